@@ -1,0 +1,160 @@
+#!/usr/bin/env bash
+# One virtual environment with the frameworks that training ranks need, for tests and for running jobs on one machine
+# without containers. The images install the same files (images/*/requirements.txt), so a rank meets the same versions.
+set -euo pipefail
+
+usage() {
+  cat <<'USAGE'
+usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod]
+
+Makes sure that the frameworks named (none named: all three) are in the virtual environment
+$ALLRANKS_CACHE/frameworks-py<version>, and prints its path as the only line on stdout. What is there already is left
+alone: a second call takes a fraction of a second. Horovod is compiled (4 minutes) against the other two, and
+brings them along.
+
+examples:
+  tools/frameworks.sh pytorch
+  "$(tools/frameworks.sh pytorch tensorflow)/bin/python" my_training.py
+  PYTHON=python3.12 ALLRANKS_CACHE=/big/disk tools/frameworks.sh
+
+environment:
+  ALLRANKS_CACHE  where environments and wheels are kept, default ~/.cache/allranks
+  PYTHON          the interpreter to make the environment with, 3.11 or newer, default python3
+  PIP_*           pip's own settings are respected, PIP_EXTRA_INDEX_URL for example
+USAGE
+}
+
+main() {
+  local wanted=()
+  parse_arguments "$@"
+  repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  python=${PYTHON:-python3}
+  check_python
+  cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
+  venv=$cache/frameworks-py$("$python" -c 'import sys; print("%d%d" % sys.version_info[:2])')
+  stamps=$venv/.allranks
+  unfinished=$stamps/unfinished
+
+  if ! all_installed; then
+    mkdir -p "$cache"
+    exec 9>"$venv.lock"
+    flock --nonblock 9 || { say "another call is installing, waiting for it"; flock 9; }
+    all_installed || install_missing # the call that we waited for may have installed them
+  fi
+  echo "$venv"
+}
+
+parse_arguments() {
+  local argument
+  for argument in "$@"; do
+    case $argument in
+      -h | --help) usage; exit 0 ;;
+      pytorch | tensorflow) wanted+=("$argument") ;;
+      horovod) wanted+=(pytorch tensorflow horovod) ;;
+      *) usage >&2; fail "unknown argument '$argument'" ;;
+    esac
+  done
+  ((${#wanted[@]})) || wanted=(pytorch tensorflow horovod)
+}
+
+check_python() {
+  command -v "$python" >/dev/null || fail "no '$python' on this machine: install Python 3.11 or newer, or set PYTHON"
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "$("$python" --version) is too old: Python 3.11 or newer is needed. Set PYTHON to one, PYTHON=python3.12 for example"
+  "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "$python cannot make virtual environments: install its venv module (Debian: apt-get install python3-venv)"
+}
+
+all_installed() {
+  [[ -x $venv/bin/python && ! -e $unfinished ]] || return 1
+  local framework
+  for framework in "${wanted[@]}"; do
+    is_installed "$framework" || return 1
+  done
+}
+
+# A stamp holds the hash of all that decides what was installed, so that a changed pin or build script installs again.
+is_installed() {
+  [[ $(cat "$stamps/$1" 2>/dev/null) == "$(fingerprint "$1")" ]]
+}
+
+fingerprint() {
+  case $1 in
+    horovod) cat "$repository"/images/horovod/requirements.txt <("$repository/images/horovod/build-wheel.sh" --print-key) ;;
+    *) cat "$repository/images/$1"/requirements*.txt ;;
+  esac | sha256sum | cut -d ' ' -f 1
+}
+
+install_missing() {
+  local framework started
+  # pip writes a package's files in place, and what a killed pip left behind looks installed to the next one.
+  if [[ -e $unfinished ]]; then
+    say "an earlier installation of $(cat "$unfinished") was interrupted: starting with a new environment"
+    rm -rf "$venv"
+  fi
+  [[ -x $venv/bin/python ]] || { rm -rf "$venv"; "$python" -m venv "$venv"; }
+  mkdir -p "$stamps"
+  for framework in "${wanted[@]}"; do
+    is_installed "$framework" && continue
+    started=$SECONDS
+    say "installing $framework into $venv"
+    "install_$framework"
+    say "$framework took $((SECONDS - started)) s; the environment now has $(du -sh "$venv" | cut -f 1)"
+  done
+}
+
+install_pytorch() {
+  check_disk 10
+  pip_install pytorch torch
+}
+
+install_tensorflow() {
+  check_disk 4
+  pip_install tensorflow tensorflow,tf_keras
+}
+
+install_horovod() {
+  check_disk 2
+  local wheel
+  # Built before the environment is touched: this takes minutes, and may be interrupted without harm.
+  wheel=$(PYTHON=$venv/bin/python ALLRANKS_CACHE=$cache "$repository/images/horovod/build-wheel.sh")
+  pip_install horovod horovod.torch,horovod.tensorflow "$wheel"
+}
+
+# pip_install FRAMEWORK MODULES [WHEEL]: the framework's requirements, a wheel that needs nothing more, and a proof.
+pip_install() {
+  local framework=$1 modules=$2 wheel=${3:-} folder=$repository/images/$1 other constraints=()
+  for other in "$repository"/images/*/requirements.txt; do # so that no framework moves a version under another one
+    constraints+=(--constraint "$other")
+  done
+  echo "$framework" >"$unfinished"
+  run_pip --requirement "$folder/requirements.txt" "${constraints[@]}"
+  [[ ! -e $folder/requirements-no-deps.txt ]] || run_pip --no-deps --requirement "$folder/requirements-no-deps.txt"
+  [[ -z $wheel ]] || run_pip --no-deps --force-reinstall "$wheel"
+  TF_CPP_MIN_LOG_LEVEL=3 "$venv/bin/python" -c "import $modules" >&2 ||
+    fail "$framework is installed in $venv but does not import, see above"
+  fingerprint "$framework" >"$stamps/$framework"
+  rm "$unfinished"
+}
+
+run_pip() {
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off --quiet "$@" >&2 9>&- ||
+    fail "pip could not install into $venv, see above: the same command again starts over"
+}
+
+# Space for the packages, for their downloads and for pip's own cache.
+check_disk() {
+  local needed=$1 free
+  free=$(($(df --output=avail -k "$cache" | tail -n 1) / 1024 / 1024))
+  ((free >= needed)) ||
+    fail "$cache has $free GB free and $needed GB are needed: free some, or set ALLRANKS_CACHE to a folder on a larger disk"
+}
+
+say() { echo "frameworks: $*" >&2; }
+
+fail() {
+  echo "frameworks: error: $*" >&2
+  exit 1
+}
+
+main "$@"
