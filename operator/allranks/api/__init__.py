@@ -1,0 +1,1 @@
+"""The resource `DistributedTraining`: its types, defaults and rules, and the CRD generated from them."""

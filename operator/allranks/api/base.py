@@ -1,0 +1,63 @@
+"""Building blocks of the resource's types: bounded strings, quantities, and a model that is frozen and strict.
+
+Every string, list and map is bounded: the API server bounds the cost of validation rules by it, and etcd an object's size.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic.alias_generators import to_camel
+
+
+class Model(BaseModel):
+    """A part of the resource: immutable, refuses unknown fields and silent conversions, camelCase outside."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="forbid", strict=True, protected_namespaces=()
+    )
+
+
+def rules(*validations: Rule) -> dict[str, Any]:
+    """For `json_schema_extra`: the CEL rules of an object, evaluated by the API server and by `allranks validate`."""
+    return {"x-kubernetes-validations": [rule.as_schema() for rule in validations]}
+
+
+class Rule(BaseModel):
+    """One CEL rule of the CRD. `message` is what the user reads: one sentence that says what to do."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rule: str
+    message: str
+    field: str | None = None
+    """`fieldPath` below the object that carries the rule, for example `.roles`."""
+
+    def as_schema(self) -> dict[str, str]:
+        schema = {"rule": self.rule, "message": self.message}
+        return schema | {"fieldPath": self.field} if self.field else schema
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+"""The name of a Kubernetes object."""
+Text = Annotated[str, StringConstraints(max_length=1024)]
+LongText = Annotated[str, StringConstraints(max_length=32768)]
+"""An argument or the value of a variable."""
+Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/")]
+"""An absolute path inside the container."""
+Reason = Annotated[str, StringConstraints(max_length=128)]
+Seconds = Annotated[int, Field(ge=0, le=315_360_000)]
+"""At most ten years."""
+Port = Annotated[int, Field(ge=1, le=65535)]
+Count = Annotated[int, Field(ge=0, le=2_147_483_647)]
+Replicas = Annotated[int, Field(ge=0, le=10_000)]
+
+Opaque = Annotated[
+    dict[str, JsonValue], Field(max_length=256), Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+]
+"""A part of Kubernetes' own API that is passed on as it is; the API server checks it when the pod is created."""
+
+Quantity = Annotated[
+    int | Annotated[str, StringConstraints(max_length=64)], Field(json_schema_extra={"x-kubernetes-int-or-string": True})
+]

@@ -1,0 +1,285 @@
+"""The types of `DistributedTraining`: what a user writes, with its bounds, defaults and the rules the API server checks.
+
+The CRD is generated from these (`make generate`); field descriptions are what `kubectl explain` prints.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, create_model
+
+from allranks.api import rules as cel
+from allranks.api.base import (
+    Count,
+    LongText,
+    Model,
+    Name,
+    Opaque,
+    Path,
+    Quantity,
+    Reason,
+    Replicas,
+    Seconds,
+    Text,
+    rules,
+)
+from allranks.frameworks import FRAMEWORKS
+
+GROUP = "allranks.dev"
+VERSION = "v1alpha1"
+KIND = "DistributedTraining"
+PLURAL = "distributedtrainings"
+API_VERSION = f"{GROUP}/{VERSION}"
+MANAGED_BY = "allranks.dev/operator"
+"""The value of `managedBy` that means this operator; empty means it too."""
+
+
+class EnvVar(Model):
+    """An environment variable, as in a pod."""
+
+    name: Name = Field(description="Name of the variable.")
+    value: LongText | None = Field(None, description="Its value.")
+    value_from: Opaque | None = Field(None, description="Where its value comes from, as in a pod (secretKeyRef, ...).")
+
+
+class Resources(Model):
+    """Compute resources, as in a pod."""
+
+    limits: Annotated[dict[Name, Quantity], Field(max_length=64)] | None = Field(
+        None, description="The most it may use, for example {nvidia.com/gpu: 8, memory: 64Gi}."
+    )
+    requests: Annotated[dict[Name, Quantity], Field(max_length=64)] | None = Field(
+        None, description="What is set aside for it; defaults to limits."
+    )
+
+
+Arguments = Annotated[list[LongText], Field(max_length=1024)]
+Environment = Annotated[list[EnvVar], Field(max_length=256)]
+
+
+class Container(Model):
+    """What the training container runs. A role's own value wins over the job's."""
+
+    model_config = {"json_schema_extra": rules(*cel.CONTAINER)}
+
+    image: Text | None = Field(None, description="Image of the training container.")
+    command: Arguments | None = Field(
+        None, description="Program to run, for example [torchrun, train.py]; without it the image's entrypoint."
+    )
+    args: Arguments | None = Field(None, description="Arguments after the command.")
+    env: Environment | None = Field(None, description="Variables for the program, merged by name.")
+    resources: Resources | None = Field(None, description="Compute resources of each pod's training container.")
+    working_dir: Path | None = Field(None, description="Working directory, absolute.")
+    template: Opaque | None = Field(
+        None,
+        description="A PodTemplateSpec laid under the pods, merged as Kubernetes merges; the training container is named trainer.",
+    )
+
+
+class RoleSpec(Container):
+    """The pods of one role."""
+
+    replicas: Replicas = Field(1, description="How many pods.")
+
+
+class RestartRule(Model):
+    """First match wins. Exactly one of exitCodes, signals and reasons."""
+
+    model_config = {"json_schema_extra": rules(*cel.RESTART_RULE)}
+
+    exit_codes: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=1, max_length=255)] | None = Field(
+        None, description="Exit codes of the first failing rank that this rule is for."
+    )
+    signals: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=64)] | None = Field(
+        None, description="Signals (numbers, for example 9) that ended the first failing rank."
+    )
+    reasons: Annotated[list[Reason], Field(min_length=1, max_length=32)] | None = Field(
+        None, description="Reasons of the failure, for example OOMKilled, Evicted, NodeLost, Deleted."
+    )
+    action: Literal["restart", "restartUncounted", "fail", "ignore"] = Field(
+        description="restart counts against maxRestarts, restartUncounted does not, fail ends the job, ignore leaves the pod."
+    )
+
+
+class Restart(Model):
+    """What happens when a rank fails."""
+
+    max_restarts: Annotated[int, Field(ge=0, le=9_999)] = Field(
+        3, description="How many failures of the program the job survives. Disruptions do not count."
+    )
+    backoff_seconds: Seconds = Field(
+        10, description="Wait before the second counted restart, doubling to 300 s; the first one is immediate."
+    )
+    scope: Literal["group", "pod"] | None = Field(
+        None, description="Restart all ranks together or the failed pod alone. Default: by framework and role."
+    )
+    rules: Annotated[list[RestartRule], Field(max_length=32)] | None = Field(
+        None, description="Rules tried before the default ones, in order."
+    )
+
+
+class Elastic(Model):
+    """Bounds within which the number of workers may change while the job lives."""
+
+    model_config = {"json_schema_extra": rules(*cel.ELASTIC)}
+
+    min_replicas: Annotated[int, Field(ge=1, le=10_000)] = Field(description="The job goes on with this many workers.")
+    max_replicas: Annotated[int, Field(ge=1, le=10_000)] = Field(description="And never has more than this many.")
+
+
+class Scheduling(Model):
+    """How the pods are placed."""
+
+    gang: Literal["auto", "none", "native", "volcano", "coscheduling"] = Field(
+        "auto", description="Which gang scheduler places all pods or none. auto takes what the cluster has."
+    )
+    priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
+    queue: Name | None = Field(None, description="Queue that admits the job.")
+    topology_key: Name | None = Field(None, description="Node label within one value of which the ranks are kept.")
+
+
+class Volume(Model):
+    """A volume source, as in a pod; hostPath is refused."""
+
+    model_config = {"json_schema_extra": {"x-kubernetes-preserve-unknown-fields": True}, "extra": "allow"}
+
+    host_path: Opaque | None = Field(None, description="Refused: a directory of a node is not where the next attempt runs.")
+
+
+class Checkpoint(Model):
+    """Where checkpoints live: a volume that every pod of every attempt mounts."""
+
+    model_config = {"json_schema_extra": rules(*cel.CHECKPOINT)}
+
+    path: Path = Field("/checkpoints", description="Mount path; the program finds it in ALLRANKS_CHECKPOINT_DIR.")
+    claim: Name | None = Field(None, description="Name of a PersistentVolumeClaim.")
+    volume: Volume | None = Field(None, description="Any other volume source, for example {csi: ...} or {nfs: ...}.")
+
+
+class Hang(Model):
+    """When the job counts as stuck."""
+
+    timeout_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = Field(
+        description="So long without progress of any rank is a hang."
+    )
+    action: Literal["restart", "restartUncounted", "fail", "ignore"] = Field("restart", description="What to do then.")
+
+
+class Progress(Model):
+    """How progress is read."""
+
+    log_pattern: Text | None = Field(
+        None, description="Regular expression with named groups (step, loss, ...) for programs that cannot be changed."
+    )
+    straggler_factor: Annotated[float, Field(gt=1, le=1000)] = Field(
+        1.5, description="A rank this many times slower than the median of its peers is a straggler."
+    )
+
+
+_ROLE_KINDS: dict[str, str] = {}
+for _framework in FRAMEWORKS.values():
+    for _role, _kind in _framework.roles.items():
+        _ROLE_KINDS.setdefault(_role, _kind.description)
+
+ROLES: tuple[str, ...] = tuple(_ROLE_KINDS)
+"""Every role of every framework."""
+
+
+class RolesBase(Model):
+    """The job's roles; which ones are allowed depends on the framework."""
+
+    def items(self) -> list[tuple[str, RoleSpec]]:
+        """(role, its spec) of the roles that are there, in the frameworks' order."""
+        return [(role, spec) for role in ROLES if (spec := getattr(self, role)) is not None]
+
+
+Roles: type[RolesBase] = create_model(
+    "Roles",
+    __base__=RolesBase,
+    __doc__=RolesBase.__doc__,
+    **{role: (RoleSpec | None, Field(None, description=text)) for role, text in _ROLE_KINDS.items()},  # type: ignore[call-overload]
+)
+
+
+class SpecBase(Container):
+    """What to train, and how."""
+
+    model_config = {"json_schema_extra": rules(*cel.spec(FRAMEWORKS))}
+
+    framework: Literal[*FRAMEWORKS] = Field(  # type: ignore[valid-type]
+        description="Which framework: it decides the roles and how ranks find one another."
+    )
+    roles: RolesBase = Field(description="The job's pods by role.")
+    pool: Name | None = Field(None, description="Name of a TrainingPool: the description of a GPU node pool.")
+    restart: Restart = Field(default_factory=Restart, description="What happens when a rank fails.")
+    elastic: Elastic | None = Field(None, description="Bounds for a number of workers that may change.")
+    success: Literal["all", *ROLES] | None = Field(  # type: ignore[valid-type]
+        None, description="Whose completion ends the job: all, or all pods of one role. Default: by framework."
+    )
+    suspend: bool = Field(False, description="Delete the pods and keep the job until this is false again.")
+    managed_by: Text | None = Field(None, description="Who manages this job, if not this operator (as in batch/v1 Job).")
+    clean_pod_policy: Literal["Running", "All", "None"] = Field(
+        "Running", description="Which pods are deleted when the job is over."
+    )
+    ttl_seconds_after_finished: Seconds | None = Field(None, description="Delete the job so long after its end.")
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = Field(
+        None, description="Fail the job after so much time unsuspended."
+    )
+    startup_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = Field(
+        600, description="Fail the job when an image or a container's configuration is still wrong after so long."
+    )
+    scheduling: Scheduling = Field(default_factory=Scheduling, description="How the pods are placed.")
+    checkpoint: Checkpoint | None = Field(None, description="Where checkpoints live.")
+    hang: Hang | None = Field(None, description="When the job counts as stuck.")
+    progress: Progress | None = Field(None, description="How progress is read.")
+
+    @property
+    def options(self) -> Any:
+        """The options of the job's own framework, defaults where the user wrote none."""
+        return getattr(self, self.framework) or FRAMEWORKS[self.framework].options()
+
+
+Spec: type[SpecBase] = create_model(
+    "Spec",
+    __base__=SpecBase,
+    __doc__=SpecBase.__doc__,
+    roles=(Roles, Field(description="The job's pods by role.")),
+    **{
+        name: (framework.options | None, Field(None, description=f"Options of {framework.description}."))
+        for name, framework in FRAMEWORKS.items()
+    },  # type: ignore[call-overload]
+)
+
+
+class Metadata(Model):
+    """The part of an object's metadata that decisions need; the rest is left alone."""
+
+    model_config = {"extra": "ignore"}
+
+    name: Name
+    namespace: Name = "default"
+    uid: Text = ""
+    generation: Count = 1
+    creation_timestamp: datetime | None = Field(None, strict=False)
+    deletion_timestamp: datetime | None = Field(None, strict=False)
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class Job(Model):
+    """A `DistributedTraining`, without its status."""
+
+    model_config = {"extra": "ignore"}
+
+    metadata: Metadata
+    spec: SpecBase
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace

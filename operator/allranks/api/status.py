@@ -1,0 +1,107 @@
+"""The types of `status`: what the operator persists. It is the write-ahead log; every counter lives here, none in memory."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from allranks.api.base import Count, Model, Name, Reason, Replicas
+
+Phase = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
+FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed"})
+
+Message = Annotated[str, StringConstraints(max_length=4096)]
+Time = Annotated[datetime, Field(strict=False)]
+
+
+class Condition(Model):
+    """A condition, as everywhere in Kubernetes."""
+
+    type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed"] = Field(description="Which condition.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: Reason = Field("", description="One word: why.")
+    message: Message = Field("", description="A sentence for people.")
+    last_transition_time: Time = Field(description="When status changed last.")
+    observed_generation: Count = Field(0, description="The generation this was decided on.")
+
+
+class RestartCounts(Model):
+    """How often the job was restarted."""
+
+    counted: Count = Field(0, description="Restarts after failures of the program; they count against maxRestarts.")
+    disruptions: Count = Field(0, description="Restarts that the cluster caused; they count against nothing.")
+    by_reason: Annotated[dict[Reason, Count], Field(max_length=64)] = Field(
+        default_factory=dict, description="Restarts by the reason of their cause."
+    )
+
+
+class RoleStatus(Model):
+    """The pods of one role in the present attempt."""
+
+    desired: Replicas = Field(0, description="Pods there must be.")
+    active: Replicas = Field(0, description="Pods that exist and have not ended.")
+    ready: Replicas = Field(0, description="Pods that run, or have succeeded.")
+    succeeded: Replicas = Field(0, description="Pods that ended with exit code 0.")
+    failed: Replicas = Field(0, description="Pods that failed.")
+
+
+class Failure(Model):
+    """The first failure of an attempt: the cause, not the avalanche that follows."""
+
+    attempt: Count = Field(0, description="Attempt in which it happened.")
+    role: Reason = Field("", description="Role of the pod that failed first.")
+    index: Count = Field(0, description="Index of that pod within its role.")
+    rank: Count | None = Field(None, description="Global rank, where it is known.")
+    pod: Name = Field("unknown", description="Name of the pod.")
+    node: Name | None = Field(None, description="Node it ran on.")
+    exit_code: Annotated[int, Field(ge=-255, le=255)] | None = Field(None, description="Exit code of the program.")
+    signal: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Signal that ended it.")
+    reason: Reason = Field("Error", description="OOMKilled, Evicted, NodeLost, Deleted, Error, ...")
+    message: Message = Field("", description="Its last lines.")
+    time: Time = Field(description="When it ended.")
+    ran_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="How long the attempt had been running.")
+
+
+class ReplicaRestarts(Model):
+    """A replica that was restarted alone in the present attempt."""
+
+    count: Count = Field(0, description="How often.")
+    launched: bool = Field(False, description="Its newest pod was seen: from now on, missing means deleted by someone.")
+
+
+class Status(Model):
+    """What the job is doing."""
+
+    phase: Phase = Field("Pending", description="One word, for pipelines.")
+    conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
+        default_factory=list, description="Running, Restarting, Suspended, Complete, Failed; for kubectl wait."
+    )
+    observed_generation: Count = Field(0, description="The generation this status speaks of.")
+    attempt: Count = Field(0, description="Number of the present attempt, from 0.")
+    launched: bool = Field(
+        False, description="All pods of the attempt were seen: from now on, missing means deleted by someone."
+    )
+    restarts: RestartCounts = Field(default_factory=RestartCounts, description="How often the job was restarted.")
+    replica_restarts: Annotated[dict[Name, ReplicaRestarts], Field(max_length=10_000)] = Field(
+        default_factory=dict, description="Replicas (role-index) that were restarted alone in this attempt."
+    )
+    roles: Annotated[dict[Reason, RoleStatus], Field(max_length=16)] = Field(
+        default_factory=dict, description="Pods by role."
+    )
+    ready: Annotated[str, StringConstraints(max_length=32)] = Field("", description="Ready pods of all, for example 5/5.")
+    last_failure: Failure | None = Field(None, description="The first failure of the last attempt that failed.")
+    start_time: Time | None = Field(None, description="When the job was first acted on.")
+    completion_time: Time | None = Field(None, description="When the job was over.")
+    attempt_time: Time | None = Field(None, description="When this attempt was decided on.")
+    running_time: Time | None = Field(None, description="When all pods of this attempt were running.")
+    restart_time: Time | None = Field(None, description="Backoff: the attempt's pods are not made before this.")
+    active_since: Time | None = Field(None, description="Since when the job has been unsuspended.")
+    active_seconds: Annotated[float, Field(ge=0)] = Field(0.0, description="Time unsuspended before activeSince.")
+    selector: Annotated[str, StringConstraints(max_length=512)] = Field(
+        "", description="Label selector of the workers, for the scale subresource."
+    )
+
+    def condition(self, kind: str) -> Condition | None:
+        return next((c for c in self.conditions if c.type == kind), None)

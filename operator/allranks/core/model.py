@@ -1,0 +1,146 @@
+"""What the core sees and what it answers: plain frozen data, the same for a cluster, a laptop and the simulation.
+
+A driver builds an `Observed` (job, status as persisted, pods as last seen, the time) and carries out the `Plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from allranks.api.job import Job
+from allranks.api.status import Status
+
+Manifest = dict[str, Any]
+"""A Kubernetes object as its JSON. Parts are shared between manifests: treat it as read-only."""
+
+PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How the training container ended last."""
+
+    code: int
+    """Exit code as kubelet reports it: 128 + n for a process that signal n ended."""
+    finished_at: datetime
+    reason: str = "Error"
+    """`Completed`, `Error`, `OOMKilled`, ... as kubelet reports it."""
+    message: str = ""
+    """Termination message: the last lines of the log (2048 bytes, 80 lines on a cluster)."""
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended the process, None where it exited by itself. 128 + n is the shells' convention."""
+        return self.code - 128 if 128 < self.code <= 128 + 64 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Disruption:
+    """The pod's condition `DisruptionTarget`, or its like: the cluster takes the pod away, the program is not to blame."""
+
+    reason: str
+    at: datetime
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The dozen fields of a pod that decisions need. `role index attempt restart` come from its labels."""
+
+    name: str
+    uid: str
+    role: str
+    index: int
+    attempt: int
+    restart: int = 0
+    """How often this replica was restarted alone within the attempt."""
+    phase: PodPhase = "Pending"
+    owned: bool = True
+    """Its controller is this job (by UID). Labels alone adopt nothing."""
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    deleted_at: datetime | None = None
+    """`deletionTimestamp` less the grace period: when somebody asked for its deletion. None while nobody has."""
+    node: str | None = None
+    waiting_reason: str = ""
+    """Why it is not running yet: `Unschedulable`, `ImagePullBackOff`, `ContainerCreating`, ..."""
+    waiting_message: str = ""
+    exit: Exit | None = None
+    disruption: Disruption | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A creation that was answered with a refusal (quota, admission, a name that somebody else has)."""
+
+    kind: str
+    name: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """Where the job runs: the facts about it that pods depend on."""
+
+    helper_image: str
+    """Image of the init container that brings a helper into a pod (the operator's own)."""
+    local: bool = False
+    """This machine: processes share one network, there is no DNS for them, no image, no ssh."""
+    endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    """(pod hostname, port) -> (address, port) where it is not `hostname.job.namespace.svc:port`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that a decision may depend on."""
+
+    job: Job
+    status: Status
+    """As persisted: never older than this driver's own last write."""
+    pods: tuple[Pod, ...]
+    """As last seen; may lag, but a pod once seen stays until its deletion was seen."""
+    now: datetime
+    platform: Platform
+    refused: tuple[Refused, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A Kubernetes Event on the job."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodRef:
+    """A pod to delete; the UID is a precondition, so that a namesake is never hit."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do next. An empty plan means that the job is settled until something changes or `wake_at` comes.
+
+    With `write_ahead` the status must be persisted, guarded by the resourceVersion that was observed, before anything
+    else happens; such a plan holds no creations and no deletions: the next reconcile derives them from what was persisted.
+    """
+
+    status: Status | None = None
+    write_ahead: bool = False
+    create: tuple[Manifest, ...] = ()
+    delete: tuple[PodRef, ...] = ()
+    delete_job: bool = False
+    events: tuple[Event, ...] = ()
+    wake_at: datetime | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not (self.status or self.create or self.delete or self.delete_job)

@@ -1,0 +1,138 @@
+"""What a framework is to the rest: its roles, its options, how its ranks find one another, when it is done.
+
+A framework is one file beside this one, registered in `frameworks/__init__.py`; it knows nothing of Kubernetes, of kopf
+or of processes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel
+
+Scope = Literal["group", "pod"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleKind:
+    """What one role of a framework is."""
+
+    description: str
+    max_replicas: int | None = None
+    """None: as many as the API allows."""
+    scope: Scope = "group"
+    """Default restart scope: peers of a dead all-reduce rank only hang, a parameter server is replaced alone."""
+    service: bool = False
+    """Never ends by itself (a parameter server, an sshd): nothing waits for its completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One pod to be: `role` and `index` in the job, `node_rank` its place among all that hold ranks (None: holds none)."""
+
+    role: str
+    index: int
+    hostname: str
+    node_rank: int | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The replicas of one attempt, and what their wiring depends on."""
+
+    job: str
+    namespace: str
+    attempt: int
+    replicas: tuple[Replica, ...]
+    """In the framework's order of roles, then by index."""
+    options: Any
+    """The framework's own options, an instance of `Framework.options`."""
+    processes: Mapping[str, int]
+    """Role -> processes per pod (from options, or the GPUs it asks for, else 1)."""
+    grace_seconds: int = 30
+    local: bool = False
+    endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+
+    def of(self, *roles: str) -> tuple[Replica, ...]:
+        return tuple(r for r in self.replicas if r.role in roles)
+
+    def ranked(self) -> tuple[Replica, ...]:
+        """The replicas that hold ranks, by node rank."""
+        return tuple(sorted((r for r in self.replicas if r.node_rank is not None), key=lambda r: r.node_rank or 0))
+
+    def address(self, replica: Replica, port: int) -> tuple[str, int]:
+        """Where the others reach this replica's port: its stable DNS name, unless the platform says otherwise."""
+        elsewhere = self.endpoints.get((replica.hostname, port))
+        return elsewhere or (f"{replica.hostname}.{self.job}.{self.namespace}.svc", port)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a framework adds to one pod's training container."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that make the ranks find one another: a user may not set these."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Variables set only where the user has not."""
+    ports: Mapping[str, int] = field(default_factory=dict)
+    prefix: Sequence[str] = ()
+    """Put before the user's command and args."""
+    command: Sequence[str] | None = None
+    """Replaces the user's command (an sshd, a stand-by): None keeps it."""
+    helper: bool = False
+    """The pod needs the in-pod helper files at `HELPER_DIR`."""
+
+
+HELPER_DIR = "/allranks"
+"""Where an init container puts the helper files (standard library only) in pods that need them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """What a launcher's own report says of the process that failed first, behind the launcher's exit code."""
+
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str | None = None
+
+
+class Framework(ABC):
+    """One framework. Instances hold no state."""
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    options: ClassVar[type[BaseModel]]
+    roles: ClassVar[Mapping[str, RoleKind]]
+    """In order of node ranks: the first role's index 0 is rank 0."""
+    reserved_env: ClassVar[frozenset[str]]
+    """Variables that a user may not set, because they make the ranks find one another."""
+
+    @abstractmethod
+    def wire(self, replica: Replica, group: Group) -> Wiring:
+        """Environment, ports and command of one replica. Called once for each pod: keep it cheap."""
+
+    @abstractmethod
+    def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
+        """Default success: (role, index), or (role, None) for all of that role."""
+
+    def unranked(self) -> frozenset[str]:
+        """Roles whose pods hold no rank."""
+        return frozenset()
+
+    def required(self, options: Any) -> Mapping[str, str]:
+        """Roles that must be there, with the reason."""
+        return {}
+
+    def root_cause(self, message: str) -> RootCause | None:
+        """Reads a launcher's failure report out of a pod's last log lines; None where there is none."""
+        return None
+
+    def listens(self, group: Group) -> list[tuple[str, int]]:
+        """(hostname, port) of every port on which a replica is reached by others: a laptop maps each to a free one."""
+        return [
+            (replica.hostname, port) for replica in group.replicas for port in self.wire(replica, group).ports.values()
+        ]
