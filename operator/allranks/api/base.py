@@ -19,11 +19,6 @@ class Model(BaseModel):
     )
 
 
-def rules(*validations: Rule) -> dict[str, Any]:
-    """For `json_schema_extra`: the CEL rules of an object, evaluated by the API server and by `allranks validate`."""
-    return {"x-kubernetes-validations": [rule.as_schema() for rule in validations]}
-
-
 class Rule(BaseModel):
     """One CEL rule of the CRD. `message` is what the user reads: one sentence that says what to do."""
 
@@ -39,11 +34,16 @@ class Rule(BaseModel):
         return schema | {"fieldPath": self.field} if self.field else schema
 
 
+def rules(*validations: Rule) -> dict[str, Any]:
+    """For `json_schema_extra`: the CEL rules of an object, evaluated by the API server and by `allranks validate`."""
+    return {"x-kubernetes-validations": [rule.as_schema() for rule in validations]}
+
+
 Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 """The name of a Kubernetes object."""
 Text = Annotated[str, StringConstraints(max_length=1024)]
-LongText = Annotated[str, StringConstraints(max_length=32768)]
-"""An argument or the value of a variable."""
+LongText = Annotated[str, StringConstraints(max_length=8192)]
+"""An argument, or the value of a variable."""
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/")]
 """An absolute path inside the container."""
 Reason = Annotated[str, StringConstraints(max_length=128)]

@@ -55,7 +55,7 @@ class Resources(Model):
     )
 
 
-Arguments = Annotated[list[LongText], Field(max_length=1024)]
+Arguments = Annotated[list[LongText], Field(max_length=256)]
 Environment = Annotated[list[EnvVar], Field(max_length=256)]
 
 
@@ -213,7 +213,9 @@ class SpecBase(Container):
     )
     roles: RolesBase = Field(description="The job's pods by role.")
     pool: Name | None = Field(None, description="Name of a TrainingPool: the description of a GPU node pool.")
-    restart: Restart = Field(default_factory=Restart, description="What happens when a rank fails.")
+    restart: Restart = Field(
+        default_factory=Restart, description="What happens when a rank fails.", json_schema_extra={"default": {}}
+    )
     elastic: Elastic | None = Field(None, description="Bounds for a number of workers that may change.")
     success: Literal["all", *ROLES] | None = Field(  # type: ignore[valid-type]
         None, description="Whose completion ends the job: all, or all pods of one role. Default: by framework."
@@ -230,7 +232,9 @@ class SpecBase(Container):
     startup_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = Field(
         600, description="Fail the job when an image or a container's configuration is still wrong after so long."
     )
-    scheduling: Scheduling = Field(default_factory=Scheduling, description="How the pods are placed.")
+    scheduling: Scheduling = Field(
+        default_factory=Scheduling, description="How the pods are placed.", json_schema_extra={"default": {}}
+    )
     checkpoint: Checkpoint | None = Field(None, description="Where checkpoints live.")
     hang: Hang | None = Field(None, description="When the job counts as stuck.")
     progress: Progress | None = Field(None, description="How progress is read.")

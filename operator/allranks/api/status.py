@@ -71,6 +71,33 @@ class ReplicaRestarts(Model):
     launched: bool = Field(False, description="Its newest pod was seen: from now on, missing means deleted by someone.")
 
 
+class Times(Model):
+    """Where the job's time went, in seconds; they add up to its age."""
+
+    queued: Annotated[float, Field(ge=0)] = Field(0.0, description="No pod scheduled, or suspended.")
+    starting: Annotated[float, Field(ge=0)] = Field(0.0, description="Until the first step.")
+    productive: Annotated[float, Field(ge=0)] = Field(0.0, description="Training.")
+    lost: Annotated[float, Field(ge=0)] = Field(0.0, description="Work thrown away by restarts, and the restarts.")
+
+
+class ProgressStatus(Model):
+    """How far the training is, from the program's reports."""
+
+    step: Count | None = Field(None, description="Steps done.")
+    total_steps: Count | None = Field(None, description="Steps there will be.")
+    epoch: Count | None = Field(None, description="Epochs done.")
+    metrics: Annotated[dict[Reason, float], Field(max_length=32)] = Field(
+        default_factory=dict, description="Newest value of each metric."
+    )
+    samples_per_second: Annotated[float, Field(ge=0)] | None = Field(None, description="Throughput of all ranks.")
+    eta_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="Time to the last step at this rate.")
+    stragglers: Annotated[list[Reason], Field(max_length=64)] = Field(
+        default_factory=list, description="Ranks slower than their peers."
+    )
+    last_report: Time | None = Field(None, description="When a rank reported last.")
+    summary: Reason = Field("", description="For kubectl get.")
+
+
 class Status(Model):
     """What the job is doing."""
 
@@ -99,6 +126,9 @@ class Status(Model):
     restart_time: Time | None = Field(None, description="Backoff: the attempt's pods are not made before this.")
     active_since: Time | None = Field(None, description="Since when the job has been unsuspended.")
     active_seconds: Annotated[float, Field(ge=0)] = Field(0.0, description="Time unsuspended before activeSince.")
+    times: Times | None = Field(None, description="Where the job's time went.")
+    goodput: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="productive / (all but queued).")
+    progress: ProgressStatus | None = Field(None, description="How far the training is.")
     selector: Annotated[str, StringConstraints(max_length=512)] = Field(
         "", description="Label selector of the workers, for the scale subresource."
     )

@@ -7,11 +7,13 @@ or of processes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
+
+from allranks.api.base import Rule
 
 Scope = Literal["group", "pod"]
 
@@ -25,6 +27,8 @@ class RoleKind:
     """None: as many as the API allows."""
     scope: Scope = "group"
     """Default restart scope: peers of a dead all-reduce rank only hang, a parameter server is replaced alone."""
+    ranked: bool = True
+    """Its pods hold ranks."""
     service: bool = False
     """Never ends by itself (a parameter server, an sshd): nothing waits for its completion."""
 
@@ -50,8 +54,10 @@ class Group:
     """In the framework's order of roles, then by index."""
     options: Any
     """The framework's own options, an instance of `Framework.options`."""
-    processes: Mapping[str, int]
-    """Role -> processes per pod (from options, or the GPUs it asks for, else 1)."""
+    gpus: Mapping[str, int]
+    """Role -> GPUs that each of its pods asks for."""
+    own_command: frozenset[str] = frozenset()
+    """Roles for which the user wrote a command of their own."""
     grace_seconds: int = 30
     local: bool = False
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
@@ -78,14 +84,20 @@ class Wiring:
     defaults: Mapping[str, str] = field(default_factory=dict)
     """Variables set only where the user has not."""
     ports: Mapping[str, int] = field(default_factory=dict)
-    prefix: Sequence[str] = ()
+    prefix: tuple[str, ...] = ()
     """Put before the user's command and args."""
-    command: Sequence[str] | None = None
+    command: tuple[str, ...] | None = None
     """Replaces the user's command (an sshd, a stand-by): None keeps it."""
     helper: bool = False
     """The pod needs the in-pod helper files at `HELPER_DIR`."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """File name -> content of small files at `FILES_DIR`, the same for every pod of the attempt."""
+    ssh_key: bool = False
+    """The pod needs the job's own ssh key at `SSH_DIR`."""
 
 
+FILES_DIR = "/etc/allranks"
+SSH_DIR = "/etc/allranks-ssh"
 HELPER_DIR = "/allranks"
 """Where an init container puts the helper files (standard library only) in pods that need them."""
 
@@ -110,29 +122,18 @@ class Framework(ABC):
     """In order of node ranks: the first role's index 0 is rank 0."""
     reserved_env: ClassVar[frozenset[str]]
     """Variables that a user may not set, because they make the ranks find one another."""
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """Further CEL rules for jobs of this framework; `self` is the spec."""
 
     @abstractmethod
-    def wire(self, replica: Replica, group: Group) -> Wiring:
-        """Environment, ports and command of one replica. Called once for each pod: keep it cheap."""
+    def wire(self, group: Group) -> list[Wiring]:
+        """Environment, ports and command of each of `group.replicas`, in their order."""
 
     @abstractmethod
     def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
         """Default success: (role, index), or (role, None) for all of that role."""
 
-    def unranked(self) -> frozenset[str]:
-        """Roles whose pods hold no rank."""
-        return frozenset()
-
-    def required(self, options: Any) -> Mapping[str, str]:
-        """Roles that must be there, with the reason."""
-        return {}
-
     def root_cause(self, message: str) -> RootCause | None:
         """Reads a launcher's failure report out of a pod's last log lines; None where there is none."""
         return None
 
-    def listens(self, group: Group) -> list[tuple[str, int]]:
-        """(hostname, port) of every port on which a replica is reached by others: a laptop maps each to a free one."""
-        return [
-            (replica.hostname, port) for replica in group.replicas for port in self.wire(replica, group).ports.values()
-        ]

@@ -1,0 +1,168 @@
+"""Generates the CustomResourceDefinition from the pydantic types: `python -m allranks.api.crd` prints it.
+
+Kubernetes wants a *structural* schema: no references, no unions but int-or-string, no `additionalProperties: false`
+(unknown fields are pruned, and refused by strict clients), OpenAPI 3.0's boolean `exclusiveMinimum`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from allranks.api import rules
+from allranks.api.job import API_VERSION, GROUP, KIND, PLURAL, VERSION, Spec
+from allranks.api.status import Status
+
+Schema = dict[str, Any]
+
+_COLUMNS = (
+    ("Framework", "string", ".spec.framework", "Framework of the job.", 0),
+    ("Phase", "string", ".status.phase", "What the job is doing.", 0),
+    ("Ready", "string", ".status.ready", "Ready pods of all.", 0),
+    ("Restarts", "integer", ".status.restarts.counted", "Restarts that count against maxRestarts.", 0),
+    ("Progress", "string", ".status.progress.summary", "Step of all steps.", 0),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
+    ("Reason", "string", ".status.lastFailure.reason", "Reason of the last failure.", 1),
+)
+
+
+def crd() -> Schema:
+    """The CustomResourceDefinition as its JSON."""
+    columns = [
+        {"name": name, "type": kind, "jsonPath": path, "description": text} | ({"priority": prio} if prio else {})
+        for name, kind, path, text, prio in _COLUMNS
+    ]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["dt"],
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "additionalPrinterColumns": columns,
+                    "schema": {"openAPIV3Schema": root_schema()},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.roles.worker.replicas",
+                            "statusReplicasPath": ".status.roles.worker.active",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                }
+            ],
+        },
+    }
+
+
+@cache
+def root_schema() -> Schema:
+    """The structural schema of the whole object."""
+    return {
+        "description": f"A distributed training job ({API_VERSION}).",
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "maxLength": 64},
+            "kind": {"type": "string", "maxLength": 64},
+            "metadata": {"type": "object"},
+            "spec": structural(Spec.model_json_schema(by_alias=True)),
+            "status": _without_defaults(structural(Status.model_json_schema(by_alias=True))),
+        },
+        "x-kubernetes-validations": [rule.as_schema() for rule in rules.NAME],
+    }
+
+
+def structural(schema: Schema) -> Schema:
+    """Turns pydantic's JSON schema into a structural one."""
+    definitions: dict[str, Schema] = schema.get("$defs", {})
+    return _convert({key: value for key, value in schema.items() if key != "$defs"}, definitions)
+
+
+_KEPT = (
+    *("description", "type", "format", "default", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum"),
+    *("minItems", "maxItems", "maxProperties", "required"),
+    *("x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields", "x-kubernetes-int-or-string"),
+)
+
+
+def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    node = _resolve(node, definitions)
+    out = {key: node[key] for key in _KEPT if key in node}
+    if "const" in node:
+        out["enum"] = [node["const"]]
+    if out.get("default", ...) is None:
+        del out["default"]
+    if node.get("type") == "integer":
+        out["format"] = "int64"
+    if "exclusiveMinimum" in node:
+        out |= {"minimum": node["exclusiveMinimum"], "exclusiveMinimum": True}
+    if node.get("x-kubernetes-int-or-string"):
+        return _int_or_string(out, node.get("anyOf", []))
+    if "properties" in node:
+        out["properties"] = {name: _convert(child, definitions) for name, child in node["properties"].items()}
+    elif isinstance(node.get("additionalProperties"), dict) and not out.get("x-kubernetes-preserve-unknown-fields"):
+        out["additionalProperties"] = _convert(node["additionalProperties"], definitions)
+    if out.get("x-kubernetes-preserve-unknown-fields"):
+        out.pop("maxProperties", None)
+    if "items" in node:
+        out["items"] = _convert(node["items"], definitions)
+    return out
+
+
+def _resolve(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    """Follows references and takes `null` out of unions: an absent field is how Kubernetes says None."""
+    while True:
+        if "$ref" in node:
+            target = definitions[node["$ref"].rsplit("/", 1)[1]]
+            node = target | {key: value for key, value in node.items() if key != "$ref"}
+            continue
+        choices = [choice for choice in node.get("anyOf", []) if choice.get("type") != "null"]
+        if len(choices) == 1:
+            node = choices[0] | {key: value for key, value in node.items() if key != "anyOf"}
+            continue
+        return node
+
+
+def _int_or_string(out: Schema, choices: list[Schema]) -> Schema:
+    for choice in choices:
+        out |= {key: choice[key] for key in ("minimum", "maximum", "maxLength", "pattern") if key in choice}
+        if "const" in choice:
+            out |= {"pattern": f"^{choice['const']}$", "maxLength": len(choice["const"])}
+    return out | {"anyOf": [{"type": "integer"}, {"type": "string"}]}
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    """The operator writes status as a whole; defaults there would only show what is not so."""
+    out = {key: value for key, value in schema.items() if key not in ("default", "x-default")}
+    if "properties" in out:
+        out["properties"] = {name: _without_defaults(child) for name, child in out["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if isinstance(out.get(key), dict):
+            out[key] = _without_defaults(out[key])
+    return out
+
+
+def main() -> None:
+    """Prints the CRD as YAML."""
+    import yaml
+
+    print("# Generated from operator/allranks/api by `make generate`. Do not edit.")
+    print(yaml.safe_dump(crd(), sort_keys=False, width=140), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Parses a manifest, with every problem at once and each one's field path: what the API server would answer.
+
+The schema is checked by the pydantic types that the CRD is generated from, the rules by evaluating the CRD's own CEL.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from allranks.api.crd import Schema, root_schema
+from allranks.api.job import API_VERSION, KIND, Job, Metadata, Spec
+from allranks.errors import InvalidManifest
+
+Problem = tuple[str, str]
+"""(field path, message)"""
+
+
+class _Document(BaseModel):
+    model_config = {"extra": "forbid", "strict": True}
+    apiVersion: str
+    kind: str
+    metadata: Metadata
+    spec: Spec  # type: ignore[valid-type]
+    status: Any = None
+
+
+def parse(document: Any) -> Job:
+    """The job that a manifest (decoded YAML or JSON) describes, defaults filled in.
+
+    Raises InvalidManifest with all problems.
+    """
+    if not isinstance(document, dict):
+        raise InvalidManifest([("", f"a manifest is a mapping, this is {type(document).__name__}")])
+    problems = list(_wrong_kind(document))
+    if problems:
+        raise InvalidManifest(problems)
+    job = None
+    try:
+        parsed = _Document.model_validate(document, by_alias=True, by_name=False)
+        job = Job(metadata=parsed.metadata, spec=parsed.spec)
+    except ValidationError as error:
+        problems = [_problem(detail) for detail in error.errors(include_url=False)]
+    problems += rule_problems(document if job is None else with_defaults(document, job), lenient=job is None)
+    if problems or job is None:
+        raise InvalidManifest(list(dict.fromkeys(problems)))
+    return job
+
+
+def with_defaults(document: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """The document as the API server would store it."""
+    return {**document, "spec": job.spec.model_dump(by_alias=True, exclude_none=True, mode="json")}
+
+
+def rule_problems(document: Mapping[str, Any], lenient: bool = False) -> list[Problem]:
+    """The CEL rules that the document breaks. `lenient` skips rules that cannot be evaluated, where the schema is broken too."""
+    return [
+        (path, message)
+        for rule, path, message, value in _rules(root_schema(), document, "")
+        if not _holds(rule, value, lenient)
+    ]
+
+
+def _wrong_kind(document: Mapping[str, Any]) -> Iterator[Problem]:
+    if document.get("kind") != KIND:
+        yield "kind", f"must be {KIND}, not {document.get('kind')!r}"
+    if document.get("apiVersion") != API_VERSION:
+        yield "apiVersion", f"must be {API_VERSION}, not {document.get('apiVersion')!r}"
+
+
+def _rules(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, str, str, Any]]:
+    """Every rule that applies somewhere in `value`: (rule, path it speaks of, message, what `self` is)."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if "oldSelf" not in rule["rule"]:
+            yield rule["rule"], (path + rule.get("fieldPath", "")).removeprefix("."), rule["message"], value
+    if isinstance(value, dict):
+        for name, child in schema.get("properties", {}).items():
+            if name in value:
+                yield from _rules(child, value[name], f"{path}.{name}")
+        if "additionalProperties" in schema:
+            for key, item in value.items():
+                yield from _rules(schema["additionalProperties"], item, f"{path}[{key}]")
+    elif isinstance(value, list) and "items" in schema:
+        for index, item in enumerate(value):
+            yield from _rules(schema["items"], item, f"{path}[{index}]")
+
+
+def _holds(rule: str, value: Any, lenient: bool) -> bool:
+    try:
+        return bool(_program(rule).execute({"self": value}))
+    except (ValueError, RuntimeError, TypeError):
+        if lenient:
+            return True
+        raise
+
+
+@cache
+def _program(rule: str) -> Any:
+    import cel
+
+    return cel.compile(rule)
+
+
+def _problem(detail: ErrorDetails) -> Problem:
+    """pydantic's error in the words of this resource."""
+    location = [part for part in detail["loc"] if not _is_union_tag(part)]
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif "." in part or "/" in part:
+            path += f"[{part}]"
+        else:
+            path += f".{part}"
+    match detail["type"]:
+        case "missing":
+            message = "is required"
+        case "extra_forbidden":
+            message = "unknown field" + _suggestion(str(location[-1]), location[:-1])
+        case "string_type":
+            message = f"must be a string, not {_json_type(detail['input'])}: put it in quotes"
+        case "int_type" | "int_from_float":
+            message = f"must be a whole number, not {_json_type(detail['input'])}"
+        case _:
+            message = detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return path.removeprefix("."), message
+
+
+def _is_union_tag(part: int | str) -> bool:
+    return isinstance(part, str) and (part in {"int", "str", "constrained-str", "constrained-int"} or "[" in part)
+
+
+def _json_type(value: Any) -> str:
+    if value is None:
+        return "null"
+    return {"str": "a string", "bool": "a boolean", "int": "a number", "float": "a number", "dict": "a mapping", "list": "a list"}.get(
+        type(value).__name__, type(value).__name__
+    )
+
+
+def _suggestion(name: str, parents: list[int | str]) -> str:
+    """`, did you mean replicas?` from the field names that the schema has at this place."""
+    schema = root_schema()
+    for parent in parents:
+        schema = schema.get("items", {}) if isinstance(parent, int) else schema.get("properties", {}).get(parent, {})
+    close = difflib.get_close_matches(name, schema.get("properties", {}), n=1)
+    return f", did you mean {close[0]}?" if close else ""

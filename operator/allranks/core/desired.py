@@ -1,0 +1,293 @@
+"""The objects of an attempt, as Kubernetes manifests: a pure function of the job and its persisted status.
+
+What is the same for all pods of a role is built once and shared; a pod adds its name, labels, host name and variables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allranks.api.job import API_VERSION, KIND, Job, RoleSpec
+from allranks.api.status import Status
+from allranks.core import names, topology
+from allranks.core.merge import merge
+from allranks.core.model import Manifest, Platform
+from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SSH_DIR, Group, Replica, Wiring
+
+GRACE_SECONDS = 30
+"""Kubernetes' own default for terminationGracePeriodSeconds."""
+
+
+def pods(job: Job, status: Status, platform: Platform) -> list[Manifest]:
+    """Every pod of the present attempt, in order of roles and indices."""
+    bases = {role: _role_template(job, spec) for role, spec in job.spec.roles.items()}
+    group = _group(job, status, bases, platform)
+    wirings = topology.framework_of(job).wire(group)
+    return [
+        _pod(job, status, replica, wiring, bases[replica.role], platform)
+        for replica, wiring in zip(group.replicas, wirings, strict=True)
+    ]
+
+
+def companions(job: Job, status: Status, platform: Platform) -> list[Manifest]:
+    """What the pods need beside them: the headless Service, and for MPI a hostfile and a key."""
+    out = [_service(job)]
+    bases = {role: _role_template(job, spec) for role, spec in job.spec.roles.items()}
+    wirings = topology.framework_of(job).wire(_group(job, status, bases, platform))
+    files = {name: content for wiring in wirings for name, content in wiring.files.items()}
+    if files:
+        metadata = _metadata(job, _files_name(job, status), {names.ATTEMPT_LABEL: str(status.attempt)})
+        out.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files})
+    if any(wiring.ssh_key for wiring in wirings):
+        # Its data is a fresh key pair: random, so the driver makes it when it creates the object.
+        out.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": _metadata(job, _secret_name(job), {}),
+                "type": "kubernetes.io/ssh-auth",
+            }
+        )
+    return out
+
+
+def listens(job: Job, status: Status) -> list[tuple[str, int]]:
+    """(pod hostname, port) on which the present attempt's pods are reached: one machine maps each to a free port."""
+    bases = {role: _role_template(job, spec) for role, spec in job.spec.roles.items()}
+    group = _group(job, status, bases, Platform(helper_image="", local=True))
+    wirings = topology.framework_of(job).wire(group)
+    return [
+        (replica.hostname, port)
+        for replica, wiring in zip(group.replicas, wirings, strict=True)
+        for port in wiring.ports.values()
+    ]
+
+
+def problems(job: Job) -> list[tuple[str, str]]:
+    """(field path, message) of what is wrong inside the templates, which no schema sees."""
+    reserved = topology.framework_of(job).reserved_env
+    out: list[tuple[str, str]] = []
+    for role, spec in job.spec.roles.items():
+        template = _role_template(job, spec)
+        where = f"spec.roles.{role}.template" if spec.template else "spec.template"
+        for container in template["spec"]["containers"]:
+            if container["name"] != names.TRAINER:
+                continue
+            if not container.get("image"):
+                out.append((f"spec.roles.{role}.image", "an image is needed, here, in spec.image or in the template"))
+            for variable in container.get("env", []):
+                name = variable.get("name", "")
+                if name in reserved or name.startswith("ALLRANKS_"):
+                    out.append((f"{where}.spec.containers[trainer].env", f"{name} is set by allranks: remove it"))
+        if template["spec"].get("restartPolicy", "Never") == "Always":
+            out.append((f"{where}.spec.restartPolicy", "must be Never or OnFailure: a rank that ended would run again"))
+    return list(dict.fromkeys(out))
+
+
+def _group(job: Job, status: Status, bases: dict[str, Manifest], platform: Platform) -> Group:
+    grace = [base["spec"].get("terminationGracePeriodSeconds", GRACE_SECONDS) for base in bases.values()]
+    return Group(
+        job=job.name,
+        namespace=job.namespace,
+        attempt=status.attempt,
+        replicas=topology.replicas(job, status),
+        options=job.spec.options,
+        gpus={role: topology.gpus(_trainer(base).get("resources")) for role, base in bases.items()},
+        own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
+        grace_seconds=min(grace),
+        local=platform.local,
+        endpoints=platform.endpoints,
+    )
+
+
+def _role_template(job: Job, role: RoleSpec) -> Manifest:
+    """The pod template of one role: spec.template, the role's template, then the fields of the job and of the role."""
+    template = merge(job.spec.template or {}, role.template or {})
+    trainer: dict[str, Any] = {"name": names.TRAINER}
+    for source in (job.spec, role):
+        own = source.model_dump(
+            by_alias=True,
+            exclude_none=True,
+            mode="json",
+            include={"image", "command", "args", "env", "resources", "working_dir"},
+        )
+        if own.get("command") is not None and "args" not in own:
+            trainer.pop("args", None)  # a role's own command does not take the job's arguments
+        trainer = merge(trainer, own)
+    pod_spec = dict(template.get("spec") or {})
+    containers = pod_spec.get("containers") or []
+    if not any(container.get("name") == names.TRAINER for container in containers):
+        containers = [{"name": names.TRAINER}, *containers]
+    pod_spec["containers"] = containers
+    return {
+        "metadata": template.get("metadata") or {},
+        "spec": merge(_defaults_of(job, pod_spec), merge(pod_spec, {"containers": [trainer]})),
+    }
+
+
+def _defaults_of(job: Job, pod_spec: Manifest) -> Manifest:
+    """What lies under the user's template: restricted, no token, no service variables, room in /dev/shm."""
+    out: Manifest = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+    }
+    if job.spec.scheduling.priority_class_name:
+        out["priorityClassName"] = job.spec.scheduling.priority_class_name
+    if job.spec.scheduling.topology_key and "affinity" not in pod_spec:
+        term = {
+            "topologyKey": job.spec.scheduling.topology_key,
+            "labelSelector": {"matchLabels": {names.JOB_LABEL: job.name}},
+        }
+        out["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return out
+
+
+_TRAINER_DEFAULTS: Manifest = {
+    "terminationMessagePolicy": "FallbackToLogsOnError",
+    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+}
+_GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+def _trainer(base: Manifest) -> Manifest:
+    found: Manifest = next(c for c in base["spec"]["containers"] if c["name"] == names.TRAINER)
+    return found
+
+
+def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, base: Manifest, platform: Platform) -> Manifest:
+    restarted = status.replica_restarts.get(names.replica_key(replica.role, replica.index))
+    restart = restarted.count if restarted else 0
+    labels = {
+        **base["metadata"].get("labels", {}),
+        names.ROLE_LABEL: replica.role,
+        names.INDEX_LABEL: str(replica.index),
+        names.ATTEMPT_LABEL: str(status.attempt),
+        **({names.RESTART_LABEL: str(restart)} if restart else {}),
+    }
+    name = names.pod_name(job.name, replica.role, replica.index, status.attempt, restart)
+    metadata = _metadata(job, name, labels)
+    if base["metadata"].get("annotations"):
+        metadata["annotations"] = base["metadata"]["annotations"]
+
+    mounts, volumes, init = _attachments(job, status, wiring, base, platform)
+    user = _trainer(base)
+    trainer = {**_TRAINER_DEFAULTS, **user, "env": _environment(job, status, replica, wiring, user.get("env", []))}
+    trainer["securityContext"] = merge(_TRAINER_DEFAULTS["securityContext"], user.get("securityContext", {}))
+    if wiring.command is not None:
+        trainer["command"] = list(wiring.command)
+        trainer.pop("args", None)
+    elif wiring.prefix and user.get("command"):
+        trainer["command"] = [*wiring.prefix, *user["command"]]
+    elif wiring.prefix:
+        trainer["args"] = [*user.get("args", [])]
+        trainer["command"] = list(wiring.prefix)
+    if wiring.ports:
+        taken = {port.get("containerPort") for port in user.get("ports", [])}
+        trainer["ports"] = [
+            *user.get("ports", []),
+            *({"name": key, "containerPort": port} for key, port in wiring.ports.items() if port not in taken),
+        ]
+    if mounts:
+        trainer["volumeMounts"] = [*user.get("volumeMounts", []), *mounts]
+
+    spec = {**base["spec"], "hostname": replica.hostname, "subdomain": job.name}
+    spec["containers"] = [trainer if c["name"] == names.TRAINER else c for c in base["spec"]["containers"]]
+    if volumes:
+        spec["volumes"] = [*base["spec"].get("volumes", []), *volumes]
+    if init:
+        spec["initContainers"] = [*init, *base["spec"].get("initContainers", [])]
+    if topology.gpus(user.get("resources")) and _GPU_TOLERATION not in spec.get("tolerations", []):
+        spec["tolerations"] = [*spec.get("tolerations", []), _GPU_TOLERATION]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _environment(
+    job: Job, status: Status, replica: Replica, wiring: Wiring, user: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Ours first, so that a user's value may refer to it as $(NAME); a default only where the user has none."""
+    own = {
+        "ALLRANKS_JOB": job.name,
+        "ALLRANKS_ROLE": replica.role,
+        "ALLRANKS_INDEX": str(replica.index),
+        "ALLRANKS_ATTEMPT": str(status.attempt),
+    }
+    if job.spec.checkpoint:
+        own["ALLRANKS_CHECKPOINT_DIR"] = job.spec.checkpoint.path
+    named = {variable["name"] for variable in user}
+    defaults = {"PYTHONUNBUFFERED": "1", **wiring.defaults}
+    ours = {**own, **wiring.env, **{key: value for key, value in defaults.items() if key not in named}}
+    return [*({"name": key, "value": value} for key, value in ours.items()), *user]
+
+
+def _attachments(
+    job: Job, status: Status, wiring: Wiring, base: Manifest, platform: Platform
+) -> tuple[list[Manifest], list[Manifest], list[Manifest]]:
+    """(volume mounts, volumes, init containers) that the pod gets beside the user's own."""
+    mounts: list[Manifest] = []
+    volumes: list[Manifest] = []
+    init: list[Manifest] = []
+
+    def attach(name: str, path: str, source: Manifest, **mount: Any) -> None:
+        mounts.append({"name": name, "mountPath": path, **mount})
+        volumes.append({"name": name, **source})
+
+    own_mounts = {mount.get("mountPath") for mount in _trainer(base).get("volumeMounts", [])}
+    if "/dev/shm" not in own_mounts:
+        attach("dshm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
+    if job.spec.checkpoint:
+        given = job.spec.checkpoint.volume
+        claim = {"persistentVolumeClaim": {"claimName": job.spec.checkpoint.claim}}
+        source = given.model_dump(by_alias=True, exclude_none=True, mode="json") if given else claim
+        attach("checkpoint", job.spec.checkpoint.path, source)
+    if wiring.files:
+        attach("allranks-files", FILES_DIR, {"configMap": {"name": _files_name(job, status)}}, readOnly=True)
+    if wiring.ssh_key:
+        secret = {"secretName": _secret_name(job), "defaultMode": 0o440}
+        attach("allranks-ssh", SSH_DIR, {"secret": secret}, readOnly=True)
+    if wiring.helper:
+        attach("allranks-helper", HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
+        init.append(
+            {
+                "name": "allranks-helper",
+                "image": platform.helper_image,
+                "command": ["allranks", "inject", HELPER_DIR],
+                "volumeMounts": [{"name": "allranks-helper", "mountPath": HELPER_DIR}],
+                "resources": {"limits": {"memory": "128Mi"}, "requests": {"cpu": "10m", "memory": "32Mi"}},
+                "securityContext": _TRAINER_DEFAULTS["securityContext"],
+            }
+        )
+    return mounts, volumes, init
+
+
+def _service(job: Job) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, job.name, {}),
+        "spec": {
+            "clusterIP": "None",
+            # Ranks look one another up before they are ready: they are ready when they have met.
+            "publishNotReadyAddresses": True,
+            "selector": {names.JOB_LABEL: job.name},
+        },
+    }
+
+
+def _metadata(job: Job, name: str, labels: dict[str, str]) -> Manifest:
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.metadata.uid, "controller": True}
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": {**labels, names.JOB_LABEL: job.name, names.MANAGER_LABEL: "allranks"},
+        "ownerReferences": [owner],
+    }
+
+
+def _files_name(job: Job, status: Status) -> str:
+    return f"{job.name}-files-{status.attempt}"
+
+
+def _secret_name(job: Job) -> str:
+    return f"{job.name}-ssh"

@@ -1,0 +1,62 @@
+"""Who is in an attempt: roles, indices and ranks, as the framework orders them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from allranks.api.job import Job
+from allranks.api.status import Status
+from allranks.core.names import hostname
+from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks.base import Framework, Replica
+
+
+def framework_of(job: Job) -> Framework:
+    return FRAMEWORKS[job.spec.framework]
+
+
+def wanted_sizes(job: Job) -> dict[str, int]:
+    """Role -> replicas that the spec asks for, without the roles it asks none of."""
+    return {role: spec.replicas for role, spec in job.spec.roles.items() if spec.replicas}
+
+
+def sizes(job: Job, status: Status) -> dict[str, int]:
+    """Role -> replicas of the present attempt: what status persisted when the attempt began."""
+    persisted = {role: of.desired for role, of in status.roles.items() if of.desired}
+    return persisted or wanted_sizes(job)
+
+
+def replicas(job: Job, status: Status) -> tuple[Replica, ...]:
+    """The replicas of the present attempt. Ranks follow the framework's order of roles, then the index."""
+    framework, count = framework_of(job), sizes(job, status)
+    out: list[Replica] = []
+    rank = 0
+    for role, kind in framework.roles.items():
+        for index in range(count.get(role, 0)):
+            out.append(
+                Replica(role, index, hostname(job.name, role, index, status.attempt), rank if kind.ranked else None)
+            )
+            rank += kind.ranked
+    return tuple(out)
+
+
+def success_target(job: Job, status: Status) -> list[tuple[str, int | None]]:
+    """Whose completion ends the job: (role, index), with index None for all of that role."""
+    count = sizes(job, status)
+    framework = framework_of(job)
+    if job.spec.success == "all":
+        return [(role, None) for role in count if not framework.roles[role].service]
+    if job.spec.success:
+        return [(job.spec.success, None)]
+    return [framework.done(count)]
+
+
+def gpus(resources: Mapping[str, object] | None) -> int:
+    """GPUs that a container's resources ask for, whoever made them (`nvidia.com/gpu`, `amd.com/gpu`, ...)."""
+    for part in ("limits", "requests"):
+        amounts = (resources or {}).get(part)
+        if isinstance(amounts, Mapping):
+            found = [int(str(amount)) for name, amount in amounts.items() if name.endswith("/gpu") and str(amount).isdigit()]
+            if found:
+                return sum(found)
+    return 0

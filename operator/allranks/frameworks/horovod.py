@@ -1,0 +1,152 @@
+"""Horovod: workers that meet at a gloo rendezvous without ssh, or a launcher that starts them by MPI over ssh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from allranks.api.base import Model, Port, Rule
+from allranks.frameworks.base import (
+    FILES_DIR,
+    HELPER_DIR,
+    SSH_DIR,
+    Framework,
+    Group,
+    Replica,
+    RoleKind,
+    Wiring,
+)
+
+
+class HorovodOptions(Model):
+    """Options of Horovod."""
+
+    controller: Literal["gloo", "mpi"] = Field(
+        "gloo", description="How ranks are started and find one another: gloo needs no ssh and no launcher, mpi has both."
+    )
+    slots_per_worker: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+        "auto", description="Processes in each worker pod; auto is one for each GPU of the pod, or one.",
+        json_schema_extra={"x-kubernetes-int-or-string": True},
+    )
+    port: Port = Field(29400, description="Port of the gloo rendezvous, beside rank 0.")
+
+
+SSH_PORT = 2222
+"""Unprivileged: the workers' sshd runs without root."""
+
+
+class Horovod(Framework):
+    name = "horovod"
+    description = "Horovod"
+    options = HorovodOptions
+    roles: Mapping[str, RoleKind] = {
+        "worker": RoleKind("The ranks."),
+        "launcher": RoleKind("Runs mpirun, for controller mpi.", max_replicas=1, ranked=False),
+    }
+    reserved_env = frozenset(
+        {"HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"}
+        | {"HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER", "HOROVOD_GLOO_RENDEZVOUS_ADDR"}
+        | {"HOROVOD_GLOO_RENDEZVOUS_PORT"}
+    )
+    rules = (
+        Rule(
+            rule="(has(self.horovod) && self.horovod.controller == 'mpi') == "
+            "(has(self.roles.launcher) && self.roles.launcher.replicas > 0)",
+            message="a launcher goes with controller mpi and only with it: gloo jobs need none",
+            field=".roles.launcher",
+        ),
+        Rule(
+            rule="has(self.roles.worker) && self.roles.worker.replicas > 0",
+            message="horovod needs workers",
+            field=".roles.worker",
+        ),
+    )
+
+    def wire(self, group: Group) -> list[Wiring]:
+        if group.options.controller == "mpi":
+            return [_mpi_wiring(replica, group) for replica in group.replicas]
+        return _gloo_wirings(group)
+
+    def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
+        return ("launcher", 0) if replicas.get("launcher") else ("worker", None)
+
+
+def _slots(group: Group) -> int:
+    slots: int | str = group.options.slots_per_worker
+    return max(1, group.gpus["worker"]) if isinstance(slots, str) else slots
+
+
+def _gloo_wirings(group: Group) -> list[Wiring]:
+    """Each worker's helper starts its slots; the first one's also serves the rendezvous, as horovodrun would."""
+    slots = _slots(group)
+    workers = group.ranked()
+    first = workers[0]
+    address, port = group.address(first, group.options.port)
+    common = {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_SIZE": str(slots * len(workers)),
+        "HOROVOD_LOCAL_SIZE": str(slots),
+        "HOROVOD_CROSS_SIZE": str(len(workers)),
+    }
+    hosts = ",".join(f"{worker.hostname}:{slots}" for worker in workers)
+
+    def wiring(worker: Replica) -> Wiring:
+        env = common | {"HOROVOD_HOSTNAME": worker.hostname, "HOROVOD_CROSS_RANK": str(worker.node_rank)}
+        if slots == 1:
+            env |= {"HOROVOD_RANK": str(worker.node_rank), "HOROVOD_LOCAL_RANK": "0"}
+        if worker is first:
+            env["ALLRANKS_HOROVOD_HOSTS"] = hosts
+        return Wiring(
+            env=env,
+            ports={"rendezvous": group.options.port} if worker is first else {},
+            prefix=("python3", f"{HELPER_DIR}/horovod_gloo.py"),
+            helper=True,
+        )
+
+    return [wiring(worker) for worker in group.replicas]
+
+
+def _mpi_wiring(replica: Replica, group: Group) -> Wiring:
+    """The launcher runs mpirun over the workers' sshd. On one machine mpirun starts all ranks itself, and workers stand by."""
+    slots = _slots(group)
+    workers = group.of("worker")
+    ranks = str(slots * len(workers))
+    forward = [arg for name in ("ALLRANKS_JOB", "ALLRANKS_ATTEMPT", "ALLRANKS_CHECKPOINT_DIR") for arg in ("-x", name)]
+    if replica.role == "worker":
+        if group.local:
+            return Wiring(command=("sleep", "infinity"))
+        return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, ssh_key=True)
+
+    mpirun = ("mpirun", "-np", ranks, "--allow-run-as-root", "--bind-to", "none", *forward)
+    own = replica.role in group.own_command
+    if group.local:
+        here = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+        here |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl": "self,vader,tcp"}
+        return Wiring(env=here, prefix=() if own else mpirun)
+    env = {
+        "OMPI_MCA_orte_default_hostfile": f"{FILES_DIR}/hostfile",
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
+        "OMPI_MCA_plm_rsh_args": f"-p {SSH_PORT} -i {SSH_DIR}/ssh-privatekey -o StrictHostKeyChecking=no "
+        "-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR -o ConnectionAttempts=60",
+    }
+    names = [f"{worker.hostname}.{group.job}.{group.namespace}.svc slots={slots}\n" for worker in workers]
+    return Wiring(env=env, prefix=() if own else mpirun, files={"hostfile": "".join(names)}, ssh_key=True)
+
+
+def _sshd() -> tuple[str, ...]:
+    options = {
+        "Port": str(SSH_PORT),
+        "HostKey": f"{SSH_DIR}/ssh-privatekey",
+        "AuthorizedKeysFile": f"{SSH_DIR}/ssh-publickey",
+        "PidFile": "none",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "PasswordAuthentication": "no",
+        "AcceptEnv": "ALLRANKS_* OMPI_*",
+    }
+    return ("/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *(f"-o{key}={value}" for key, value in options.items()))

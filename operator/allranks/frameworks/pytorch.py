@@ -1,0 +1,112 @@
+"""PyTorch: a master and workers that meet at MASTER_ADDR:MASTER_PORT, under torchrun or as plain programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from allranks.api.base import Model, Port
+from allranks.frameworks.base import Framework, Group, RoleKind, RootCause, Wiring
+
+
+class PyTorchOptions(Model):
+    """Options of PyTorch."""
+
+    backend: Literal["auto", "nccl", "gloo"] = Field(
+        "auto",
+        description="For init_process_group: given to the program as ALLRANKS_BACKEND unless auto, which lets it choose.",
+    )
+    processes_per_node: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+        "auto", description="Processes in each pod; auto is one for each GPU of the pod, or one.",
+        json_schema_extra={"x-kubernetes-int-or-string": True},
+    )
+    port: Port = Field(29500, description="Port of rank 0 where the ranks meet.")
+
+
+class PyTorch(Framework):
+    name = "pytorch"
+    description = "PyTorch"
+    options = PyTorchOptions
+    roles: Mapping[str, RoleKind] = {
+        "master": RoleKind("Rank 0.", max_replicas=1),
+        "worker": RoleKind("The other ranks."),
+    }
+    reserved_env = frozenset(
+        {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "LOCAL_RANK"}
+        | {"LOCAL_WORLD_SIZE", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
+        | {"PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_RDZV_ID"}
+    )
+
+    def wire(self, group: Group) -> list[Wiring]:
+        options: PyTorchOptions = group.options
+        ranked = group.ranked()
+        first = ranked[0]
+        address, port = group.address(first, options.port)
+        defaults = {
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            "TORCH_FR_BUFFER_SIZE": "2000",
+            # torchrun kills workers 30 s after SIGTERM whatever the pod's grace; leave it a moment to report.
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, group.grace_seconds - 5)),
+        }
+        if options.backend != "auto":
+            defaults["ALLRANKS_BACKEND"] = options.backend
+        common = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "NNODES": str(len(ranked))}
+        common |= {f"PET_{name}": value for name, value in common.items()}
+
+        wirings = []
+        for replica in group.replicas:
+            processes = options.processes_per_node
+            count = max(1, group.gpus[replica.role]) if processes == "auto" else processes
+            node = {"NODE_RANK": str(replica.node_rank), "NPROC_PER_NODE": str(count)}
+            env = common | node | {f"PET_{name}": value for name, value in node.items()}
+            if count == 1:
+                # With more, only torchrun knows the ranks of processes; a number here would be true in neither sense.
+                env |= {"WORLD_SIZE": str(len(ranked)), "RANK": str(replica.node_rank)}
+                env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            ports = {"rendezvous": options.port} if replica is first else {}
+            wirings.append(Wiring(env=env, defaults=defaults, ports=ports))
+        return wirings
+
+    def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
+        return ("master", 0) if replicas.get("master") else ("worker", None)
+
+    def root_cause(self, message: str) -> RootCause | None:
+        return read_torchrun_report(message)
+
+
+_REPORT = re.compile(
+    r"Root Cause \(first observed failure\):\s*\n\[\d+\]:\s*\n"
+    r"\s*time\s*:\s*(?P<time>\S+)\s*\n"
+    r"\s*host\s*:\s*\S*\s*\n"
+    r"\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: \d+\)\s*\n"
+    r"\s*exitcode\s*:\s*(?P<exitcode>-?\d+)"
+)
+_NOISE = re.compile(
+    r"^(?:[WEI]\d{4} .*torch/distributed/|Traceback \(most recent call last\):\n(?:  .*\n)+"
+    r"torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError)",
+    re.MULTILINE,
+)
+
+
+def read_torchrun_report(message: str) -> RootCause | None:
+    """The failure report that torchrun prints last.
+
+    torchrun turns every worker's exit code into 1; its report names the rank that failed first, with a negative number
+    for a signal. What the worker itself printed stands before torchrun's own log lines and traceback.
+    """
+    found = _REPORT.search(message)
+    if not found:
+        return None
+    exit_code = int(found["exitcode"])
+    noise = _NOISE.search(message)
+    own = message[: noise.start()].rstrip() if noise else ""
+    return RootCause(
+        rank=int(found["rank"]),
+        exit_code=128 - exit_code if exit_code < 0 else exit_code,
+        signal=-exit_code if exit_code < 0 else None,
+        message=own or None,
+    )

@@ -1,0 +1,54 @@
+"""TensorFlow: chief, workers, parameter servers and an evaluator, told of one another by TF_CONFIG."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from allranks.api.base import Model, Port
+from allranks.frameworks.base import Framework, Group, Replica, RoleKind, Wiring
+
+
+class TensorFlowOptions(Model):
+    """Options of TensorFlow."""
+
+    port: Port = Field(2222, description="Port on which every task listens.")
+
+
+class TensorFlow(Framework):
+    name = "tensorflow"
+    description = "TensorFlow"
+    options = TensorFlowOptions
+    roles: Mapping[str, RoleKind] = {
+        "chief": RoleKind("The task that coordinates, and writes checkpoints.", max_replicas=1),
+        "worker": RoleKind("Tasks that train."),
+        "ps": RoleKind("Parameter servers; they never end by themselves.", scope="pod", ranked=False, service=True),
+        "evaluator": RoleKind(
+            "A task that evaluates checkpoints beside the training.", max_replicas=1, scope="pod", ranked=False
+        ),
+    }
+    reserved_env = frozenset({"TF_CONFIG"})
+
+    def wire(self, group: Group) -> list[Wiring]:
+        port: int = group.options.port
+
+        def address(replica: Replica) -> str:
+            return "{}:{}".format(*group.address(replica, port))
+
+        cluster: dict[str, list[str]] = {}
+        for replica in group.of("chief", "worker", "ps"):
+            cluster.setdefault(replica.role, []).append(address(replica))
+        shared = json.dumps(cluster, separators=(",", ":"))
+
+        def tf_config(replica: Replica) -> str:
+            # The evaluator is in nobody's cluster but its own: the others would wait for it.
+            own = json.dumps({"evaluator": [address(replica)]}, separators=(",", ":"))
+            known = own if replica.role == "evaluator" else shared
+            return f'{{"cluster":{known},"task":{{"type":"{replica.role}","index":{replica.index}}}}}'
+
+        return [Wiring(env={"TF_CONFIG": tf_config(replica)}, ports={"grpc": port}) for replica in group.replicas]
+
+    def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
+        return ("chief", 0) if replicas.get("chief") else ("worker", 0)
