@@ -1,6 +1,6 @@
 """Building blocks of the resource's types: bounded strings, quantities, and a model that is frozen and strict.
 
-Every string, list and map is bounded: the API server bounds the cost of validation rules by it, and etcd an object's size.
+Every string, list and map is bounded: the API server bounds the cost of validation rules by it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ class Model(BaseModel):
     """A part of the resource: immutable, refuses unknown fields and silent conversions, camelCase outside."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="forbid", strict=True, protected_namespaces=()
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        protected_namespaces=(),
     )
 
 
@@ -59,5 +64,6 @@ Opaque = Annotated[
 """A part of Kubernetes' own API that is passed on as it is; the API server checks it when the pod is created."""
 
 Quantity = Annotated[
-    int | Annotated[str, StringConstraints(max_length=64)], Field(json_schema_extra={"x-kubernetes-int-or-string": True})
+    int | Annotated[str, StringConstraints(max_length=64)],
+    Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
 ]

@@ -1,4 +1,4 @@
-"""The types of `DistributedTraining`: what a user writes, with its bounds, defaults and the rules the API server checks.
+"""The types of `DistributedTraining`: what a user writes, with its bounds and defaults.
 
 The CRD is generated from these (`make generate`); field descriptions are what `kubectl explain` prints.
 """
@@ -74,7 +74,8 @@ class Container(Model):
     working_dir: Path | None = Field(None, description="Working directory, absolute.")
     template: Opaque | None = Field(
         None,
-        description="A PodTemplateSpec laid under the pods, merged as Kubernetes merges; the training container is named trainer.",
+        description="A PodTemplateSpec laid under the pods, merged as Kubernetes merges; the training container is "
+        "named trainer.",
     )
 
 
@@ -89,8 +90,8 @@ class RestartRule(Model):
 
     model_config = {"json_schema_extra": rules(*cel.RESTART_RULE)}
 
-    exit_codes: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=1, max_length=255)] | None = Field(
-        None, description="Exit codes of the first failing rank that this rule is for."
+    exit_codes: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=1, max_length=255)] | None = (
+        Field(None, description="Exit codes of the first failing rank that this rule is for.")
     )
     signals: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=64)] | None = Field(
         None, description="Signals (numbers, for example 9) that ended the first failing rank."
@@ -99,7 +100,8 @@ class RestartRule(Model):
         None, description="Reasons of the failure, for example OOMKilled, Evicted, NodeLost, Deleted."
     )
     action: Literal["restart", "restartUncounted", "fail", "ignore"] = Field(
-        description="restart counts against maxRestarts, restartUncounted does not, fail ends the job, ignore leaves the pod."
+        description="restart counts against maxRestarts, restartUncounted does not, fail ends the job, ignore goes on "
+        "without the pod."
     )
 
 
@@ -145,7 +147,9 @@ class Volume(Model):
 
     model_config = {"json_schema_extra": {"x-kubernetes-preserve-unknown-fields": True}, "extra": "allow"}
 
-    host_path: Opaque | None = Field(None, description="Refused: a directory of a node is not where the next attempt runs.")
+    host_path: Opaque | None = Field(
+        None, description="Refused: a directory of a node is not where the next attempt runs."
+    )
 
 
 class Checkpoint(Model):
@@ -221,7 +225,9 @@ class SpecBase(Container):
         None, description="Whose completion ends the job: all, or all pods of one role. Default: by framework."
     )
     suspend: bool = Field(False, description="Delete the pods and keep the job until this is false again.")
-    managed_by: Text | None = Field(None, description="Who manages this job, if not this operator (as in batch/v1 Job).")
+    managed_by: Text | None = Field(
+        None, description="Who manages this job, if not this operator (as in batch/v1 Job)."
+    )
     clean_pod_policy: Literal["Running", "All", "None"] = Field(
         "Running", description="Which pods are deleted when the job is over."
     )

@@ -48,7 +48,9 @@ RESTART_RULE = (
     ),
 )
 
-ELASTIC = (Rule(rule="self.minReplicas <= self.maxReplicas", message="minReplicas must not be larger than maxReplicas"),)
+ELASTIC = (
+    Rule(rule="self.minReplicas <= self.maxReplicas", message="minReplicas must not be larger than maxReplicas"),
+)
 
 CHECKPOINT = (
     Rule(rule="has(self.claim) != has(self.volume)", message="give either claim or volume, and not both"),

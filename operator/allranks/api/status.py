@@ -1,4 +1,4 @@
-"""The types of `status`: what the operator persists. It is the write-ahead log; every counter lives here, none in memory."""
+"""The types of `status`, the write-ahead log of the operator: every counter lives here, none in memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ class Failure(Model):
     reason: Reason = Field("Error", description="OOMKilled, Evicted, NodeLost, Deleted, Error, ...")
     message: Message = Field("", description="Its last lines.")
     time: Time = Field(description="When it ended.")
-    ran_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="How long the attempt had been running.")
+    ran_seconds: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="How long the attempt had been running."
+    )
 
 
 class ReplicaRestarts(Model):
@@ -69,6 +71,7 @@ class ReplicaRestarts(Model):
 
     count: Count = Field(0, description="How often.")
     launched: bool = Field(False, description="Its newest pod was seen: from now on, missing means deleted by someone.")
+    restart_time: Time | None = Field(None, description="Backoff: the pod is not made before this.")
 
 
 class Times(Model):
@@ -117,7 +120,9 @@ class Status(Model):
     roles: Annotated[dict[Reason, RoleStatus], Field(max_length=16)] = Field(
         default_factory=dict, description="Pods by role."
     )
-    ready: Annotated[str, StringConstraints(max_length=32)] = Field("", description="Ready pods of all, for example 5/5.")
+    ready: Annotated[str, StringConstraints(max_length=32)] = Field(
+        "", description="Ready pods of all, for example 5/5."
+    )
     last_failure: Failure | None = Field(None, description="The first failure of the last attempt that failed.")
     start_time: Time | None = Field(None, description="When the job was first acted on.")
     completion_time: Time | None = Field(None, description="When the job was over.")

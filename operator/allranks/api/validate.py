@@ -26,7 +26,7 @@ class _Document(BaseModel):
     apiVersion: str
     kind: str
     metadata: Metadata
-    spec: Spec  # type: ignore[valid-type]
+    spec: Spec
     status: Any = None
 
 
@@ -58,7 +58,7 @@ def with_defaults(document: Mapping[str, Any], job: Job) -> dict[str, Any]:
 
 
 def rule_problems(document: Mapping[str, Any], lenient: bool = False) -> list[Problem]:
-    """The CEL rules that the document breaks. `lenient` skips rules that cannot be evaluated, where the schema is broken too."""
+    """The CEL rules that the document breaks. `lenient` skips those that a broken schema makes impossible to evaluate."""
     return [
         (path, message)
         for rule, path, message, value in _rules(root_schema(), document, "")
@@ -111,9 +111,7 @@ def _problem(detail: ErrorDetails) -> Problem:
     location = [part for part in detail["loc"] if not _is_union_tag(part)]
     path = ""
     for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif "." in part or "/" in part:
+        if isinstance(part, int) or "." in part or "/" in part:
             path += f"[{part}]"
         else:
             path += f".{part}"
@@ -138,9 +136,14 @@ def _is_union_tag(part: int | str) -> bool:
 def _json_type(value: Any) -> str:
     if value is None:
         return "null"
-    return {"str": "a string", "bool": "a boolean", "int": "a number", "float": "a number", "dict": "a mapping", "list": "a list"}.get(
-        type(value).__name__, type(value).__name__
-    )
+    return {
+        "str": "a string",
+        "bool": "a boolean",
+        "int": "a number",
+        "float": "a number",
+        "dict": "a mapping",
+        "list": "a list",
+    }.get(type(value).__name__, type(value).__name__)
 
 
 def _suggestion(name: str, parents: list[int | str]) -> str:

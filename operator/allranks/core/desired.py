@@ -67,6 +67,12 @@ def problems(job: Job) -> list[tuple[str, str]]:
     """(field path, message) of what is wrong inside the templates, which no schema sees."""
     reserved = topology.framework_of(job).reserved_env
     out: list[tuple[str, str]] = []
+    bases = {role: _role_template(job, spec) for role, spec in job.spec.roles.items()}
+    group = _group(job, Status(), bases, Platform(helper_image=""))
+    for replica, wiring in zip(group.replicas, topology.framework_of(job).wire(group), strict=True):
+        if wiring.prefix and not _trainer(bases[replica.role]).get("command"):
+            what = "a command is needed: allranks starts it by a helper, and cannot see an image's entrypoint"
+            out.append((f"spec.roles.{replica.role}.command", what))
     for role, spec in job.spec.roles.items():
         template = _role_template(job, spec)
         where = f"spec.roles.{role}.template" if spec.template else "spec.template"
@@ -178,11 +184,8 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, base: Manif
     if wiring.command is not None:
         trainer["command"] = list(wiring.command)
         trainer.pop("args", None)
-    elif wiring.prefix and user.get("command"):
-        trainer["command"] = [*wiring.prefix, *user["command"]]
     elif wiring.prefix:
-        trainer["args"] = [*user.get("args", [])]
-        trainer["command"] = list(wiring.prefix)
+        trainer["command"] = [*wiring.prefix, *user.get("command", [])]
     if wiring.ports:
         taken = {port.get("containerPort") for port in user.get("ports", [])}
         trainer["ports"] = [

@@ -49,6 +49,10 @@ def _merge_named(under: list[Any], over: list[Any], key: str) -> list[Any]:
         namesake = named.pop(item.get(key), None) if isinstance(item, Mapping) else None
         # A variable's value and valueFrom exclude each other: the upper one replaces the lower one whole.
         if namesake is not None:
-            item = dict(namesake) if key == "name" and ("value" in namesake or "valueFrom" in namesake) else merge(item, namesake)
+            item = (
+                dict(namesake)
+                if key == "name" and ("value" in namesake or "valueFrom" in namesake)
+                else merge(item, namesake)
+            )
         out.append(item)
     return out + list(named.values())

@@ -33,7 +33,7 @@ class Exit:
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended the process, None where it exited by itself. 128 + n is the shells' convention."""
+        """The signal that ended the process, None where it exited by itself; 128 + n, as shells say it."""
         return self.code - 128 if 128 < self.code <= 128 + 64 else None
 
 
@@ -129,8 +129,8 @@ class PodRef:
 class Plan:
     """What to do next. An empty plan means that the job is settled until something changes or `wake_at` comes.
 
-    With `write_ahead` the status must be persisted, guarded by the resourceVersion that was observed, before anything
-    else happens; such a plan holds no creations and no deletions: the next reconcile derives them from what was persisted.
+    With `write_ahead` the status must be persisted, guarded by the observed resourceVersion, before anything else
+    happens; such a plan holds no creations and no deletions: the next reconcile derives them from what was persisted.
     """
 
     status: Status | None = None

@@ -56,7 +56,9 @@ def gpus(resources: Mapping[str, object] | None) -> int:
     for part in ("limits", "requests"):
         amounts = (resources or {}).get(part)
         if isinstance(amounts, Mapping):
-            found = [int(str(amount)) for name, amount in amounts.items() if name.endswith("/gpu") and str(amount).isdigit()]
+            found = [
+                int(str(amount)) for name, amount in amounts.items() if name.endswith("/gpu") and str(amount).isdigit()
+            ]
             if found:
                 return sum(found)
     return 0

@@ -35,7 +35,7 @@ class RoleKind:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One pod to be: `role` and `index` in the job, `node_rank` its place among all that hold ranks (None: holds none)."""
+    """One pod to be: `node_rank` is its place among all that hold ranks, None where it holds none."""
 
     role: str
     index: int
@@ -136,4 +136,3 @@ class Framework(ABC):
     def root_cause(self, message: str) -> RootCause | None:
         """Reads a launcher's failure report out of a pod's last log lines; None where there is none."""
         return None
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,10 +24,12 @@ class HorovodOptions(Model):
     """Options of Horovod."""
 
     controller: Literal["gloo", "mpi"] = Field(
-        "gloo", description="How ranks are started and find one another: gloo needs no ssh and no launcher, mpi has both."
+        "gloo",
+        description="How ranks are started and find one another: gloo needs no ssh and no launcher, mpi has both.",
     )
     slots_per_worker: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        "auto", description="Processes in each worker pod; auto is one for each GPU of the pod, or one.",
+        "auto",
+        description="Processes in each worker pod; auto is one for each GPU of the pod, or one.",
         json_schema_extra={"x-kubernetes-int-or-string": True},
     )
     port: Port = Field(29400, description="Port of the gloo rendezvous, beside rank 0.")
@@ -41,7 +43,7 @@ class Horovod(Framework):
     name = "horovod"
     description = "Horovod"
     options = HorovodOptions
-    roles: Mapping[str, RoleKind] = {
+    roles: ClassVar[Mapping[str, RoleKind]] = {
         "worker": RoleKind("The ranks."),
         "launcher": RoleKind("Runs mpirun, for controller mpi.", max_replicas=1, ranked=False),
     }
@@ -112,7 +114,7 @@ def _gloo_wirings(group: Group) -> list[Wiring]:
 
 
 def _mpi_wiring(replica: Replica, group: Group) -> Wiring:
-    """The launcher runs mpirun over the workers' sshd. On one machine mpirun starts all ranks itself, and workers stand by."""
+    """The launcher runs mpirun over the workers' sshd. On one machine mpirun starts all ranks, and workers stand by."""
     slots = _slots(group)
     workers = group.of("worker")
     ranks = str(slots * len(workers))

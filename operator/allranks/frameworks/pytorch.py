@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,10 +17,11 @@ class PyTorchOptions(Model):
 
     backend: Literal["auto", "nccl", "gloo"] = Field(
         "auto",
-        description="For init_process_group: given to the program as ALLRANKS_BACKEND unless auto, which lets it choose.",
+        description="For init_process_group; given to the program as ALLRANKS_BACKEND, unless it is auto.",
     )
     processes_per_node: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        "auto", description="Processes in each pod; auto is one for each GPU of the pod, or one.",
+        "auto",
+        description="Processes in each pod; auto is one for each GPU of the pod, or one.",
         json_schema_extra={"x-kubernetes-int-or-string": True},
     )
     port: Port = Field(29500, description="Port of rank 0 where the ranks meet.")
@@ -30,13 +31,20 @@ class PyTorch(Framework):
     name = "pytorch"
     description = "PyTorch"
     options = PyTorchOptions
-    roles: Mapping[str, RoleKind] = {
+    roles: ClassVar[Mapping[str, RoleKind]] = {
         "master": RoleKind("Rank 0.", max_replicas=1),
         "worker": RoleKind("The other ranks."),
     }
     reserved_env = frozenset(
         {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "LOCAL_RANK"}
-        | {"LOCAL_WORLD_SIZE", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
+        | {
+            "LOCAL_WORLD_SIZE",
+            "PET_NNODES",
+            "PET_NPROC_PER_NODE",
+            "PET_NODE_RANK",
+            "PET_MASTER_ADDR",
+            "PET_MASTER_PORT",
+        }
         | {"PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_RDZV_ID"}
     )
 

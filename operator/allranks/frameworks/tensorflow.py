@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import Field
 
-from allranks.api.base import Model, Port
+from allranks.api.base import Model, Port, Rule
 from allranks.frameworks.base import Framework, Group, Replica, RoleKind, Wiring
 
 
@@ -21,7 +22,7 @@ class TensorFlow(Framework):
     name = "tensorflow"
     description = "TensorFlow"
     options = TensorFlowOptions
-    roles: Mapping[str, RoleKind] = {
+    roles: ClassVar[Mapping[str, RoleKind]] = {
         "chief": RoleKind("The task that coordinates, and writes checkpoints.", max_replicas=1),
         "worker": RoleKind("Tasks that train."),
         "ps": RoleKind("Parameter servers; they never end by themselves.", scope="pod", ranked=False, service=True),
@@ -30,6 +31,14 @@ class TensorFlow(Framework):
         ),
     }
     reserved_env = frozenset({"TF_CONFIG"})
+    rules = (
+        Rule(
+            rule="has(self.roles.chief) && self.roles.chief.replicas > 0 || "
+            "has(self.roles.worker) && self.roles.worker.replicas > 0",
+            message="tensorflow needs a chief or workers",
+            field=".roles",
+        ),
+    )
 
     def wire(self, group: Group) -> list[Wiring]:
         port: int = group.options.port

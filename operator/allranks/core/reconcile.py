@@ -1,0 +1,255 @@
+"""The heart: what to do about a job, from all that is known of it. Read this page first.
+
+A decision (a new attempt, a verdict, suspension) is a plan that only writes status; objects are a function of what
+status persisted. Killed at any point, the next reconcile continues from what status and the pods say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from allranks.api.job import MANAGED_BY
+from allranks.api.status import FINISHED, Failure, Status
+from allranks.core import desired, failures, names, policies, topology
+from allranks.core import status as statuses
+from allranks.core.model import Event, Manifest, Observed, Plan, Pod, PodRef
+from allranks.frameworks.base import Replica
+
+CLEANUP_GRACE = timedelta(seconds=10)
+"""After success, so long may peers still end by themselves: rank 0 is often done a moment before the others."""
+
+
+def reconcile(observed: Observed) -> Plan:
+    """What to do next. Pure: the same observation gives the same plan, whatever the order of the pods."""
+    job, status = observed.job, observed.status
+    if job.metadata.deletion_timestamp or (job.spec.managed_by or MANAGED_BY) != MANAGED_BY:
+        return Plan()
+    attempt = _Attempt(observed)
+    if status.phase in FINISHED:
+        return _finished(attempt)
+    return _decision(attempt) or _pursue(attempt)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """The observation, sorted by what decisions ask of it."""
+
+    observed: Observed
+
+    @cached_property
+    def replicas(self) -> tuple[Replica, ...]:
+        return topology.replicas(self.observed.job, self.observed.status)
+
+    @cached_property
+    def pods(self) -> dict[tuple[str, int], Pod]:
+        """(role, index) -> the pod that holds this place now."""
+        wanted = {(r.role, r.index) for r in self.replicas}
+        return {
+            (pod.role, pod.index): pod
+            for pod in self.observed.pods
+            if pod.owned and (pod.role, pod.index) in wanted and self._current(pod)
+        }
+
+    @cached_property
+    def outdated(self) -> list[Pod]:
+        """Our pods of older attempts, and those whose place was given to a newer one."""
+        held = {pod.uid for pod in self.pods.values()}
+        return sorted((p for p in self.observed.pods if p.owned and p.uid not in held), key=lambda p: p.name)
+
+    @cached_property
+    def missing(self) -> list[Replica]:
+        return [r for r in self.replicas if (r.role, r.index) not in self.pods]
+
+    @cached_property
+    def vanished(self) -> list[Replica]:
+        """Pods that were there and are not: somebody deleted them."""
+        return [r for r in self.missing if self._launched(r)]
+
+    @cached_property
+    def failed(self) -> list[Pod]:
+        return [pod for _, pod in sorted(self.pods.items()) if failures.failed(pod) and not self._ignored(pod)]
+
+    @cached_property
+    def ignored(self) -> set[tuple[str, int]]:
+        return {place for place, pod in self.pods.items() if failures.failed(pod) and self._ignored(pod)}
+
+    def _current(self, pod: Pod) -> bool:
+        status = self.observed.status
+        entry = status.replica_restarts.get(names.replica_key(pod.role, pod.index))
+        return pod.attempt == status.attempt and pod.restart == (entry.count if entry else 0)
+
+    def _launched(self, replica: Replica) -> bool:
+        status = self.observed.status
+        entry = status.replica_restarts.get(names.replica_key(replica.role, replica.index))
+        return entry.launched if entry else status.launched
+
+    def _ignored(self, pod: Pod) -> bool:
+        job, status = self.observed.job, self.observed.status
+        if not any(rule.action == "ignore" for rule in job.spec.restart.rules or ()):
+            return False
+        failure = failures.describe(job, status, pod, self.observed.now)
+        return policies.rule_on(job, status, failure).action == "ignore"
+
+
+def _decision(attempt: _Attempt) -> Plan | None:
+    """The transition that is due, if any: at most one, written ahead."""
+    job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
+    if status.start_time is None:
+        return _write(statuses.begin(job, status, now))
+    if not status.launched and (wrong := desired.problems(job)):
+        message = "; ".join(f"{path}: {text}" for path, text in wrong)
+        return _write(
+            statuses.fail(job, status, "InvalidSpec", message, now), Event("InvalidSpec", message, warning=True)
+        )
+
+    if status.phase == "Suspended":
+        return None if job.spec.suspend else _write(statuses.resume(job, status, now), Event("Resumed", "resumed"))
+    if policies.succeeded(job, status, attempt.pods, attempt.ignored):
+        return _write(statuses.succeed(job, _seen(attempt), now), Event("Succeeded", "training completed"))
+    if job.spec.suspend:
+        return _write(statuses.suspend(job, status, now), Event("Suspended", "suspended: the pods are deleted"))
+
+    deadline = policies.active_deadline(job, status)
+    if deadline and now >= deadline:
+        message = f"not done within activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
+        failed = statuses.fail(job, _seen(attempt), "DeadlineExceeded", message, now)
+        return _write(failed, Event("DeadlineExceeded", message, warning=True))
+    return _bad_start(attempt) or _failure(attempt) or _resize(attempt)
+
+
+def _bad_start(attempt: _Attempt) -> Plan | None:
+    job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
+    due = policies.startup_deadline(job, status)
+    bad = [pod for _, pod in sorted(attempt.pods.items()) if pod.waiting_reason in policies.BAD_START]
+    if not bad or due is None or now < due:
+        return None
+    message = f"{bad[0].name}: {bad[0].waiting_message or bad[0].waiting_reason}"
+    failed = statuses.fail(job, _seen(attempt), bad[0].waiting_reason, message, now)
+    return _write(failed, Event(bad[0].waiting_reason, message, warning=True))
+
+
+def _failure(attempt: _Attempt) -> Plan | None:
+    """The first failure of the attempt decides; one of a group outweighs those of pods that restart alone."""
+    job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
+    for scope in ("group", "pod"):
+        pods = [pod for pod in attempt.failed if policies.scope(job, pod.role) == scope]
+        gone = [replica for replica in attempt.vanished if policies.scope(job, replica.role) == scope]
+        if not pods and not gone:
+            continue
+        failure = failures.first_failure(job, status, pods, gone, now)
+        ruling = policies.rule_on(job, status, failure)
+        blamed = statuses.blame(failure)
+        told = Event("RankFailed", f"{blamed}: {ruling.why}", warning=True)
+        if ruling.action == "fail":
+            message = _with_last_line(f"{blamed}: {ruling.why}", failure)
+            return _write(statuses.fail(job, _seen(attempt), ruling.reason, message, now, failure), told)
+        counted = ruling.action == "restart"
+        if scope == "group":
+            return _write(
+                statuses.restart(job, status, failure, counted, ruling.why, now), told, Event("Restarting", ruling.why)
+            )
+        return _write(statuses.restart_replica(job, status, failure, counted, now), told)
+    return None
+
+
+def _resize(attempt: _Attempt) -> Plan | None:
+    job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
+    if topology.wanted_sizes(job) == topology.sizes(job, status):
+        return None
+    return _write(statuses.resize(job, status, now), Event("Resized", "the size changed: a new attempt begins"))
+
+
+def _pursue(attempt: _Attempt) -> Plan:
+    """Nothing to decide: bring the objects in line with the persisted status, and tell what is seen."""
+    job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
+    if status.phase == "Suspended":
+        seen = statuses.summarise_ended(job, status, attempt.pods)
+        return _plan(attempt, seen, delete=[*attempt.pods.values(), *attempt.outdated])
+    seen = _seen(attempt)
+    due = [r for r in attempt.missing if (_not_before(status, r) or now) <= now]
+    waits = [when for r in attempt.missing if (when := _not_before(status, r)) and when > now]
+    create = _manifests(attempt, due) if due else []
+    if any(pod.waiting_reason in policies.BAD_START for pod in attempt.pods.values()):
+        waits.append(policies.startup_deadline(job, status) or now)
+    waits.append(policies.active_deadline(job, status) or datetime.max.replace(tzinfo=now.tzinfo))
+    events = (
+        [Event("PodsCreated", f"{len(attempt.pods)} pods of attempt {status.attempt}")]
+        if seen.launched and not status.launched
+        else []
+    )
+    return _plan(attempt, seen, create, attempt.outdated, events, min((w for w in waits if w > now), default=None))
+
+
+def _finished(attempt: _Attempt) -> Plan:
+    """The verdict stands. What is left is to clean up, and after the TTL to delete the job."""
+    job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
+    ended = status.completion_time or now
+    ttl = job.spec.ttl_seconds_after_finished
+    expires = ended + timedelta(seconds=ttl) if ttl is not None else None
+    if expires and now >= expires:
+        return Plan(delete_job=True)
+    delete, linger = [], ended + CLEANUP_GRACE
+    peers_linger = False
+    for _, pod in sorted(attempt.pods.items()):
+        ends_alone = not topology.framework_of(job).roles[pod.role].service
+        if job.spec.clean_pod_policy == "None" or (
+            job.spec.clean_pod_policy == "Running" and pod.phase in ("Succeeded", "Failed")
+        ):
+            continue
+        if status.phase == "Succeeded" and pod.phase == "Running" and ends_alone and now < linger:
+            peers_linger = True
+            continue
+        delete.append(pod)
+    wake = min((w for w in (expires, linger if peers_linger else None) if w), default=None)
+    return _plan(
+        attempt, statuses.summarise_ended(job, status, attempt.pods), (), [*delete, *attempt.outdated], (), wake
+    )
+
+
+def _manifests(attempt: _Attempt, due: list[Replica]) -> list[Manifest]:
+    """The companions with the first pods of an attempt, and the pods that are due."""
+    job, status, platform = attempt.observed.job, attempt.observed.status, attempt.observed.platform
+    places = {(r.role, r.index) for r in due}
+    pods = zip(attempt.replicas, desired.pods(job, status, platform), strict=True)
+    companions = [] if status.launched else desired.companions(job, status, platform)
+    return companions + [pod for replica, pod in pods if (replica.role, replica.index) in places]
+
+
+def _not_before(status: Status, replica: Replica) -> datetime | None:
+    """Until when backoff holds this replica's pod back."""
+    entry = status.replica_restarts.get(names.replica_key(replica.role, replica.index))
+    return entry.restart_time if entry else status.restart_time
+
+
+def _seen(attempt: _Attempt) -> Status:
+    o = attempt.observed
+    return statuses.summarise(o.job, o.status, attempt.pods, o.refused, o.now)
+
+
+def _write(status: Status, *events: Event) -> Plan:
+    return Plan(status=status, write_ahead=True, events=events)
+
+
+def _plan(
+    attempt: _Attempt,
+    status: Status,
+    create: Iterable[Manifest] = (),
+    delete: Iterable[Pod] = (),
+    events: Iterable[Event] = (),
+    wake_at: datetime | None = None,
+) -> Plan:
+    return Plan(
+        status=status if status != attempt.observed.status else None,
+        create=tuple(create),
+        delete=tuple(PodRef(pod.name, pod.uid) for pod in delete if pod.deleted_at is None),
+        events=tuple(events),
+        wake_at=wake_at,
+    )
+
+
+def _with_last_line(text: str, failure: Failure) -> str:
+    lines = [line for line in failure.message.splitlines() if line.strip()]
+    return f"{text}; last line: {lines[-1].strip()}" if lines else text

@@ -1,0 +1,235 @@
+"""Every way in which a status changes: decisions that are written ahead, and the summary of what is seen.
+
+Each function takes the persisted status and answers the next one; nothing here looks at a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Literal, cast
+
+from allranks.api.job import Job
+from allranks.api.status import Condition, Failure, Phase, ReplicaRestarts, RestartCounts, RoleStatus, Status
+from allranks.core import names, policies, topology
+from allranks.core.failures import UNCOUNTED
+from allranks.core.model import Pod, Refused
+
+ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
+_MESSAGE_LENGTH = 4096
+
+
+def begin(job: Job, status: Status, now: datetime) -> Status:
+    """The job is seen for the first time."""
+    fresh = status.model_copy(update={"start_time": now, "observed_generation": job.metadata.generation})
+    if job.spec.suspend:
+        return _phase(_roles_wanted(job, fresh), "Suspended", now, "Suspended", "created with suspend: true")
+    return _phase(_attempt(job, fresh, 0, now), "Pending", now, "Created", "the pods are being created")
+
+
+def suspend(job: Job, status: Status, now: datetime) -> Status:
+    """Time stops for the job; its pods go because the phase says so."""
+    active = (now - status.active_since).total_seconds() if status.active_since else 0.0
+    stopped = status.model_copy(
+        update={"active_since": None, "active_seconds": status.active_seconds + max(0.0, active), "running_time": None}
+    )
+    return _phase(stopped, "Suspended", now, "Suspended", "spec.suspend is true")
+
+
+def resume(job: Job, status: Status, now: datetime) -> Status:
+    """A new attempt that counts against nothing, unless there never was one."""
+    ever_active = status.attempt_time is not None
+    number = status.attempt + 1 if ever_active else status.attempt
+    return _phase(_attempt(job, status, number, now), "Pending", now, "Resumed", "spec.suspend is false")
+
+
+def resize(job: Job, status: Status, now: datetime) -> Status:
+    """A group that is not elastic starts again at its new size; that counts against nothing."""
+    return _phase(_attempt(job, status, status.attempt + 1, now), "Restarting", now, "Resized", "the size changed")
+
+
+def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str, now: datetime) -> Status:
+    """All pods of the attempt are given up, and a new attempt begins, after the backoff if it counts."""
+    restarts = _count(status.restarts, failure.reason, counted)
+    begun = _attempt(job, status, status.attempt + 1, now)
+    wait = policies.backoff(job, restarts.counted) if counted else None
+    update = {"restarts": restarts, "last_failure": failure, "restart_time": now + wait if wait else None}
+    return _phase(begun.model_copy(update=update), "Restarting", now, failure.reason, f"{blame(failure)}: {why}")
+
+
+def restart_replica(job: Job, status: Status, failure: Failure, counted: bool, now: datetime) -> Status:
+    """One pod is given up and replaced; the others go on."""
+    restarts = _count(status.restarts, failure.reason, counted)
+    key = names.replica_key(failure.role, failure.index)
+    before = status.replica_restarts.get(key) or ReplicaRestarts()
+    wait = policies.backoff(job, restarts.counted) if counted else None
+    entry = ReplicaRestarts(count=before.count + 1, restart_time=now + wait if wait else None)
+    return status.model_copy(
+        update={
+            "restarts": restarts,
+            "last_failure": failure,
+            "replica_restarts": {**status.replica_restarts, key: entry},
+        }
+    )
+
+
+def succeed(job: Job, status: Status, now: datetime) -> Status:
+    done = status.model_copy(update={"completion_time": now})
+    return _phase(done, "Succeeded", now, "Completed", "training completed")
+
+
+def fail(job: Job, status: Status, reason: str, message: str, now: datetime, failure: Failure | None = None) -> Status:
+    done = status.model_copy(update={"completion_time": now, "last_failure": failure or status.last_failure})
+    return _phase(done, "Failed", now, reason, message)
+
+
+def summarise(
+    job: Job,
+    status: Status,
+    pods: Mapping[tuple[str, int], Pod],
+    refused: Iterable[Refused],
+    now: datetime,
+) -> Status:
+    """What is seen of the present attempt: counts, whether it was launched, whether it runs, and if not, why not."""
+    count = topology.sizes(job, status)
+    roles = {role: _role(size, [pods.get((role, index)) for index in range(size)]) for role, size in count.items()}
+    ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
+    launched = status.launched or len(pods) == desired
+    restarted = {
+        key: entry if entry.launched else entry.model_copy(update={"launched": _seen(key, entry, pods)})
+        for key, entry in status.replica_restarts.items()
+    }
+    running = status.running_time or (now if ready == desired else None)
+    update: dict[str, Any] = {
+        "observed_generation": job.metadata.generation,
+        "roles": roles,
+        "ready": f"{ready}/{desired}",
+        "launched": launched,
+        "replica_restarts": restarted,
+        "running_time": running,
+        "selector": f"{names.JOB_LABEL}={job.name},{names.ROLE_LABEL}=worker",
+    }
+    seen = status.model_copy(update=update)
+    if running:
+        return (
+            _phase(seen, "Running", now, "AllRanksRunning", f"all {desired} pods run")
+            if seen.phase != "Running"
+            else seen
+        )
+    reason, message = _why_not_running(pods, refused, ready, desired)
+    return _phase(seen, seen.phase, now, reason, message)
+
+
+def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> Status:
+    """Of a job that is over or suspended only the pods that still go away are news."""
+    active = dict.fromkeys(status.roles, 0)
+    for pod in pods.values():
+        active[pod.role] = active.get(pod.role, 0) + (pod.phase not in ("Succeeded", "Failed") and not pod.deleted_at)
+    roles = {role: of.model_copy(update={"active": active[role]}) for role, of in status.roles.items()}
+    if status.phase == "Suspended":
+        roles = {role: RoleStatus(desired=of.desired, active=of.active) for role, of in roles.items()}
+    desired = sum(of.desired for of in roles.values())
+    ready = f"0/{desired}" if status.phase == "Suspended" else status.ready
+    return status.model_copy(update={"roles": roles, "observed_generation": job.metadata.generation, "ready": ready})
+
+
+def blame(failure: Failure) -> str:
+    """`worker-1 failed with exit code 1 (Error)`: the cause in one line."""
+    who = names.replica_key(failure.role, failure.index) if failure.role else "a pod"
+    if failure.reason in UNCOUNTED:
+        return f"{who} was lost ({failure.reason})"
+    if failure.signal is not None:
+        return f"{who} was ended by signal {failure.signal} ({failure.reason})"
+    return f"{who} failed with exit code {failure.exit_code} ({failure.reason})"
+
+
+def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
+    """The write-ahead record of a new attempt: everything of the old one that must not be taken for the new one's."""
+    return _roles_wanted(job, status).model_copy(
+        update={
+            "attempt": number,
+            "attempt_time": now,
+            "launched": False,
+            "running_time": None,
+            "restart_time": None,
+            "replica_restarts": {},
+            "active_since": status.active_since or now,
+            "observed_generation": job.metadata.generation,
+        }
+    )
+
+
+def _roles_wanted(job: Job, status: Status) -> Status:
+    wanted = topology.wanted_sizes(job)
+    roles = {role: RoleStatus(desired=size) for role, size in wanted.items()}
+    return status.model_copy(update={"roles": roles, "ready": f"0/{sum(wanted.values())}"})
+
+
+def _count(restarts: RestartCounts, reason: str, counted: bool) -> RestartCounts:
+    by_reason = dict(restarts.by_reason)
+    if reason in by_reason or len(by_reason) < 64:
+        by_reason[reason] = by_reason.get(reason, 0) + 1
+    return RestartCounts(
+        counted=restarts.counted + counted, disruptions=restarts.disruptions + (not counted), by_reason=by_reason
+    )
+
+
+def _role(desired: int, pods: list[Pod | None]) -> RoleStatus:
+    phases = [pod.phase for pod in pods if pod]
+    succeeded, failed = phases.count("Succeeded"), phases.count("Failed")
+    running = sum(1 for pod in pods if pod and pod.phase == "Running" and not pod.deleted_at)
+    active = sum(1 for pod in pods if pod and pod.phase not in ("Succeeded", "Failed") and not pod.deleted_at)
+    return RoleStatus(desired=desired, active=active, ready=running + succeeded, succeeded=succeeded, failed=failed)
+
+
+def _seen(key: str, entry: ReplicaRestarts, pods: Mapping[tuple[str, int], Pod]) -> bool:
+    role, index = key.rsplit("-", 1)
+    pod = pods.get((role, int(index)))
+    return pod is not None and pod.restart == entry.count
+
+
+def _why_not_running(
+    pods: Mapping[tuple[str, int], Pod], refused: Iterable[Refused], ready: int, desired: int
+) -> tuple[str, str]:
+    """The most telling of all reasons: a refusal of the API server, then what keeps a pod from starting."""
+    for refusal in sorted(refused, key=lambda r: (r.kind, r.name)):
+        return refusal.reason, f"{refusal.kind} {refusal.name}: {refusal.message}"
+    waiting = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and pod.waiting_message]
+    waiting.sort(key=lambda pod: (pod.waiting_reason not in policies.BAD_START, pod.waiting_reason != "Unschedulable"))
+    for pod in waiting:
+        return pod.waiting_reason or "Pending", f"{pod.name}: {pod.waiting_message}"
+    return "PodsPending", f"{ready} of {desired} pods run"
+
+
+_CONDITIONS: tuple[tuple[ConditionType, frozenset[str]], ...] = (
+    ("Running", frozenset({"Running"})),
+    ("Restarting", frozenset({"Restarting"})),
+    ("Suspended", frozenset({"Suspended"})),
+    ("Complete", frozenset({"Succeeded"})),
+    ("Failed", frozenset({"Failed"})),
+)
+
+
+def _phase(status: Status, phase: Phase, now: datetime, reason: str, message: str) -> Status:
+    """Sets the phase, and the conditions that follow from it; the reason goes to the one that tells the phase."""
+    told_by = {"Pending": "Running", "Succeeded": "Complete"}.get(phase, phase)
+    conditions = []
+    for kind, phases in _CONDITIONS:
+        state = "True" if phase in phases else "False"
+        before = status.condition(kind)
+        if before is None and state == "False" and kind != told_by:
+            continue
+        tells = kind == told_by or (kind == "Running" and phase == "Restarting")
+        changed = before is None or before.status != state
+        kept_reason, kept_message = (before.reason, before.message) if before and not changed else (phase, "")
+        conditions.append(
+            Condition(
+                type=kind,
+                status=cast("Any", state),
+                reason=reason[:128] if tells else kept_reason,
+                message=message[:_MESSAGE_LENGTH] if tells else kept_message,
+                last_transition_time=now if before is None or changed else before.last_transition_time,
+                observed_generation=status.observed_generation,
+            )
+        )
+    return status.model_copy(update={"phase": phase, "conditions": conditions})
