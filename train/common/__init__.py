@@ -1,0 +1,1 @@
+"""What the training programs share and what has nothing to do with distributing them: data, checkpoints, curves."""
