@@ -58,7 +58,7 @@ def with_defaults(document: Mapping[str, Any], job: Job) -> dict[str, Any]:
 
 
 def rule_problems(document: Mapping[str, Any], lenient: bool = False) -> list[Problem]:
-    """The CEL rules that the document breaks. `lenient` skips those that a broken schema makes impossible to evaluate."""
+    """The CEL rules that the document breaks; `lenient` skips those that a broken schema makes impossible to tell."""
     return [
         (path, message)
         for rule, path, message, value in _rules(root_schema(), document, "")

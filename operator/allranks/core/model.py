@@ -39,7 +39,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Disruption:
-    """The pod's condition `DisruptionTarget`, or its like: the cluster takes the pod away, the program is not to blame."""
+    """The pod's condition `DisruptionTarget`: the cluster takes the pod away, the program is not to blame."""
 
     reason: str
     at: datetime
@@ -63,7 +63,7 @@ class Pod:
     created_at: datetime | None = None
     started_at: datetime | None = None
     deleted_at: datetime | None = None
-    """`deletionTimestamp` less the grace period: when somebody asked for its deletion. None while nobody has."""
+    """When somebody asked for its deletion: `deletionTimestamp` less the grace period. None while nobody has."""
     node: str | None = None
     waiting_reason: str = ""
     """Why it is not running yet: `Unschedulable`, `ImagePullBackOff`, `ContainerCreating`, ..."""

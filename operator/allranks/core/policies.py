@@ -82,7 +82,7 @@ def _no_progress(failure: Failure) -> bool:
 
 
 def backoff(job: Job, counted: int) -> timedelta:
-    """Wait before restart number `counted` (from 1) of those that count: none, then backoffSeconds doubling to 300 s."""
+    """Wait before counted restart number `counted` (from 1): none, then backoffSeconds doubling to 300 s."""
     if counted <= 1:
         return timedelta(0)
     # The exponent is bounded too: 2**9999 would be a number of 3,000 digits.

@@ -1,0 +1,47 @@
+# allranks. `make help` lists the targets; every one sets up what it needs.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint generate verify bench golden clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml
+	@tools/venv.sh $(VENV) $(PYTHON)
+
+demo: $(STAMP) ## Train on penguins with three real PyTorch ranks on this machine
+	@tools/demo.sh
+
+test: $(STAMP) ## Set up and run every test, fast ones first
+	@tools/test.sh
+
+check: $(STAMP) ## The fast part of `make test`: lint, types, generated files, tests without frameworks
+	@tools/test.sh fast
+
+lint: $(STAMP) ## ruff, mypy --strict, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+generate: $(STAMP) ## Generate the CRD from the types
+	@$(BIN)/python -m allranks.api.crd > crds/distributedtrainings.yaml.new
+	@mv crds/distributedtrainings.yaml.new crds/distributedtrainings.yaml
+
+golden: $(STAMP) ## Write the golden files anew: look at the difference before you commit it
+	@$(BIN)/python -m pytest -q tests/golden --update-golden
+
+verify: $(STAMP) ## Fail if a generated file differs from what the types say
+	@$(BIN)/python -m allranks.api.crd | diff -u crds/distributedtrainings.yaml - \
+	  || { echo "crds/distributedtrainings.yaml is not what the types say: run 'make generate'"; exit 1; }
+
+bench: $(STAMP) ## Measure the core and the start of a rank
+	@$(BIN)/python bench/core.py
+
+clean: ## Remove what was built here (not the cache outside the repository)
+	rm -rf $(VENV) build dist runs *.egg-info operator/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

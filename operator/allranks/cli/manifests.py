@@ -1,0 +1,148 @@
+"""Reads manifests: files or stdin, several documents in each, with values overridden on the command line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from allranks.api.job import KIND, Job
+from allranks.api.validate import parse
+from allranks.core import desired
+from allranks.errors import InvalidManifest
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """An object in the file that is not a job: a claim, a config map."""
+
+    kind: str
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the files hold, in their order."""
+
+    jobs: tuple[Job, ...]
+    others: tuple[Other, ...]
+
+
+def load(files: Iterable[str], sets: Sequence[str] = ()) -> Loaded:
+    """The jobs in `files` (`-` is stdin), with each `path=value` of `sets` laid over their spec.
+
+    Raises InvalidManifest with the problems of all documents, each path beginning with its file and object.
+    """
+    overrides = [_parse_set(item) for item in sets]
+    jobs: list[Job] = []
+    others: list[Other] = []
+    problems: list[tuple[str, str]] = []
+    for source, document in _documents(files, problems):
+        kind = document.get("kind") if isinstance(document, dict) else None
+        name = _name(document)
+        if kind not in (KIND, None) and isinstance(document, dict):
+            others.append(Other(str(kind), name, source))
+            continue
+        try:
+            if isinstance(document, dict):
+                for path, value in overrides:
+                    _set(document, path, value)
+            job = parse(document)
+            if wrong := desired.problems(job):
+                raise InvalidManifest(wrong)
+            jobs.append(job)
+        except InvalidManifest as error:
+            problems += [(f"{source}: {name}: {path}" if path else f"{source}: {name}", m) for path, m in error.problems]
+    if not jobs and not problems:
+        problems.append((", ".join(files), f"no {KIND} in it"))
+    if problems:
+        raise InvalidManifest(problems)
+    return Loaded(tuple(jobs), tuple(others))
+
+
+def dump(objects: Iterable[Any]) -> str:
+    """Objects as a stream of YAML documents, without the anchors that shared parts would make."""
+    return yaml.dump_all(objects, Dumper=_PlainDumper, sort_keys=False, width=140, allow_unicode=True)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _documents(files: Iterable[str], problems: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+    for file in files:
+        source = "stdin" if file == "-" else file
+        try:
+            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+            documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+        except OSError as error:
+            problems.append((source, f"cannot be read: {(error.strerror or str(error)).lower()}"))
+        except UnicodeDecodeError:
+            problems.append((source, "is not a text file in UTF-8"))
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark
+            where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+            problems.append((where, f"is not YAML: {error.problem or error.context}"))
+        except yaml.YAMLError as error:
+            problems.append((source, f"is not YAML: {str(error).splitlines()[0]}"))
+        else:
+            yield from ((source, document) for document in documents)
+
+
+def _name(document: Any) -> str:
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return str(name) if name else "(no name)"
+
+
+_STEP = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")
+
+
+def _parse_set(item: str) -> tuple[list[str], Any]:
+    path, equals, text = item.partition("=")
+    steps = [bracketed or plain for bracketed, plain in _STEP.findall(path)]
+    if not equals or not steps:
+        raise InvalidManifest([(f"--set {item}", "must be path=value, for example roles.worker.replicas=2")])
+    if steps[0] in ("metadata", "spec"):
+        prefix, steps = steps[:1], steps[1:]
+    else:
+        prefix = ["spec"]
+    try:
+        return prefix + steps, yaml.safe_load(text) if text else ""
+    except yaml.YAMLError as error:
+        raise InvalidManifest([(f"--set {item}", "the value is not YAML")]) from error
+
+
+def _set(document: dict[str, Any], path: list[str], value: Any) -> None:
+    """Puts `value` at `path` (below spec unless it begins with metadata); makes the maps on the way.
+
+    Raises InvalidManifest where the path leads through something that is no map, or to an item that a list lacks.
+    """
+    here: Any = document
+    for depth, step in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(here, list):
+            if not step.isdigit() or int(step) >= len(here):
+                raise InvalidManifest([(".".join(path), f"--set: the list has no item {step}")])
+            if last:
+                here[int(step)] = value
+            else:
+                here = here[int(step)]
+        elif isinstance(here, dict):
+            if last:
+                here[step] = value
+            else:
+                if here.get(step) is None:
+                    here[step] = {}
+                here = here[step]
+        else:
+            raise InvalidManifest([(".".join(path), f"--set: {'.'.join(path[:depth])} is not a map")])

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# `make demo`: examples/penguins-pytorch.yaml with 1 master and 2 workers, real PyTorch ranks on this machine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+frameworks=$(tools/frameworks.sh pytorch)
+PATH="$frameworks/bin:$PATH" .venv/bin/allranks run examples/penguins-pytorch.yaml "$@"

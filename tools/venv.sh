@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Makes the project's own virtual environment: tools/venv.sh DIRECTORY [PYTHON]
+# It holds allranks (editable) and what its tests need, and none of the frameworks: those are tools/frameworks.sh's.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=$1 python=${2:-python3}
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  { echo "allranks needs Python 3.11 or newer; $python is $("$python" --version). Try: make PYTHON=python3.12" >&2; exit 1; }
+
+echo "setting up $venv" >&2
+start=$SECONDS
+"$python" -m venv "$venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+touch "$venv/.installed"
+echo "setting up $venv: done in $((SECONDS - start)) s" >&2
