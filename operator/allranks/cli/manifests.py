@@ -60,7 +60,9 @@ def load(files: Iterable[str], sets: Sequence[str] = ()) -> Loaded:
                 raise InvalidManifest(wrong)
             jobs.append(job)
         except InvalidManifest as error:
-            problems += [(f"{source}: {name}: {path}" if path else f"{source}: {name}", m) for path, m in error.problems]
+            problems += [
+                (f"{source}: {name}: {path}" if path else f"{source}: {name}", m) for path, m in error.problems
+            ]
     if not jobs and not problems:
         problems.append((", ".join(files), f"no {KIND} in it"))
     if problems:

@@ -1,0 +1,156 @@
+"""Starts a worker's Horovod ranks with gloo, without ssh: `python3 horovod_gloo.py PROGRAM [ARG...]`.
+
+It does in each worker pod what `horovodrun` does over ssh. The first worker's also serves the rendezvous, a key-value
+store over HTTP (Horovod's own `RendezvousHTTPServer`, on a port that is known beforehand). Ranks start only when all
+workers are there: Horovod itself waits 30 s for late ones, an image pull takes longer.
+
+Reads HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE HOROVOD_LOCAL_SIZE HOROVOD_GLOO_RENDEZVOUS_ADDR/PORT, and in the first
+worker ALLRANKS_HOROVOD_HOSTS (`host:slots,...`). Ends with the exit code of the first rank that fails, 128 + n for a
+signal. Standard library only, but for Horovod's server.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+START_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_START_TIMEOUT", "600"))
+"""How long to wait for the other workers; the name is horovodrun's."""
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 10
+"""How long the other ranks of a pod may take to end when one has failed."""
+
+
+def main(program: list[str]) -> int:
+    """Runs the ranks of this worker; returns the exit status."""
+    if not program:
+        print("usage: horovod_gloo.py PROGRAM [ARG...]", file=sys.stderr)
+        return 2
+    worker, workers = int(os.environ["HOROVOD_CROSS_RANK"]), int(os.environ["HOROVOD_CROSS_SIZE"])
+    host, port = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+    signal.signal(signal.SIGTERM, _stop)
+    if worker == 0:
+        _serve(port)
+    try:
+        # Horovod's HTTP client is given a number: it does not retry names that DNS has not heard of yet.
+        address = _meet(host, port, worker, workers)
+    except TimeoutError as error:
+        print(f"allranks: {error}", file=sys.stderr)
+        return 1
+    return _run(program, address, worker)
+
+
+def _stop(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _serve(port: int) -> None:
+    """Horovod's rendezvous, in a daemon thread."""
+    import threading
+
+    try:
+        from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+    except ImportError as error:
+        sys.exit(f"allranks: the image's python3 has no Horovod ({error}): install it, or use another image")
+    hosts = parse_hosts(os.environ["ALLRANKS_HOROVOD_HOSTS"])
+    RendezvousHTTPServer.request_queue_size = 1024  # all ranks call at the same moment
+    server = RendezvousHTTPServer(("", port), RendezvousHandler, False)
+    server.init(get_host_assignments(hosts, sum(host.slots for host in hosts)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+def _meet(host: str, port: int, worker: int, workers: int) -> str:
+    """Waits until every worker is there; returns the rendezvous' numeric address."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    told = False
+    missing = set(range(workers))
+    while time.monotonic() < deadline:
+        try:
+            address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+            if not told:
+                _request(address, port, "PUT", f"/allranks/{worker}", b"here")
+                told = True
+            if worker == 0:
+                missing -= {other for other in missing if _request(address, port, "GET", f"/allranks/{other}")}
+                if not missing:
+                    _request(address, port, "PUT", "/allranks/go", b"go")
+            if _request(address, port, "GET", "/allranks/go"):
+                return str(address)
+        except (OSError, http.client.HTTPException):
+            pass  # no address yet, or nobody listens yet
+        time.sleep(POLL_SECONDS)
+    who = f"workers {sorted(missing)[:10]} did not come" if worker == 0 else f"no rendezvous at {host}:{port}"
+    raise TimeoutError(f"{who} within {START_TIMEOUT_SECONDS:.0f} s (HOROVOD_START_TIMEOUT)")
+
+
+def _request(address: str, port: int, method: str, path: str, body: bytes | None = None) -> bytes | None:
+    """The answer's body; None where the key is not there."""
+    connection = http.client.HTTPConnection(address, port, timeout=5)
+    try:
+        connection.request(method, path, body=body)
+        answer = connection.getresponse()
+        content = answer.read()
+        return content if answer.status == 200 else None
+    finally:
+        connection.close()
+
+
+def _run(program: list[str], address: str, worker: int) -> int:
+    slots = int(os.environ["HOROVOD_LOCAL_SIZE"])
+    shared = dict(os.environ, HOROVOD_GLOO_RENDEZVOUS_ADDR=address)
+    if address.startswith("127."):
+        shared.setdefault("HOROVOD_GLOO_IFACE", "lo0" if sys.platform == "darwin" else "lo")
+    ranks: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, frame: object) -> None:
+        for rank in ranks:
+            rank.send_signal(number)
+
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGINT, forward)
+    for local in range(slots):
+        own = {"HOROVOD_RANK": str(worker * slots + local), "HOROVOD_LOCAL_RANK": str(local)}
+        try:
+            ranks.append(subprocess.Popen(program, env=shared | own))
+        except OSError as error:
+            print(f"allranks: cannot start {program[0]}: {error.strerror}", file=sys.stderr)
+            _end(ranks)
+            return 127
+    return _wait(ranks)
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
+    """Waits for all ranks; when one fails, ends the others, which would only hang, and answers for it."""
+    running = {rank.pid: rank for rank in ranks}
+    while running:
+        pid, raw = os.wait()
+        rank = running.pop(pid, None)
+        if rank is None:
+            continue  # an orphan that came to us, as to any init
+        rank.returncode = os.waitstatus_to_exitcode(raw)
+        if rank.returncode != 0:
+            _end(list(running.values()))
+            return rank.returncode if rank.returncode > 0 else 128 - rank.returncode
+    return 0
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        rank.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for rank in ranks:
+        try:
+            rank.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
