@@ -80,7 +80,7 @@ Examples:
 def render(files: tuple[str, ...], sets: tuple[str, ...], output: str, helper_image: str) -> None:
     """Print the objects that the cluster would get for a job's first attempt.
 
-    The UID in their owner references is the API server's to give, and zero here. Exit status: 0, or 2 for a bad manifest.
+    The UID in their owner references is the API server's to give, and zero here. Exit status: 0, 2 for a bad manifest.
     """
     from allranks.cli.manifests import dump, load
 

@@ -72,7 +72,7 @@ def _meet(host: str, port: int, worker: int, workers: int) -> str:
     missing = set(range(workers))
     while time.monotonic() < deadline:
         try:
-            address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+            address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
             if not told:
                 _request(address, port, "PUT", f"/allranks/{worker}", b"here")
                 told = True
@@ -81,7 +81,7 @@ def _meet(host: str, port: int, worker: int, workers: int) -> str:
                 if not missing:
                     _request(address, port, "PUT", "/allranks/go", b"go")
             if _request(address, port, "GET", "/allranks/go"):
-                return str(address)
+                return address
         except (OSError, http.client.HTTPException):
             pass  # no address yet, or nobody listens yet
         time.sleep(POLL_SECONDS)
