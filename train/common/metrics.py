@@ -17,7 +17,7 @@ class MetricsLog:
     def __init__(self, path: Path, epochs_done: int) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in read_metrics(path) if line["epoch"] <= epochs_done]
+        kept = [line for line in read_metrics(path) if int(str(line["epoch"])) <= epochs_done]
         write_atomically(path, b"".join(map(encode, kept)))
 
     def append(

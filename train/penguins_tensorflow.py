@@ -1,0 +1,169 @@
+"""PenguinNet on the Palmer penguins with TensorFlow's MultiWorkerMirroredStrategy: the tasks in TF_CONFIG are equal,
+each has all weights and a share of the rows, and the gradients are summed over all of them in every step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from common.journal import Journal, Progress
+from common.options import make_parser, parse_options
+from common.penguins import FEATURES, SPECIES, Penguins, load_penguins
+from common.tensorflow import (
+    SUFFIX,
+    broadcast_bytes,
+    describe_devices,
+    pack,
+    place_in_cluster,
+    set_threads,
+    tf,
+    unpack,
+)
+from common.termination import Termination
+
+EXAMPLE = """export TF_CONFIG='{"cluster": {"worker": ["localhost:2222", "localhost:2223"]},
+                   "task": {"type": "worker", "index": 0}}'    # index 1 in another terminal
+python penguins_tensorflow.py --epochs 20 --checkpoint-dir /tmp/penguins"""
+
+
+def main() -> None:
+    options = parse_options(make_parser(__doc__, EXAMPLE, epochs=20, batch_size=16, lr=0.01, batch_of="each replica"))
+    set_threads(options.threads)
+    rank, size = place_in_cluster()
+    # Meets the other tasks. NCCL between GPUs, gRPC rings between CPUs.
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    journal = Journal(options, rank, size, SUFFIX, describe_devices())
+    termination = Termination(journal.last_words)
+
+    penguins = load_penguins()
+    tf.keras.utils.set_random_seed(options.seed)
+    with strategy.scope():
+        net = penguin_net()
+        optimizer = tf.keras.optimizers.Adam(options.lr)
+        optimizer.build(net.trainable_variables)
+    variables = [*net.variables, *optimizer.variables]
+    progress = resume(journal, strategy, variables)
+
+    train_step = make_train_step(strategy, net, optimizer, options.batch_size)
+    any_rank_terminated = make_agreement(strategy, termination)
+    rows, steps = training_rows(penguins, strategy, options.batch_size, options.seed, progress.epoch)
+    while progress.epoch < options.epochs:
+        started = time.monotonic()
+        totals = tf.zeros(2)  # loss and correct answers of all ranks
+        for _ in range(steps):
+            if any_rank_terminated():
+                termination.agreed()
+                journal.stop(progress, lambda: pack(variables, progress))
+                any_rank_terminated()  # none ends before rank 0 has saved
+                termination.exit()
+            totals += train_step(next(rows))
+            progress.step += 1
+        samples = steps * options.batch_size * strategy.num_replicas_in_sync
+        loss, correct = totals.numpy().tolist()
+        progress.epoch += 1
+        progress.losses.append(loss / samples)
+        journal.end_epoch(
+            progress,
+            accuracy=correct / samples,
+            seconds=time.monotonic() - started,
+            samples=samples,
+            checkpoint=lambda: pack(variables, progress),
+        )
+        termination.pause(options.pause)
+
+    journal.finish(progress, evaluate(strategy, net, penguins), "Palmer penguins, MultiWorkerMirroredStrategy")
+
+
+def penguin_net() -> tf.keras.Model:
+    """(batch, 5) features to (batch, 3) logits."""
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((FEATURES,)),
+            tf.keras.layers.Dense(10, activation="relu"),
+            tf.keras.layers.Dense(10, activation="relu"),
+            tf.keras.layers.Dense(len(SPECIES)),
+        ]
+    )
+
+
+def resume(journal: Journal, strategy: tf.distribute.Strategy, variables: list[tf.Variable]) -> Progress:
+    """Rank 0 reads its newest checkpoint and sends it to all: the others may have another disk."""
+    content = broadcast_bytes(strategy, journal.newest_checkpoint())
+    progress = unpack(content, variables)[0] if content else Progress()
+    journal.begin(progress)
+    return progress
+
+
+def training_rows(
+    penguins: Penguins, strategy: tf.distribute.Strategy, batch_size: int, seed: int, first_epoch: int
+) -> tuple[object, int]:
+    """An endless iterator of this task's batches, and the number of them in an epoch. Each epoch has an order of its
+    own that depends on the seed and on nothing else, so a resumed training sees what it would have seen."""
+    count, replicas = len(penguins.train_y), strategy.num_replicas_in_sync
+    steps = max(1, count // (batch_size * replicas))  # a remainder stays out, another one in every epoch
+
+    def rows_of_task(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        def rows_of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            order = tf.random.experimental.stateless_shuffle(tf.range(count), seed=[seed, epoch])
+            mine = order[context.input_pipeline_id :: context.num_input_pipelines]
+            rows = tf.gather(penguins.train_x, mine), tf.gather(penguins.train_y, mine)
+            local_replicas = replicas // context.num_input_pipelines
+            return tf.data.Dataset.from_tensor_slices(rows).repeat().batch(batch_size).take(steps * local_replicas)
+
+        epochs = tf.data.Dataset.counter(start=first_epoch)
+        return epochs.flat_map(rows_of_epoch).prefetch(2)
+
+    return iter(strategy.distribute_datasets_from_function(rows_of_task)), steps
+
+
+def make_train_step(
+    strategy: tf.distribute.Strategy, net: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, batch_size: int
+) -> Callable[[object], tf.Tensor]:
+    """A function of one batch that makes a step on all ranks, and returns summed loss and correct answers of all."""
+    samples = batch_size * strategy.num_replicas_in_sync
+
+    def step_of_replica(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            logits = net(x, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+            loss = tf.reduce_sum(losses) / samples  # the optimizer sums the gradients of all ranks
+        gradients = tape.gradient(loss, net.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+        correct = tf.equal(tf.argmax(logits, axis=1), y)
+        return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(tf.cast(correct, tf.float32))])
+
+    @tf.function
+    def train_step(batch: object) -> tf.Tensor:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step_of_replica, args=batch), axis=None)
+
+    return train_step
+
+
+def make_agreement(strategy: tf.distribute.Strategy, termination: Termination) -> Callable[[], bool]:
+    """A function that tells whether a rank got SIGTERM, the same on all ranks."""
+
+    @tf.function
+    def count(flag: tf.Tensor) -> tf.Tensor:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: flag), axis=None)
+
+    return lambda: bool(count(tf.constant(float(termination.requested))) > 0)
+
+
+def evaluate(strategy: tf.distribute.Strategy, net: tf.keras.Model, penguins: Penguins) -> float:
+    """Accuracy on the held-out rows; each replica counts a share of them."""
+
+    @tf.function
+    def correct_answers() -> tf.Tensor:
+        def of_replica() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            first, step = context.replica_id_in_sync_group, context.num_replicas_in_sync
+            answers = tf.argmax(net(tf.constant(penguins.test_x)[first::step], training=False), axis=1)
+            return tf.reduce_sum(tf.cast(tf.equal(answers, tf.constant(penguins.test_y)[first::step]), tf.float32))
+
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(of_replica), axis=None)
+
+    return float(correct_answers()) / len(penguins.test_y)
+
+
+if __name__ == "__main__":
+    main()
