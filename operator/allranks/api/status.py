@@ -71,7 +71,7 @@ class ReplicaRestarts(Model):
 
     count: Count = Field(0, description="How often.")
     launched: bool = Field(False, description="Its newest pod was seen: from now on, missing means deleted by someone.")
-    restart_time: Time | None = Field(None, description="Backoff: the pod is not made before this.")
+    restart_time: Time = Field(description="The pod is not made before this: the decision, and backoff.")
 
 
 class Times(Model):
@@ -116,6 +116,9 @@ class Status(Model):
     restarts: RestartCounts = Field(default_factory=RestartCounts, description="How often the job was restarted.")
     replica_restarts: Annotated[dict[Name, ReplicaRestarts], Field(max_length=10_000)] = Field(
         default_factory=dict, description="Replicas (role-index) that were restarted alone in this attempt."
+    )
+    ignored: Annotated[list[Name], Field(max_length=10_000)] = Field(
+        default_factory=list, description="Replicas (role-index) whose failure a rule ignores in this attempt."
     )
     roles: Annotated[dict[Reason, RoleStatus], Field(max_length=16)] = Field(
         default_factory=dict, description="Pods by role."

@@ -24,7 +24,7 @@ DISRUPTIONS: dict[str, str] = {
 }
 """Reason of the pod condition `DisruptionTarget` -> ours."""
 
-UNCOUNTED = frozenset({*DISRUPTIONS.values(), "Deleted", "Disrupted", "PodRejected"})
+UNCOUNTED = frozenset({*DISRUPTIONS.values(), "Deleted", "Disrupted"})
 """Reasons that are not the program's fault."""
 
 MESSAGE_LINES = 20
@@ -33,9 +33,7 @@ MESSAGE_CHARACTERS = 2048
 
 def failed(pod: Pod) -> bool:
     """The pod's program will not end well: it failed, or the cluster or somebody is taking the pod away."""
-    if pod.phase == "Succeeded" or (pod.exit is not None and pod.exit.code == 0):
-        return False
-    return pod.phase == "Failed" or pod.deleted_at is not None or pod.disruption is not None
+    return not pod.succeeded and (pod.phase == "Failed" or pod.deleted_at is not None or pod.disruption is not None)
 
 
 def first_failure(job: Job, status: Status, pods: Iterable[Pod], missing: Iterable[Replica], now: datetime) -> Failure:
@@ -96,9 +94,7 @@ def _disrupted(pod: Pod) -> bool:
     """The cluster or somebody took it away before, or instead of, its own end."""
     if pod.disruption:
         return True
-    if pod.exit is None:
-        return True
-    return pod.deleted_at is not None and pod.deleted_at <= pod.exit.finished_at
+    return pod.deleted_at is not None and (pod.exit is None or pod.deleted_at <= pod.exit.finished_at)
 
 
 def _time(pod: Pod, now: datetime) -> datetime:
@@ -125,7 +121,7 @@ def _reason(pod: Pod) -> str:
         return pod.exit.reason or "Error"
     if pod.deleted_at:
         return "Deleted"
-    return "PodRejected"
+    return pod.waiting_reason or "PodFailed"  # an init container failed, or kubelet refused the pod
 
 
 def _message(pod: Pod, ending: Exit | None, cause: RootCause | None) -> str:
@@ -137,7 +133,7 @@ def _message(pod: Pod, ending: Exit | None, cause: RootCause | None) -> str:
         return pod.disruption.message
     if pod.deleted_at:
         return "the pod was deleted by someone"
-    return f"{pod.waiting_reason}: {pod.waiting_message}".strip(": ")
+    return pod.waiting_message
 
 
 def _rank(job: Job, status: Status, role: str, index: int) -> int | None:

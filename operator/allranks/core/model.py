@@ -21,7 +21,7 @@ PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the training container ended last."""
+    """How the training container ended. A container that runs again in place has none."""
 
     code: int
     """Exit code as kubelet reports it: 128 + n for a process that signal n ended."""
@@ -70,6 +70,15 @@ class Pod:
     waiting_message: str = ""
     exit: Exit | None = None
     disruption: Disruption | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """The training container is done well; a sidecar that still runs, or fails, changes nothing about it."""
+        return self.phase == "Succeeded" or (self.exit is not None and self.exit.code == 0)
+
+    @property
+    def ended(self) -> bool:
+        return self.succeeded or self.phase == "Failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +145,7 @@ class Plan:
     status: Status | None = None
     write_ahead: bool = False
     create: tuple[Manifest, ...] = ()
+    """In this order: what is not a pod comes first, and no pod is created before these exist."""
     delete: tuple[PodRef, ...] = ()
     delete_job: bool = False
     events: tuple[Event, ...] = ()

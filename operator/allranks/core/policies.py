@@ -9,7 +9,7 @@ from typing import Literal
 
 from allranks.api.job import Job, RestartRule
 from allranks.api.status import Failure, Status
-from allranks.core import topology
+from allranks.core import names, topology
 from allranks.core.failures import UNCOUNTED, same_way
 from allranks.core.model import Pod
 from allranks.frameworks.base import Scope
@@ -39,7 +39,9 @@ class Ruling:
 
 def rule_on(job: Job, status: Status, failure: Failure) -> Ruling:
     """First match wins: the user's rules, then the default ones in the order of the design."""
-    action, why = _by_rules(job.spec.restart.rules or [], failure) or _by_default(status, failure)
+    action, why = _by_rules(job.spec.restart.rules or [], failure) or _by_default(
+        _just_before(job, status, failure), failure
+    )
     counted = status.restarts.counted
     if action == "restart" and counted >= job.spec.restart.max_restarts:
         allowed = job.spec.restart.max_restarts
@@ -62,8 +64,18 @@ def _by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, s
     return None
 
 
-def _by_default(status: Status, failure: Failure) -> tuple[Action, str]:
+def _just_before(job: Job, status: Status, failure: Failure) -> Failure | None:
+    """The failure of the attempt before this one, or of the same replica where that restarts alone."""
     before = status.last_failure
+    if before is None or not failure.role:
+        return None
+    if scope(job, failure.role) == "pod":
+        same = (before.attempt, before.role, before.index) == (failure.attempt, failure.role, failure.index)
+        return before if same else None
+    return before if before.attempt == failure.attempt - 1 else None
+
+
+def _by_default(before: Failure | None, failure: Failure) -> tuple[Action, str]:
     if failure.reason in UNCOUNTED:
         return "restartUncounted", "a disruption, not a failure of the program"
     if failure.reason == "OOMKilled":
@@ -94,13 +106,13 @@ def scope(job: Job, role: str) -> Scope:
     return job.spec.restart.scope or topology.framework_of(job).roles[role].scope
 
 
-def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod], ignored: set[tuple[str, int]]) -> bool:
+def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> bool:
     """The pods whose completion ends the job have completed."""
     count = topology.sizes(job, status)
 
     def done(role: str, index: int) -> bool:
         pod = pods.get((role, index))
-        return (role, index) in ignored or (pod is not None and pod.phase == "Succeeded")
+        return names.replica_key(role, index) in status.ignored or (pod is not None and pod.succeeded)
 
     return all(
         done(role, i)
@@ -117,7 +129,8 @@ def active_deadline(job: Job, status: Status) -> datetime | None:
     return status.active_since + timedelta(seconds=max(0.0, limit - status.active_seconds))
 
 
-def startup_deadline(job: Job, status: Status) -> datetime | None:
-    """When a pod that cannot start because of its image or configuration fails the job."""
-    begun = status.restart_time or status.attempt_time
+def startup_deadline(job: Job, status: Status, pod: Pod) -> datetime | None:
+    """When this pod, if it cannot start because of its image or configuration, fails the job."""
+    alone = status.replica_restarts.get(names.replica_key(pod.role, pod.index))
+    begun = alone.restart_time if alone else status.restart_time or status.attempt_time
     return begun + timedelta(seconds=job.spec.startup_deadline_seconds) if begun else None

@@ -7,7 +7,7 @@ status persisted. Killed at any point, the next reconcile continues from what st
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
@@ -45,23 +45,24 @@ class _Attempt:
 
     @cached_property
     def pods(self) -> dict[tuple[str, int], Pod]:
-        """(role, index) -> the pod that holds this place now."""
-        wanted = {(r.role, r.index) for r in self.replicas}
-        return {
-            (pod.role, pod.index): pod
-            for pod in self.observed.pods
-            if pod.owned and (pod.role, pod.index) in wanted and self._current(pod)
-        }
+        """(role, index) -> the pod that holds this place now: ours, and of the computed name; labels prove nothing."""
+        ours = {pod.name: pod for pod in self.observed.pods if pod.owned}
+        found = ((replica, ours.get(self._name(replica))) for replica in self.replicas)
+        return {(r.role, r.index): replace(pod, role=r.role, index=r.index) for r, pod in found if pod}
 
     @cached_property
     def outdated(self) -> list[Pod]:
         """Our pods of older attempts, and those whose place was given to a newer one."""
         held = {pod.uid for pod in self.pods.values()}
-        return sorted((p for p in self.observed.pods if p.owned and p.uid not in held), key=lambda p: p.name)
+        return sorted((p for p in self.observed.pods if p.owned and p.uid not in held), key=lambda p: (p.name, p.uid))
+
+    @cached_property
+    def bad_starts(self) -> list[Pod]:
+        return [pod for pod in self.pods.values() if pod.waiting_reason in policies.BAD_START and not pod.ended]
 
     @cached_property
     def missing(self) -> list[Replica]:
-        return [r for r in self.replicas if (r.role, r.index) not in self.pods]
+        return [r for r in self.replicas if (r.role, r.index) not in self.pods and not self._ignored(r.role, r.index)]
 
     @cached_property
     def vanished(self) -> list[Replica]:
@@ -70,28 +71,21 @@ class _Attempt:
 
     @cached_property
     def failed(self) -> list[Pod]:
-        return [pod for _, pod in sorted(self.pods.items()) if failures.failed(pod) and not self._ignored(pod)]
+        return [pod for place, pod in self.pods.items() if failures.failed(pod) and not self._ignored(*place)]
 
-    @cached_property
-    def ignored(self) -> set[tuple[str, int]]:
-        return {place for place, pod in self.pods.items() if failures.failed(pod) and self._ignored(pod)}
-
-    def _current(self, pod: Pod) -> bool:
-        status = self.observed.status
-        entry = status.replica_restarts.get(names.replica_key(pod.role, pod.index))
-        return pod.attempt == status.attempt and pod.restart == (entry.count if entry else 0)
+    def _name(self, replica: Replica) -> str:
+        """Its pod's name: its host name, and how often it was restarted alone."""
+        entry = self.observed.status.replica_restarts.get(names.replica_key(replica.role, replica.index))
+        return f"{replica.hostname}-{entry.count}" if entry else replica.hostname
 
     def _launched(self, replica: Replica) -> bool:
         status = self.observed.status
         entry = status.replica_restarts.get(names.replica_key(replica.role, replica.index))
         return entry.launched if entry else status.launched
 
-    def _ignored(self, pod: Pod) -> bool:
-        job, status = self.observed.job, self.observed.status
-        if not any(rule.action == "ignore" for rule in job.spec.restart.rules or ()):
-            return False
-        failure = failures.describe(job, status, pod, self.observed.now)
-        return policies.rule_on(job, status, failure).action == "ignore"
+    def _ignored(self, role: str, index: int) -> bool:
+        ignored = self.observed.status.ignored
+        return bool(ignored) and names.replica_key(role, index) in ignored
 
 
 def _decision(attempt: _Attempt) -> Plan | None:
@@ -107,7 +101,7 @@ def _decision(attempt: _Attempt) -> Plan | None:
 
     if status.phase == "Suspended":
         return None if job.spec.suspend else _write(statuses.resume(job, status, now), Event("Resumed", "resumed"))
-    if policies.succeeded(job, status, attempt.pods, attempt.ignored):
+    if policies.succeeded(job, status, attempt.pods):
         return _write(statuses.succeed(job, _seen(attempt), now), Event("Succeeded", "training completed"))
     if job.spec.suspend:
         return _write(statuses.suspend(job, status, now), Event("Suspended", "suspended: the pods are deleted"))
@@ -122,9 +116,8 @@ def _decision(attempt: _Attempt) -> Plan | None:
 
 def _bad_start(attempt: _Attempt) -> Plan | None:
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
-    due = policies.startup_deadline(job, status)
-    bad = [pod for _, pod in sorted(attempt.pods.items()) if pod.waiting_reason in policies.BAD_START]
-    if not bad or due is None or now < due:
+    bad = [pod for pod in attempt.bad_starts if (policies.startup_deadline(job, status, pod) or now) <= now]
+    if not bad:
         return None
     message = f"{bad[0].name}: {bad[0].waiting_message or bad[0].waiting_reason}"
     failed = statuses.fail(job, _seen(attempt), bad[0].waiting_reason, message, now)
@@ -146,6 +139,8 @@ def _failure(attempt: _Attempt) -> Plan | None:
         if ruling.action == "fail":
             message = _with_last_line(f"{blamed}: {ruling.why}", failure)
             return _write(statuses.fail(job, _seen(attempt), ruling.reason, message, now, failure), told)
+        if ruling.action == "ignore":
+            return _write(statuses.ignore(status, failure), told)
         counted = ruling.action == "restart"
         if scope == "group":
             return _write(
@@ -170,17 +165,20 @@ def _pursue(attempt: _Attempt) -> Plan:
         return _plan(attempt, seen, delete=[*attempt.pods.values(), *attempt.outdated])
     seen = _seen(attempt)
     due = [r for r in attempt.missing if (_not_before(status, r) or now) <= now]
-    waits = [when for r in attempt.missing if (when := _not_before(status, r)) and when > now]
     create = _manifests(attempt, due) if due else []
-    if any(pod.waiting_reason in policies.BAD_START for pod in attempt.pods.values()):
-        waits.append(policies.startup_deadline(job, status) or now)
-    waits.append(policies.active_deadline(job, status) or datetime.max.replace(tzinfo=now.tzinfo))
+    waits = [
+        policies.active_deadline(job, status),
+        *(_not_before(status, replica) for replica in attempt.missing),
+        *(policies.startup_deadline(job, status, pod) for pod in attempt.bad_starts),
+    ]
     events = (
         [Event("PodsCreated", f"{len(attempt.pods)} pods of attempt {status.attempt}")]
         if seen.launched and not status.launched
         else []
     )
-    return _plan(attempt, seen, create, attempt.outdated, events, min((w for w in waits if w > now), default=None))
+    return _plan(
+        attempt, seen, create, attempt.outdated, events, min((w for w in waits if w and w > now), default=None)
+    )
 
 
 def _finished(attempt: _Attempt) -> Plan:

@@ -6,7 +6,7 @@ Each function takes the persisted status and answers the next one; nothing here 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, cast
 
 from allranks.api.job import Job
@@ -61,9 +61,9 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool, n
     """One pod is given up and replaced; the others go on."""
     restarts = _count(status.restarts, failure.reason, counted)
     key = names.replica_key(failure.role, failure.index)
-    before = status.replica_restarts.get(key) or ReplicaRestarts()
-    wait = policies.backoff(job, restarts.counted) if counted else None
-    entry = ReplicaRestarts(count=before.count + 1, restart_time=now + wait if wait else None)
+    before = status.replica_restarts.get(key)
+    wait = policies.backoff(job, restarts.counted) if counted else timedelta(0)
+    entry = ReplicaRestarts(count=before.count + 1 if before else 1, restart_time=now + wait)
     return status.model_copy(
         update={
             "restarts": restarts,
@@ -71,6 +71,12 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool, n
             "replica_restarts": {**status.replica_restarts, key: entry},
         }
     )
+
+
+def ignore(status: Status, failure: Failure) -> Status:
+    """The job goes on without this pod."""
+    key = names.replica_key(failure.role, failure.index)
+    return status.model_copy(update={"ignored": [*status.ignored, key], "last_failure": failure})
 
 
 def succeed(job: Job, status: Status, now: datetime) -> Status:
@@ -95,11 +101,12 @@ def summarise(
     roles = {role: _role(size, [pods.get((role, index)) for index in range(size)]) for role, size in count.items()}
     ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
     launched = status.launched or len(pods) == desired
+    needed = desired - len(status.ignored)
     restarted = {
         key: entry if entry.launched else entry.model_copy(update={"launched": _seen(key, entry, pods)})
         for key, entry in status.replica_restarts.items()
     }
-    running = status.running_time or (now if ready == desired else None)
+    running = status.running_time or (now if ready >= needed else None)
     update: dict[str, Any] = {
         "observed_generation": job.metadata.generation,
         "roles": roles,
@@ -124,7 +131,7 @@ def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod
     """Of a job that is over or suspended only the pods that still go away are news."""
     active = dict.fromkeys(status.roles, 0)
     for pod in pods.values():
-        active[pod.role] = active.get(pod.role, 0) + (pod.phase not in ("Succeeded", "Failed") and not pod.deleted_at)
+        active[pod.role] = active.get(pod.role, 0) + (not pod.ended and not pod.deleted_at)
     roles = {role: of.model_copy(update={"active": active[role]}) for role, of in status.roles.items()}
     if status.phase == "Suspended":
         roles = {role: RoleStatus(desired=of.desired, active=of.active) for role, of in roles.items()}
@@ -153,6 +160,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
             "running_time": None,
             "restart_time": None,
             "replica_restarts": {},
+            "ignored": [],
             "active_since": status.active_since or now,
             "observed_generation": job.metadata.generation,
         }
@@ -175,11 +183,16 @@ def _count(restarts: RestartCounts, reason: str, counted: bool) -> RestartCounts
 
 
 def _role(desired: int, pods: list[Pod | None]) -> RoleStatus:
-    phases = [pod.phase for pod in pods if pod]
-    succeeded, failed = phases.count("Succeeded"), phases.count("Failed")
-    running = sum(1 for pod in pods if pod and pod.phase == "Running" and not pod.deleted_at)
-    active = sum(1 for pod in pods if pod and pod.phase not in ("Succeeded", "Failed") and not pod.deleted_at)
-    return RoleStatus(desired=desired, active=active, ready=running + succeeded, succeeded=succeeded, failed=failed)
+    seen = [pod for pod in pods if pod]
+    succeeded = sum(pod.succeeded for pod in seen)
+    active = [pod for pod in seen if not pod.ended and not pod.deleted_at]
+    return RoleStatus(
+        desired=desired,
+        active=len(active),
+        ready=sum(pod.phase == "Running" for pod in active) + succeeded,
+        succeeded=succeeded,
+        failed=sum(pod.ended for pod in seen) - succeeded,
+    )
 
 
 def _seen(key: str, entry: ReplicaRestarts, pods: Mapping[tuple[str, int], Pod]) -> bool:
