@@ -80,7 +80,10 @@ is_installed() {
 
 fingerprint() {
   case $1 in
-    horovod) cat "$repository"/images/horovod/requirements.txt <("$repository/images/horovod/build-wheel.sh" --print-key) ;;
+    horovod)
+      cat "$repository/images/horovod/requirements.txt"
+      PYTHON=$venv/bin/python "$repository/images/horovod/build-wheel.sh" --print-key
+      ;;
     *) cat "$repository/images/$1"/requirements*.txt ;;
   esac | sha256sum | cut -d ' ' -f 1
 }
@@ -105,41 +108,52 @@ install_missing() {
 
 install_pytorch() {
   check_disk 10
-  pip_install pytorch torch
+  pip_install_requirements pytorch
+  prove pytorch torch
 }
 
 install_tensorflow() {
   check_disk 4
-  pip_install tensorflow tensorflow,tf_keras
+  pip_install_requirements tensorflow
+  prove tensorflow tensorflow tf_keras
 }
 
 install_horovod() {
   check_disk 2
   local wheel
-  # Built before the environment is touched: this takes minutes, and may be interrupted without harm.
+  pip_install_requirements horovod
   wheel=$(PYTHON=$venv/bin/python ALLRANKS_CACHE=$cache "$repository/images/horovod/build-wheel.sh")
-  pip_install horovod horovod.torch,horovod.tensorflow "$wheel"
+  pip_install horovod --no-deps --force-reinstall "$wheel"
+  prove horovod horovod.torch horovod.tensorflow
 }
 
-# pip_install FRAMEWORK MODULES [WHEEL]: the framework's requirements, a wheel that needs nothing more, and a proof.
-pip_install() {
-  local framework=$1 modules=$2 wheel=${3:-} folder=$repository/images/$1 other constraints=()
-  for other in "$repository"/images/*/requirements.txt; do # so that no framework moves a version under another one
+pip_install_requirements() {
+  local framework=$1 folder=$repository/images/$1 other constraints=()
+  for other in "$repository"/images/*/requirements.txt; do # no framework moves a version under another one
     constraints+=(--constraint "$other")
   done
-  echo "$framework" >"$unfinished"
-  run_pip --requirement "$folder/requirements.txt" "${constraints[@]}"
-  [[ ! -e $folder/requirements-no-deps.txt ]] || run_pip --no-deps --requirement "$folder/requirements-no-deps.txt"
-  [[ -z $wheel ]] || run_pip --no-deps --force-reinstall "$wheel"
-  TF_CPP_MIN_LOG_LEVEL=3 "$venv/bin/python" -c "import $modules" >&2 ||
-    fail "$framework is installed in $venv but does not import, see above"
-  fingerprint "$framework" >"$stamps/$framework"
+  pip_install "$framework" --requirement "$folder/requirements.txt" "${constraints[@]}"
+  [[ ! -e $folder/requirements-no-deps.txt ]] ||
+    pip_install "$framework" --no-deps --requirement "$folder/requirements-no-deps.txt"
+}
+
+pip_install() {
+  echo "$1" >"$unfinished"
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off --quiet "${@:2}" >&2 ||
+    fail "pip could not install $1 into $venv, see above: the same command again starts over"
   rm "$unfinished"
 }
 
-run_pip() {
-  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off --quiet "$@" >&2 9>&- ||
-    fail "pip could not install into $venv, see above: the same command again starts over"
+# prove FRAMEWORK MODULE...: what is installed can be imported; only then is it stamped as there.
+prove() {
+  local module output
+  for module in "${@:2}"; do
+    output=$("$venv/bin/python" -c "import $module" 2>&1) || {
+      echo "$output" >&2
+      fail "$1 is installed in $venv, but $module does not import, see above"
+    }
+  done
+  fingerprint "$1" >"$stamps/$1"
 }
 
 # Space for the packages, for their downloads and for pip's own cache.

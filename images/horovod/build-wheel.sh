@@ -1,0 +1,203 @@
+#!/usr/bin/env bash
+# Builds the wheel of Horovod, whose last release predates today's frameworks and comes as source only.
+set -euo pipefail
+
+usage() {
+  cat <<'USAGE'
+usage: images/horovod/build-wheel.sh [--mpi | --no-mpi] [OUTPUT_DIR]
+
+Builds the wheel of Horovod 0.28.1 for the frameworks that $PYTHON has (PyTorch, TensorFlow or both), with gloo and,
+where mpicxx and mpirun are there, with MPI. Prints the wheel's path as the only line on stdout. It takes 4 minutes on
+two cores. A wheel with MPI cannot be loaded where there is no libmpi.
+
+With OUTPUT_DIR it builds and puts the wheel there. Without, the wheel is kept in $ALLRANKS_CACHE/horovod-wheels, and
+built only if none of the same versions, scripts and options is there.
+
+options:
+  --mpi        build with MPI, and fail where it is missing
+  --no-mpi     build without MPI
+  --print-key  print the name under which the wheel would be kept, and build nothing
+
+examples:
+  PYTHON=.venv/bin/python images/horovod/build-wheel.sh
+  pip install --no-deps "$(images/horovod/build-wheel.sh --no-mpi /wheels)"
+  HOROVOD_GPU_OPERATIONS=NCCL images/horovod/build-wheel.sh /wheels
+
+environment:
+  PYTHON                  an interpreter that has the frameworks and requirements.txt, default python3
+  HOROVOD_GPU_OPERATIONS  NCCL for a build for GPUs; it needs the CUDA toolkit and NCCL's headers
+  ALLRANKS_CACHE          default ~/.cache/allranks
+  MAKEFLAGS, CXX          as make and cmake understand them
+USAGE
+}
+
+main() {
+  folder=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+  python=${PYTHON:-python3}
+  mpi=auto output='' print_key=false
+  parse_arguments "$@"
+  find_frameworks
+  settle_mpi
+  if $print_key; then
+    wheel_key
+  elif [[ -n $output ]]; then
+    build "$output"
+  else
+    build_into_cache
+  fi
+}
+
+parse_arguments() {
+  local argument
+  for argument in "$@"; do
+    case $argument in
+      -h | --help) usage; exit 0 ;;
+      --mpi) mpi=yes ;;
+      --no-mpi) mpi=no ;;
+      --print-key) print_key=true ;;
+      -*) usage >&2; fail "unknown option '$argument'" ;;
+      *) [[ -z $output ]] || fail "one output directory is enough: '$output' and '$argument'"; output=$argument ;;
+    esac
+  done
+}
+
+# Sets `torch` and `tensorflow` to the versions that $PYTHON has, empty for none, and `interpreter` to its tag.
+find_frameworks() {
+  local found
+  found=$("$python" - <<'PYTHON'
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+
+def version_of(*names):
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            pass
+    return ""
+
+
+print("cp%d%d" % sys.version_info[:2], version_of("torch"), version_of("tensorflow", "tensorflow-cpu"), sep="|")
+PYTHON
+  ) || fail "'$python' does not run: set PYTHON to an interpreter that has PyTorch or TensorFlow"
+  IFS='|' read -r interpreter torch tensorflow <<<"$found"
+}
+
+settle_mpi() {
+  local there=no
+  command -v mpicxx >/dev/null && command -v mpirun >/dev/null && there=yes
+  [[ $mpi != yes || $there == yes ]] ||
+    fail "--mpi needs mpicxx and mpirun (Debian: apt-get install openmpi-bin libopenmpi-dev)"
+  [[ $mpi != auto ]] || mpi=$there
+}
+
+# All that decides what is in the wheel: what it is built against in readable form, and a hash of how it is built.
+wheel_key() {
+  local recipe
+  recipe=$(cat "$folder/build-wheel.sh" "$folder/edit_source.py" "$folder/source.txt" | sha256sum | cut -c 1-12)
+  echo "$interpreter-$(uname -m)-torch_${torch:-none}-tensorflow_${tensorflow:-none}-mpi_$mpi-gpu_${HOROVOD_GPU_OPERATIONS:-none}-$recipe"
+}
+
+build_into_cache() {
+  local cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}/horovod-wheels kept
+  kept=$cache/$(wheel_key)
+  mkdir -p "$cache"
+  exec 8>"$cache/lock"
+  flock --nonblock 8 || { say "another call is building, waiting for it"; flock 8; }
+  if [[ ! -d $kept ]]; then
+    rm -rf "$cache/unfinished"
+    build "$cache/unfinished" >/dev/null
+    mv "$cache/unfinished" "$kept"
+  fi
+  echo "$kept"/*.whl
+}
+
+build() {
+  local destination=$1 started=$SECONDS wheel
+  check_tools
+  mkdir -p "$destination"
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  say "building against ${torch:+PyTorch $torch }${tensorflow:+TensorFlow $tensorflow }with gloo, MPI: $mpi, GPU: ${HOROVOD_GPU_OPERATIONS:-no}"
+  fetch_source
+  compile
+  wheel=$(basename "$work"/source/dist/*.whl)
+  cp "$work/source/dist/$wheel" "$destination/"
+  say "built $wheel ($(du -h "$destination/$wheel" | cut -f 1)) in $((SECONDS - started)) s"
+  echo "$destination/$wheel"
+}
+
+check_tools() {
+  [[ -n $torch$tensorflow ]] ||
+    fail "$python has neither PyTorch nor TensorFlow: Horovod is compiled against them. Install them first, or set PYTHON"
+  "$python" -c 'import cffi, cloudpickle, packaging, psutil, setuptools, yaml' ||
+    fail "$python lacks a package that the build needs: $python -m pip install setuptools -r $folder/requirements.txt"
+  command -v make >/dev/null || fail "no make on this machine (Debian: apt-get install make)"
+  "${CXX:-c++}" -std=c++20 -x c++ -fsyntax-only /dev/null 2>/dev/null ||
+    fail "no C++ compiler that knows C++ 20 (${CXX:-c++}) on this machine (Debian: apt-get install g++)"
+}
+
+fetch_source() {
+  # pip checks the hash that source.txt holds.
+  "$python" -m pip download --disable-pip-version-check --quiet --no-deps --no-binary horovod --require-hashes \
+    --requirement "$folder/source.txt" --dest "$work" >&2 || fail "pip could not download Horovod's source, see above"
+  mkdir "$work/source"
+  tar --extract --file "$work"/horovod-*.tar.gz --directory "$work/source" --strip-components 1
+  "$python" "$folder/edit_source.py" ${HOROVOD_GPU_OPERATIONS:+--gpu} "$work/source"
+}
+
+compile() {
+  local log=$work/build.log
+  find_cmake
+  export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MXNET=1
+  [[ -z $torch ]] && export HOROVOD_WITHOUT_PYTORCH=1 || export HOROVOD_WITH_PYTORCH=1
+  [[ -z $tensorflow ]] && export HOROVOD_WITHOUT_TENSORFLOW=1 || export HOROVOD_WITH_TENSORFLOW=1
+  [[ $mpi == no ]] && export HOROVOD_WITHOUT_MPI=1 || export HOROVOD_WITH_MPI=1
+  export CMAKE_POLICY_VERSION_MINIMUM=3.5 # cmake 4 refuses what Horovod's third parties ask for
+  export MAKEFLAGS=${MAKEFLAGS:--j$(parallel_compilers)}
+  if ! (cd "$work/source" && "$python" setup.py bdist_wheel 2>&1) | tee "$log" | show_progress; then
+    log=$(mktemp --tmpdir horovod-build-XXXXXX.log)
+    cp "$work/build.log" "$log"
+    grep --max-count 10 ' error: \|undefined reference\|multiple definition\|CMake Error\|Killed' "$log" >&2 || tail -n 20 "$log" >&2
+    fail "the build failed, see above; all that it said is in $log"
+  fi
+}
+
+find_cmake() {
+  export HOROVOD_CMAKE
+  HOROVOD_CMAKE=$(command -v cmake) && return
+  say "no cmake on this machine, fetching it with pip"
+  "$python" -m pip install --disable-pip-version-check --quiet --target "$work/cmake" cmake==4.4.4 >&2 ||
+    fail "pip could not fetch cmake, see above (Debian: apt-get install cmake)"
+  export PYTHONPATH=$work/cmake${PYTHONPATH:+:$PYTHONPATH}
+  HOROVOD_CMAKE=$work/cmake/bin/cmake
+}
+
+# A compiler takes up to 2 GB for PyTorch's headers.
+parallel_compilers() {
+  local by_memory cores
+  by_memory=$(awk '/MemAvailable/ { print int($2 / 1024 / 1024 / 2) }' /proc/meminfo)
+  cores=$(nproc)
+  echo $((by_memory < 1 ? 1 : by_memory < cores ? by_memory : cores))
+}
+
+# Make's own percentages, every tenth of the way.
+show_progress() {
+  local line next=10
+  while IFS= read -r line; do
+    if [[ $line =~ ^\[\ *([0-9]+)%\] ]] && ((BASH_REMATCH[1] >= next)); then
+      say "${BASH_REMATCH[1]}% compiled after $SECONDS s"
+      next=$((BASH_REMATCH[1] / 10 * 10 + 10))
+    fi
+  done
+}
+
+say() { echo "horovod: $*" >&2; }
+
+fail() {
+  echo "horovod: error: $*" >&2
+  exit 1
+}
+
+main "$@"

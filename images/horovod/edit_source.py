@@ -1,0 +1,88 @@
+"""Edits Horovod 0.28.1's source, of June 2023, so that it builds against today's PyTorch and TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One replacement in one file of the unpacked source; `old` must be there exactly once."""
+
+    path: str
+    reason: str
+    old: str
+    new: str
+    for_gpu_builds: bool = True
+
+
+KERAS_REASON = "`keras` is Keras 3 now, whose backend Horovod's optimizers cannot use; legacy Keras is `tf_keras`"
+
+EDITS = (
+    Edit(
+        path="horovod/torch/CMakeLists.txt",
+        reason="PyTorch's headers are C++ 20",
+        old='if(NOT Pytorch_VERSION VERSION_LESS "1.5.0")\n    set(CMAKE_CXX_STANDARD 14)',
+        new='if(NOT Pytorch_VERSION VERSION_LESS "1.5.0")\n    set(CMAKE_CXX_STANDARD 20)',
+    ),
+    Edit(
+        path="third_party/gloo/CMakeLists.txt",
+        # Before C++ 17 a static constexpr member needs a definition of its own, from 17 on it is one: the C++ 20 objects
+        # of edit 1 then bring a second. The standard is set as a variable, for cmake puts its own `-std` after the flags.
+        reason="gloo must be C++ 17 or later like what links it: else `multiple definition of Store::kDefaultTimeout`",
+        old='set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -std=c++11 -fPIC")',
+        new='set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -fPIC")\n  set(CMAKE_CXX_STANDARD 17)',
+    ),
+    Edit(
+        path="horovod/tensorflow/xla_mpi_ops.cc",
+        reason="XLA operations are for GPUs, and their headers ask for highwayhash/arch_specific.h, which the wheel lacks",
+        old="#if TENSORFLOW_VERSION >= 2006000000\n\n#include",
+        new="#if TENSORFLOW_VERSION >= 2006000000 && HAVE_GPU\n\n#include",
+        for_gpu_builds=False,
+    ),
+    Edit(
+        path="horovod/tensorflow/keras/__init__.py",
+        reason=KERAS_REASON,
+        old="    from keras import backend as K",
+        new="    from tf_keras import backend as K",
+    ),
+    Edit(
+        path="horovod/tensorflow/keras/callbacks.py",
+        reason=KERAS_REASON,
+        old="    from keras import backend as K",
+        new="    from tf_keras import backend as K",
+    ),
+    Edit(
+        path="setup.py",
+        reason="without debug information a library is 2 MB, with it 64 MB",
+        old="else 'RelWithDebInfo'",
+        new="else 'Release'",
+    ),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", type=Path, help="the unpacked source")
+    parser.add_argument("--gpu", action="store_true", help="leave out the edit that only a build without GPUs needs")
+    arguments = parser.parse_args()
+    for edit in EDITS:
+        if arguments.gpu and not edit.for_gpu_builds:
+            continue
+        apply(edit, arguments.source)
+
+
+def apply(edit: Edit, source: Path) -> None:
+    path = source / edit.path
+    text = path.read_text()
+    if text.count(edit.old) != 1:
+        sys.exit(f"{edit.path} is not that of Horovod 0.28.1: {edit.old!r} is in it {text.count(edit.old)} times, not once")
+    path.write_text(text.replace(edit.old, edit.new))
+    print(f"edited {edit.path}: {edit.reason}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
