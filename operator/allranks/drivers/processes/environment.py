@@ -1,0 +1,152 @@
+"""A container's environment on this machine: the user's own, less other jobs' wiring, then what the manifest says."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from allranks.core.model import Manifest
+
+# Lists of words read better without quotes.
+# ruff: noqa: SIM905
+_WIRING = frozenset(
+    "MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK NNODES NPROC_PER_NODE GROUP_RANK "
+    "GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE TF_CONFIG TORCHELASTIC_ERROR_FILE "
+    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE".split()
+)
+_WIRING_PREFIXES = ("PET_", "TORCHELASTIC_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_STEP_", "ALLRANKS_")
+_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+_REFERENCE = re.compile(r"\$(\$)?\(([^()\s]*)\)")
+
+
+def machine_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What every process on this machine starts from. A terminal inside another job must not lend us its ranks."""
+    env = {
+        name: value for name, value in environ.items() if name not in _WIRING and not name.startswith(_WIRING_PREFIXES)
+    }
+    # `.venv/bin/allranks run` without an activated environment still finds that environment's torchrun and python.
+    own = str(Path(sys.executable).parent)
+    path = env.get("PATH") or os.defpath
+    if own not in path.split(os.pathsep):
+        path += os.pathsep + own
+    return {**env, "PATH": path}
+
+
+def loopback_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that ranks on one machine need, where nobody has set them.
+
+    All ranks listen on 127.0.0.1, but gloo and NCCL look for the interface that the host name resolves to, which on a
+    laptop is none or changes; and gRPC would send TensorFlow's traffic for 127.0.0.1 to a proxy.
+    """
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
+    wanted = {name: _LOOPBACK for name in names if name not in environ}
+    if any(name in environ for name in _PROXIES):
+        for name in ("no_proxy", "NO_PROXY"):
+            wanted[name] = ",".join(filter(None, (environ.get(name), "localhost", "127.0.0.1")))
+    return wanted
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Kubernetes' `$(NAME)`: `$$(NAME)` is kept as `$(NAME)`, and so is what refers to no variable."""
+
+    def value_of(match: re.Match[str]) -> str:
+        escaped, name = match.groups()
+        return f"$({name})" if escaped else variables.get(name, match.group())
+
+    return _REFERENCE.sub(value_of, text)
+
+
+class Variables:
+    """The variables of one container's manifest, resolved in their order."""
+
+    def __init__(self, pod: Manifest, container: Manifest, machine: Mapping[str, str]) -> None:
+        self.values: dict[str, str] = {}
+        self.problems: list[str] = []
+        self._pod = pod
+        self._container = container
+        for variable in container.get("env") or ():
+            name = variable["name"]
+            if "valueFrom" in variable:
+                value = self._value_from(name, variable["valueFrom"] or {}, machine)
+                if value is not None:
+                    self.values[name] = value
+            else:
+                self.values[name] = expand(str(variable.get("value") or ""), self.values)
+
+    def _value_from(self, name: str, source: Mapping[str, Any], machine: Mapping[str, str]) -> str | None:
+        if "fieldRef" in source:
+            path = source["fieldRef"].get("fieldPath", "")
+            value = field_value(self._pod, path)
+            if value is None:
+                self.problems.append(f"{name}: the field {path} has no value on this machine; give {name} a value")
+            return value
+        if "resourceFieldRef" in source:
+            return self._resource(name, source["resourceFieldRef"])
+        for kind, word in (("secretKeyRef", "secret"), ("configMapKeyRef", "config map")):
+            if kind in source:
+                if name in machine:
+                    return machine[name]
+                if not source[kind].get("optional"):
+                    self.problems.append(
+                        f"{name} comes from {word} {source[kind].get('name')}, which is not on this machine: "
+                        f"export {name} before allranks run"
+                    )
+                return None
+        self.problems.append(f"{name}: valueFrom {', '.join(source)} is not known on this machine")
+        return None
+
+    def _resource(self, name: str, reference: Mapping[str, Any]) -> str | None:
+        kind, _, resource = str(reference.get("resource", "")).partition(".")
+        containers = self._pod["spec"].get("containers", [])
+        wanted = reference.get("containerName")
+        container = next((c for c in containers if c.get("name") == wanted), self._container)
+        resources = container.get("resources") or {}
+        amount = (resources.get(kind) or resources.get("limits") or {}).get(resource)
+        if amount is None and resource == "cpu":
+            amount = os.cpu_count() or 1
+        if amount is None and resource == "memory":
+            amount = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        try:
+            return str(math.ceil(quantity(str(amount)) / quantity(str(reference.get("divisor") or 1))))
+        except (ValueError, ZeroDivisionError):
+            self.problems.append(
+                f"{name}: resource {reference.get('resource')} has no amount here; give {name} a value"
+            )
+            return None
+
+
+def field_value(pod: Manifest, path: str) -> str | None:
+    """A field of the downward API; None for one that does not exist."""
+    metadata = pod["metadata"]
+    if keyed := re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path):
+        return str((metadata.get(keyed[1]) or {}).get(keyed[2], ""))
+    host = "127.0.0.1"
+    return {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata.get("namespace", "default"),
+        "metadata.uid": metadata.get("uid", ""),
+        "spec.nodeName": os.uname().nodename,
+        "spec.serviceAccountName": pod["spec"].get("serviceAccountName", "default"),
+        "status.podIP": host,
+        "status.podIPs": host,
+        "status.hostIP": host,
+        "status.hostIPs": host,
+    }.get(path)
+
+
+_UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("KMGTPE", 1)}
+
+
+def quantity(text: str) -> float:
+    """A Kubernetes quantity such as `500m`, `64Gi`, `2e3`. Raises ValueError."""
+    found = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", text.strip())
+    if not found or found[2] not in _UNITS:
+        raise ValueError(f"{text!r} is not a quantity")
+    return float(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,33 @@
+"""What can go wrong on this machine while a job runs, in one sentence each."""
+
+from __future__ import annotations
+
+import errno
+
+from allranks.errors import AllranksError
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full: make room and run again",
+    errno.EDQUOT: "your disk quota is used up: make room and run again",
+    errno.EACCES: "permission denied: choose another place with --run-dir",
+    errno.EPERM: "not permitted: choose another place with --run-dir",
+    errno.EROFS: "the file system is read-only: choose another place with --run-dir",
+    errno.EMFILE: "too many open files: raise the limit (ulimit -n) or run fewer replicas",
+    errno.ENFILE: "too many open files on this machine: run fewer replicas",
+    errno.EAGAIN: "no more processes are allowed: raise the limit (ulimit -u) or run fewer replicas",
+    errno.ENOMEM: "out of memory: run fewer replicas",
+}
+
+
+class Broken(AllranksError):
+    """The run cannot go on, for a reason of this machine's; its processes were ended."""
+
+    @classmethod
+    def from_os(cls, error: OSError, what: str) -> Broken:
+        """`what` failed; the reason, and what to do, come from the error number."""
+        return cls(f"{what}: {explain(error)}")
+
+
+def explain(error: OSError) -> str:
+    """The reason, and what can be done."""
+    return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()

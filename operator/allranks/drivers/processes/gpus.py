@@ -1,0 +1,78 @@
+"""This machine's GPUs, handed to pods as a device plugin does: each its own, and none to a pod that asks for none."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def list_gpus(environ: Mapping[str, str]) -> list[str]:
+    """UUIDs of the NVIDIA GPUs, or of the MIG instances of GPUs that are split, for CUDA_VISIBLE_DEVICES.
+
+    A CUDA_VISIBLE_DEVICES of the user's own narrows them.
+    """
+    program = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if program is None:
+        return []
+    try:
+        answer = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return narrow(parse(answer.stdout), environ.get(VISIBLE)) if answer.returncode == 0 else []
+
+
+def parse(listing: str) -> list[tuple[str, str]]:
+    """(index, UUID) of what `nvidia-smi -L` lists."""
+    found: list[tuple[str, str]] = []
+    whole: str | None = None
+    for line in listing.splitlines():
+        if gpu := re.match(r"GPU (\d+):.*\(UUID: (GPU-[^)]+)\)", line):
+            whole = gpu[1]
+            found.append((gpu[1], gpu[2]))
+        elif mig := re.match(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)", line):
+            # CUDA sees a GPU that is split only through its instances.
+            if found and found[-1][0] == whole:
+                found.pop()
+            found.append(("", mig[1]))
+    return found
+
+
+def narrow(gpus: Sequence[tuple[str, str]], visible: str | None) -> list[str]:
+    """The GPUs that the user lets us see, in the user's order."""
+    if visible is None:
+        return [uuid for _, uuid in gpus]
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return [uuid for name in names for index, uuid in gpus if name == index or (name and uuid.startswith(name))]
+
+
+class Gpus:
+    """Who has which."""
+
+    def __init__(self, found: Sequence[str]) -> None:
+        self.count = len(found)
+        self.shared_out = True
+        """False: the job asks for more than there are, so that all its ranks run on the CPU alike."""
+        self._free = list(found)
+        self._held: dict[str, list[str]] = {}
+        self._freed = asyncio.Event()
+
+    async def take(self, pod: str, count: int) -> Mapping[str, str]:
+        """The variables that show a pod `count` GPUs, once so many are free."""
+        if not self.count:
+            return {}
+        if not self.shared_out:
+            count = 0
+        while len(self._free) < count:
+            self._freed.clear()
+            await self._freed.wait()
+        self._held[pod], self._free = self._free[:count], self._free[count:]
+        return {VISIBLE: ",".join(self._held[pod])}
+
+    def release(self, pod: str) -> None:
+        self._free += self._held.pop(pod, [])
+        self._freed.set()
