@@ -104,4 +104,5 @@ def rendered(job: Any, helper_image: str = HELPER_IMAGE) -> list[dict[str, Any]]
 
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": NO_UID})})
     platform = Platform(helper_image=helper_image)
-    return [*desired.companions(job, Status(), platform), *desired.pods(job, Status(), platform)]
+    objects = desired.objects(job, Status(), platform)
+    return objects.companions + objects.pods

@@ -5,6 +5,7 @@ What is the same for all pods of a role is built once and shared; a pod adds its
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from allranks.api.job import API_VERSION, KIND, Job, RoleSpec
@@ -18,22 +19,26 @@ GRACE_SECONDS = 30
 """Kubernetes' own default for terminationGracePeriodSeconds."""
 
 
-def pods(job: Job, status: Status, platform: Platform) -> list[Manifest]:
-    """Every pod of the present attempt, in order of roles and indices."""
-    bases = {role: _role_template(job, spec) for role, spec in job.spec.roles.items()}
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """What an attempt is made of."""
+
+    companions: list[Manifest]
+    """What the pods need beside them: the headless Service, and for MPI a hostfile and a key."""
+    pods: list[Manifest]
+    """Every pod, in order of roles and indices."""
+
+
+def objects(job: Job, status: Status, platform: Platform) -> Objects:
+    """The objects of the present attempt."""
+    bases = _bases(job)
     group = _group(job, status, bases, platform)
     wirings = topology.framework_of(job).wire(group)
-    return [
-        _pod(job, status, replica, wiring, bases[replica.role], platform)
-        for replica, wiring in zip(group.replicas, wirings, strict=True)
-    ]
+    return Objects(_companions(job, status, wirings), _pods(job, status, group, wirings, bases, platform))
 
 
-def companions(job: Job, status: Status, platform: Platform) -> list[Manifest]:
-    """What the pods need beside them: the headless Service, and for MPI a hostfile and a key."""
+def _companions(job: Job, status: Status, wirings: list[Wiring]) -> list[Manifest]:
     out = [_service(job)]
-    bases = {role: _role_template(job, spec) for role, spec in job.spec.roles.items()}
-    wirings = topology.framework_of(job).wire(_group(job, status, bases, platform))
     files = {name: content for wiring in wirings for name, content in wiring.files.items()}
     if files:
         metadata = _metadata(job, _files_name(job, status), {names.ATTEMPT_LABEL: str(status.attempt)})
@@ -53,8 +58,7 @@ def companions(job: Job, status: Status, platform: Platform) -> list[Manifest]:
 
 def listens(job: Job, status: Status) -> list[tuple[str, int]]:
     """(pod hostname, port) on which the present attempt's pods are reached: one machine maps each to a free port."""
-    bases = {role: _role_template(job, spec) for role, spec in job.spec.roles.items()}
-    group = _group(job, status, bases, Platform(helper_image="", local=True))
+    group = _group(job, status, _bases(job), Platform(helper_image="", local=True))
     wirings = topology.framework_of(job).wire(group)
     return [
         (replica.hostname, port)
@@ -67,14 +71,14 @@ def problems(job: Job) -> list[tuple[str, str]]:
     """(field path, message) of what is wrong inside the templates, which no schema sees."""
     reserved = topology.framework_of(job).reserved_env
     out: list[tuple[str, str]] = []
-    bases = {role: _role_template(job, spec) for role, spec in job.spec.roles.items()}
+    bases = _bases(job)
     group = _group(job, Status(), bases, Platform(helper_image=""))
     for replica, wiring in zip(group.replicas, topology.framework_of(job).wire(group), strict=True):
         if wiring.prefix and not _trainer(bases[replica.role]).get("command"):
             what = "a command is needed: allranks starts it by a helper, and cannot see an image's entrypoint"
             out.append((f"spec.roles.{replica.role}.command", what))
     for role, spec in job.spec.roles.items():
-        template = _role_template(job, spec)
+        template = bases[role]
         where = f"spec.roles.{role}.template" if spec.template else "spec.template"
         for container in template["spec"]["containers"]:
             if container["name"] != names.TRAINER:
@@ -104,6 +108,10 @@ def _group(job: Job, status: Status, bases: dict[str, Manifest], platform: Platf
         local=platform.local,
         endpoints=platform.endpoints,
     )
+
+
+def _bases(job: Job) -> dict[str, Manifest]:
+    return {role: _role_template(job, spec) for role, spec in job.spec.roles.items()}
 
 
 def _role_template(job: Job, role: RoleSpec) -> Manifest:
@@ -162,7 +170,40 @@ def _trainer(base: Manifest) -> Manifest:
     return found
 
 
-def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, base: Manifest, platform: Platform) -> Manifest:
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all pods of a role that are wired alike have in common, built once."""
+
+    spec: Manifest
+    """Pod spec with everything but the training container, `hostname` and `subdomain`."""
+    trainer: Manifest
+    """The training container without its environment."""
+    sidecars: list[Manifest]
+
+
+def _pods(
+    job: Job, status: Status, group: Group, wirings: list[Wiring], bases: dict[str, Manifest], platform: Platform
+) -> list[Manifest]:
+    shared: dict[object, _Shared] = {}
+    out = []
+    for replica, wiring in zip(group.replicas, wirings, strict=True):
+        base = bases[replica.role]
+        alike = (
+            replica.role,
+            wiring.prefix,
+            wiring.command,
+            wiring.helper,
+            wiring.ssh_key,
+            bool(wiring.files),
+            *wiring.ports.items(),
+        )
+        if alike not in shared:
+            shared[alike] = _share(job, status, wiring, base, platform)
+        out.append(_pod(job, status, replica, wiring, base, shared[alike]))
+    return out
+
+
+def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, base: Manifest, shared: _Shared) -> Manifest:
     restarted = status.replica_restarts.get(names.replica_key(replica.role, replica.index))
     restart = restarted.count if restarted else 0
     labels = {
@@ -176,11 +217,16 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, base: Manif
     metadata = _metadata(job, name, labels)
     if base["metadata"].get("annotations"):
         metadata["annotations"] = base["metadata"]["annotations"]
+    env = _environment(job, status, replica, wiring, shared.trainer.get("env", []))
+    containers = [{**shared.trainer, "env": env}, *shared.sidecars]
+    spec = {**shared.spec, "hostname": replica.hostname, "subdomain": job.name, "containers": containers}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
+
+def _share(job: Job, status: Status, wiring: Wiring, base: Manifest, platform: Platform) -> _Shared:
     mounts, volumes, init = _attachments(job, status, wiring, base, platform)
     user = _trainer(base)
-    trainer = {**_TRAINER_DEFAULTS, **user, "env": _environment(job, status, replica, wiring, user.get("env", []))}
-    trainer["securityContext"] = merge(_TRAINER_DEFAULTS["securityContext"], user.get("securityContext", {}))
+    trainer = merge(_TRAINER_DEFAULTS, user)
     if wiring.command is not None:
         trainer["command"] = list(wiring.command)
         trainer.pop("args", None)
@@ -194,16 +240,15 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, base: Manif
         ]
     if mounts:
         trainer["volumeMounts"] = [*user.get("volumeMounts", []), *mounts]
-
-    spec = {**base["spec"], "hostname": replica.hostname, "subdomain": job.name}
-    spec["containers"] = [trainer if c["name"] == names.TRAINER else c for c in base["spec"]["containers"]]
+    spec = dict(base["spec"])
     if volumes:
-        spec["volumes"] = [*base["spec"].get("volumes", []), *volumes]
+        spec["volumes"] = [*spec.get("volumes", []), *volumes]
     if init:
-        spec["initContainers"] = [*init, *base["spec"].get("initContainers", [])]
+        spec["initContainers"] = [*init, *spec.get("initContainers", [])]
     if topology.gpus(user.get("resources")) and _GPU_TOLERATION not in spec.get("tolerations", []):
         spec["tolerations"] = [*spec.get("tolerations", []), _GPU_TOLERATION]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    sidecars = [container for container in spec["containers"] if container["name"] != names.TRAINER]
+    return _Shared(spec, trainer, sidecars)
 
 
 def _environment(

@@ -92,12 +92,12 @@ def _decision(attempt: _Attempt) -> Plan | None:
     """The transition that is due, if any: at most one, written ahead."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     if status.start_time is None:
-        return _write(statuses.begin(job, status, now))
-    if not status.launched and (wrong := desired.problems(job)):
-        message = "; ".join(f"{path}: {text}" for path, text in wrong)
-        return _write(
-            statuses.fail(job, status, "InvalidSpec", message, now), Event("InvalidSpec", message, warning=True)
-        )
+        begun = statuses.begin(job, status, now)
+        if wrong := desired.problems(job):
+            message = "; ".join(f"{path}: {text}" for path, text in wrong)
+            failed = statuses.fail(job, begun, "InvalidSpec", message, now)
+            return _write(failed, Event("InvalidSpec", message, warning=True))
+        return _write(begun)
 
     if status.phase == "Suspended":
         return None if job.spec.suspend else _write(statuses.resume(job, status, now), Event("Resumed", "resumed"))
@@ -211,8 +211,9 @@ def _manifests(attempt: _Attempt, due: list[Replica]) -> list[Manifest]:
     """The companions with the first pods of an attempt, and the pods that are due."""
     job, status, platform = attempt.observed.job, attempt.observed.status, attempt.observed.platform
     places = {(r.role, r.index) for r in due}
-    pods = zip(attempt.replicas, desired.pods(job, status, platform), strict=True)
-    companions = [] if status.launched else desired.companions(job, status, platform)
+    objects = desired.objects(job, status, platform)
+    companions = [] if status.launched else objects.companions
+    pods = zip(attempt.replicas, objects.pods, strict=True)
     return companions + [pod for replica, pod in pods if (replica.role, replica.index) in places]
 
 
