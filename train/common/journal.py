@@ -28,13 +28,16 @@ class Progress:
 class Journal:
     """The record of one run, as seen from one rank."""
 
-    def __init__(self, options: argparse.Namespace, rank: int, size: int, suffix: str, device: str) -> None:
+    def __init__(
+        self, options: argparse.Namespace, rank: int, size: int, suffix: str, device: str, name: str = ""
+    ) -> None:
         """`suffix` is that of the checkpoints, `device` what this rank computes on, in words."""
         self.rank, self.size = rank, size
+        self.name = name or f"rank {rank} of {size}"
         self._options = options
         self._store: CheckpointStore | None = None
         self._metrics: MetricsLog | None = None
-        say(f"rank {rank} of {size}: started on {device}")
+        say(f"{self.name}: started on {device}")
         if rank != 0:
             return
         if options.checkpoint_dir is None:
@@ -53,7 +56,7 @@ class Journal:
             loss = f" (loss {progress.losses[-1]:.4f})" if progress.losses else ""
             say(f"resumed from epoch {progress.epoch} of {self._options.checkpoint_dir}{loss}")
         elif progress.step:
-            say(f"rank {self.rank} of {self.size}: resumed from epoch {progress.epoch}")
+            say(f"{self.name}: resumed from epoch {progress.epoch}")
         if self.rank == 0 and self._options.output_dir is not None:
             self._metrics = MetricsLog(self._options.output_dir / "metrics.jsonl", progress.epoch)
 
@@ -86,20 +89,20 @@ class Journal:
             self._store.save(progress.epoch, checkpoint())
         saved = f", saved in {self._store.directory}" if self._store else ""
         where = f"after epoch {progress.epoch}, step {progress.step}"
-        say(f"rank {self.rank} of {self.size}: SIGTERM: stopped {where}{saved}")
+        say(f"{self.name}: SIGTERM: stopped {where}{saved}")
 
     def last_words(self) -> None:
         """Alone, without the other ranks: save the last complete epoch if it is not on the disk yet."""
         epoch = self._store.flush() if self._store else None
         saved = "" if epoch is None else f", saved epoch {epoch}"
-        say(f"rank {self.rank} of {self.size}: SIGTERM: the other ranks did not stop with this one{saved}")
+        say(f"{self.name}: SIGTERM: the other ranks did not stop with this one{saved}")
 
     def finish(self, progress: Progress, accuracy: float, title: str) -> None:
         """The end of a complete training, with the accuracy on held-out data, which is the same on all ranks."""
         if self.rank == 0:
             say(draw_curve(progress.losses))
             self._save_picture(progress, title)
-        say(f"rank {self.rank} of {self.size}: test accuracy {accuracy:.4f}")
+        say(f"{self.name}: test accuracy {accuracy:.4f}")
 
     def _save_picture(self, progress: Progress, title: str) -> None:
         if self._options.output_dir is None:

@@ -1,0 +1,157 @@
+"""PenguinNet on the Palmer penguins with TensorFlow's ParameterServerStrategy: the weights live on the ps tasks, the
+workers compute gradients, each at its own pace, and the chief hands out the steps and does everything else."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from common.journal import Journal, Progress, say
+from common.options import make_parser, parse_options
+from common.penguins import FEATURES, SPECIES, Penguins, load_penguins
+from common.tensorflow import SUFFIX, pack, set_threads, tf, unpack
+from common.termination import Termination
+
+EXAMPLE = """export TF_CONFIG='{"cluster": {"chief": ["localhost:2222"], "ps": ["localhost:2223"],
+                               "worker": ["localhost:2224", "localhost:2225"]},
+                   "task": {"type": "chief", "index": 0}}'     # and one terminal for each other task
+python penguins_tensorflow_ps.py --epochs 20 --checkpoint-dir /tmp/penguins
+
+The chief ends with the training. The ps and worker tasks never end by themselves: end them when it has."""
+
+
+def main() -> None:
+    parser = make_parser(__doc__, EXAMPLE, epochs=20, batch_size=16, lr=0.01, batch_of="one worker")
+    options = parse_options(parser)
+    if "TF_CONFIG" not in os.environ:
+        parser.error("TF_CONFIG is not set: parameter servers need a cluster of chief, ps and worker tasks")
+    set_threads(options.threads)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type in ("ps", "worker"):
+        serve(resolver)
+    elif resolver.task_type == "chief":
+        train(resolver, options)
+    else:
+        parser.error(f"task type {resolver.task_type!r} in TF_CONFIG: this program knows chief, ps and worker")
+
+
+def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
+    """Do what the chief asks for, until somebody ends this process."""
+    name = f"{resolver.task_type} {resolver.task_id}"
+    server = tf.distribute.Server(
+        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
+    )
+    # The first process of a container ignores SIGTERM unless it has a handler.
+    Termination(lambda: say(f"{name}: SIGTERM: stopped"), agree_within=0)
+    say(f"{name}: serving at {resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)}")
+    server.join()
+
+
+def train(resolver: tf.distribute.cluster_resolver.ClusterResolver, options: argparse.Namespace) -> None:
+    """The chief's part, which is the whole training."""
+    cluster = resolver.cluster_spec().as_dict()
+    workers, servers = len(cluster.get("worker", [])), len(cluster.get("ps", []))
+    strategy = tf.distribute.ParameterServerStrategy(resolver)  # waits for the other tasks
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    journal = Journal(options, 0, workers, SUFFIX, f"{workers} worker(s) and {servers} ps", name="chief")
+    termination = Termination(journal.last_words)
+
+    penguins = load_penguins()
+    tf.keras.utils.set_random_seed(options.seed)
+    with strategy.scope():  # variables made here go to the ps tasks, in turn
+        net = penguin_net()
+        optimizer = tf.keras.optimizers.Adam(options.lr)
+        optimizer.build(net.trainable_variables)
+    variables = [*net.variables, *optimizer.variables]
+    content = journal.newest_checkpoint()
+    progress = unpack(content, variables)[0] if content else Progress()
+    journal.begin(progress)
+
+    train_step = make_train_step(strategy, net, optimizer, penguins)
+    while progress.epoch < options.epochs:
+        started = time.monotonic()
+        batches = batches_of_rows(len(penguins.train_y), options.batch_size, options.seed, progress.epoch)
+        results = []
+        for rows in batches:
+            if termination.requested:
+                break
+            results.append(coordinator.schedule(train_step, args=(rows,)))  # whichever worker is free takes it
+            progress.step += 1
+        coordinator.join()  # the steps of a worker that is lost meanwhile are done by another one
+        if len(results) < len(batches):
+            termination.agreed()
+            journal.stop(progress, lambda: pack(variables, progress))
+            termination.exit()
+        loss, correct = np.sum(coordinator.fetch(results), axis=0).tolist()
+        samples = len(penguins.train_y)
+        progress.epoch += 1
+        progress.losses.append(loss / samples)
+        journal.end_epoch(
+            progress,
+            accuracy=correct / samples,
+            seconds=time.monotonic() - started,
+            samples=samples,
+            checkpoint=lambda: pack(variables, progress),
+        )
+        termination.pause(options.pause)
+
+    journal.finish(progress, evaluate(net, penguins), "Palmer penguins, ParameterServerStrategy")
+
+
+def penguin_net() -> tf.keras.Model:
+    """(batch, 5) features to (batch, 3) logits."""
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((FEATURES,)),
+            tf.keras.layers.Dense(10, activation="relu"),
+            tf.keras.layers.Dense(10, activation="relu"),
+            tf.keras.layers.Dense(len(SPECIES)),
+        ]
+    )
+
+
+def make_train_step(
+    strategy: tf.distribute.Strategy, net: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, penguins: Penguins
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A function of some rows' indices, to run on a worker: a step on the weights as they are at that moment, whatever
+    the other workers do. Returns summed loss and correct answers. Data that is too large to be a constant of the
+    function, as it is here, would come from `coordinator.create_per_worker_dataset`."""
+
+    @tf.function
+    def train_step(rows: tf.Tensor) -> tf.Tensor:
+        def step_of_replica() -> tf.Tensor:
+            replica = tf.distribute.get_replica_context()  # one for each GPU of the worker
+            mine = rows[replica.replica_id_in_sync_group :: replica.num_replicas_in_sync]
+            x, y = tf.gather(penguins.train_x, mine), tf.gather(penguins.train_y, mine)
+            with tf.GradientTape() as tape:
+                logits = net(x, training=True)
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+                loss = tf.reduce_sum(losses) / tf.cast(tf.size(rows), tf.float32)
+            gradients = tape.gradient(loss, net.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+            correct = tf.equal(tf.argmax(logits, axis=1), y)
+            return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(tf.cast(correct, tf.float32))])
+
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step_of_replica), axis=None)
+
+    return train_step
+
+
+def batches_of_rows(count: int, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """The indices of all rows, in an order that depends on seed and epoch only, in batches."""
+    order = np.random.default_rng((seed, epoch)).permutation(count)
+    return np.split(order, range(batch_size, count, batch_size))
+
+
+def evaluate(net: tf.keras.Model, penguins: Penguins) -> float:
+    """Accuracy on the held-out rows, by the chief with the weights of the ps tasks."""
+    answers = np.argmax(net(penguins.test_x, training=False), axis=1)
+    return float(np.mean(answers == penguins.test_y))
+
+
+if __name__ == "__main__":
+    main()
