@@ -1,0 +1,52 @@
+"""What an API server that has the CRD refuses: a broken schema, a broken rule, a change of what may not change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from allranks.api import validate
+from allranks.api.crd import Schema, root_schema
+from allranks.api.job import KIND
+from allranks.core.model import Manifest
+from allranks.drivers.memory.store import Invalid
+from allranks.errors import InvalidManifest
+
+
+def admit(before: Manifest | None, after: Manifest) -> None:
+    """Raises Invalid with every problem. `before` is None on creation."""
+    if after.get("kind") != KIND:
+        return
+    problems: list[tuple[str, str]] = []
+    try:
+        job = validate.parse({**after, "metadata": {"name": after["metadata"]["name"]}})
+    except InvalidManifest as error:
+        problems += error.problems
+    else:
+        if before is not None:
+            old = validate.parse({**before, "metadata": {"name": before["metadata"]["name"]}})
+            new_spec = validate.with_defaults(after, job)["spec"]
+            old_spec = validate.with_defaults(before, old)["spec"]
+            problems += _broken_transitions(root_schema()["properties"]["spec"], new_spec, old_spec, "spec")
+    if problems:
+        text = ", ".join(f"{path}: Invalid value: {message}" for path, message in problems)
+        raise Invalid(f'{KIND} "{after["metadata"]["name"]}" is invalid: {text}')
+
+
+def _broken_transitions(schema: Schema, new: Any, old: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Rules that speak of `oldSelf` hold only where there was something before."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if "oldSelf" in rule["rule"] and not _program(rule["rule"]).execute({"self": new, "oldSelf": old}):
+            yield path + rule.get("fieldPath", ""), rule["message"]
+    if isinstance(new, dict) and isinstance(old, dict):
+        for name, child in schema.get("properties", {}).items():
+            if name in new and name in old:
+                yield from _broken_transitions(child, new[name], old[name], f"{path}.{name}")
+
+
+@cache
+def _program(rule: str) -> Any:
+    import cel
+
+    return cel.compile(rule)
