@@ -3,7 +3,6 @@ rows, and after each backward pass the gradients are averaged, so that all ranks
 
 from __future__ import annotations
 
-import os
 import time
 
 import torch
@@ -13,20 +12,15 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from common.journal import Journal, Progress
+from common.ddp import any_rank_terminated, join_group, resume, stop
+from common.journal import Journal
+from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
-from common.penguins import FEATURES, SPECIES, Penguins, load_penguins
-from common.pytorch import SUFFIX, pack, seed_epoch, unpack
+from common.penguins import Penguins, load_penguins
+from common.pytorch import SUFFIX, pack, seed_epoch
 from common.termination import Termination
 
 EXAMPLE = """torchrun --standalone --nproc-per-node 2 penguins_pytorch.py --epochs 20 --checkpoint-dir /tmp/penguins"""
-
-
-class PenguinNet(nn.Sequential):
-    """(batch, 5) features to (batch, 3) logits."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(FEATURES, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, len(SPECIES)))
 
 
 @record  # an exception goes to the file that torchrun names: its own exit code says nothing about the cause
@@ -41,7 +35,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     net = PenguinNet().to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=options.lr)
-    progress = resume(journal, net, optimizer, device)
+    progress, _ = resume(journal, net, optimizer, device)
     model = DistributedDataParallel(net)
 
     train_rows = TensorDataset(torch.from_numpy(penguins.train_x), torch.from_numpy(penguins.train_y))
@@ -54,7 +48,7 @@ def main() -> None:
         totals = torch.zeros(3, device=device)  # loss, correct answers and samples of this rank
         for x, y in loader:
             if any_rank_terminated(termination, device):
-                stop(termination, journal, progress, net, optimizer)
+                stop(termination, journal, progress, lambda: pack(net, optimizer, progress))
             totals += train_step(model, optimizer, x.to(device), y.to(device))
             progress.step += 1
         dist.all_reduce(totals)
@@ -74,33 +68,6 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def join_group(threads: int) -> torch.device:
-    """Meet the other ranks, at the address that torchrun or an operator put into the environment; alone where there is
-    none. One process has one GPU, or `threads` cores."""
-    os.environ.setdefault("RANK", "0")
-    os.environ.setdefault("WORLD_SIZE", "1")
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "0")  # any free one, which only a group of one can do with
-    torch.set_num_threads(threads)
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    return device
-
-
-def resume(journal: Journal, net: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
-    """Rank 0 reads its newest checkpoint and sends it to all: the others may have another disk."""
-    content = [journal.newest_checkpoint()]
-    dist.broadcast_object_list(content, src=0, device=device)
-    progress = unpack(content[0], net, optimizer, device)[0] if content[0] else Progress()
-    journal.begin(progress)
-    return progress
-
-
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """One step on a batch of this rank; its summed loss, correct answers and samples, as a tensor of shape (3,)."""
     optimizer.zero_grad()
@@ -109,24 +76,6 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
     loss.backward()  # DDP averages the gradients of all ranks here
     optimizer.step()
     return torch.stack([loss.detach() * len(y), (logits.argmax(1) == y).sum(), torch.tensor(len(y), device=x.device)])
-
-
-def any_rank_terminated(termination: Termination, device: torch.device) -> bool:
-    """Whether a rank got SIGTERM, the same answer on all ranks. A large model would ask only every few steps."""
-    flag = torch.tensor(int(termination.requested), device=device)
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return bool(flag.item())
-
-
-def stop(
-    termination: Termination, journal: Journal, progress: Progress, net: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    """All ranks end here; none before rank 0 has saved, because torchrun ends the others when one is gone."""
-    termination.agreed()
-    journal.stop(progress, lambda: pack(net, optimizer, progress))
-    dist.barrier()
-    dist.destroy_process_group()
-    termination.exit()
 
 
 @torch.no_grad()
