@@ -76,9 +76,9 @@ def root_schema() -> Schema:
         "type": "object",
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"type": "string", "maxLength": 64},
-            "kind": {"type": "string", "maxLength": 64},
-            "metadata": {"type": "object"},
+            "apiVersion": {"description": f"{API_VERSION}.", "type": "string", "maxLength": 64},
+            "kind": {"description": f"{KIND}.", "type": "string", "maxLength": 64},
+            "metadata": {"description": "As of every object; the name has at most 42 characters.", "type": "object"},
             "spec": structural(Spec.model_json_schema(by_alias=True)),
             "status": _without_defaults(structural(Status.model_json_schema(by_alias=True))),
         },

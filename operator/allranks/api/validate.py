@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from allranks.api import template
 from allranks.api.crd import Schema, root_schema
 from allranks.api.job import API_VERSION, KIND, Job, Metadata, Spec
 from allranks.errors import InvalidManifest
@@ -46,6 +47,8 @@ def parse(document: Any) -> Job:
         job = Job(metadata=parsed.metadata, spec=parsed.spec)
     except ValidationError as error:
         problems = [_problem(detail) for detail in error.errors(include_url=False)]
+    if job is not None:
+        problems += _template_problems(job)
     problems += rule_problems(document if job is None else with_defaults(document, job), lenient=job is None)
     if problems or job is None:
         raise InvalidManifest(list(dict.fromkeys(problems)))
@@ -64,6 +67,17 @@ def rule_problems(document: Mapping[str, Any], lenient: bool = False) -> list[Pr
         for rule, path, message, value in _rules(root_schema(), document, "")
         if not _holds(rule, value, lenient)
     ]
+
+
+def _template_problems(job: Job) -> Iterator[Problem]:
+    places = [
+        ("spec", job.spec.template),
+        *((f"spec.roles.{role}", of.template) for role, of in job.spec.roles.items()),
+    ]
+    for place, content in places:
+        for detail in template.errors(content) if content is not None else ():
+            path, message = _problem(detail)
+            yield f"{place}.template.{path}", message
 
 
 def _wrong_kind(document: Mapping[str, Any]) -> Iterator[Problem]:

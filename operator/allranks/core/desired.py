@@ -58,7 +58,7 @@ def _companions(job: Job, status: Status, wirings: list[Wiring]) -> list[Manifes
 
 def listens(job: Job, status: Status) -> list[tuple[str, int]]:
     """(pod hostname, port) on which the present attempt's pods are reached: one machine maps each to a free port."""
-    group = _group(job, status, _bases(job), Platform(helper_image="", local=True))
+    group = group_of(job, status)
     wirings = topology.framework_of(job).wire(group)
     return [
         (replica.hostname, port)
@@ -94,6 +94,11 @@ def problems(job: Job) -> list[tuple[str, str]]:
     return list(dict.fromkeys(out))
 
 
+def group_of(job: Job, status: Status) -> Group:
+    """The present attempt as its framework sees it, on a cluster."""
+    return _group(job, status, _bases(job), Platform(helper_image=""))
+
+
 def _group(job: Job, status: Status, bases: dict[str, Manifest], platform: Platform) -> Group:
     grace = [base["spec"].get("terminationGracePeriodSeconds", GRACE_SECONDS) for base in bases.values()]
     return Group(
@@ -104,9 +109,19 @@ def _group(job: Job, status: Status, bases: dict[str, Manifest], platform: Platf
         options=job.spec.options,
         gpus={role: topology.gpus(_trainer(base).get("resources")) for role, base in bases.items()},
         own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
+        variables={role: _variable_names(job, base) for role, base in bases.items()},
         grace_seconds=min(grace),
         local=platform.local,
         endpoints=platform.endpoints,
+    )
+
+
+def _variable_names(job: Job, base: Manifest) -> tuple[str, ...]:
+    own = ["ALLRANKS_JOB", "ALLRANKS_ATTEMPT", *(["ALLRANKS_CHECKPOINT_DIR"] if job.spec.checkpoint else [])]
+    return (
+        *own,
+        "PYTHONUNBUFFERED",
+        *(v["name"] for v in _trainer(base).get("env", []) if v["name"] != "PYTHONUNBUFFERED"),
     )
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
-from allranks.core import names, topology
-from allranks.core.model import Exit, Pod
+from allranks.core import desired, names, topology
+from allranks.core.model import Pod
 from allranks.frameworks.base import Replica, RootCause
 
 DISRUPTIONS: dict[str, str] = {
@@ -38,9 +40,10 @@ def failed(pod: Pod) -> bool:
 
 def first_failure(job: Job, status: Status, pods: Iterable[Pod], missing: Iterable[Replica], now: datetime) -> Failure:
     """The earliest failure among `pods` (all failed) and `missing` (pods that were there and are gone)."""
-    found = [(_time(pod, now), _precedence(pod), pod.role, pod.index, pod) for pod in pods]
-    if found:
-        return describe(job, status, min(found, key=lambda item: item[:4])[4], now)
+    framework = topology.framework_of(job)
+    endings = [_Ending(pod, framework.root_cause(pod.exit.message) if pod.exit else None, now) for pod in pods]
+    if endings:
+        return _describe(job, status, min(endings, key=lambda e: (e.time, e.precedence, e.pod.role, e.pod.index)))
     replica = min(missing, key=lambda r: (r.node_rank is None, r.node_rank or 0, r.role, r.index))
     restart = status.replica_restarts.get(names.replica_key(replica.role, replica.index))
     return Failure(
@@ -50,32 +53,103 @@ def first_failure(job: Job, status: Status, pods: Iterable[Pod], missing: Iterab
         rank=_rank(job, status, replica.role, replica.index),
         pod=names.pod_name(job.name, replica.role, replica.index, status.attempt, restart.count if restart else 0),
         reason="Deleted",
-        message="the pod was deleted by someone",
+        message=_DELETED,
         time=now,
     )
 
 
-def describe(job: Job, status: Status, pod: Pod, now: datetime) -> Failure:
+_DELETED = "the pod was deleted by someone"
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """One failed pod, with what its launcher reported."""
+
+    pod: Pod
+    cause: RootCause | None
+    now: datetime
+
+    @cached_property
+    def disrupted(self) -> bool:
+        """The cluster or somebody took the pod away before, or instead of, its own end."""
+        pod = self.pod
+        if pod.disruption and pod.disruption.reason == "TerminationByKubelet":
+            return True  # kubelet ends the container first and says why afterwards
+        taken = [moment for moment in (pod.disruption and pod.disruption.at, pod.deleted_at) if moment]
+        return bool(taken) and (pod.exit is None or min(taken) <= pod.exit.finished_at)
+
+    @cached_property
+    def time(self) -> datetime:
+        """When it failed. A launcher first ends its other workers: its report knows better than the container's end."""
+        pod = self.pod
+        ended = pod.exit.finished_at if pod.exit else None
+        if ended and self.cause and self.cause.time and not self.disrupted:
+            # The report has no time zone; zones differ by quarters of an hour, and no launcher takes so long to end.
+            return ended - (ended.replace(tzinfo=None) - self.cause.time) % timedelta(minutes=15)
+        moments = (ended, pod.disruption.at if pod.disruption else None, pod.deleted_at)
+        return min((moment for moment in moments if moment), default=self.now)
+
+    @cached_property
+    def precedence(self) -> int:
+        """Between failures of the same second: what starts an avalanche comes before what an avalanche looks like."""
+        code, signal = self.code, self.signal
+        if self.disrupted or code is None or self.reason == "OOMKilled":
+            return 0
+        if signal in (6, 15):  # SIGABRT of a watchdog, SIGTERM of a launcher
+            return 3
+        return 1 if signal else 2
+
+    @property
+    def code(self) -> int | None:
+        if self.disrupted or self.pod.exit is None:
+            return None
+        reported = self.cause.exit_code if self.cause else None
+        return self.pod.exit.code if reported is None else reported
+
+    @property
+    def signal(self) -> int | None:
+        if self.disrupted or self.pod.exit is None:
+            return None
+        return self.cause.signal if self.cause and self.cause.exit_code is not None else self.pod.exit.signal
+
+    @property
+    def reason(self) -> str:
+        pod = self.pod
+        if not self.disrupted and pod.exit:
+            return pod.exit.reason or "Error"
+        if pod.disruption:
+            return DISRUPTIONS.get(pod.disruption.reason, "Disrupted")
+        if pod.deleted_at:
+            return "Deleted"
+        return pod.waiting_reason or "PodFailed"  # an init container failed, or kubelet refused the pod
+
+    @property
+    def message(self) -> str:
+        pod = self.pod
+        if not self.disrupted and pod.exit:
+            return (self.cause.message if self.cause else None) or pod.exit.message
+        if pod.disruption:
+            return pod.disruption.message
+        return _DELETED if pod.deleted_at else pod.waiting_message
+
+
+def _describe(job: Job, status: Status, ending: _Ending) -> Failure:
     """One failed pod as `status.lastFailure` tells it."""
-    time = _time(pod, now)
-    ending = pod.exit if not _disrupted(pod) else None
-    cause = topology.framework_of(job).root_cause(ending.message) if ending else None
-    code, signal = (ending.code, ending.signal) if ending else (None, None)
-    if cause and cause.exit_code is not None:
-        code, signal = cause.exit_code, cause.signal
+    pod = ending.pod
+    reported = ending.cause.rank if ending.cause else None
     return Failure(
         attempt=status.attempt,
         role=pod.role,
         index=pod.index,
-        rank=cause.rank if cause and cause.rank is not None else _rank(job, status, pod.role, pod.index),
+        rank=_rank(job, status, pod.role, pod.index) if reported is None else reported,
         pod=pod.name,
         node=pod.node,
-        exit_code=code,
-        signal=signal,
-        reason=_reason(pod),
-        message=_last_lines(_message(pod, ending, cause)),
-        time=time,
-        ran_seconds=max(0.0, (time - pod.started_at).total_seconds()) if pod.started_at else 0.0,
+        exit_code=ending.code,
+        signal=ending.signal,
+        reason=ending.reason[:128],
+        message=_last_lines(ending.message),
+        time=ending.time,
+        ran_seconds=max(0.0, (ending.time - pod.started_at).total_seconds()) if pod.started_at else 0.0,
     )
 
 
@@ -90,58 +164,13 @@ def same_way(one: Failure, other: Failure) -> bool:
     return way(one) == way(other)
 
 
-def _disrupted(pod: Pod) -> bool:
-    """The cluster or somebody took it away before, or instead of, its own end."""
-    if pod.disruption:
-        return True
-    return pod.deleted_at is not None and (pod.exit is None or pod.deleted_at <= pod.exit.finished_at)
-
-
-def _time(pod: Pod, now: datetime) -> datetime:
-    moments = [
-        pod.disruption.at if pod.disruption else None,
-        pod.exit.finished_at if pod.exit else None,
-        pod.deleted_at,
-    ]
-    return min((moment for moment in moments if moment is not None), default=now)
-
-
-def _precedence(pod: Pod) -> int:
-    """Between failures of the same second: what starts an avalanche comes before what an avalanche looks like."""
-    if _disrupted(pod) or pod.exit is None or pod.exit.reason == "OOMKilled":
-        return 0
-    aftermath = pod.exit.signal in (6, 15)  # SIGABRT of a watchdog, SIGTERM of a launcher
-    return 1 if pod.exit.signal and not aftermath else 3 if aftermath else 2
-
-
-def _reason(pod: Pod) -> str:
-    if pod.disruption:
-        return DISRUPTIONS.get(pod.disruption.reason, "Disrupted")
-    if pod.exit and not _disrupted(pod):
-        return pod.exit.reason or "Error"
-    if pod.deleted_at:
-        return "Deleted"
-    return pod.waiting_reason or "PodFailed"  # an init container failed, or kubelet refused the pod
-
-
-def _message(pod: Pod, ending: Exit | None, cause: RootCause | None) -> str:
-    if cause and cause.message:
-        return cause.message
-    if ending:
-        return ending.message
-    if pod.disruption:
-        return pod.disruption.message
-    if pod.deleted_at:
-        return "the pod was deleted by someone"
-    return pod.waiting_message
-
-
 def _rank(job: Job, status: Status, role: str, index: int) -> int | None:
-    """The pod's rank, where one process runs per pod: then node rank and rank are the same."""
-    for replica in topology.replicas(job, status):
-        if (replica.role, replica.index) == (role, index):
-            return replica.node_rank
-    return None
+    """The pod's rank, where one process runs in each: then node rank and rank are the same."""
+    group = desired.group_of(job, status)
+    framework = topology.framework_of(job)
+    if any(framework.processes(group, replica.role) != 1 for replica in group.ranked()):
+        return None
+    return next((r.node_rank for r in group.replicas if (r.role, r.index) == (role, index)), None)
 
 
 def _last_lines(text: str) -> str:

@@ -23,6 +23,8 @@ _KEYS = {
     "topologySpreadConstraints": "topologyKey",
 }
 """List field -> the member that identifies an item. Any other list is replaced as a whole."""
+_WHOLE = frozenset({"env", "volumes"})
+"""Of these a namesake replaces the item: value and valueFrom, or two volume sources, exclude each other."""
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,24 +37,19 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             below = out.get(key)
             out[key] = merge(below if isinstance(below, Mapping) else {}, value)
         elif isinstance(value, list) and isinstance(out.get(key), list) and key in _KEYS:
-            out[key] = _merge_named(out[key], value, _KEYS[key])
+            out[key] = _merge_named(out[key], value, _KEYS[key], key in _WHOLE)
         else:
             out[key] = value
     return out
 
 
-def _merge_named(under: list[Any], over: list[Any], key: str) -> list[Any]:
-    """Items of `under` in their order, merged with their namesakes, then what is new."""
+def _merge_named(under: list[Any], over: list[Any], key: str, whole: bool) -> list[Any]:
+    """Items of `under` in their order, merged with (or replaced by) their namesakes, then what is new."""
     named = {item.get(key): item for item in over if isinstance(item, Mapping)}
     out = []
     for item in under:
         namesake = named.pop(item.get(key), None) if isinstance(item, Mapping) else None
-        # A variable's value and valueFrom exclude each other: the upper one replaces the lower one whole.
         if namesake is not None:
-            item = (
-                dict(namesake)
-                if key == "name" and ("value" in namesake or "valueFrom" in namesake)
-                else merge(item, namesake)
-            )
+            item = dict(namesake) if whole else merge(item, namesake)
         out.append(item)
     return out + list(named.values())

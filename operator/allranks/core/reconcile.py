@@ -125,29 +125,25 @@ def _bad_start(attempt: _Attempt) -> Plan | None:
 
 
 def _failure(attempt: _Attempt) -> Plan | None:
-    """The first failure of the attempt decides; one of a group outweighs those of pods that restart alone."""
+    """The first failure of the attempt decides; what it takes along, if any of a group failed, is the whole group."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
-    for scope in ("group", "pod"):
-        pods = [pod for pod in attempt.failed if policies.scope(job, pod.role) == scope]
-        gone = [replica for replica in attempt.vanished if policies.scope(job, replica.role) == scope]
-        if not pods and not gone:
-            continue
-        failure = failures.first_failure(job, status, pods, gone, now)
-        ruling = policies.rule_on(job, status, failure)
-        blamed = statuses.blame(failure)
-        told = Event("RankFailed", f"{blamed}: {ruling.why}", warning=True)
-        if ruling.action == "fail":
-            message = _with_last_line(f"{blamed}: {ruling.why}", failure)
-            return _write(statuses.fail(job, _seen(attempt), ruling.reason, message, now, failure), told)
-        if ruling.action == "ignore":
-            return _write(statuses.ignore(status, failure), told)
-        counted = ruling.action == "restart"
-        if scope == "group":
-            return _write(
-                statuses.restart(job, status, failure, counted, ruling.why, now), told, Event("Restarting", ruling.why)
-            )
-        return _write(statuses.restart_replica(job, status, failure, counted, now), told)
-    return None
+    if not attempt.failed and not attempt.vanished:
+        return None
+    failure = failures.first_failure(job, status, attempt.failed, attempt.vanished, now)
+    ruling = policies.rule_on(job, status, failure)
+    blamed = statuses.blame(failure)
+    told = Event("RankFailed", f"{blamed}: {ruling.why}", warning=True)
+    if ruling.action == "fail":
+        message = _with_last_line(f"{blamed}: {ruling.why}", failure)
+        return _write(statuses.fail(job, _seen(attempt), ruling.reason, message, now, failure), told)
+    if ruling.action == "ignore":
+        return _write(statuses.ignore(status, failure), told)
+    counted = ruling.action == "restart"
+    roles = {pod.role for pod in attempt.failed} | {replica.role for replica in attempt.vanished}
+    if any(policies.scope(job, role) == "group" for role in roles):
+        restarted = statuses.restart(job, status, failure, counted, ruling.why, now)
+        return _write(restarted, told, Event("Restarting", ruling.why))
+    return _write(statuses.restart_replica(job, status, failure, counted, now), told)
 
 
 def _resize(attempt: _Attempt) -> Plan | None:

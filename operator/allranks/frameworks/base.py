@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
@@ -58,6 +59,8 @@ class Group:
     """Role -> GPUs that each of its pods asks for."""
     own_command: frozenset[str] = frozenset()
     """Roles for which the user wrote a command of their own."""
+    variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Role -> names of all other variables that its pods have, the user's among them."""
     grace_seconds: int = 30
     local: bool = False
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
@@ -110,6 +113,8 @@ class RootCause:
     exit_code: int | None = None
     signal: int | None = None
     message: str | None = None
+    time: datetime | None = None
+    """In the pod's local time, to the second: launchers write it without a zone."""
 
 
 class Framework(ABC):
@@ -132,6 +137,10 @@ class Framework(ABC):
     @abstractmethod
     def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
         """Default success: (role, index), or (role, None) for all of that role."""
+
+    def processes(self, group: Group, role: str) -> int:
+        """How many processes, and so ranks, each pod of a role runs."""
+        return 1
 
     def root_cause(self, message: str) -> RootCause | None:
         """Reads a launcher's failure report out of a pod's last log lines; None where there is none."""

@@ -71,6 +71,9 @@ class Horovod(Framework):
             return [_mpi_wiring(replica, group) for replica in group.replicas]
         return _gloo_wirings(group)
 
+    def processes(self, group: Group, role: str) -> int:
+        return _slots(group) if role == "worker" else 1
+
     def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
         return ("launcher", 0) if replicas.get("launcher") else ("worker", None)
 
@@ -118,7 +121,8 @@ def _mpi_wiring(replica: Replica, group: Group) -> Wiring:
     slots = _slots(group)
     workers = group.of("worker")
     ranks = str(slots * len(workers))
-    forward = [arg for name in ("ALLRANKS_JOB", "ALLRANKS_ATTEMPT", "ALLRANKS_CHECKPOINT_DIR") for arg in ("-x", name)]
+    # sshd gives a rank none of its container's variables; what the launcher has is told to mpirun by name.
+    forward = [arg for name in group.variables.get(replica.role, ()) for arg in ("-x", name)]
     if replica.role == "worker":
         if group.local:
             return Wiring(command=("sleep", "infinity"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -65,19 +67,23 @@ class PyTorch(Framework):
         common = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "NNODES": str(len(ranked))}
         common |= {f"PET_{name}": value for name, value in common.items()}
 
+        counts = {role: self.processes(group, role) for role in group.gpus}
+        one_each = all(counts[replica.role] == 1 for replica in group.replicas)
         wirings = []
         for replica in group.replicas:
-            processes = options.processes_per_node
-            count = max(1, group.gpus[replica.role]) if processes == "auto" else processes
-            node = {"NODE_RANK": str(replica.node_rank), "NPROC_PER_NODE": str(count)}
+            rank = str(replica.node_rank)
+            node = {"NODE_RANK": rank, "NPROC_PER_NODE": str(counts[replica.role])}
             env = common | node | {f"PET_{name}": value for name, value in node.items()}
-            if count == 1:
+            if one_each:
                 # With more, only torchrun knows the ranks of processes; a number here would be true in neither sense.
-                env |= {"WORLD_SIZE": str(len(ranked)), "RANK": str(replica.node_rank)}
-                env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+                env |= {"WORLD_SIZE": str(len(ranked)), "RANK": rank, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
             ports = {"rendezvous": options.port} if replica is first else {}
             wirings.append(Wiring(env=env, defaults=defaults, ports=ports))
         return wirings
+
+    def processes(self, group: Group, role: str) -> int:
+        asked: int | str = group.options.processes_per_node
+        return max(1, group.gpus[role]) if isinstance(asked, str) else asked
 
     def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
         return ("master", 0) if replicas.get("master") else ("worker", None)
@@ -91,30 +97,63 @@ _REPORT = re.compile(
     r"\s*time\s*:\s*(?P<time>\S+)\s*\n"
     r"\s*host\s*:\s*\S*\s*\n"
     r"\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: \d+\)\s*\n"
-    r"\s*exitcode\s*:\s*(?P<exitcode>-?\d+)"
+    r"\s*exitcode\s*:\s*(?P<exitcode>-?\d+)[^\n]*\n"
+    r"\s*error_file\s*:[^\n]*\n"
+    r"\s*traceback\s*:\s*(?P<traceback>.*?)\n=+\s*$",
+    re.DOTALL | re.MULTILINE,
 )
-_NOISE = re.compile(
-    r"^(?:[WEI]\d{4} .*torch/distributed/|Traceback \(most recent call last\):\n(?:  .*\n)+"
-    r"torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError)",
-    re.MULTILINE,
+_FRAME = re.compile(r"^=+\n.*? FAILED\s*\n-+\nFailures:", re.MULTILINE)
+_LOG_LINE = re.compile(
+    r"torch/distributed/\S+:\d+\]|Sending process \d+ closing signal|failed \(exitcode: |^closing signal SIG\w+$"
 )
+_CHILD_FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 
 
 def read_torchrun_report(message: str) -> RootCause | None:
     """The failure report that torchrun prints last.
 
     torchrun turns every worker's exit code into 1; its report names the rank that failed first, with a negative number
-    for a signal. What the worker itself printed stands before torchrun's own log lines and traceback.
+    for a signal. What the worker itself printed stands among and before torchrun's own log lines and traceback.
     """
     found = _REPORT.search(message)
     if not found:
         return None
-    exit_code = int(found["exitcode"])
-    noise = _NOISE.search(message)
-    own = message[: noise.start()].rstrip() if noise else ""
+    rank, code = int(found["rank"]), int(found["exitcode"])
+    ended = f"rank {rank} was ended by signal {-code}" if code < 0 else f"rank {rank} exited with code {code}"
+    reported = textwrap.dedent("  " + found["traceback"]).strip()
+    if not reported.startswith("Traceback"):
+        reported = ""
     return RootCause(
-        rank=int(found["rank"]),
-        exit_code=128 - exit_code if exit_code < 0 else exit_code,
-        signal=-exit_code if exit_code < 0 else None,
-        message=own or None,
+        rank=rank,
+        exit_code=128 - code if code < 0 else code,
+        signal=-code if code < 0 else None,
+        message=_own_lines(message) or reported or ended,
+        time=_local_time(found["time"]),
     )
+
+
+def _own_lines(message: str) -> str:
+    """What is left without torchrun's traceback, report and log lines; the head of `message` may be cut anywhere."""
+    frame = _FRAME.search(message)
+    if not frame:
+        return ""
+    lines = message[: frame.start()].splitlines()
+    for number in range(len(lines) - 1, -1, -1):
+        if lines[number].startswith(_CHILD_FAILED):
+            first = number
+            while first > 0 and (lines[first - 1].startswith((" ", "\t")) or not lines[first - 1]):
+                first -= 1
+            if first > 0 and lines[first - 1].startswith("Traceback (most recent call last)"):
+                first -= 1
+            elif first == 1:
+                first = 0  # the head is cut within torchrun's traceback
+            del lines[first:]
+            break
+    return "\n".join(line for line in lines if not _LOG_LINE.search(line)).strip()
+
+
+def _local_time(text: str) -> datetime | None:
+    try:
+        return datetime.strptime(text, "%Y-%m-%d_%H:%M:%S")
+    except ValueError:
+        return None

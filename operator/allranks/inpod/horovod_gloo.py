@@ -11,6 +11,7 @@ signal. Standard library only, but for Horovod's server.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
@@ -107,10 +108,12 @@ def _run(program: list[str], address: str, worker: int) -> int:
     if address.startswith("127."):
         shared.setdefault("HOROVOD_GLOO_IFACE", "lo0" if sys.platform == "darwin" else "lo")
     ranks: list[subprocess.Popen[bytes]] = []
+    told: list[int] = []  # signals that came before all ranks were started
 
     def forward(number: int, frame: object) -> None:
+        told.append(number)
         for rank in ranks:
-            rank.send_signal(number)
+            _send(rank, number)
 
     signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGINT, forward)
@@ -122,7 +125,16 @@ def _run(program: list[str], address: str, worker: int) -> int:
             print(f"allranks: cannot start {program[0]}: {error.strerror}", file=sys.stderr)
             _end(ranks)
             return 127
+        for number in told:
+            _send(ranks[-1], number)
     return _wait(ranks)
+
+
+def _send(rank: subprocess.Popen[bytes], number: int) -> None:
+    """Not `Popen.send_signal`: that may reap the process, and `_wait` would never hear of it."""
+    if rank.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank.pid, number)
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:

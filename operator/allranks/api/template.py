@@ -1,0 +1,74 @@
+"""The shape of a pod template as far as we touch it: the API server sees the whole only when a pod is created.
+
+`template` has no schema in the CRD (it would be 6,000 lines); what the core reads and merges must have the right shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Named(_Part):
+    name: str
+
+
+class _Mount(_Part):
+    name: str
+    mountPath: str
+
+
+class _ContainerPort(_Part):
+    containerPort: int
+
+
+class _Resources(_Part):
+    limits: dict[str, int | str] | None = None
+    requests: dict[str, int | str] | None = None
+
+
+class _Container(_Named):
+    image: str | None = None
+    command: list[str] | None = None
+    args: list[str] | None = None
+    env: list[_Named] | None = None
+    ports: list[_ContainerPort] | None = None
+    volumeMounts: list[_Mount] | None = None
+    resources: _Resources | None = None
+    securityContext: dict[str, Any] | None = None
+
+
+class _PodSpec(_Part):
+    containers: list[_Container] | None = None
+    initContainers: list[_Container] | None = None
+    volumes: list[_Named] | None = None
+    tolerations: list[dict[str, Any]] | None = None
+    securityContext: dict[str, Any] | None = None
+    terminationGracePeriodSeconds: int | None = Field(None, ge=0)
+    restartPolicy: str | None = None
+
+
+class _Metadata(_Part):
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class PodTemplate(_Part):
+    """A PodTemplateSpec, as far as we touch it."""
+
+    metadata: _Metadata | None = None
+    spec: _PodSpec | None = None
+
+
+def errors(template: Any) -> list[Any]:
+    """pydantic's error details of a template of the wrong shape; none where it is right."""
+    try:
+        PodTemplate.model_validate(template)
+    except ValidationError as error:
+        return list(error.errors(include_url=False))
+    return []
