@@ -78,7 +78,7 @@ def root_schema() -> Schema:
         "properties": {
             "apiVersion": {"description": f"{API_VERSION}.", "type": "string", "maxLength": 64},
             "kind": {"description": f"{KIND}.", "type": "string", "maxLength": 64},
-            "metadata": {"description": "As of every object; the name has at most 42 characters.", "type": "object"},
+            "metadata": {"type": "object"},  # the API server allows nothing more here, and describes it itself
             "spec": structural(Spec.model_json_schema(by_alias=True)),
             "status": _without_defaults(structural(Status.model_json_schema(by_alias=True))),
         },

@@ -15,18 +15,17 @@ from allranks.frameworks.base import Framework
 NAME = (
     Rule(
         rule="size(self.metadata.name) <= 42",
-        message="at most 42 characters: pods are named {name}-{role}-{index}-{attempt}-{restart}, and a host name has "
+        message="metadata.name: at most 42 characters: pods are named {name}-{role}-{index}-{attempt}-{restart}, and a host name has "
         "at most 63",
-        field=".metadata.name",
     ),
     Rule(
         rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        message="must be lower-case letters, digits and '-', begin with a letter and end with a letter or digit: it "
+        message="metadata.name: must be lower-case letters, digits and '-', begin with a letter and end with a letter or digit: it "
         "becomes a DNS name",
-        field=".metadata.name",
     ),
 )
-"""Rules of the object as a whole; of metadata, the API server lets CEL see only the name."""
+"""Rules of the object as a whole. The API server lets CEL see of metadata the name, and no rule point at it by
+fieldPath: the message begins with the path instead."""
 
 CONTAINER = (
     Rule(

@@ -62,11 +62,14 @@ def with_defaults(document: Mapping[str, Any], job: Job) -> dict[str, Any]:
 
 def rule_problems(document: Mapping[str, Any], lenient: bool = False) -> list[Problem]:
     """The CEL rules that the document breaks; `lenient` skips those that a broken schema makes impossible to tell."""
-    return [
-        (path, message)
-        for rule, path, message, value in _rules(root_schema(), document, "")
-        if not _holds(rule, value, lenient)
-    ]
+    broken = [(p, m) for rule, p, m, value in _rules(root_schema(), document, "") if not _holds(rule, value, lenient)]
+    # Rules of the whole object name their path in the message.
+    return [(path, message) if path else _split(message) for path, message in broken]
+
+
+def _split(message: str) -> Problem:
+    path, _, text = message.partition(": ")
+    return path, text
 
 
 def _template_problems(job: Job) -> Iterator[Problem]:
