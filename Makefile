@@ -29,16 +29,17 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-generate: $(STAMP) ## Generate the CRD from the types
-	@$(BIN)/python -m allranks.api.crd > crds/distributedtrainings.yaml.new
-	@mv crds/distributedtrainings.yaml.new crds/distributedtrainings.yaml
+generate: $(STAMP) ## Generate the CRD and the reference from the types
+	@$(BIN)/python -m allranks.api.crd > $(STAMP).crd && mv $(STAMP).crd crds/distributedtrainings.yaml
+	@$(BIN)/python tools/reference.py > $(STAMP).md && mv $(STAMP).md docs/reference.md
 
 golden: $(STAMP) ## Write the golden files anew: look at the difference before you commit it
 	@$(BIN)/python -m pytest -q tests/golden --update-golden
 
 verify: $(STAMP) ## Fail if a generated file differs from what the types say
-	@$(BIN)/python -m allranks.api.crd | diff -u crds/distributedtrainings.yaml - \
-	  || { echo "crds/distributedtrainings.yaml is not what the types say: run 'make generate'"; exit 1; }
+	@$(BIN)/python -m allranks.api.crd | diff -u crds/distributedtrainings.yaml - && \
+	  $(BIN)/python tools/reference.py | diff -u docs/reference.md - || \
+	  { echo "a generated file is not what the types say: run 'make generate'"; exit 1; }
 
 bench: $(STAMP) ## Measure the core and the start of a rank
 	@$(BIN)/python bench/core.py

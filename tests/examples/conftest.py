@@ -1,0 +1,130 @@
+"""Runs manifests through `allranks run` with the real frameworks, in a process of its own, and reads what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 240
+
+
+@pytest.fixture(scope="session")
+def frameworks() -> Path:
+    """The virtual environment with PyTorch, TensorFlow and Horovod."""
+    done = subprocess.run(
+        [ROOT / "tools/frameworks.sh", "pytorch", "tensorflow", "horovod"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=3000,
+    )
+    return Path(done.stdout.strip())
+
+
+@dataclass
+class Run:
+    """One `allranks run`, under way or over."""
+
+    process: subprocess.Popen[str]
+    directory: Path
+    output: str = ""
+    code: int | None = None
+    lines: list[str] = field(default_factory=list)
+
+    def finish(self, timeout: float = TIMEOUT) -> Run:
+        """Waits for the end; keeps what was printed and the exit status."""
+        rest, _ = self.process.communicate(timeout=timeout)
+        self.output = "".join(self.lines) + rest
+        self.code = self.process.returncode
+        return self
+
+    def wait_for(self, pattern: str, timeout: float = TIMEOUT) -> re.Match[str]:
+        """Reads lines until one matches."""
+        deadline = time.monotonic() + timeout
+        assert self.process.stdout
+        while time.monotonic() < deadline:
+            line = self.process.stdout.readline()
+            if not line:
+                break
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+        pytest.fail(f"no line matches {pattern!r} in:\n{''.join(self.lines)}")
+
+    @property
+    def status(self) -> dict:
+        """The final status, as `-o json` printed it to stdout's file."""
+        return json.loads((self.directory / "status.json").read_text())["status"]
+
+    def logs(self) -> dict[str, str]:
+        """Pod name -> its whole log."""
+        return {log.stem: log.read_text(errors="replace") for log in self.directory.glob("run/logs/*.log")}
+
+    def accuracies(self) -> list[float]:
+        """Each rank's own `test accuracy` of the last attempt."""
+        found = re.findall(r"rank \d+ of \d+: test accuracy (\d\.\d+)", self.output)
+        return [float(accuracy) for accuracy in found]
+
+
+@pytest.fixture
+def run_job(frameworks: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts `allranks run`; whatever still runs at the end of the test is ended."""
+    runs: list[Run] = []
+
+    def start(manifest: Path | str, *options: str, cwd: Path = ROOT) -> Run:
+        directory = tmp_path / f"job-{len(runs)}"
+        directory.mkdir()
+        status = (directory / "status.json").open("w")
+        path = f"{frameworks / 'bin'}:{os.environ['PATH']}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "allranks", "run", str(manifest), "-o", "json", "--run-dir", directory / "run", *options],
+            stdout=status,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            cwd=cwd,
+            env=os.environ | {"PATH": path},
+        )
+        status.close()
+        process.stdout = process.stderr  # people read stderr when stdout is for JSON
+        run = Run(process, directory)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.send_signal(signal.SIGTERM)
+            try:
+                run.process.communicate(timeout=40)
+            except subprocess.TimeoutExpired:
+                run.process.kill()
+                run.process.communicate()
+    for directory in tmp_path.glob("job-*"):
+        shutil.rmtree(directory / "run" / "volumes", ignore_errors=True)
+
+
+def processes_of(marker: str) -> dict[int, str]:
+    """pid -> command line of every process that carries `marker` (`NAME=value`) in its environment."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if marker.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue  # it has ended meanwhile
+    return found

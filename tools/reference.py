@@ -1,0 +1,63 @@
+"""Prints docs/reference.md: every field of the manifest and of status, from the schema that the CRD carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from allranks.api.crd import root_schema
+
+HEAD = """# Reference: every field
+
+Generated from the types by `make generate`. `kubectl explain dt.spec` prints the same texts. What the fields mean
+together is told in [manifest.md](manifest.md).
+"""
+
+
+def rows(schema: dict[str, Any], path: str) -> Iterator[str]:
+    """One table row for each field below `schema`, depth first."""
+    required = set(schema.get("required", ()))
+    for name, child in schema.get("properties", {}).items():
+        kind = _kind(child)
+        notes = [note for note in ("required" if name in required else "", _bounds(child)) if note]
+        default = child.get("default", "")
+        shown = (
+            ""
+            if default in ("", {}) and default is not False
+            else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        )
+        yield f"| `{path}.{name}` | {kind} | {shown} | {child.get('description', '')} {'(' + '; '.join(notes) + ')' if notes else ''} |"
+        inner = child.get("items", child)
+        suffix = "[]" if "items" in child else ""
+        yield from rows(inner, f"{path}.{name}{suffix}")
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if schema.get("x-kubernetes-int-or-string"):
+        return "integer or string"
+    if "items" in schema:
+        return f"list of {_kind(schema['items'])}"
+    if "additionalProperties" in schema:
+        return f"map of {_kind(schema['additionalProperties'])}"
+    return str(schema.get("type", "object"))
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return "one of " + ", ".join(map(str, schema["enum"]))
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if schema.get("type") == "integer" and high is not None and high < 2**31 - 1:
+        return f"{low} to {high}"
+    return ""
+
+
+def main() -> None:
+    """Prints the page."""
+    print(HEAD)
+    for part in ("spec", "status"):
+        print(f"## {part}\n\n| field | type | default | meaning |\n|---|---|---|---|")
+        print("\n".join(" ".join(row.split()) for row in rows(root_schema()["properties"][part], part)), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
