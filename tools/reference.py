@@ -18,18 +18,25 @@ def rows(schema: dict[str, Any], path: str) -> Iterator[str]:
     """One table row for each field below `schema`, depth first."""
     required = set(schema.get("required", ()))
     for name, child in schema.get("properties", {}).items():
-        kind = _kind(child)
         notes = [note for note in ("required" if name in required else "", _bounds(child)) if note]
-        default = child.get("default", "")
-        shown = (
-            ""
-            if default in ("", {}) and default is not False
-            else f"`{str(default).lower() if isinstance(default, bool) else default}`"
-        )
-        yield f"| `{path}.{name}` | {kind} | {shown} | {child.get('description', '')} {'(' + '; '.join(notes) + ')' if notes else ''} |"
-        inner = child.get("items", child)
+        meaning = child.get("description", "") + (f" ({'; '.join(notes)})" if notes else "")
+        yield f"| `{path}.{name}` | {_kind(child)} | {_default(child)} | {meaning} |"
+        if path == "spec.roles":
+            continue  # roles are alike: told once below
         suffix = "[]" if "items" in child else ""
-        yield from rows(inner, f"{path}.{name}{suffix}")
+        yield from rows(child.get("items", child), f"{path}.{name}{suffix}")
+    if path == "spec.roles":
+        role = schema["properties"]["worker"]
+        yield from rows(role | {"properties": {"replicas": role["properties"]["replicas"]}}, "spec.roles.*")
+        own = ", ".join(f"`{name}`" for name in role["properties"] if name != "replicas")
+        yield f"| {own} of `spec.roles.*` | | | As in spec, for this role alone. |"
+
+
+def _default(schema: dict[str, Any]) -> str:
+    value = schema.get("default")
+    if value is None or value == {}:
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _kind(schema: dict[str, Any]) -> str:
