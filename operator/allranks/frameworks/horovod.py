@@ -108,6 +108,8 @@ def _gloo_wirings(group: Group) -> list[Wiring]:
             env["ALLRANKS_HOROVOD_HOSTS"] = hosts
         return Wiring(
             env=env,
+            # Horovod's 30 s would be spent by ranks that load their data before hvd.init() at unlike speed.
+            defaults={"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"},
             ports={"rendezvous": group.options.port} if worker is first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_gloo.py"),
             helper=True,

@@ -62,6 +62,7 @@ def _serve(port: int) -> None:
     hosts = parse_hosts(os.environ["ALLRANKS_HOROVOD_HOSTS"])
     RendezvousHTTPServer.request_queue_size = 1024  # all ranks call at the same moment
     server = RendezvousHTTPServer(("", port), RendezvousHandler, False)
+    server.daemon_threads = True
     server.init(get_host_assignments(hosts, sum(host.slots for host in hosts)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
@@ -73,7 +74,7 @@ def _meet(host: str, port: int, worker: int, workers: int) -> str:
     missing = set(range(workers))
     while time.monotonic() < deadline:
         try:
-            address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+            address = str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
             if not told:
                 _request(address, port, "PUT", f"/allranks/{worker}", b"here")
                 told = True
