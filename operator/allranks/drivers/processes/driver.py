@@ -52,6 +52,15 @@ class Listener(Protocol):
 
     def event(self, event: Event) -> None: ...
 
+    def output(self, pod: Pod, container: str, data: bytes) -> None:
+        """What a container wrote, cut anywhere; empty when it ended."""
+
+
+class _Nobody:
+    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
     def output(self, pod: Pod, container: str, data: bytes) -> None: ...
 
 
@@ -64,6 +73,8 @@ class Options:
     workdir: Path = field(default_factory=Path.cwd)
     volumes: Mapping[str, Path] = field(default_factory=dict)
     """Name of a volume or claim -> the directory it is."""
+    claims: dict[str, Path] = field(default_factory=dict)
+    """Directories of claims that are not in `volumes`, filled as they are met: jobs run with one dict share them."""
     grace: float | None = None
     """Seconds between SIGTERM and SIGKILL, instead of each pod's own."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -77,7 +88,6 @@ class LocalRun:
         self,
         job: Job,
         options: Options,
-        listener: Listener,
         *,
         reconcile: Callable[[Observed], Plan] = reconcile,
         listens: Callable[[Job, Status], Sequence[tuple[str, int]]] = desired.listens,
@@ -95,10 +105,10 @@ class LocalRun:
         self.node = os.uname().nodename
         self.backoff = options.backoff
         self.files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._listener = listener
+        self._listener: Listener = _Nobody()
         self._reconcile = reconcile
         self._listens = listens
-        self._volumes = Volumes(options.run_dir / "volumes", options.volumes)
+        self._volumes = Volumes(options.run_dir.absolute() / "volumes", options.volumes, options.claims)
         environ = machine_environment(options.environ)
         self._machine = Machine(environ, self._volumes, options.workdir)
         self._gpus: Gpus | None = None
@@ -110,15 +120,17 @@ class LocalRun:
         self._orphans = Orphans()
 
     def preview(self) -> list[Manifest]:
-        """The pods of the first attempt, with ports as they might be chosen; nothing is touched."""
+        """The pods of the first attempt, with ports as they might be chosen: the same every time. Touches nothing."""
         wanted = self._listens(self.job, self.status)
         endpoints = {key: ("127.0.0.1", min(key[1] + number, 65535)) for number, key in enumerate(wanted)}
-        return [manifest for manifest in self._first_objects(endpoints) if manifest["kind"] == "Pod"]
+        metadata = self.job.metadata.model_copy(update={"uid": str(uuid.UUID(int=0))})
+        job = self.job.model_copy(update={"metadata": metadata})
+        return [manifest for manifest in self._first_objects(job, endpoints) if manifest["kind"] == "Pod"]
 
     def check(self) -> list[str]:
         """What the first attempt lacks here, as notes for people. Raises CannotRun where it cannot run at all."""
         self._gpus = Gpus(list_gpus(self._machine.environ))
-        objects = self._first_objects({})
+        objects = self._first_objects(self.job, {})
         for manifest in objects:
             if manifest["kind"] in ("ConfigMap", "Secret"):
                 self._volumes.add_files(manifest)
@@ -137,15 +149,16 @@ class LocalRun:
         return notes(self.job, plans, self._volumes, self._gpus.count, str(self.options.workdir))
 
     @property
-    def mapped(self) -> set[str]:
-        """The names in `options.volumes` that this job's pods have; known after `check`."""
-        return self._volumes.used
+    def volume_names(self) -> set[str]:
+        """The volumes and claims of this job's pods, which `options.volumes` may map; known after `check`."""
+        return self._volumes.names
 
-    async def run(self) -> How:
-        """Runs the job to its end; by then no process of it is left.
+    async def run(self, listener: Listener) -> How:
+        """Runs the job to its end, once; by then no process of it is left.
 
         Raises Broken where this machine did not let it go on, CannotRun where nothing could be started.
         """
+        self._listener = listener
         if self._gpus is None:
             self.check()
         self._make_run_dir()
@@ -172,16 +185,21 @@ class LocalRun:
         """How many pods have processes."""
         return sum(pod.alive for pod in self._pods.values())
 
+    @property
+    def grace(self) -> float:
+        """The longest time that `stop` takes, in seconds."""
+        return max((pod.grace for pod in self._pods.values() if pod.alive), default=0.0)
+
     async def _pursue(self) -> How:
         while True:
+            if self._broken:
+                raise self._broken
+            if self._stopping:
+                return "stopped"  # what stop does to the pods is no failure of theirs: the core never sees it
             plan = self._reconcile(self._observe())
             self._apply(plan)
             # Output and ends of processes come in between two plans too.
             await asyncio.sleep(0)
-            if self._broken:
-                raise self._broken
-            if self._stopping:
-                return "stopped"
             if not plan.empty:
                 continue
             if how := self._over(plan):
@@ -190,16 +208,13 @@ class LocalRun:
 
     def _observe(self) -> Observed:
         self._wake.clear()
-        for name, pod in list(self._pods.items()):
-            if pod.gone.is_set():
-                self._forget(name)
+        self._forget_gone()
         if self._endpoints is None or self._endpoints[0] != self.status.attempt:
             wanted = self._listens(self.job, self.status)
             self._endpoints = (self.status.attempt, ports.choose(wanted))
         platform = Platform(helper_image="allranks", local=True, endpoints=self._endpoints[1])
-        pods = tuple(pod.view for pod in self._pods.values())
-        self._listener.status(self.status, pods)
-        return Observed(self.job, self.status, pods, datetime.now(UTC), platform)
+        self._listener.status(self.status, self._views())
+        return Observed(self.job, self.status, self._views(), datetime.now(UTC), platform)
 
     def _apply(self, plan: Plan) -> None:
         if plan.status:
@@ -258,24 +273,32 @@ class LocalRun:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), max(0.0, seconds))
 
-    def _forget(self, name: str) -> None:
-        del self._pods[name]
-        self._volumes.remove(name)
+    def _views(self) -> tuple[Pod, ...]:
+        return tuple(pod.view for pod in self._pods.values())
+
+    def _forget_gone(self) -> None:
+        for name, pod in list(self._pods.items()):
+            if pod.gone.is_set():
+                del self._pods[name]
+                self._volumes.remove(name)
 
     async def _end_pods(self, grace: float | None) -> None:
         for pod in self._pods.values():
             pod.delete(None if grace is None else min(grace, pod.grace))
-        for name, pod in list(self._pods.items()):
-            await pod.gone.wait()
-            self._forget(name)
+        while self._pods:
+            self._wake.clear()
+            self._forget_gone()
+            self._listener.status(self.status, self._views())
+            if self._pods:
+                await self._wake.wait()
         self._orphans.end(())
 
-    def _first_objects(self, endpoints: Mapping[tuple[str, int], tuple[str, int]]) -> list[Manifest]:
+    def _first_objects(self, job: Job, endpoints: Mapping[tuple[str, int], tuple[str, int]]) -> list[Manifest]:
         """What the core creates first, from a status that is not kept."""
         platform = Platform(helper_image="allranks", local=True, endpoints=endpoints)
         status = self.status
         while True:
-            plan = self._reconcile(Observed(self.job, status, (), datetime.now(UTC), platform))
+            plan = self._reconcile(Observed(job, status, (), datetime.now(UTC), platform))
             if plan.create or plan.empty:
                 return list(plan.create)
             status = plan.status or status

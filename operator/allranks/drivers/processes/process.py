@@ -182,6 +182,7 @@ class Process:
             if not self._read_output():
                 break
         self._loop.remove_reader(self._pipe)
+        self._output(b"")
         self._link.close()
         os.close(self._pipe)
         if not self._started.done():

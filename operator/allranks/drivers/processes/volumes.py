@@ -41,11 +41,11 @@ class Mounts:
 class Volumes:
     """The directories behind volumes: what the user mapped, claims for the whole run, and each pod's own."""
 
-    def __init__(self, root: Path, mapped: Mapping[str, Path]) -> None:
+    def __init__(self, root: Path, mapped: Mapping[str, Path], claims: dict[str, Path]) -> None:
         self.mapped = mapped
-        self.used: set[str] = set()
-        """Names in `mapped` that some pod has."""
-        self.claims: dict[str, Path] = {}
+        self.claims = claims
+        self.names: set[str] = set()
+        """Every volume and claim that was asked for."""
         self._root = root
         self._files: dict[tuple[str, str], Mapping[str, bytes]] = {}
 
@@ -65,9 +65,9 @@ class Volumes:
         """The directory of a volume, not made yet; or why there is none, as a sentence."""
         name: str = volume["name"]
         claim: str = (volume.get("persistentVolumeClaim") or {}).get("claimName") or ""
+        self.names |= {name, claim} - {""}
         for given in (name, claim):
             if given in self.mapped:
-                self.used.add(given)
                 return self.mapped[given].absolute()
         if claim:
             return self.claims.setdefault(claim, self._root / claim)

@@ -1,0 +1,91 @@
+"""How a run ended, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from allranks.api.job import API_VERSION, KIND
+from allranks.api.status import Failure, Status
+from allranks.cli.live import duration, ended_how
+from allranks.core.names import replica_key
+
+
+def resource(name: str, namespace: str, status: Status) -> dict[str, Any]:
+    """The job with its status, as the cluster would show it."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": namespace},
+        "status": status.model_dump(by_alias=True, exclude_none=True, mode="json"),
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Log lines as lines, and no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump(documents: Iterable[Any]) -> str:
+    """As a stream of YAML documents."""
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
+
+
+def rendered(shown: dict[str, Any], output: str) -> str:
+    """`output`: yaml or json. Documents may follow one another."""
+    return json.dumps(shown, indent=2) + "\n" if output == "json" else "---\n" + dump([shown])
+
+
+def summary(name: str, status: Status, elapsed: float, how: str) -> str:
+    """One line."""
+    took = duration(elapsed)
+    if how == "stopped":
+        return f"{name} was interrupted after {took}: no process of it is left"
+    if how == "suspended":
+        return f"{name} is suspended (spec.suspend: true), so nothing runs: add --set suspend=false"
+    if how == "settled":
+        return f"{name} is {status.phase} and nothing more will happen"
+    counted, disruptions = status.restarts.counted, status.restarts.disruptions
+    ranks = sum(role.desired for role in status.roles.values())
+    parts = [f"{ranks} pod{'s' * (ranks != 1)}", f"{counted or 'no'} restart{'s' * (counted != 1)}"]
+    if disruptions:
+        parts.append(f"{disruptions} disruption{'s' * (disruptions != 1)}")
+    failed = status.condition("Failed")
+    why = f": {failed.reason}" if failed and failed.status == "True" else ""
+    return f"{name} {status.phase} {'in' if status.phase == 'Succeeded' else 'after'} {took}{why} ({', '.join(parts)})"
+
+
+def failure_block(status: Status, logs: Path) -> Iterator[str]:
+    """The verdict, the first rank that failed, its last lines, and where all of them are."""
+    failed = status.condition("Failed")
+    if failed and failed.status == "True" and failed.message:
+        yield failed.message
+    failure = status.last_failure
+    if failure is None:
+        return
+    yield _who(failure)
+    yield from (f"  | {line}" for line in failure.message.splitlines())
+    log = logs / f"{failure.pod}.log"
+    if log.exists():
+        yield f"Full log: {log}"
+
+
+def _who(failure: Failure) -> str:
+    rank = "" if failure.rank is None else f" (rank {failure.rank})"
+    how = ended_how(failure.exit_code, failure.signal, failure.reason)
+    ran = "" if failure.ran_seconds is None else f", after {duration(failure.ran_seconds)}"
+    who = replica_key(failure.role, failure.index)
+    return f"First failure: {who}{rank} in attempt {failure.attempt}{ran}: {how}"

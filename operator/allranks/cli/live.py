@@ -1,0 +1,216 @@
+"""The live summary at the bottom of a terminal: phase, every rank's state, restarts, elapsed time, the last failure."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
+
+from allranks.api.status import Failure, Status
+from allranks.cli.logs import clean
+from allranks.core.model import Pod
+from allranks.core.names import replica_key
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+COLOURS = (
+    "cyan",
+    "yellow",
+    "green",
+    "magenta",
+    "blue",
+    "bright_cyan",
+    "bright_yellow",
+    "bright_green",
+    "bright_magenta",
+)
+"""Of ranks, in their order."""
+CODES = {"cyan": 36, "yellow": 33, "green": 32, "magenta": 35, "blue": 34}
+CODES |= {f"bright_{name}": code + 60 for name, code in CODES.items()}
+_PHASES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Restarting": "yellow"}
+_ROWS_KEPT = 8
+"""Lines of the terminal that are left to the logs."""
+
+
+def duration(seconds: float) -> str:
+    """`12.3s`, `2:05`, `1:02:03`."""
+    if seconds < 100:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def ended_how(exit_code: int | None, signal: int | None, reason: str) -> str:
+    """`exit code 1`, `signal 9 (SIGKILL)`, `OOMKilled`."""
+    if signal is not None:
+        import signal as signals
+
+        known = {number.value: number.name for number in signals.Signals}
+        text = f"signal {signal} ({known[signal]})" if signal in known else f"signal {signal}"
+    elif exit_code is not None:
+        text = f"exit code {exit_code}"
+    else:
+        return reason
+    return text if reason in ("Error", "") else f"{reason}, {text}"
+
+
+def failure_line(failure: Failure) -> str:
+    """Who failed, and how, in one line."""
+    who = replica_key(failure.role, failure.index)
+    how = ended_how(failure.exit_code, failure.signal, failure.reason)
+    if failure.signal is not None:
+        return f"{who} in attempt {failure.attempt}: {how}"  # its last lines say nothing about that
+    last = next((line.strip() for line in reversed(failure.message.splitlines()) if line.strip()), "")
+    return f"{who} in attempt {failure.attempt}: {how}" + (f": {last}" if last else "")
+
+
+def state_of(pod: Pod) -> str:
+    """One word or two about a pod."""
+    if pod.deleted_at:
+        return "Stopping"
+    if pod.waiting_reason in ("CrashLoopBackOff", "Unschedulable"):
+        return pod.waiting_message or pod.waiting_reason
+    return pod.phase
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is drawn. A rich renderable."""
+
+    title: str
+    elapsed: float
+    status: Status
+    pods: Sequence[Pod]
+    latest: Mapping[str, bytes]
+    """Last output by replica."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.rule import Rule
+        from rich.text import Text
+
+        status = self.status
+        head = Text.assemble(
+            (self.title, "bold"), "  ", (status.phase, _PHASES.get(status.phase, "")), f"  {status.ready} ranks running"
+        )
+        if status.attempt:
+            head.append(f"  attempt {status.attempt}")
+        head.append(f"  {duration(self.elapsed)} ", "bold")
+        yield Rule(head, align="left", characters="─" if options.encoding.startswith("utf") else "-", style="dim")
+        yield from self._ranks(console.height - _ROWS_KEPT)
+        if status.last_failure:
+            restarts = status.restarts.counted + status.restarts.disruptions
+            word = "restart" if restarts == 1 else "restarts"
+            line = f" {restarts} {word}, last failure: {failure_line(status.last_failure)}"
+            yield Text(line, "red", no_wrap=True, overflow="ellipsis")
+
+    def _ranks(self, room: int) -> Iterator[RenderableType]:
+        from rich.table import Table
+
+        # With 100 pods and more, a list of them tells less than a count.
+        rows = list(self._each()) if len(self.pods) <= max(room, 1) else list(self._counts())
+        table = Table.grid(padding=(0, 2), expand=True)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, justify="right")
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        for row in rows[: max(room, 1)]:
+            table.add_row(*row)
+        yield table
+
+    def _each(self) -> Iterator[tuple[RenderableType, ...]]:
+        from rich.text import Text
+
+        now = datetime.now(UTC)
+        current = [pod for pod in self.pods if pod.attempt == self.status.attempt]
+        others = [pod for pod in self.pods if pod.attempt != self.status.attempt]
+        for number, pod in enumerate((*current, *others)):
+            name = replica_key(pod.role, pod.index)
+            age = ""
+            if pod.started_at:
+                until = pod.exit.finished_at if pod.exit and pod.phase != "Running" else now
+                age = duration(max(0.0, (until - pod.started_at).total_seconds()))
+            state = state_of(pod)
+            told = clean(self.latest.get(name, b"").rstrip(b"\r"), colour=False)
+            if pod in others:
+                name, told = f"{name} (attempt {pod.attempt})", ""
+            yield (
+                Text(f" {name}", COLOURS[number % len(COLOURS)]),
+                Text(state, _PHASES.get(state, "dim")),
+                age,
+                Text(told, "dim"),
+            )
+
+    def _counts(self) -> Iterator[tuple[RenderableType, ...]]:
+        from rich.text import Text
+
+        roles: dict[str, Counter[str]] = {}
+        for pod in self.pods:
+            roles.setdefault(pod.role, Counter())[state_of(pod)] += 1
+        for number, (role, states) in enumerate(roles.items()):
+            text = ", ".join(f"{count} {state}" for state, count in states.most_common())
+            yield Text(f" {role}", COLOURS[number % len(COLOURS)]), Text(text), "", ""
+
+
+class Screen:
+    """A terminal with the summary at its bottom; text scrolls above it."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+
+    def start(self) -> None:
+        self._echo(False)
+        self._live.start()
+
+    def draw(self, text: str, summary: Summary | None) -> None:
+        """Text goes above the summary as it is: the ranks' own colours stay."""
+        if text:
+            self._live.console.print(_Raw(text), crop=False, end="", soft_wrap=True)
+        if summary:
+            self._live.update(summary, refresh=True)
+
+    def stop(self) -> None:
+        self._live.stop()
+        self._echo(True)
+
+    def _echo(self, on: bool) -> None:
+        """Typed keys, and the ^C of Ctrl-C, would be drawn into the summary and shift it."""
+        import termios
+
+        terminal = self._live.console.file.fileno()
+        try:
+            if os.tcgetpgrp(terminal) != os.getpgrp():
+                return  # in the background; changing the terminal would stop us
+            settings = termios.tcgetattr(terminal)
+            settings[3] = settings[3] | termios.ECHO if on else settings[3] & ~termios.ECHO
+            termios.tcsetattr(terminal, termios.TCSANOW, settings)
+        except (OSError, termios.error):
+            pass  # it has gone
+
+
+@dataclass(frozen=True)
+class _Raw:
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        yield Segment(self.text)
+
+
+def open_screen(stream: TextIO, colour: bool) -> Screen | None:
+    """None where rich is not installed, or the terminal cannot move its cursor: plain lines then."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    console = Console(file=stream, no_color=not colour, highlight=False, markup=False)
+    return None if console.is_dumb_terminal or not console.is_terminal else Screen(console)

@@ -1,0 +1,210 @@
+"""What a user sees while a job runs: log lines of all ranks, and on a terminal a live summary below them.
+
+The event loop only hands over bytes and states; a thread draws, so that a slow terminal, a stopped pager or a rank that
+prints without end never holds up the ranks or what watches them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TextIO
+
+from allranks.api.status import FINISHED, Status
+from allranks.cli.live import CODES, COLOURS, Summary, duration, open_screen
+from allranks.cli.logs import Line, Source, clean
+from allranks.core.model import Event, Pod
+from allranks.core.names import TRAINER, replica_key
+
+DRAW_SECONDS = 0.1
+COUNT_SECONDS = 1.0
+"""While the phase stays, plain lines tell how many ranks run at most so often."""
+BAR_SECONDS = 10.0
+"""Without a terminal, the state of a progress bar is shown so often."""
+QUIET_EVENTS = frozenset({"PodsCreated", "Succeeded", "Restarting"})
+"""Events that say what the status line says."""
+
+
+class View:
+    """Listens to a run. All methods but the private ones are for the event loop's thread; none of them blocks."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        live: bool,
+        colour: bool,
+        logs: bool = True,
+        quiet: bool = False,
+        hung_up: Callable[[], None],
+    ) -> None:
+        """`live`: a terminal. `hung_up` is called, on the drawing thread, when nobody reads the stream any more."""
+        self._stream = stream
+        self._colour = colour
+        self._logs = logs and not quiet
+        self._quiet = quiet
+        self._hung_up = hung_up
+        self._screen = open_screen(stream, colour) if live and not quiet else None
+        # A terminal takes some thousand lines a second; a file or a pipe is given more time.
+        self._bounds = (1000, 1 << 20) if self._screen else (100_000, 1 << 24)
+        self._lock = threading.Condition()
+        self._order = itertools.count()
+        self._sources: dict[str, Source] = {}
+        self._messages: list[tuple[int, str]] = []
+        self._status = Status()
+        self._pods: Sequence[Pod] = ()
+        self._started = time.monotonic()
+        self._told: tuple[object, ...] = ()
+        self._told_at = 0.0
+        self._bars: dict[str, float] = {}
+        self._ended = False
+        self._gone = False
+        self._title = ""
+        self._thread: threading.Thread | None = None
+
+    def begin(self, title: str) -> None:
+        """A job starts: its time is counted from here."""
+        self._title, self._started, self._ended = title, time.monotonic(), False
+        self._sources, self._bars, self._told, self._pods, self._status = {}, {}, (), (), Status()
+        self._thread = threading.Thread(target=self._draw, name="view", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Shows what is still to be shown. Blocks until it is."""
+        with self._lock:
+            self._ended = True
+            self._lock.notify()
+        if self._thread:
+            self._thread.join()
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def say(self, text: str) -> None:
+        """A line of our own, with the time."""
+        with self._lock:
+            self._messages.append((next(self._order), f"{duration(self.elapsed):>6} {text}"))
+            self._lock.notify()
+
+    # The driver's `Listener`.
+
+    def status(self, status: Status, pods: Sequence[Pod]) -> None:
+        with self._lock:
+            self._status, self._pods = status, pods
+            self._tell(status)
+            self._lock.notify()
+
+    def event(self, event: Event) -> None:
+        if event.reason not in QUIET_EVENTS:
+            self.say(event.message)
+
+    def output(self, pod: Pod, container: str, data: bytes) -> None:
+        replica = replica_key(pod.role, pod.index)
+        label = replica if container == TRAINER else f"{replica}/{container}"
+        with self._lock:
+            source = self._sources.get(label)
+            if source is None:
+                source = self._sources[label] = Source(label, *self._bounds)
+            # What ranks say when they are told to go is mostly complaints; on Ctrl-C it may be that they saved.
+            source.feed(data, next(self._order), faint=bool(pod.deleted_at) and pod.attempt < self._status.attempt)
+            self._lock.notify()
+
+    def _tell(self, status: Status) -> None:
+        """The status line, when it is another one."""
+        phase = status.phase
+        news = (phase, status.attempt if phase != "Pending" else 0, status.ready)
+        if news == self._told or not status.start_time:
+            return
+        same_phase = self._told[:2] == news[:2]
+        if same_phase and self.elapsed - self._told_at < COUNT_SECONDS and phase not in FINISHED:
+            return
+        if same_phase and phase in FINISHED:
+            return
+        self._told, self._told_at = news, self.elapsed
+        text = phase if phase in FINISHED else f"{phase}, {status.ready} ranks running"
+        if phase == "Restarting":
+            text = f"Restarting: attempt {status.attempt}, {status.ready} ranks running"
+        self._messages.append((next(self._order), f"{duration(self.elapsed):>6} {text}"))
+
+    # The drawing thread.
+
+    def _draw(self) -> None:
+        if self._screen:
+            self._screen.start()
+        ended = False
+        while not ended:
+            with self._lock:
+                if not self._ended:
+                    self._lock.wait(1.0)
+                ended = self._ended
+            if not ended:
+                time.sleep(DRAW_SECONDS)  # what comes together is drawn together
+            with self._lock:
+                ended = self._ended
+                lines = self._take()
+                summary = self._summary() if self._screen else None
+            self._write(lines, summary)
+        if self._screen:
+            self._screen.stop()
+
+    def _take(self) -> list[str]:
+        """Everything that waits, in the order in which it came."""
+        found = [] if self._quiet else list(self._messages)
+        self._messages.clear()
+        width = max((len(label) for label in self._sources), default=0)
+        for number, source in enumerate(self._sources.values()):
+            dropped, waiting = source.take()
+            if not self._logs:
+                continue
+            prefix = self._paint(f"{source.label:<{width}} |", COLOURS[number % len(COLOURS)])
+            if dropped:
+                place = waiting[0].place if waiting else next(self._order)
+                found.append((place, f"{prefix} ... {dropped:,} lines not shown, all are in the log"))
+            found += [(line.place, f"{prefix} {self._line(line)}") for line in waiting]
+            if not self._screen and (bar := self._bar(source)):
+                found.append((next(self._order), f"{prefix} {bar}"))
+        return [text for _, text in sorted(found, key=lambda item: item[0])]
+
+    def _line(self, line: Line) -> str:
+        if line.faint and self._colour:
+            return f"\x1b[2m{clean(line.text, colour=False)}\x1b[0m"
+        return clean(line.text, self._colour)
+
+    def _bar(self, source: Source) -> str:
+        """The state of a progress bar, now and then."""
+        if not source.splitter.redrawn:
+            self._bars.pop(source.label, None)
+            return ""
+        now = time.monotonic()
+        if now - self._bars.setdefault(source.label, now) < BAR_SECONDS:
+            return ""
+        self._bars[source.label] = now
+        return clean(source.splitter.pending.rstrip(b"\r"), self._colour)
+
+    def _paint(self, text: str, colour: str) -> str:
+        return f"\x1b[{CODES[colour]}m{text}\x1b[0m" if self._colour else text
+
+    def _write(self, lines: Iterable[str], summary: Summary | None) -> None:
+        if self._gone:
+            return
+        text = "".join(f"{line}\n" for line in lines)
+        try:
+            if self._screen:
+                self._screen.draw(text, summary)
+            elif text:
+                self._stream.write(text)
+                self._stream.flush()
+        except OSError:
+            # Whoever read our output has gone, as with `| head`.
+            self._gone = True
+            self._screen = None
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            self._hung_up()
+
+    def _summary(self) -> Summary:
+        latest = {label: source.latest for label, source in self._sources.items()}
+        return Summary(self._title, self.elapsed, self._status, self._pods, latest)
