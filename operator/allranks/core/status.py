@@ -128,15 +128,25 @@ def summarise(
 
 
 def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> Status:
-    """Of a job that is over or suspended only the pods that still go away are news."""
-    active = dict.fromkeys(status.roles, 0)
-    for pod in pods.values():
-        active[pod.role] = active.get(pod.role, 0) + (not pod.ended and not pod.deleted_at)
-    roles = {role: of.model_copy(update={"active": active[role]}) for role, of in status.roles.items()}
+    """Of a job that is over or suspended only the pods that still end or go away are news; none un-ends."""
+    seen = {
+        role: _role(of.desired, [pods.get((role, i)) for i in range(of.desired)]) for role, of in status.roles.items()
+    }
     if status.phase == "Suspended":
-        roles = {role: RoleStatus(desired=of.desired, active=of.active) for role, of in roles.items()}
-    desired = sum(of.desired for of in roles.values())
-    ready = f"0/{desired}" if status.phase == "Suspended" else status.ready
+        roles = {role: RoleStatus(desired=of.desired, active=of.active) for role, of in seen.items()}
+        ready = f"0/{sum(of.desired for of in roles.values())}"
+    else:
+        roles = {
+            role: of.model_copy(
+                update={
+                    "active": seen[role].active,
+                    "succeeded": max(of.succeeded, seen[role].succeeded),
+                    "failed": max(of.failed, seen[role].failed),
+                }
+            )
+            for role, of in status.roles.items()
+        }
+        ready = status.ready
     return status.model_copy(update={"roles": roles, "observed_generation": job.metadata.generation, "ready": ready})
 
 
