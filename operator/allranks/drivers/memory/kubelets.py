@@ -30,7 +30,7 @@ class Program:
     """What a dead rank of the same attempt does to it."""
     crash_seconds: float = 5.0
     crash_code: int = 1
-    stop_seconds: float | None = 0.0
+    stop_seconds: float | None = 1.0
     """From SIGTERM to its end; None: it does not listen, and is killed when its grace is over."""
 
 

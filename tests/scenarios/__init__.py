@@ -1,0 +1,1 @@
+"""Steps of change and expectation, written once for every world."""

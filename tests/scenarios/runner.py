@@ -1,0 +1,327 @@
+"""Runs scenario files: steps of {change, expect}, written once, for any world that a job can live in.
+
+`docs/scenarios.md` is the format. A world is the simulated cluster, or a real API server with a kubelet that tests play.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from allranks.api.job import API_VERSION, KIND
+
+Manifest = dict[str, Any]
+
+JOB = "demo"
+"""The name of every scenario's job."""
+
+
+class Refused(Exception):
+    """The API server refused a change; `str()` is its message."""
+
+
+class World(ABC):
+    """Where a job lives, and all that can happen to it there. Pods are named by their full names."""
+
+    namespace: str = "default"
+
+    @abstractmethod
+    def create(self, manifest: Manifest) -> None:
+        """A job, or an object of somebody else. Raises Refused."""
+
+    @abstractmethod
+    def patch_job(self, change: Manifest) -> None:
+        """A merge patch of the whole object. Raises Refused."""
+
+    @abstractmethod
+    def delete_job(self, foreground: bool) -> None: ...
+
+    @abstractmethod
+    def delete_pod(self, pod: str, force: bool) -> None: ...
+
+    @abstractmethod
+    def quota(self, kind: str, limit: int | None) -> None:
+        """So many objects of that kind may exist; None: any number."""
+
+    @abstractmethod
+    def run(self, pod: str, node: str) -> None:
+        """The pod is bound to that node, and its containers run."""
+
+    @abstractmethod
+    def end(self, pod: str, code: int, reason: str, message: str, container: str, others: int | None) -> None:
+        """A container ends now; the others with code `others`, or not at all (None)."""
+
+    @abstractmethod
+    def wait(self, pod: str, reason: str, message: str) -> None:
+        """The pod has a node, and its containers wait for a reason such as `ImagePullBackOff`."""
+
+    @abstractmethod
+    def cannot_place(self, pod: str, message: str) -> None:
+        """The scheduler finds no node."""
+
+    @abstractmethod
+    def fail_init(self, pod: str, code: int, message: str) -> None:
+        """An init container fails: the program never ran."""
+
+    @abstractmethod
+    def evict(self, pod: str) -> None:
+        """kubelet kills the pod because the node runs out of something; it stays, as Failed."""
+
+    @abstractmethod
+    def disrupt(self, pod: str, reason: str) -> None:
+        """The pod gets condition DisruptionTarget with that reason, and is deleted with its grace."""
+
+    @abstractmethod
+    def lose_node(self, node: str) -> None:
+        """The node is silent: its pods are deleted by the taint manager, and stay Terminating."""
+
+    @abstractmethod
+    def recover_node(self, node: str) -> None: ...
+
+    @abstractmethod
+    def remove_node(self, node: str) -> None:
+        """The node is no more: the garbage collector takes its pods away."""
+
+    @abstractmethod
+    def advance(self, seconds: float) -> None: ...
+
+    @abstractmethod
+    def stop_operator(self) -> None: ...
+
+    @abstractmethod
+    def start_operator(self) -> None:
+        """A new one, that remembers nothing."""
+
+    @abstractmethod
+    def job(self) -> Manifest | None: ...
+
+    @abstractmethod
+    def objects(self) -> list[Manifest]:
+        """Everything else in the namespace."""
+
+    @abstractmethod
+    def events(self) -> list[tuple[str, str]]:
+        """(reason, message) of the Events on the job, oldest first."""
+
+    @abstractmethod
+    def eventually(self, differences: Callable[[], list[str]]) -> list[str]:
+        """Waits until there are no differences and nothing is under way, or for too long; answers what differs."""
+
+
+@dataclass(frozen=True)
+class Step:
+    change: list[Manifest]
+    expect: Manifest
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One document of a scenario file."""
+
+    name: str
+    """A sentence of the semantics."""
+    case: str
+    """Which case of it."""
+    spec: Manifest
+    before: list[Manifest]
+    """Changes before the job is created."""
+    steps: list[Step]
+
+    @property
+    def manifest(self) -> Manifest:
+        defaults = {"image": "example.org/train:1", "command": ["python", "train.py"]}
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": JOB},
+            "spec": defaults | self.spec,
+        }
+
+
+def load(path: Path) -> Iterator[Scenario]:
+    """The scenarios of one file."""
+    for document in yaml.safe_load_all(path.read_text()):
+        unknown = set(document) - {"name", "case", "job", "before", "steps"}
+        assert not unknown, f"{path.name}: unknown keys {sorted(unknown)}"
+        steps = [Step(step.get("change", []), step.get("expect", {})) for step in document["steps"]]
+        case = document.get("case", "")
+        yield Scenario(document["name"].strip(), case, document["job"], document.get("before", []), steps)
+
+
+def run(scenario: Scenario, world: World, *, events: bool = True) -> None:
+    """Raises AssertionError with what differs, and at which step.
+
+    Without `events` those are not looked at: a killed operator may not have told what it did.
+    """
+    refusals: list[str] = []
+    first: dict[str, str] = {}
+    """Pod name -> UID of the first pod that had it."""
+    for change in [*scenario.before, {"create": scenario.manifest}]:
+        _change(world, change, refusals)
+    for number, step in enumerate(scenario.steps):
+        refusals.clear()
+        for change in step.change:
+            for pod in _pods(world):
+                first.setdefault(pod["metadata"]["name"], pod["metadata"]["uid"])
+            _change(world, {"create": scenario.manifest} if "create_job" in change else change, refusals)
+        expect = step.expect if events else {k: v for k, v in step.expect.items() if k not in ("events", "told")}
+        found = world.eventually(lambda expect=expect: list(_differences(expect, world, refusals, first)))
+        if found:
+            status = (world.job() or {}).get("status")
+            there = {p["metadata"]["name"]: p["status"]["phase"] for p in _pods(world)}
+            told = "\n  ".join(found)
+            raise AssertionError(
+                f"{scenario.name} {scenario.case}\nstep {number}, after {step.change}:\n  {told}\n"
+                f"status: {status}\npods: {there}\nevents: {world.events()}"
+            )
+
+
+def _change(world: World, change: Manifest, refusals: list[str]) -> None:
+    ((what, how),) = change.items()
+    try:
+        _CHANGES[what](world, how)
+    except Refused as refusal:
+        refusals.append(str(refusal))
+
+
+def _run(world: World, pods: str | list[str]) -> None:
+    wanted = [p["metadata"]["name"] for p in _pods(world) if _is_pending(p)] if pods == "all" else pods
+    for pod in wanted:
+        world.run(pod, node_of(pod))
+
+
+def _exit(world: World, how: Manifest) -> None:
+    how = {"reason": "", "message": "", "container": "trainer", "others": 0} | how
+    pod, signal = how.pop("pod"), how.pop("signal", None)
+    code = 128 + signal if signal else how.pop("code")
+    world.end(pod, code, **how)
+
+
+def _pod(how: Manifest) -> Manifest:
+    """Somebody else's pod, with labels that may claim anything."""
+    metadata = {"name": how["name"], "labels": how.get("labels", {})}
+    spec = {"containers": [{"name": "trainer", "image": "example.org/other:1"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _service(how: Manifest) -> Manifest:
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": how["name"]}, "spec": {"clusterIP": "None"}}
+
+
+_CHANGES: Mapping[str, Callable[[World, Any], None]] = {
+    "create": lambda w, how: w.create(how),
+    "foreign_pod": lambda w, how: w.create(_pod(how)),
+    "foreign_service": lambda w, how: w.create(_service(how)),
+    "patch": lambda w, how: w.patch_job({"spec": how}),
+    "annotate": lambda w, how: w.patch_job({"metadata": {"annotations": how}}),
+    "delete_job": lambda w, how: w.delete_job(foreground=how == "foreground"),
+    "delete_pod": lambda w, how: w.delete_pod(how, force=False),
+    "force_delete_pod": lambda w, how: w.delete_pod(how, force=True),
+    "quota": lambda w, how: [w.quota(kind, limit) for kind, limit in how.items()],
+    "run": _run,
+    "exit": _exit,
+    "wait": lambda w, how: w.wait(how["pod"], how["reason"], how.get("message", "")),
+    "unschedulable": lambda w, how: w.cannot_place(how["pod"], how["message"]),
+    "fail_init": lambda w, how: w.fail_init(how["pod"], how.get("code", 1), how.get("message", "")),
+    "evict": lambda w, how: w.evict(how),
+    "disrupt": lambda w, how: w.disrupt(how["pod"], how["reason"]),
+    "lose_node": lambda w, how: w.lose_node(how),
+    "recover_node": lambda w, how: w.recover_node(how),
+    "remove_node": lambda w, how: w.remove_node(how),
+    "advance": lambda w, how: w.advance(how),
+    "operator": lambda w, how: [{"stop": w.stop_operator, "start": w.start_operator}[word]() for word in how.split()],
+}
+
+
+def _differences(expect: Manifest, world: World, refusals: list[str], first: Mapping[str, str]) -> Iterator[str]:
+    """What is not as `expect` says; each of its keys is one kind of expectation."""
+    unknown = set(expect) - _EXPECTATIONS
+    assert not unknown, f"unknown expectations {sorted(unknown)}"
+    job = world.job()
+    if "job" in expect:
+        yield from _differ("job", "absent" if job is None else "present", expect["job"])
+    if "refused" in expect:
+        yield from _differ("refused", "; ".join(refusals), expect["refused"])
+    elif refusals:
+        yield f"the API server refused: {refusals}"
+    status = (job or {}).get("status", {})
+    if "status" in expect:
+        conditions = {c["type"]: c for c in status.get("conditions", ())}
+        yield from _differ("status", {**status, "conditions": conditions}, expect["status"])
+    pods = {p["metadata"]["name"]: p for p in _pods(world)}
+    living = {name for name, pod in pods.items() if "deletionTimestamp" not in pod["metadata"]}
+    for kind, present in (("pods", living), ("terminating", set(pods) - living)):
+        if kind in expect and present != set(expect[kind]):
+            yield f"{kind}: {sorted(present)}, not {sorted(expect[kind])}"
+    for name, env in expect.get("env", {}).items():
+        yield from _differ(f"env of {name}", _env_of(pods[name]) if name in pods else {}, env)
+    for name in expect.get("kept", ()):
+        if name not in pods or pods[name]["metadata"]["uid"] != first.get(name):
+            yield f"{name} is not the pod it was"
+    present = {f"{o['kind']}/{o['metadata']['name']}": o for o in world.objects()}
+    for name, part in expect.get("objects", {}).items():
+        if part is None and name in present:
+            yield f"{name} exists"
+        elif part is not None:
+            yield from _differ(name, present.get(name), part)
+    told = [reason for reason, _ in world.events()]
+    if "events" in expect and not _is_subsequence(expect["events"], told):
+        yield f"events: {told}, not {expect['events']}"
+    for pattern in expect.get("told", ()):
+        if not any(re.search(pattern, message) for _, message in world.events()):
+            yield f"no event says {pattern!r}: {world.events()}"
+
+
+_EXPECTATIONS = {"job", "refused", "status", "pods", "terminating", "env", "kept", "objects", "events", "told"}
+
+
+def _differ(where: str, found: Any, wanted: Any) -> Iterator[str]:
+    """Maps match in part, `~text` is a regular expression, null is absence, all else is equality."""
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        for key, part in wanted.items():
+            yield from _differ(f"{where}.{key}", found.get(key), part)
+    elif isinstance(wanted, str) and wanted.startswith("~"):
+        if not re.search(wanted[1:], str(found or ""), re.DOTALL):
+            yield f"{where}: {found!r} does not match {wanted[1:]!r}"
+    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            yield from _differ(f"{where}[{index}]", one, other)
+    elif found != wanted:
+        yield f"{where}: {found!r}, not {wanted!r}"
+
+
+def node_of(pod: str) -> str:
+    """Every place has a node of its own, the same in all attempts: `worker-1-node` for `demo-worker-1-0`."""
+    role, index = pod.removeprefix(f"{JOB}-").split("-")[:2]
+    return f"{role}-{index}-node"
+
+
+def _pods(world: World) -> list[Manifest]:
+    """The job's own pods: what it controls."""
+    uid = (world.job() or {}).get("metadata", {}).get("uid")
+    return [
+        o
+        for o in world.objects()
+        if o["kind"] == "Pod"
+        and any(r["uid"] == uid for r in o["metadata"].get("ownerReferences", ()) if r.get("controller"))
+    ]
+
+
+def _is_pending(pod: Manifest) -> bool:
+    return pod["status"].get("phase") == "Pending" and "deletionTimestamp" not in pod["metadata"]
+
+
+def _env_of(pod: Manifest) -> dict[str, str]:
+    trainer = next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
+    return {variable["name"]: variable.get("value") for variable in trainer["env"]}
+
+
+def _is_subsequence(wanted: list[str], told: list[str]) -> bool:
+    rest = iter(told)
+    return all(reason in rest for reason in wanted)
