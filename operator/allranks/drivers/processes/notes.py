@@ -45,14 +45,15 @@ def _about_images(plans: Iterable[PodPlan]) -> Iterator[str]:
 
 def _about_gpus(plans: Iterable[PodPlan], gpus: int) -> Iterator[str]:
     asked = sum(plan.gpus for plan in plans)
-    has = "this machine has " + (_count(gpus, "GPU") if gpus else "none")
+    has = f"this machine has {gpus or 'none'}"
     if asked > gpus:
         hidden = " (CUDA_VISIBLE_DEVICES is empty)" if gpus else ""
         yield f"the job asks for {_count(asked, 'GPU')}, {has}: all ranks run on the CPU{hidden}"
     elif gpus and asked:
         yield f"the job asks for {_count(asked, 'GPU')}, {has}: each pod sees its own (CUDA_VISIBLE_DEVICES)"
     elif gpus:
-        yield f"{has}, the job asks for none (resources.limits, {_GPU}): all ranks run on the CPU, as on a cluster"
+        here = f"this machine has {_count(gpus, 'GPU')}"
+        yield f"{here}, the job asks for none (resources.limits, {_GPU}): all ranks run on the CPU, as on a cluster"
 
 
 def _about_resources(plans: Iterable[PodPlan]) -> Iterator[str]:
