@@ -43,6 +43,7 @@ verify: $(STAMP) ## Fail if a generated file differs from what the types say
 
 bench: $(STAMP) ## Measure the core and the start of a rank
 	@$(BIN)/python bench/core.py
+	@PATH="$$(tools/frameworks.sh pytorch)/bin:$$PATH" $(BIN)/python bench/rank_start.py
 
 clean: ## Remove what was built here (not the cache outside the repository)
 	rm -rf $(VENV) build dist runs *.egg-info operator/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
