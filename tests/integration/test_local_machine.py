@@ -368,13 +368,16 @@ def test_what_this_machine_does_not_do_is_said_in_one_line_each(
     ]
 
 
+ASKED = "the job asks for 3 GPUs, this machine has"
+
+
 @pytest.mark.parametrize(
     ("asked", "has", "said"),
     [
-        (1, "abc", "the job asks for 3 GPUs, this machine has 3: each pod sees its own (CUDA_VISIBLE_DEVICES)"),
-        (1, "a", "the job asks for 3 GPUs, this machine has 1: all ranks run on the CPU (CUDA_VISIBLE_DEVICES is empty)"),
-        (0, "a", "this machine has 1 GPU, the job asks for none (resources.limits, nvidia.com/gpu): all ranks run on the "
-                 "CPU, as on a cluster"),
+        (1, "abc", f"{ASKED} 3: each pod sees its own (CUDA_VISIBLE_DEVICES)"),
+        (1, "a", f"{ASKED} 1: all ranks run on the CPU (CUDA_VISIBLE_DEVICES is empty)"),
+        (0, "a", "this machine has 1 GPU, the job asks for none (resources.limits, nvidia.com/gpu): all ranks run on "
+                 "the CPU, as on a cluster"),
     ],
 )  # fmt: skip
 def test_gpus_asked_for_are_compared_with_those_there_are(

@@ -116,8 +116,7 @@ def run(
         if dry_run:
             _print_pods(runs)
             return
-        notes = [one.check() for one in runs]
-        _check_names(mapped, runs)
+        notes = _check(runs, mapped)
     except AllranksError as error:
         complain(error)
         sys.exit(NOTHING_RUN)
@@ -246,15 +245,25 @@ def _mapped(volumes: Sequence[str]) -> dict[str, Path]:
     return mapped
 
 
-def _check_names(mapped: Iterable[str], runs: Iterable[LocalRun]) -> None:
-    """Raises CannotRun for a --volume that no job has: a slip that would cost a training."""
-    from allranks.errors import CannotRun
+def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
+    """The notes on each job. Raises InvalidManifest with all that keeps any of them from running here."""
+    from allranks.errors import CannotRun, InvalidManifest
 
+    notes: list[list[str]] = []
+    problems: list[tuple[str, str]] = []
+    for one in runs:
+        try:
+            notes.append(one.check())
+        except CannotRun as error:
+            problems += [(one.job.name, line) for line in str(error).splitlines()]
     names = {name for one in runs for name in one.volume_names}
     for name in mapped:
-        if name not in names:
+        if name not in names:  # a slip that would cost a training
             there = f"there are {', '.join(sorted(names))}" if names else "the pods mount none"
-            raise CannotRun(f"--volume {name}: no volume or claim has this name; {there}")
+            problems.append((f"--volume {name}", f"no volume or claim has this name; {there}"))
+    if problems:
+        raise InvalidManifest(problems)
+    return notes
 
 
 def _run_dir(given: Path | None, job: str, *, several: bool) -> Path:
