@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, create_model
 
 from allranks.api import rules as cel
-from allranks.api.base import (
+from allranks.fields import (
     Count,
     LongText,
     Model,

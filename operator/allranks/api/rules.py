@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from allranks.api.base import Rule
+from allranks.fields import Rule
 from allranks.frameworks.base import Framework
 
 NAME = (

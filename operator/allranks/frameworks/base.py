@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from allranks.api.base import Rule
+from allranks.fields import Rule
 
 Scope = Literal["group", "pod"]
 

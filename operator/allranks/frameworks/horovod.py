@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from allranks.api.base import Model, Port, Rule
+from allranks.fields import Model, Port, Rule
 from allranks.frameworks.base import (
     FILES_DIR,
     HELPER_DIR,

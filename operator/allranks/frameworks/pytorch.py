@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from allranks.api.base import Model, Port
+from allranks.fields import Model, Port
 from allranks.frameworks.base import Framework, Group, RoleKind, RootCause, Wiring
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from allranks.api.base import Model, Port, Rule
+from allranks.fields import Model, Port, Rule
 from allranks.frameworks.base import Framework, Group, Replica, RoleKind, Wiring
 
 
