@@ -15,13 +15,13 @@ from allranks.frameworks.base import Framework
 NAME = (
     Rule(
         rule="size(self.metadata.name) <= 42",
-        message="metadata.name: at most 42 characters: pods are named {name}-{role}-{index}-{attempt}-{restart}, and a host name has "
-        "at most 63",
+        message="metadata.name: at most 42 characters: pods are named {name}-{role}-{index}-{attempt}-{restart}, "
+        "and a host name has at most 63",
     ),
     Rule(
         rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        message="metadata.name: must be lower-case letters, digits and '-', begin with a letter and end with a letter or digit: it "
-        "becomes a DNS name",
+        message="metadata.name: must be lower-case letters, digits and '-', begin with a letter and end with "
+        "a letter or digit: it becomes a DNS name",
     ),
 )
 """Rules of the object as a whole. The API server lets CEL see of metadata the name, and no rule point at it by
