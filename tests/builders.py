@@ -48,7 +48,7 @@ def manifest(
                 "framework": framework,
                 "image": IMAGE,
                 "command": ["python3", "train.py"],
-                "roles": {role: {"replicas": of} if isinstance(of, int) else dict(of) for role, of in wanted.items()},
+                "roles": {role: {"replicas": of} if isinstance(of, int) else of for role, of in wanted.items()},
                 **spec,
             }
         ),
@@ -130,7 +130,10 @@ def observed(
 
 
 class Life:
-    """A job whose plans are carried out at once and without a fault; a test moves its pods and its clock."""
+    """A job whose plans are carried out at once and without a fault; a test moves its pods and its clock.
+
+    What must hold of every plan is asserted of each one.
+    """
 
     def __init__(self, of: Job, status: Status | None = None) -> None:
         self.job = of
@@ -144,7 +147,11 @@ class Life:
 
     def step(self, now: float) -> Plan:
         """One reconcile, and what it asks for."""
-        plan = reconcile(self.look(now))
+        look = self.look(now)
+        plan = reconcile(look)
+        assert plan == reconcile(replace(look, pods=look.pods[::-1])), "the order of the pods does not matter"
+        assert not (plan.write_ahead and (plan.create or plan.delete or plan.delete_job)), "written ahead: only status"
+        assert plan.wake_at is None or plan.wake_at > look.now, "a timer is in the future"
         if plan.status:
             self.status = plan.status
         for made in plan.create:

@@ -134,6 +134,12 @@ DEFAULTS = [
         SIGNAL,
     ),
     ("exit 255 restarts", failure(exit_code=255), None, SIGNAL),
+    (
+        "a pod that failed before its program ran is restarted while the budget lasts",
+        failure(exit_code=None, reason="OutOfcpu"),
+        None,
+        Ruling("restart", "the pod failed before its program ran", "OutOfcpu"),
+    ),
 ]
 
 
