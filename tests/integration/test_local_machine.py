@@ -281,15 +281,15 @@ GPU 2: NVIDIA H200 (UUID: GPU-eee)
 
 def test_gpus_are_listed_and_split_ones_by_their_parts() -> None:
     assert parse(LISTING) == [("0", "GPU-aaa"), ("", "MIG-ccc"), ("", "MIG-ddd"), ("2", "GPU-eee")]
-    assert narrow(parse(LISTING), None) == ["GPU-aaa", "MIG-ccc", "MIG-ddd", "GPU-eee"]
-    assert narrow(parse(LISTING), "2,0") == ["GPU-eee", "GPU-aaa"]
-    assert narrow(parse(LISTING), "MIG-d") == ["MIG-ddd"]
+    assert narrow(parse(LISTING), None) == ["0", "MIG-ccc", "MIG-ddd", "2"]
+    assert narrow(parse(LISTING), "2,0,7") == ["2", "0"]
+    assert narrow(parse(LISTING), "MIG-d") == ["MIG-d"]
     assert narrow(parse(LISTING), "") == []
 
 
 def test_each_pod_gets_its_own_gpus_and_waits_for_those_of_an_earlier_attempt() -> None:
     async def scenario() -> None:
-        gpus = Gpus(["a", "b", "c"])
+        gpus = Gpus(["a", "b", "c"], {"CUDA_VISIBLE_DEVICES": "a,b,c"})
         assert await gpus.take("one", 2) == {"CUDA_VISIBLE_DEVICES": "a,b"}
         assert await gpus.take("none", 0) == {"CUDA_VISIBLE_DEVICES": ""}
         waiting = asyncio.create_task(gpus.take("two", 2))
@@ -303,12 +303,20 @@ def test_each_pod_gets_its_own_gpus_and_waits_for_those_of_an_earlier_attempt() 
 
 def test_without_gpus_nothing_is_said_to_cuda_and_with_too_few_all_ranks_are_alike() -> None:
     async def scenario() -> None:
-        assert await Gpus([]).take("one", 1) == {}
-        few = Gpus(["a"])
+        assert await Gpus([], {}).take("one", 1) == {}
+        few = Gpus(["0"], {})
         few.shared_out = False
-        assert await few.take("one", 1) == {"CUDA_VISIBLE_DEVICES": ""}
+        assert await few.take("one", 1) == {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     asyncio.run(scenario())
+
+
+def test_a_manifest_that_says_which_gpus_are_visible_is_left_alone(tmp_path: Path) -> None:
+    container = {
+        "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "1"}],
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+    }
+    assert planned(pod(container), machine(tmp_path)).gpus is None
 
 
 # Notes.

@@ -88,6 +88,8 @@ class Summary:
     pods: Sequence[Pod]
     latest: Mapping[str, bytes]
     """Last output by replica."""
+    places: Mapping[str, int]
+    """Replica -> its place in the order of ranks, which decides its colour."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.rule import Rule
@@ -128,18 +130,18 @@ class Summary:
         now = datetime.now(UTC)
         current = [pod for pod in self.pods if pod.attempt == self.status.attempt]
         others = [pod for pod in self.pods if pod.attempt != self.status.attempt]
-        for number, pod in enumerate((*current, *others)):
+        for pod in (*current, *others):
             name = replica_key(pod.role, pod.index)
             age = ""
             if pod.started_at:
                 until = pod.exit.finished_at if pod.exit and pod.phase != "Running" else now
                 age = duration(max(0.0, (until - pod.started_at).total_seconds()))
-            state = state_of(pod)
+            state, colour = state_of(pod), COLOURS[self.places.get(name, 0) % len(COLOURS)]
             told = clean(self.latest.get(name, b"").rstrip(b"\r"), colour=False)
             if pod in others:
                 name, told = f"{name} (attempt {pod.attempt})", ""
             yield (
-                Text(f" {name}", COLOURS[number % len(COLOURS)]),
+                Text(f" {name}", colour),
                 Text(state, _PHASES.get(state, "dim")),
                 age,
                 Text(told, "dim"),

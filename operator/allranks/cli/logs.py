@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-LINE_BYTES = 4096
+LINE_BYTES = 2048
 """So much of a line is shown; all of it is in the log file."""
 
 _SEQUENCE = re.compile(
@@ -61,7 +61,7 @@ class Splitter:
             self.pending = joined.rstrip(b"\r").rpartition(b"\r")[2][:LINE_BYTES] + end
             self._cut = 0
             return
-        if self.pending.endswith(b"\r"):
+        if data and self.pending.endswith(b"\r"):
             self.pending = b""
         room = LINE_BYTES - len(self.pending)
         self.pending += data[:room]

@@ -53,6 +53,7 @@ class View:
         self._lock = threading.Condition()
         self._order = itertools.count()
         self._sources: dict[str, Source] = {}
+        self._places: dict[str, int] = {}
         self._messages: list[tuple[int, str]] = []
         self._status = Status()
         self._pods: Sequence[Pod] = ()
@@ -69,6 +70,7 @@ class View:
         """A job starts: its time is counted from here."""
         self._title, self._started, self._ended = title, time.monotonic(), False
         self._sources, self._bars, self._told, self._pods, self._status = {}, {}, (), (), Status()
+        self._places = {}
         self._thread = threading.Thread(target=self._draw, name="view", daemon=True)
         self._thread.start()
 
@@ -95,6 +97,8 @@ class View:
     def status(self, status: Status, pods: Sequence[Pod]) -> None:
         with self._lock:
             self._status, self._pods = status, pods
+            for pod in pods:
+                self._places.setdefault(replica_key(pod.role, pod.index), len(self._places))
             self._tell(status)
             self._lock.notify()
 
@@ -156,14 +160,15 @@ class View:
         found = [] if self._quiet else list(self._messages)
         self._messages.clear()
         width = max((len(label) for label in self._sources), default=0)
-        for number, source in enumerate(self._sources.values()):
+        for source in self._sources.values():
             dropped, waiting = source.take()
             if not self._logs:
                 continue
-            prefix = self._paint(f"{source.label:<{width}} |", COLOURS[number % len(COLOURS)])
+            place = self._places.get(source.label.partition("/")[0], 0)
+            prefix = self._paint(f"{source.label:<{width}} |", COLOURS[place % len(COLOURS)])
             if dropped:
-                place = waiting[0].place if waiting else next(self._order)
-                found.append((place, f"{prefix} ... {dropped:,} lines not shown, all are in the log"))
+                first = waiting[0].place if waiting else next(self._order)
+                found.append((first, f"{prefix} ... {dropped:,} lines not shown, all are in the log"))
             found += [(line.place, f"{prefix} {self._line(line)}") for line in waiting]
             if not self._screen and (bar := self._bar(source)):
                 found.append((next(self._order), f"{prefix} {bar}"))
@@ -207,4 +212,4 @@ class View:
 
     def _summary(self) -> Summary:
         latest = {label: source.latest for label, source in self._sources.items()}
-        return Summary(self._title, self.elapsed, self._status, self._pods, latest)
+        return Summary(self._title, self.elapsed, self._status, self._pods, latest, self._places)

@@ -12,6 +12,7 @@ from typing import Any
 
 from allranks.core.model import Manifest
 from allranks.drivers.processes.environment import Variables, expand, loopback_defaults, quantity
+from allranks.drivers.processes.gpus import VISIBLE
 from allranks.drivers.processes.process import Command
 from allranks.drivers.processes.volumes import Mounts, Volumes, mounts
 
@@ -41,8 +42,8 @@ class PodPlan:
     """Volume name -> (mount path, directory), for people."""
     lost_directories: tuple[str, ...]
     """Working directories that this machine does not have."""
-    gpus: int = 0
-    """How many NVIDIA GPUs its containers ask for."""
+    gpus: int | None = 0
+    """How many NVIDIA GPUs its containers ask for; None where the manifest itself says which are visible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
             Command(argv, {**env, **loopback_defaults(env)}, directory or machine.workdir),
             restarts=container.get("restartPolicy") == "Always",
         )
+    chosen = any(v["name"] == VISIBLE for container in spec["containers"] for v in container.get("env") or ())
     if problems:
         return None, list(dict.fromkeys(problems))
     return PodPlan(
@@ -109,7 +111,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
         folders=tuple(folders),
         mounted=mounted,
         lost_directories=tuple(lost),
-        gpus=sum(gpus_of(container) for container in spec["containers"]),
+        gpus=None if chosen else sum(gpus_of(container) for container in spec["containers"]),
     ), []
 
 

@@ -129,7 +129,7 @@ class LocalRun:
 
     def check(self) -> list[str]:
         """What the first attempt lacks here, as notes for people. Raises CannotRun where it cannot run at all."""
-        self._gpus = Gpus(list_gpus(self._machine.environ))
+        self._gpus = Gpus(list_gpus(self._machine.environ), self._machine.environ)
         objects = self._first_objects(self.job, {})
         for manifest in objects:
             if manifest["kind"] in ("ConfigMap", "Secret"):
@@ -145,7 +145,7 @@ class LocalRun:
         if problems:
             raise CannotRun("\n".join(problems))
         self._check_files(len(plans))
-        self._gpus.shared_out = sum(plan.gpus for plan in plans) <= self._gpus.count
+        self._gpus.shared_out = sum(plan.gpus or 0 for plan in plans) <= self._gpus.count
         return notes(self.job, plans, self._volumes, self._gpus.count, str(self.options.workdir))
 
     @property

@@ -9,10 +9,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
 
 
 def list_gpus(environ: Mapping[str, str]) -> list[str]:
-    """UUIDs of the NVIDIA GPUs, or of the MIG instances of GPUs that are split, for CUDA_VISIBLE_DEVICES.
+    """The NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them: indices, or UUIDs for the instances of split GPUs (MIG).
 
     A CUDA_VISIBLE_DEVICES of the user's own narrows them.
     """
@@ -43,17 +44,19 @@ def parse(listing: str) -> list[tuple[str, str]]:
 
 
 def narrow(gpus: Sequence[tuple[str, str]], visible: str | None) -> list[str]:
-    """The GPUs that the user lets us see, in the user's order."""
+    """The GPUs that the user lets us see, in the user's order and words."""
     if visible is None:
-        return [uuid for _, uuid in gpus]
+        return [index or uuid for index, uuid in gpus]
     names = [name.strip() for name in visible.split(",") if name.strip()]
-    return [uuid for name in names for index, uuid in gpus if name == index or (name and uuid.startswith(name))]
+    return [name for name in names if any(name == index or uuid.startswith(name) for index, uuid in gpus)]
 
 
 class Gpus:
     """Who has which."""
 
-    def __init__(self, found: Sequence[str]) -> None:
+    def __init__(self, found: Sequence[str], environ: Mapping[str, str]) -> None:
+        # The indices of nvidia-smi are those of CUDA only in this order; a user's own are meant in the user's order.
+        self._order = {} if VISIBLE in environ else {ORDER: "PCI_BUS_ID"}
         self.count = len(found)
         self.shared_out = True
         """False: the job asks for more than there are, so that all its ranks run on the CPU alike."""
@@ -71,7 +74,7 @@ class Gpus:
             self._freed.clear()
             await self._freed.wait()
         self._held[pod], self._free = self._free[:count], self._free[count:]
-        return {VISIBLE: ",".join(self._held[pod])}
+        return {VISIBLE: ",".join(self._held[pod]), **self._order}
 
     def release(self, pod: str) -> None:
         self._free += self._held.pop(pod, [])

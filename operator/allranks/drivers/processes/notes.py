@@ -43,8 +43,10 @@ def _about_images(plans: Iterable[PodPlan]) -> Iterator[str]:
         yield f"{_list('image', images)} not used here: programs come from this machine"
 
 
-def _about_gpus(plans: Iterable[PodPlan], gpus: int) -> Iterator[str]:
-    asked = sum(plan.gpus for plan in plans)
+def _about_gpus(plans: Sequence[PodPlan], gpus: int) -> Iterator[str]:
+    if all(plan.gpus is None for plan in plans):
+        return
+    asked = sum(plan.gpus or 0 for plan in plans)
     has = f"this machine has {gpus or 'none'}"
     if asked > gpus:
         hidden = " (CUDA_VISIBLE_DEVICES is empty)" if gpus else ""

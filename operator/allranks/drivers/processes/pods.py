@@ -151,6 +151,8 @@ class LocalPod:
 
     async def _get_gpus(self) -> bool:
         """Waits, as a scheduler would, until pods of an earlier attempt have left theirs. False: deleted meanwhile."""
+        if self._plan.gpus is None:
+            return not self._stop.is_set()
         self._show(waiting_reason="Unschedulable", waiting_message="waiting for GPUs")
         getting = asyncio.ensure_future(self._around.gpus(self.view.name, self._plan.gpus))
         stopping = asyncio.ensure_future(self._stop.wait())
