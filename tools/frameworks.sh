@@ -29,9 +29,8 @@ main() {
   parse_arguments "$@"
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   python=${PYTHON:-python3}
-  check_python
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
-  venv=$cache/frameworks-py$("$python" -c 'import sys; print("%d%d" % sys.version_info[:2])')
+  venv=$cache/frameworks-py$(python_version)
   stamps=$venv/.allranks
   unfinished=$stamps/unfinished
 
@@ -57,12 +56,10 @@ parse_arguments() {
   ((${#wanted[@]})) || wanted=(pytorch tensorflow horovod)
 }
 
-check_python() {
+python_version() {
   command -v "$python" >/dev/null || fail "no '$python' on this machine: install Python 3.11 or newer, or set PYTHON"
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  "$python" -c 'import sys; print("%d%d" % sys.version_info[:2]); sys.exit(sys.version_info < (3, 11))' ||
     fail "$("$python" --version) is too old: Python 3.11 or newer is needed. Set PYTHON to one, PYTHON=python3.12 for example"
-  "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-    fail "$python cannot make virtual environments: install its venv module (Debian: apt-get install python3-venv)"
 }
 
 all_installed() {
@@ -95,8 +92,7 @@ install_missing() {
     say "an earlier installation of $(cat "$unfinished") was interrupted: starting with a new environment"
     rm -rf "$venv"
   fi
-  [[ -x $venv/bin/python ]] || { rm -rf "$venv"; "$python" -m venv "$venv"; }
-  mkdir -p "$stamps"
+  [[ -x $venv/bin/python ]] || make_environment
   for framework in "${wanted[@]}"; do
     is_installed "$framework" && continue
     started=$SECONDS
@@ -104,6 +100,15 @@ install_missing() {
     "install_$framework"
     say "$framework took $((SECONDS - started)) s; the environment now has $(du -sh "$venv" | cut -f 1)"
   done
+}
+
+make_environment() {
+  rm -rf "$venv"
+  mkdir -p "$stamps"
+  echo "the environment itself" >"$unfinished"
+  "$python" -m venv "$venv" >&2 ||
+    fail "$python could not make a virtual environment, see above (Debian: apt-get install python3-venv)"
+  rm "$unfinished"
 }
 
 install_pytorch() {
@@ -121,6 +126,7 @@ install_tensorflow() {
 install_horovod() {
   check_disk 2
   local wheel
+  command -v mpirun >/dev/null || say "no MPI on this machine: Horovod will have gloo only (tools/system-packages.sh installs MPI)"
   pip_install_requirements horovod
   wheel=$(PYTHON=$venv/bin/python ALLRANKS_CACHE=$cache "$repository/images/horovod/build-wheel.sh")
   pip_install horovod --no-deps --force-reinstall "$wheel"
@@ -139,9 +145,11 @@ pip_install_requirements() {
 
 pip_install() {
   echo "$1" >"$unfinished"
-  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off --quiet "${@:2}" >&2 ||
+  # Downloads go where the space was looked for; /tmp may be a small disk in memory.
+  mkdir -p "$stamps/tmp"
+  TMPDIR=$stamps/tmp "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off --quiet "${@:2}" >&2 ||
     fail "pip could not install $1 into $venv, see above: the same command again starts over"
-  rm "$unfinished"
+  rm -r "$unfinished" "$stamps/tmp"
 }
 
 # prove FRAMEWORK MODULE...: what is installed can be imported; only then is it stamped as there.
@@ -156,7 +164,7 @@ prove() {
   fingerprint "$1" >"$stamps/$1"
 }
 
-# Space for the packages, for their downloads and for pip's own cache.
+# check_disk GB: space for the packages and their downloads.
 check_disk() {
   local needed=$1 free
   free=$(($(df --output=avail -k "$cache" | tail -n 1) / 1024 / 1024))

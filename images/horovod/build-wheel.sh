@@ -144,16 +144,16 @@ fetch_source() {
     --requirement "$folder/source.txt" --dest "$work" >&2 || fail "pip could not download Horovod's source, see above"
   mkdir "$work/source"
   tar --extract --file "$work"/horovod-*.tar.gz --directory "$work/source" --strip-components 1
-  "$python" "$folder/edit_source.py" ${HOROVOD_GPU_OPERATIONS:+--gpu} "$work/source"
+  "$python" "$folder/edit_source.py" "$work/source"
 }
 
 compile() {
   local log=$work/build.log
   find_cmake
   export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MXNET=1
-  [[ -z $torch ]] && export HOROVOD_WITHOUT_PYTORCH=1 || export HOROVOD_WITH_PYTORCH=1
-  [[ -z $tensorflow ]] && export HOROVOD_WITHOUT_TENSORFLOW=1 || export HOROVOD_WITH_TENSORFLOW=1
-  [[ $mpi == no ]] && export HOROVOD_WITHOUT_MPI=1 || export HOROVOD_WITH_MPI=1
+  choose PYTORCH "$torch"
+  choose TENSORFLOW "$tensorflow"
+  choose MPI "${mpi/no/}"
   export CMAKE_POLICY_VERSION_MINIMUM=3.5 # cmake 4 refuses what Horovod's third parties ask for
   export MAKEFLAGS=${MAKEFLAGS:--j$(parallel_compilers)}
   if ! (cd "$work/source" && "$python" setup.py bdist_wheel 2>&1) | tee "$log" | show_progress; then
@@ -162,6 +162,11 @@ compile() {
     grep --max-count 10 ' error: \|undefined reference\|multiple definition\|CMake Error\|Killed' "$log" >&2 || tail -n 20 "$log" >&2
     fail "the build failed, see above; all that it said is in $log"
   fi
+}
+
+# choose FEATURE VALUE: built in and required, or where the value is empty left out; never what setup.py happens to find.
+choose() {
+  if [[ -n $2 ]]; then export "HOROVOD_WITH_$1=1"; else export "HOROVOD_WITHOUT_$1=1"; fi
 }
 
 find_cmake() {

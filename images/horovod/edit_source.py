@@ -16,7 +16,6 @@ class Edit:
     reason: str
     old: str
     new: str
-    for_gpu_builds: bool = True
 
 
 KERAS_REASON = "`keras` is Keras 3 now, whose backend Horovod's optimizers cannot use; legacy Keras is `tf_keras`"
@@ -30,18 +29,18 @@ EDITS = (
     ),
     Edit(
         path="third_party/gloo/CMakeLists.txt",
-        # Before C++ 17 a static constexpr member needs a definition of its own, from 17 on it is one: the C++ 20 objects
-        # of edit 1 then bring a second. The standard is set as a variable, for cmake puts its own `-std` after the flags.
+        # Before C++ 17 a static constexpr member needs a definition of its own, from 17 on it is one: the C++ 20
+        # objects of edit 1 bring a second. The standard is a variable, for cmake puts its own `-std` behind the flags.
         reason="gloo must be C++ 17 or later like what links it: else `multiple definition of Store::kDefaultTimeout`",
         old='set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -std=c++11 -fPIC")',
         new='set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -fPIC")\n  set(CMAKE_CXX_STANDARD 17)',
     ),
     Edit(
         path="horovod/tensorflow/xla_mpi_ops.cc",
-        reason="XLA operations are for GPUs, and their headers ask for highwayhash/arch_specific.h, which the wheel lacks",
+        # They serve XLA on GPUs, for those who set HOROVOD_ENABLE_XLA_OPS=1. All else, NCCL included, is elsewhere.
+        reason="the XLA operations include headers that TensorFlow has moved or no longer finds: they are left out",
         old="#if TENSORFLOW_VERSION >= 2006000000\n\n#include",
-        new="#if TENSORFLOW_VERSION >= 2006000000 && HAVE_GPU\n\n#include",
-        for_gpu_builds=False,
+        new="#if TENSORFLOW_VERSION >= 2006000000 && defined(HOROVOD_WITH_XLA_OPERATIONS)\n\n#include",
     ),
     Edit(
         path="horovod/tensorflow/keras/__init__.py",
@@ -67,19 +66,17 @@ EDITS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=Path, help="the unpacked source")
-    parser.add_argument("--gpu", action="store_true", help="leave out the edit that only a build without GPUs needs")
-    arguments = parser.parse_args()
+    source = parser.parse_args().source
     for edit in EDITS:
-        if arguments.gpu and not edit.for_gpu_builds:
-            continue
-        apply(edit, arguments.source)
+        apply(edit, source)
 
 
 def apply(edit: Edit, source: Path) -> None:
     path = source / edit.path
     text = path.read_text()
-    if text.count(edit.old) != 1:
-        sys.exit(f"{edit.path} is not that of Horovod 0.28.1: {edit.old!r} is in it {text.count(edit.old)} times, not once")
+    count = text.count(edit.old)
+    if count != 1:
+        sys.exit(f"{edit.path} is not that of Horovod 0.28.1: {edit.old!r} is in it {count} times, not once")
     path.write_text(text.replace(edit.old, edit.new))
     print(f"edited {edit.path}: {edit.reason}", file=sys.stderr)
 
