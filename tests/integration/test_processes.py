@@ -49,6 +49,7 @@ class World:
         self.files = 1024
         self.backoff = Backoff(first=0.01, longest=0.02)
         self.node = "here"
+        self.starting = asyncio.Lock()
         self.views: list[Pod] = []
         self.printed = b""
         self.broke: list[Exception] = []
@@ -75,6 +76,7 @@ class World:
             self.volumes.make(manifest["metadata"]["name"], volume)
         self.volumes.make_folders(plan.folders)
         self._wake = asyncio.Event()
+        self.starting = asyncio.Lock()
         self.one = LocalPod(plan, self.tmp_path, None, self)
         self.one.start()
         return self.one

@@ -50,7 +50,9 @@ def rendered(shown: dict[str, Any], output: str) -> str:
 
 
 def summary(name: str, status: Status, elapsed: float, how: str) -> str:
-    """One line."""
+    """One line. `elapsed` in seconds, for a job that has not come to its end."""
+    if status.start_time and status.completion_time:
+        elapsed = (status.completion_time - status.start_time).total_seconds()
     took = duration(elapsed)
     if how == "stopped":
         return f"{name} was interrupted after {took}: no process of it is left"

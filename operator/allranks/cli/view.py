@@ -112,6 +112,8 @@ class View:
         with self._lock:
             source = self._sources.get(label)
             if source is None:
+                if not data:
+                    return  # it never said anything
                 source = self._sources[label] = Source(label, *self._bounds)
             # What ranks say when they are told to go is mostly complaints; on Ctrl-C it may be that they saved.
             source.feed(data, next(self._order), faint=bool(pod.deleted_at) and pod.attempt < self._status.attempt)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ How = Literal["finished", "suspended", "stopped", "settled"]
 _FILES_PER_POD = 4
 _OWN_FILES = 64
 _MOST_FILES = 65_536
+_REST = 5.0
+"""After a decision, so many times as long as it took are spent otherwise."""
 _LONGEST_WAIT = 86_400.0
 """An event loop's timer takes no arbitrarily long times."""
 _BROKEN_GRACE = 5.0
@@ -104,6 +107,7 @@ class LocalRun:
         self.logs = options.run_dir / "logs"
         self.node = os.uname().nodename
         self.backoff = options.backoff
+        self.starting = asyncio.Lock()
         self.files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._listener: Listener = _Nobody()
         self._reconcile = reconcile
@@ -196,7 +200,9 @@ class LocalRun:
                 raise self._broken
             if self._stopping:
                 return "stopped"  # what stop does to the pods is no failure of theirs: the core never sees it
+            began = time.monotonic()
             plan = self._reconcile(self._observe())
+            took = time.monotonic() - began
             self._apply(plan)
             # Output and ends of processes come in between two plans too.
             await asyncio.sleep(0)
@@ -205,6 +211,8 @@ class LocalRun:
             if how := self._over(plan):
                 return how
             await self._wait(plan.wake_at)
+            # With a thousand pods that start or end one after the other, deciding must not take all the time.
+            await asyncio.sleep(_REST * took)
 
     def _observe(self) -> Observed:
         self._wake.clear()

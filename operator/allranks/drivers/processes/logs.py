@@ -21,7 +21,7 @@ class LogFile:
         self.path = path
         self._tail = bytearray()
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         except OSError as error:
             raise Broken.from_os(error, f"the log {path} cannot be opened") from error
 

@@ -41,6 +41,8 @@ class Surroundings(Protocol):
     """Soft limit of open files for programs."""
     backoff: Backoff
     node: str
+    starting: asyncio.Lock
+    """Held while a process is started, which blocks for some milliseconds: output and ends come in between."""
 
     def changed(self) -> None:
         """A pod's state is another one: look again."""
@@ -190,6 +192,8 @@ class LocalPod:
             while not self._stop.is_set():
                 began = loop.time()
                 exit = await self._run(container, log, init or always)
+                if exit is None:
+                    return
                 on_failure = self._policy == "OnFailure" or (init and self._policy == "Always")
                 again = (always or (self._policy == "Always" and not init)) or (on_failure and exit.code != 0)
                 if self._stop.is_set() or not again:
@@ -207,17 +211,21 @@ class LocalPod:
         finally:
             log.close()
 
-    async def _run(self, container: ContainerPlan, log: LogFile, beside: bool) -> Exit:
-        """Runs a container once. `beside`: it is none of the main ones."""
-        command = container.command
-        process = Process(
-            replace(command, env={**command.env, **self._extra_env}),
-            log,
-            files=self._around.files,
-            output=lambda data: self._around.output(self.view, container.name, data),
-            broken=self._around.broken,
-            lost=self._around.lost_shim,
-        )
+    async def _run(self, container: ContainerPlan, log: LogFile, beside: bool) -> Exit | None:
+        """Runs a container once. `beside`: it is none of the main ones. None: it was not started any more."""
+        command = replace(container.command, env={**container.command.env, **self._extra_env})
+        async with self._around.starting:
+            await asyncio.sleep(0)
+            if self._stop.is_set():
+                return None
+            process = Process(
+                command,
+                log,
+                files=self._around.files,
+                output=lambda data: self._around.output(self.view, container.name, data),
+                broken=self._around.broken,
+                lost=self._around.lost_shim,
+            )
         self._running[container.name] = process
         await process.started()
         if not beside and process.started_at:
