@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from common.checkpoints import CheckpointStore
 from common.curves import draw_curve, save_picture
+from common.early_stopping import EarlyStopping
 from common.metrics import MetricsLog
 
 
@@ -96,6 +97,12 @@ class Journal:
         epoch = self._store.flush() if self._store else None
         saved = "" if epoch is None else f", saved epoch {epoch}"
         say(f"{self.name}: SIGTERM: the other ranks did not stop with this one{saved}")
+
+    def best(self, early: EarlyStopping) -> None:
+        """Why the training is over, and whose weights are tested."""
+        if self.rank == 0:
+            why = f"no progress for {early.stale} epochs, " if early.exhausted else ""
+            say(f"{why}best epoch {early.best_epoch} (validation loss {early.best:.4f})")
 
     def finish(self, progress: Progress, accuracy: float, title: str) -> None:
         """The end of a complete training, with the accuracy on held-out data, which is the same on all ranks."""
