@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -39,34 +41,55 @@ class Run:
 
     process: subprocess.Popen[str]
     directory: Path
-    output: str = ""
-    code: int | None = None
     lines: list[str] = field(default_factory=list)
+    code: int | None = None
+
+    def __post_init__(self) -> None:
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        # People's output is on stderr, because stdout is for the status as JSON.
+        with self.process.stderr as lines:
+            for line in lines:
+                self._queue.put(line)
+        self._queue.put(None)
+
+    def _next(self, deadline: float) -> str | None:
+        try:
+            line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            pytest.fail(f"no end in time:\n{self.output}")
+        if line is not None:
+            self.lines.append(line)
+        return line
 
     def finish(self, timeout: float = TIMEOUT) -> Run:
         """Waits for the end; keeps what was printed and the exit status."""
-        rest, _ = self.process.communicate(timeout=timeout)
-        self.output = "".join(self.lines) + rest
-        self.code = self.process.returncode
+        deadline = time.monotonic() + timeout
+        while self._next(deadline) is not None:
+            pass
+        self.code = self.process.wait(timeout=10)
         return self
 
     def wait_for(self, pattern: str, timeout: float = TIMEOUT) -> re.Match[str]:
         """Reads lines until one matches."""
         deadline = time.monotonic() + timeout
-        assert self.process.stdout
-        while time.monotonic() < deadline:
-            line = self.process.stdout.readline()
-            if not line:
-                break
-            self.lines.append(line)
+        while (line := self._next(deadline)) is not None:
             if found := re.search(pattern, line):
                 return found
-        pytest.fail(f"no line matches {pattern!r} in:\n{''.join(self.lines)}")
+        pytest.fail(f"no line matches {pattern!r} in:\n{self.output}")
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
 
     @property
     def status(self) -> dict:
         """The final status, as `-o json` printed it to stdout's file."""
-        return json.loads((self.directory / "status.json").read_text())["status"]
+        text = (self.directory / "status.json").read_text()
+        return json.loads(text)["status"]
 
     def logs(self) -> dict[str, str]:
         """Pod name -> its whole log."""
@@ -74,7 +97,7 @@ class Run:
 
     def accuracies(self) -> list[float]:
         """Each rank's own `test accuracy` of the last attempt."""
-        found = re.findall(r"rank \d+ of \d+: test accuracy (\d\.\d+)", self.output)
+        found = re.findall(r"(?:rank \d+ of \d+|chief): test accuracy (\d\.\d+)", self.output)
         return [float(accuracy) for accuracy in found]
 
 
@@ -89,7 +112,18 @@ def run_job(frameworks: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         status = (directory / "status.json").open("w")
         path = f"{frameworks / 'bin'}:{os.environ['PATH']}"
         process = subprocess.Popen(
-            [sys.executable, "-m", "allranks", "run", str(manifest), "-o", "json", "--run-dir", directory / "run", *options],
+            [
+                sys.executable,
+                "-m",
+                "allranks",
+                "run",
+                str(manifest),
+                "-o",
+                "json",
+                "--run-dir",
+                directory / "run",
+                *options,
+            ],
             stdout=status,
             stderr=subprocess.PIPE,
             text=True,
@@ -98,7 +132,6 @@ def run_job(frameworks: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
             env=os.environ | {"PATH": path},
         )
         status.close()
-        process.stdout = process.stderr  # people read stderr when stdout is for JSON
         run = Run(process, directory)
         runs.append(run)
         return run
@@ -108,10 +141,12 @@ def run_job(frameworks: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         if run.process.poll() is None:
             run.process.send_signal(signal.SIGTERM)
             try:
-                run.process.communicate(timeout=40)
+                run.process.wait(timeout=40)
             except subprocess.TimeoutExpired:
                 run.process.kill()
-                run.process.communicate()
+                run.process.wait()
+        run.process.wait()
+        run._reader.join(timeout=10)
     for directory in tmp_path.glob("job-*"):
         shutil.rmtree(directory / "run" / "volumes", ignore_errors=True)
 

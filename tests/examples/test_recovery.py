@@ -45,7 +45,7 @@ def test_kill_9_of_one_rank_restarts_the_group_from_its_checkpoint(pod, rank, ru
     failure = status["lastFailure"]
     assert (failure["rank"], failure["signal"], failure["exitCode"]) == (rank, 9, 137)
     assert f"{failure['role']}-{failure['index']}" == pod
-    # The loss goes on where the checkpoint was: each epoch once, the one after the checkpoint no higher than at the start.
+    # The loss goes on where the checkpoint was: each epoch is there once, with the loss that was resumed from.
     lines = [json.loads(line) for line in (claim / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(1, 13))
     epoch, loss = int(resumed[1]), float(resumed[2])

@@ -186,14 +186,14 @@ def _finished(attempt: _Attempt) -> Plan:
     if expires and now >= expires:
         return Plan(delete_job=True)
     delete, linger = [], ended + CLEANUP_GRACE
+    services = topology.framework_of(job).services(topology.sizes(job, status))
     peers_linger = False
     for _, pod in sorted(attempt.pods.items()):
-        ends_alone = not topology.framework_of(job).roles[pod.role].service
         if job.spec.clean_pod_policy == "None" or (
             job.spec.clean_pod_policy == "Running" and pod.phase in ("Succeeded", "Failed")
         ):
             continue
-        if status.phase == "Succeeded" and pod.phase == "Running" and ends_alone and now < linger:
+        if status.phase == "Succeeded" and pod.phase == "Running" and pod.role not in services and now < linger:
             peers_linger = True
             continue
         delete.append(pod)

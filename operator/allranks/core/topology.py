@@ -45,7 +45,7 @@ def success_target(job: Job, status: Status) -> list[tuple[str, int | None]]:
     count = sizes(job, status)
     framework = framework_of(job)
     if job.spec.success == "all":
-        return [(role, None) for role in count if not framework.roles[role].service]
+        return [(role, None) for role in count if role not in framework.services(count)]
     if job.spec.success:
         return [(job.spec.success, None)]
     return [framework.done(count)]

@@ -30,8 +30,6 @@ class RoleKind:
     """Default restart scope: peers of a dead all-reduce rank only hang, a parameter server is replaced alone."""
     ranked: bool = True
     """Its pods hold ranks."""
-    service: bool = False
-    """Never ends by itself (a parameter server, an sshd): nothing waits for its completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +135,10 @@ class Framework(ABC):
     @abstractmethod
     def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
         """Default success: (role, index), or (role, None) for all of that role."""
+
+    def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
+        """Roles whose pods never end by themselves: nothing waits for them when the job is done."""
+        return frozenset()
 
     def processes(self, group: Group, role: str) -> int:
         """How many processes, and so ranks, each pod of a role runs."""

@@ -71,6 +71,9 @@ class Horovod(Framework):
             return [_mpi_wiring(replica, group) for replica in group.replicas]
         return _gloo_wirings(group)
 
+    def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
+        return frozenset({"worker"} if replicas.get("launcher") else ())  # they run sshd
+
     def processes(self, group: Group, role: str) -> int:
         return _slots(group) if role == "worker" else 1
 

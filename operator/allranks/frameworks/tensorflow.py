@@ -25,7 +25,7 @@ class TensorFlow(Framework):
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "chief": RoleKind("The task that coordinates, and writes checkpoints.", max_replicas=1),
         "worker": RoleKind("Tasks that train."),
-        "ps": RoleKind("Parameter servers; they never end by themselves.", scope="pod", ranked=False, service=True),
+        "ps": RoleKind("Parameter servers; they never end by themselves.", scope="pod", ranked=False),
         "evaluator": RoleKind(
             "A task that evaluates checkpoints beside the training.", max_replicas=1, scope="pod", ranked=False
         ),
@@ -58,6 +58,10 @@ class TensorFlow(Framework):
             return f'{{"cluster":{known},"task":{{"type":"{replica.role}","index":{replica.index}}}}}'
 
         return [Wiring(env={"TF_CONFIG": tf_config(replica)}, ports={"grpc": port}) for replica in group.replicas]
+
+    def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
+        # With parameter servers the workers only serve the chief, too.
+        return frozenset({"ps", "worker"} if replicas.get("ps") and replicas.get("chief") else {"ps"})
 
     def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
         return ("chief", 0) if replicas.get("chief") else ("worker", 0)
