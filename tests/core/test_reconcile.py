@@ -234,11 +234,11 @@ def test_success_is_written_first_then_peers_may_end_then_what_runs_is_deleted()
     assert life.settle(1000) == Plan()
 
 
-def test_parameter_servers_are_deleted_at_once_as_they_never_end():
+def test_parameter_servers_and_their_workers_are_deleted_at_once_as_they_never_end():
     life = started(job(**PS_JOB))
     life.put(succeeded("chief"))
     life.settle(61)
-    assert sorted(life.pods) == ["job-chief-0-0", "job-worker-0-0"]
+    assert sorted(life.pods) == ["job-chief-0-0"]
 
 
 # cleanPodPolicy, pods that are left long after the end.
