@@ -28,7 +28,7 @@ def pod(container: dict[str, Any] | None = None, **spec: Any) -> Manifest:
 
 
 def machine(tmp_path: Path, environ: dict[str, str] | None = None, **mapped: Path) -> Machine:
-    volumes = Volumes(tmp_path / "volumes", mapped, {})
+    volumes = Volumes(tmp_path / "run", mapped, {})
     return Machine(machine_environment(environ or {}), volumes, tmp_path)
 
 
@@ -180,7 +180,7 @@ def mounting(volume: dict[str, Any], **mount: Any) -> Manifest:
 def test_an_empty_dir_is_the_pods_own_directory(tmp_path: Path) -> None:
     where = machine(tmp_path)
     command = planned(mounting({"emptyDir": {"medium": "Memory"}}), where).main[0].command
-    directory = tmp_path / "volumes/job-worker-1-0/v"
+    directory = tmp_path / "run/pods/job-worker-1-0/v"
     assert command.argv == ("train", f"--in={directory}/x")
     assert command.env["IN"] == str(directory)
     assert command.directory == directory / "src"
@@ -196,7 +196,7 @@ def test_sub_paths_are_respected_and_made(tmp_path: Path) -> None:
 
 def test_a_claim_is_one_directory_for_all_pods_or_the_users_own(tmp_path: Path) -> None:
     claim = mounting({"persistentVolumeClaim": {"claimName": "corpus"}})
-    assert env_of(claim, machine(tmp_path))["IN"] == str(tmp_path / "volumes/corpus")
+    assert env_of(claim, machine(tmp_path))["IN"] == str(tmp_path / "run/volumes/corpus")
     for name in ("corpus", "v"):
         assert env_of(claim, machine(tmp_path, **{name: tmp_path / "mine"}))["IN"] == str(tmp_path / "mine")
 
@@ -220,7 +220,7 @@ def test_config_maps_of_the_job_itself_are_files(tmp_path: Path) -> None:
     plan = planned(mounting({"configMap": {"name": "hosts", "defaultMode": 0o755}}), where)
     for volume, _ in plan.directories:
         where.volumes.make("job-worker-1-0", volume)
-    file = tmp_path / "volumes/job-worker-1-0/v/hostfile"
+    file = tmp_path / "run/pods/job-worker-1-0/v/hostfile"
     assert (file.read_text(), oct(file.stat().st_mode)[-3:]) == ("a\nb\n", "755")
     where.volumes.remove("job-worker-1-0")
     assert not file.exists()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from allranks.core.model import Pod
-from allranks.drivers.processes import Backoff, Broken
+from allranks.drivers.processes import Backoff, Broken, shim
 from allranks.drivers.processes.containers import Machine, PodPlan, prepare
 from allranks.drivers.processes.environment import machine_environment
 from allranks.drivers.processes.pods import LocalPod
@@ -66,7 +66,7 @@ class World:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
     def prepare(self, manifest: dict[str, Any]) -> tuple[PodPlan | None, list[str]]:
-        self.volumes = Volumes(self.tmp_path / "volumes", self.mapped, {})
+        self.volumes = Volumes(self.tmp_path / "run", self.mapped, {})
         return prepare(manifest, Machine(machine_environment(self.environ), self.volumes, self.tmp_path))
 
     def pod(self, manifest: dict[str, Any]) -> LocalPod:
@@ -137,14 +137,22 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def left(mark: str) -> list[str]:
     """Command lines of processes that carry the mark."""
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark.encode() in environ.read_bytes():
-                found.append(environ.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return found
+    marked = [process for process in Path("/proc").glob("[0-9]*") if _carries(process, mark)]
+    return [(process / "cmdline").read_bytes().replace(b"\0", b" ").decode() for process in marked if process.exists()]
+
+
+def _carries(process: Path, mark: str) -> bool:
+    try:
+        return mark.encode() in (process / "environ").read_bytes()
+    except OSError:
+        return False
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 # Exit codes and messages.
@@ -345,18 +353,10 @@ def test_a_killed_shim_takes_its_first_process_along(world: World) -> None:
     view = asyncio.run(scenario())
     assert view.exit is not None
     assert (view.phase, view.exit.code) == ("Failed", 137)
-    deadline = time.monotonic() + 5
-    while left(world.mark) and time.monotonic() < deadline:  # `sleep` is nobody's child here; the driver adopts it
-        for environ in Path("/proc").glob("[0-9]*/environ"):
-            if _has(environ, world.mark):
-                os.kill(int(environ.parent.name), signal.SIGKILL)
-
-
-def _has(environ: Path, mark: str) -> bool:
-    try:
-        return mark.encode() in environ.read_bytes()
-    except OSError:
-        return False
+    eventually(lambda: left(world.mark) == ["sleep 1000 "])  # here nobody's child; the driver adopts what a shim leaves
+    orphan = next(pid for pid in Path("/proc").glob("[0-9]*") if _carries(pid, world.mark))
+    os.kill(int(orphan.name), signal.SIGKILL)
+    eventually(lambda: not left(world.mark))
 
 
 def test_a_signal_to_the_shim_is_for_the_program(world: World) -> None:
@@ -387,6 +387,47 @@ print(ignored & ~(1 << 12 | 1 << 24), blocked)  # Python itself ignores SIGPIPE 
     assert world.log == "321\n0 0\n"
     world.run("sh", "-c", "grep SigIgn /proc/self/status")
     assert int(world.log.split()[1], 16) == 0
+
+
+@pytest.fixture
+def no_subreaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shim that takes this for a system without subreapers and without /proc, such as macOS."""
+    program = f"""
+import os, runpy, sys
+sys.platform = "darwin"
+real = os.path.isdir
+os.path.isdir = lambda path: path != "/proc/self" and real(path)
+runpy.run_path({shim.__file__!r}, run_name="__main__")
+"""
+    monkeypatch.setattr("allranks.drivers.processes.process.SHIM", [sys.executable, "-c", program])
+
+
+@pytest.mark.usefixtures("no_subreaper")
+def test_without_a_subreaper_the_group_of_the_first_process_is_killed_with_its_end(world: World) -> None:
+    view = world.run("sh", "-c", "(trap '' TERM; sleep 1000) & exit 3")
+    assert view.exit is not None
+    assert view.exit.code == 3
+    eventually(lambda: not left(world.mark))
+
+
+@pytest.mark.usefixtures("no_subreaper")
+@pytest.mark.parametrize("grace", [0, 10])
+def test_without_a_subreaper_deletion_kills_what_descended_from_the_first_process(world: World, grace: float) -> None:
+    program = """
+import subprocess, time
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+    async def scenario() -> None:
+        pod = world.pod(world.manifest(sys.executable, "-c", program))
+        await world.until(lambda: b"ready" in world.printed)
+        pod.delete(grace)
+        await asyncio.wait_for(pod.gone.wait(), 5)
+
+    asyncio.run(scenario())
+    eventually(lambda: not left(world.mark))
 
 
 # Restarts in place, init containers, containers beside the trainer.

@@ -196,7 +196,8 @@ def test_claims_outlive_attempts_and_empty_dirs_do_not(cli: Cli) -> None:
     (saved,) = cli.directory.glob("runs/job/*/volumes/weights/saved")
     assert saved.read_text() == "0\n1\n"
     assert cli.log("job-worker-0-1") == ""
-    assert [path.name for path in saved.parents[1].iterdir()] == ["weights"]
+    run = saved.parents[2]
+    assert sorted(path.name for path in run.iterdir()) == ["logs", "status.yaml", "volumes"]
 
 
 def test_a_volume_given_on_the_command_line_is_kept(cli: Cli) -> None:

@@ -94,6 +94,7 @@ def run(
     from allranks.drivers.processes import LocalRun, Options
     from allranks.errors import AllranksError
 
+    _end_on_ctrl_c()
     human = sys.stderr if output else sys.stdout
     colour = human.isatty() and not no_color and not os.environ.get("NO_COLOR")
     try:
@@ -161,6 +162,7 @@ class Session:
         except AllranksError as error:
             broken = error
         finally:
+            _end_on_ctrl_c()
             self._view.end()
         if isinstance(broken, CannotRun):
             complain(broken)
@@ -230,6 +232,13 @@ class Session:
 
 
 _DOUBLE_SECONDS = 0.5
+"""Two Ctrl-C within so short a time are one."""
+
+
+def _end_on_ctrl_c() -> None:
+    """While no rank runs. Ctrl-C that is ignored (in the background of a script) stays so."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))
 
 
 def _mapped(volumes: Sequence[str]) -> dict[str, Path]:

@@ -95,6 +95,8 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
             )
             continue
         env = {**machine.environ, **{name: mapping.rewrite(value) for name, value in variables.values.items()}}
+        if any("\0" in text for text in (*argv, *env.values())):
+            problems.append(f"container {container['name']} has a NUL character in its command or variables")
         plans[container["name"]] = ContainerPlan(
             container["name"],
             Command(argv, {**env, **loopback_defaults(env)}, directory or machine.workdir),

@@ -112,7 +112,7 @@ class LocalRun:
         self._listener: Listener = _Nobody()
         self._reconcile = reconcile
         self._listens = listens
-        self._volumes = Volumes(options.run_dir.absolute() / "volumes", options.volumes, options.claims)
+        self._volumes = Volumes(options.run_dir.absolute(), options.volumes, options.claims)
         environ = machine_environment(options.environ)
         self._machine = Machine(environ, self._volumes, options.workdir)
         self._gpus: Gpus | None = None

@@ -112,7 +112,8 @@ def _about_volumes(plans: Iterable[PodPlan], volumes: Volumes) -> Iterator[str]:
                 made = "" if where.is_dir() else " (made now)"
                 told[name] = f"{path} is {where}{made}"
             elif claim:
-                told[name] = f"{path} (claim {claim}) is {where}, new for this run: --volume {claim}=DIR keeps it"
+                new = "" if where.is_dir() else f", new for this run: --volume {claim}=DIR keeps it"
+                told[name] = f"{path} (claim {claim}) is {where}{new}"
             elif not name.startswith("allranks-"):
                 told[name] = f"{path} ({name}) is a directory of each pod's own, removed with the pod"
     yield from told.values()

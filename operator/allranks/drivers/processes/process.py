@@ -20,6 +20,7 @@ from allranks.drivers.processes import shim
 from allranks.drivers.processes.errors import Broken
 from allranks.drivers.processes.logs import LogFile
 
+SHIM = [sys.executable, "-I", "-S", shim.__file__]
 _CHUNK = 1 << 16
 """Read at most so much of one rank's output before the others get their turn."""
 _PIPE_READS = 64
@@ -74,7 +75,7 @@ class Process:
             self._pipe, far_pipe = os.pipe()
             try:
                 self._shim = subprocess.Popen(
-                    [sys.executable, "-I", "-S", shim.__file__],
+                    SHIM,
                     stdin=far_link.fileno(),
                     stdout=far_pipe,
                     stderr=far_pipe,

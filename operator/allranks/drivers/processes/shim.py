@@ -22,6 +22,7 @@ import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+LINUX = sys.platform == "linux"
 LEFTOVER_SECONDS = 10.0
 """How long to wait for killed processes that the kernel does not let go of (uninterruptible I/O)."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -53,6 +54,7 @@ def supervise(first: int, link: int, wakeup: int) -> None:
     poll.register(wakeup, select.POLLIN)
     status: int | None = None
     ended = give_up = 0.0
+    remembered: list[int] = []
     interval: int | None = None
     while True:
         for fd, _ in poll.poll(interval):
@@ -62,17 +64,20 @@ def supervise(first: int, link: int, wakeup: int) -> None:
                         send(first, number)
                 continue
             orders = receive(link)
-            if b"T" in orders and status is None:
-                send(first, signal.SIGTERM)
-            if (not orders or b"K" in orders) and not give_up:
-                give_up = time.monotonic() + LEFTOVER_SECONDS
             if not orders:
                 poll.unregister(link)
+            if not orders or b"K" in orders:
+                give_up = give_up or time.monotonic() + LEFTOVER_SECONDS
+            elif b"T" in orders and status is None:
+                remembered = [] if LINUX else descendants(os.getpid())
+                send(first, signal.SIGTERM)
         while (reaped := reap()) is not None and reaped[0]:
             if reaped[0] == first:
                 status, ended = reaped[1], time.time()
                 give_up = give_up or time.monotonic() + LEFTOVER_SECONDS
                 kill_group(first)
+                for pid in remembered:
+                    send(pid, signal.SIGKILL)
         if give_up and (reaped is None or time.monotonic() > give_up):
             report(link, f"exited {int(signal.SIGKILL) if status is None else status} {ended or time.time()!r}")
             return
@@ -122,7 +127,7 @@ def prepare_child(shim: int, files: int) -> None:
     for number in (*FORWARDED, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
         if number in (signal.SIGPIPE, signal.SIGXFSZ) or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    if sys.platform == "linux":
+    if LINUX:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the shim itself may be killed
         if os.getppid() != shim:
             os._exit(127)
@@ -184,7 +189,7 @@ def parents() -> list[tuple[int, int]]:
 
 def become_subreaper() -> None:
     """Processes whose parent ended become children of this one. Elsewhere than on Linux they are lost from sight."""
-    if sys.platform == "linux":
+    if LINUX:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 import shutil
@@ -59,7 +60,7 @@ class Volumes:
 
     def own_directory(self, pod: str) -> Path:
         """Holds what is removed with the pod."""
-        return self._root / pod
+        return self._root / "pods" / pod
 
     def locate(self, pod: str, volume: Mapping[str, Any]) -> Path | str:
         """The directory of a volume, not made yet; or why there is none, as a sentence."""
@@ -70,7 +71,7 @@ class Volumes:
             if given in self.mapped:
                 return self.mapped[given].absolute()
         if claim:
-            return self.claims.setdefault(claim, self._root / claim)
+            return self.claims.setdefault(claim, self._root / "volumes" / claim)
         if "emptyDir" in volume or "ephemeral" in volume:
             return self.own_directory(pod) / name
         kind = next((key for key in volume if key != "name"), "nothing")
@@ -105,6 +106,8 @@ class Volumes:
     def remove(self, pod: str) -> None:
         """The pod is gone, and its own directories with it."""
         shutil.rmtree(self.own_directory(pod), ignore_errors=True)
+        with contextlib.suppress(OSError):  # other pods have theirs in it
+            (self._root / "pods").rmdir()
 
     def _content(self, volume: Mapping[str, Any]) -> Mapping[str, bytes] | None:
         if "configMap" in volume:
