@@ -270,7 +270,7 @@ def test_setting_a_variable_that_makes_the_ranks_find_one_another_is_refused(fra
         ((path, message),) = problems(manifest(framework, **{"roles": {"worker": 1}, **fields}))
         assert path == place
         assert name in message
-        assert "find one another and" in message
+        assert "find one another are set by allranks" in message
 
 
 @pytest.mark.parametrize("name", ["TF_CONFIG", "HOROVOD_RANK", "PYTHONUNBUFFERED", "NCCL_DEBUG", "PET_LOG_DIR"])
@@ -286,7 +286,7 @@ TYPES = [
         ("spec.roles.worker.replicas", "must be a whole number, not a string"),
     ),
     ("2.5 is no whole number", of(replicas=2.5), ("spec.roles.worker.replicas", "must be a whole number, not 2.5")),
-    ("true is no number", of(replicas=True), ("spec.roles.worker.replicas", "must be a whole number, not a boolean")),
+    ("true is no number", of(replicas=True), ("spec.roles.worker.replicas", "must be a whole number, not true")),
     (
         "there are no negative replicas",
         of(replicas=-1),
@@ -297,16 +297,22 @@ TYPES = [
         of(replicas=10_001),
         ("spec.roles.worker.replicas", "should be less than or equal to 10000"),
     ),
-    ("an image is a string", {"image": 3}, ("spec.image", "must be a string, not a number: put it in quotes")),
+    ("an image is a string", {"image": 3}, ("spec.image", "must be a string, not 3: put it in quotes")),
+    ("an image is no list", {"image": ["a"]}, ("spec.image", "must be a string, not a list")),
+    (
+        "true in a variable is written in quotes",
+        {"env": [{"name": "X", "value": True}]},
+        ("spec.env[0].value", "must be a string, not true: put it in quotes"),
+    ),
     (
         "a variable's value is a string",
         {"env": [{"name": "X", "value": 1}]},
-        ("spec.env[0].value", "must be a string, not a number: put it in quotes"),
+        ("spec.env[0].value", "must be a string, not 1: put it in quotes"),
     ),
     (
         "an argument is a string",
         {"command": ["sleep", 1]},
-        ("spec.command[1]", "must be a string, not a number: put it in quotes"),
+        ("spec.command[1]", "must be a string, not 1: put it in quotes"),
     ),
     ("a command is a list", {"command": "python x.py"}, ("spec.command", "must be a list, not a string")),
     ("variables are a list", {"env": {"X": "1"}}, ("spec.env", "must be a list, not a mapping")),
@@ -315,11 +321,11 @@ TYPES = [
         {"roles": {"worker": ["replicas"]}},
         ("spec.roles.worker", "must be a mapping, not a list"),
     ),
-    ("a block is a mapping", {"pytorch": 3}, ("spec.pytorch", "must be a mapping, not a number")),
+    ("a block is a mapping", {"pytorch": 3}, ("spec.pytorch", "must be a mapping, not 3")),
     ("a template is a mapping", {"template": "x"}, ("spec.template", "must be a mapping, not a string")),
     ("yes is no boolean", {"suspend": "yes"}, ("spec.suspend", "should be a valid boolean")),
     ("a working directory is absolute", {"workingDir": "x"}, ("spec.workingDir", "String should match pattern '^/'")),
-    ("a name is a string", {"name": 3}, ("metadata.name", "must be a string, not a number: put it in quotes")),
+    ("a name is a string", {"name": 3}, ("metadata.name", "must be a string, not 3: put it in quotes")),
     (
         "half a CPU is written in quotes",
         {"resources": {"limits": {"cpu": 0.5}}},
@@ -453,7 +459,7 @@ TEMPLATES = [
     (
         "init containers are a list",
         {"spec": {"initContainers": 3}},
-        ("spec.template.spec.initContainers", "must be a list, not a number"),
+        ("spec.template.spec.initContainers", "must be a list, not 3"),
     ),
     ("volumes are a list", {"spec": {"volumes": {}}}, ("spec.template.spec.volumes", "must be a list, not a mapping")),
     (
@@ -472,14 +478,14 @@ TEMPLATES = [
         ("spec.template.spec.terminationGracePeriodSeconds", "must be a whole number, not a string"),
     ),
     ("variables are a list", trainer(env={"X": "1"}), (f"{TRAINER}.env", "must be a list, not a mapping")),
-    ("a variable is a mapping", trainer(env=[1]), (f"{TRAINER}.env[0]", "must be a mapping, not a number")),
+    ("a variable is a mapping", trainer(env=[1]), (f"{TRAINER}.env[0]", "must be a mapping, not 1")),
     ("a variable has a name", trainer(env=[{"value": "1"}]), (f"{TRAINER}.env[0].name", "is required")),
     ("mounts are a list", trainer(volumeMounts={}), (f"{TRAINER}.volumeMounts", "must be a list, not a mapping")),
-    ("a port is a mapping", trainer(ports=[80]), (f"{TRAINER}.ports[0]", "must be a mapping, not a number")),
+    ("a port is a mapping", trainer(ports=[80]), (f"{TRAINER}.ports[0]", "must be a mapping, not 80")),
     (
         "a security context is a mapping",
         trainer(securityContext=3),
-        (f"{TRAINER}.securityContext", "must be a mapping, not a number"),
+        (f"{TRAINER}.securityContext", "must be a mapping, not 3"),
     ),
     ("resources are a mapping", trainer(resources="x"), (f"{TRAINER}.resources", "must be a mapping, not a string")),
     ("a command is a list", trainer(command="x"), (f"{TRAINER}.command", "must be a list, not a string")),
@@ -494,7 +500,7 @@ def test_template(case):
 
 def test_a_roles_template_is_told_with_the_roles_path():
     assert problems(manifest(**of(template={"spec": 1}))) == [
-        ("spec.roles.worker.template.spec", "must be a mapping, not a number")
+        ("spec.roles.worker.template.spec", "must be a mapping, not 1")
     ]
 
 
