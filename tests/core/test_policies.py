@@ -146,7 +146,9 @@ DEFAULTS = [
 @table(*DEFAULTS)
 def test_default_rule(case):
     now, before, ruling = case
-    status = Status(attempt=now.attempt, last_failure=before)
+    # What ended the attempt before is on record only if that attempt is the one before.
+    ended = before if before and before.attempt == now.attempt - 1 else None
+    status = Status(attempt=now.attempt, attempt_failure=ended)
     assert policies.rule_on(job(), status, now) == ruling
 
 
@@ -293,7 +295,7 @@ def test_users_rule(case):
     restart, counted, now, ruling = case
     of = job(restart=restart)
     before = failure() if now.attempt else None
-    status = Status(attempt=now.attempt, last_failure=before, restarts=RestartCounts(counted=counted))
+    status = Status(attempt=now.attempt, attempt_failure=before, restarts=RestartCounts(counted=counted))
     assert policies.rule_on(of, status, now) == (ruling or PROGRAM_FAILED)
 
 
@@ -317,7 +319,9 @@ PS = {"role": "ps", "pod": "job-ps-0-0", "rank": None}
 )
 def test_a_replica_that_restarts_alone_is_compared_with_itself(case):
     now, before, ruling = case
-    assert policies.rule_on(job(**PS_JOB), Status(last_failure=before), now) == ruling
+    alone = ReplicaRestarts(count=1, restart_time=at(0), failure=before)
+    status = Status(last_failure=before, replica_restarts={f"ps-{before.index}": alone})
+    assert policies.rule_on(job(**PS_JOB), status, now) == ruling
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,7 @@ def test_restart():
             "running_time": None,
             "restarts": RestartCounts(counted=1, by_reason={"Error": 1}),
             "last_failure": first,
+            "attempt_failure": first,
             "restart_time": None,
             "roles": BY_RANK,
             "ready": "0/3",
@@ -170,7 +171,7 @@ def test_restart_of_one_replica():
         update={
             "restarts": RestartCounts(counted=2, by_reason={"Error": 2}),
             "last_failure": lost,
-            "replica_restarts": {"worker-1": ReplicaRestarts(count=1, launched=False, restart_time=at(71))},
+            "replica_restarts": {"worker-1": ReplicaRestarts(count=1, restart_time=at(71), failure=lost)},
         }
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from allranks.api.validate import parse
 from allranks.cli.main import COMMANDS, LazyGroup
 from allranks.core import desired

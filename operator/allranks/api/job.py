@@ -210,7 +210,7 @@ Roles: type[RolesBase] = create_model(
 class SpecBase(Container):
     """What to train, and how."""
 
-    model_config = {"json_schema_extra": rules(*cel.spec(FRAMEWORKS))}
+    model_config = {"json_schema_extra": rules(*cel.CONTAINER, *cel.spec(FRAMEWORKS))}
 
     framework: Literal[*FRAMEWORKS] = Field(  # type: ignore[valid-type]
         description="Which framework: it decides the roles and how ranks find one another."

@@ -142,7 +142,8 @@ def _of_framework(framework: Framework, frameworks: Mapping[str, Framework], rol
         there = f"has(self{place}) && has(self{place}.env)" if place else "has(self.env)"
         yield Rule(
             rule=f"!({this}) || !({there}) || self{place}.env.all(e, !(e.name in {reserved}))",
-            message=f"{', '.join(names)} make the ranks find one another and are set by allranks: remove them",
+            message="variables by which the ranks find one another are set by allranks: remove any of "
+            + ", ".join(names),
             field=f"{place}.env",
         )
     for rule in framework.rules:

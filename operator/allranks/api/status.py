@@ -72,6 +72,7 @@ class ReplicaRestarts(Model):
     count: Count = Field(0, description="How often.")
     launched: bool = Field(False, description="Its newest pod was seen: from now on, missing means deleted by someone.")
     restart_time: Time = Field(description="The pod is not made before this: the decision, and backoff.")
+    failure: Failure | None = Field(None, description="What the restart was for, with its last line only.")
 
 
 class Times(Model):
@@ -127,6 +128,9 @@ class Status(Model):
         "", description="Ready pods of all, for example 5/5."
     )
     last_failure: Failure | None = Field(None, description="The first failure of the last attempt that failed.")
+    attempt_failure: Failure | None = Field(
+        None, description="What ended the attempt before this one, with its last line only."
+    )
     start_time: Time | None = Field(None, description="When the job was first acted on.")
     completion_time: Time | None = Field(None, description="When the job was over.")
     attempt_time: Time | None = Field(None, description="When this attempt was decided on.")

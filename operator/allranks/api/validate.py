@@ -37,7 +37,7 @@ def parse(document: Any) -> Job:
     Raises InvalidManifest with all problems.
     """
     if not isinstance(document, dict):
-        raise InvalidManifest([("", f"a manifest is a mapping, this is {type(document).__name__}")])
+        raise InvalidManifest([("", f"a manifest is a mapping, this is {_json_type(document)}")])
     problems = list(_wrong_kind(document))
     if problems:
         raise InvalidManifest(problems)
@@ -47,12 +47,17 @@ def parse(document: Any) -> Job:
         job = Job(metadata=parsed.metadata, spec=parsed.spec)
     except ValidationError as error:
         problems = [_problem(detail) for detail in error.errors(include_url=False)]
-    if job is not None:
-        problems += _template_problems(job)
-    problems += rule_problems(document if job is None else with_defaults(document, job), lenient=job is None)
+    problems += _template_problems(document.get("spec"))
+    broken = rule_problems(document if job is None else with_defaults(document, job), lenient=job is None)
+    # A rule that trips over a mistake which the schema has told already says nothing new.
+    problems += [(path, text) for path, text in broken if not any(_within(known, path) for known, _ in problems)]
     if problems or job is None:
         raise InvalidManifest(list(dict.fromkeys(problems)))
     return job
+
+
+def _within(path: str, outer: str) -> bool:
+    return path == outer or path.startswith((f"{outer}.", f"{outer}["))
 
 
 def with_defaults(document: Mapping[str, Any], job: Job) -> dict[str, Any]:
@@ -72,13 +77,14 @@ def _split(message: str) -> Problem:
     return path, text
 
 
-def _template_problems(job: Job) -> Iterator[Problem]:
-    places = [
-        ("spec", job.spec.template),
-        *((f"spec.roles.{role}", of.template) for role, of in job.spec.roles.items()),
-    ]
-    for place, content in places:
-        for detail in template.errors(content) if content is not None else ():
+def _template_problems(spec: Any) -> Iterator[Problem]:
+    """Templates of the wrong shape, read from the raw document so that they are told with everything else."""
+    places = [("spec", spec)] if isinstance(spec, dict) else []
+    if places and isinstance(spec.get("roles"), dict):
+        places += [(f"spec.roles.{role}", of) for role, of in spec["roles"].items() if isinstance(of, dict)]
+    for place, container in places:
+        content = container.get("template")
+        for detail in template.errors(content) if isinstance(content, dict) else ():
             path, message = _problem(detail)
             yield f"{place}.template.{path}", message
 
@@ -110,7 +116,7 @@ def _rules(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, str, st
 def _holds(rule: str, value: Any, lenient: bool) -> bool:
     try:
         return bool(_program(rule).execute({"self": value}))
-    except (ValueError, RuntimeError, TypeError):
+    except Exception:  # whatever an evaluator throws at a value of the wrong shape
         if lenient:
             return True
         raise
@@ -132,18 +138,36 @@ def _problem(detail: ErrorDetails) -> Problem:
             path += f"[{part}]"
         else:
             path += f".{part}"
+    return path.removeprefix("."), _message(detail, location)
+
+
+def _message(detail: ErrorDetails, location: list[int | str]) -> str:
+    given = detail["input"]
+    schema = _schema_at(location)
+    if schema.get("x-kubernetes-int-or-string") and detail["type"] != "missing":
+        if word := schema.get("pattern", "").strip("^$"):
+            return f"must be a whole number from {schema['minimum']} to {schema['maximum']}, or {word}"
+        hint = "" if isinstance(given, dict | list) else ": put it in quotes"
+        return f"must be a whole number or a string, not {_json_type(given)}{hint}"
+    context = detail.get("ctx", {})
     match detail["type"]:
         case "missing":
-            message = "is required"
+            return "is required"
         case "extra_forbidden":
-            message = "unknown field" + _suggestion(str(location[-1]), location[:-1])
+            return "unknown field" + _suggestion(str(location[-1]), location[:-1])
         case "string_type":
-            message = f"must be a string, not {_json_type(detail['input'])}: put it in quotes"
+            hint = "" if isinstance(given, dict | list) else ": put it in quotes"
+            return f"must be a string, not {_json_type(given)}{hint}"
         case "int_type" | "int_from_float":
-            message = f"must be a whole number, not {_json_type(detail['input'])}"
+            return f"must be a whole number, not {_json_type(given)}"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return f"must be a mapping, not {_json_type(given)}"
+        case "list_type":
+            return f"must be a list, not {_json_type(given)}"
+        case "too_short":
+            return f"must have at least {context['min_length']} item"
         case _:
-            message = detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return path.removeprefix("."), message
+            return detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
 
 
 def _is_union_tag(part: int | str) -> bool:
@@ -151,22 +175,34 @@ def _is_union_tag(part: int | str) -> bool:
 
 
 def _json_type(value: Any) -> str:
-    if value is None:
-        return "null"
-    return {
-        "str": "a string",
-        "bool": "a boolean",
-        "int": "a number",
-        "float": "a number",
-        "dict": "a mapping",
-        "list": "a list",
-    }.get(type(value).__name__, type(value).__name__)
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return str(value)
+        case str():
+            return "a string"
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+    return type(value).__name__
+
+
+def _schema_at(location: list[int | str]) -> Schema:
+    """The schema of the field at `location`, empty where there is none."""
+    schema = root_schema()
+    for part in location:
+        if isinstance(part, int):
+            schema = schema.get("items", {})
+        else:
+            schema = schema.get("properties", {}).get(part) or schema.get("additionalProperties", {})
+    return schema
 
 
 def _suggestion(name: str, parents: list[int | str]) -> str:
     """`, did you mean replicas?` from the field names that the schema has at this place."""
-    schema = root_schema()
-    for parent in parents:
-        schema = schema.get("items", {}) if isinstance(parent, int) else schema.get("properties", {}).get(parent, {})
-    close = difflib.get_close_matches(name, schema.get("properties", {}), n=1)
+    close = difflib.get_close_matches(name, _schema_at(parents).get("properties", {}), n=1)
     return f", did you mean {close[0]}?" if close else ""

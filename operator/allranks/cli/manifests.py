@@ -16,7 +16,22 @@ from allranks.api.validate import parse
 from allranks.core import desired
 from allranks.errors import InvalidManifest
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_FastLoader):  # type: ignore[misc]
+    """Refuses a key that a mapping has twice: YAML forbids it, and PyYAML would drop the first in silence."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None
+            if name is not None and name in seen and key.value != "<<":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value} is there twice", key.start_mark
+                )
+            seen.add(name)
+        return super().construct_mapping(node, deep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,7 @@ def load(files: Iterable[str], sets: Sequence[str] = ()) -> Loaded:
                 (f"{source}: {name}: {path}" if path else f"{source}: {name}", m) for path, m in error.problems
             ]
     if not jobs and not problems:
-        problems.append((", ".join(files), f"no {KIND} in it"))
+        problems.append((", ".join("stdin" if file == "-" else file for file in files), f"no {KIND} in it"))
     if problems:
         raise InvalidManifest(problems)
     return Loaded(tuple(jobs), tuple(others))
@@ -84,7 +99,8 @@ def _documents(files: Iterable[str], problems: list[tuple[str, str]]) -> Iterato
     for file in files:
         source = "stdin" if file == "-" else file
         try:
-            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+            raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+            text = raw.decode("utf-8-sig")
             documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
         except OSError as error:
             problems.append((source, f"cannot be read: {(error.strerror or str(error)).lower()}"))
@@ -96,6 +112,8 @@ def _documents(files: Iterable[str], problems: list[tuple[str, str]]) -> Iterato
             problems.append((where, f"is not YAML: {error.problem or error.context}"))
         except yaml.YAMLError as error:
             problems.append((source, f"is not YAML: {str(error).splitlines()[0]}"))
+        except ValueError as error:  # a timestamp with a thirteenth month
+            problems.append((source, f"is not YAML: {error}"))
         else:
             yield from ((source, document) for document in documents)
 

@@ -11,7 +11,7 @@ from typing import Any
 from allranks.api.job import API_VERSION, KIND, Job, RoleSpec
 from allranks.api.status import Status
 from allranks.core import names, topology
-from allranks.core.merge import merge
+from allranks.core.merge import merge, without_nulls
 from allranks.core.model import Manifest, Platform
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SSH_DIR, Group, Replica, Wiring
 
@@ -131,7 +131,7 @@ def _bases(job: Job) -> dict[str, Manifest]:
 
 def _role_template(job: Job, role: RoleSpec) -> Manifest:
     """The pod template of one role: spec.template, the role's template, then the fields of the job and of the role."""
-    template = merge(job.spec.template or {}, role.template or {})
+    template = without_nulls(merge(job.spec.template or {}, role.template or {}))
     trainer: dict[str, Any] = {"name": names.TRAINER}
     for source in (job.spec, role):
         own = source.model_dump(
@@ -241,7 +241,7 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, base: Manif
 def _share(job: Job, status: Status, wiring: Wiring, base: Manifest, platform: Platform) -> _Shared:
     mounts, volumes, init = _attachments(job, status, wiring, base, platform)
     user = _trainer(base)
-    trainer = merge(_TRAINER_DEFAULTS, user)
+    trainer = {"name": names.TRAINER, **merge(_TRAINER_DEFAULTS, user)}
     if wiring.command is not None:
         trainer["command"] = list(wiring.command)
         trainer.pop("args", None)
@@ -307,7 +307,7 @@ def _attachments(
     if wiring.files:
         attach("allranks-files", FILES_DIR, {"configMap": {"name": _files_name(job, status)}}, readOnly=True)
     if wiring.ssh_key:
-        secret = {"secretName": _secret_name(job), "defaultMode": 0o440}
+        secret = {"secretName": _secret_name(job), "defaultMode": 0o444}
         attach("allranks-ssh", SSH_DIR, {"secret": secret}, readOnly=True)
     if wiring.helper:
         attach("allranks-helper", HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})

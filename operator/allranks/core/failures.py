@@ -75,8 +75,7 @@ class _Ending:
         pod = self.pod
         if pod.disruption and pod.disruption.reason == "TerminationByKubelet":
             return True  # kubelet ends the container first and says why afterwards
-        taken = [moment for moment in (pod.disruption and pod.disruption.at, pod.deleted_at) if moment]
-        return bool(taken) and (pod.exit is None or min(taken) <= pod.exit.finished_at)
+        return pod.taken
 
     @cached_property
     def time(self) -> datetime:
@@ -86,8 +85,7 @@ class _Ending:
         if ended and self.cause and self.cause.time and not self.disrupted:
             # The report has no time zone; zones differ by quarters of an hour, and no launcher takes so long to end.
             return ended - (ended.replace(tzinfo=None) - self.cause.time) % timedelta(minutes=15)
-        moments = (ended, pod.disruption.at if pod.disruption else None, pod.deleted_at)
-        return min((moment for moment in moments if moment), default=self.now)
+        return min((moment for moment in (ended, pod.taken_at) if moment), default=self.now)
 
     @cached_property
     def precedence(self) -> int:

@@ -24,7 +24,7 @@ _KEYS = {
 }
 """List field -> the member that identifies an item. Any other list is replaced as a whole."""
 _WHOLE = frozenset({"env", "volumes"})
-"""Of these a namesake replaces the item: value and valueFrom, or two volume sources, exclude each other."""
+"""Of these an item keeps only what its namesake has too (`retainKeys`): two volume sources exclude each other."""
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,6 +43,15 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def without_nulls(value: Any) -> Any:
+    """A copy without the members that are null, however deep: in YAML a field with nothing after it is one."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value if item is not None]
+    return value
+
+
 def _merge_named(under: list[Any], over: list[Any], key: str, whole: bool) -> list[Any]:
     """Items of `under` in their order, merged with (or replaced by) their namesakes, then what is new."""
     named = {item.get(key): item for item in over if isinstance(item, Mapping)}
@@ -50,6 +59,7 @@ def _merge_named(under: list[Any], over: list[Any], key: str, whole: bool) -> li
     for item in under:
         namesake = named.pop(item.get(key), None) if isinstance(item, Mapping) else None
         if namesake is not None:
-            item = dict(namesake) if whole else merge(item, namesake)
+            merged = merge(item, namesake)
+            item = {key: value for key, value in merged.items() if key in namesake} if whole else merged
         out.append(item)
     return out + list(named.values())

@@ -73,12 +73,29 @@ class Pod:
 
     @property
     def succeeded(self) -> bool:
-        """The training container is done well; a sidecar that still runs, or fails, changes nothing about it."""
-        return self.phase == "Succeeded" or (self.exit is not None and self.exit.code == 0)
+        """The training container is done well; a sidecar that still runs, or fails, changes nothing about it.
+
+        Exit code 0 of a pod that was being taken away is no success: the program has saved and gone, as it was told.
+        """
+        if self.exit is None:
+            return self.phase == "Succeeded"
+        return self.exit.code == 0 and not self.taken
+
+    @property
+    def taken_at(self) -> datetime | None:
+        """Since when the cluster or somebody has been taking the pod away."""
+        moments = (self.deleted_at, self.disruption.at if self.disruption else None)
+        return min((moment for moment in moments if moment), default=None)
+
+    @property
+    def taken(self) -> bool:
+        """The pod was being taken away before, or instead of, its program's own end."""
+        taken = self.taken_at
+        return taken is not None and (self.exit is None or taken <= self.exit.finished_at)
 
     @property
     def ended(self) -> bool:
-        return self.succeeded or self.phase == "Failed"
+        return self.exit is not None or self.phase in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,13 +66,10 @@ def _by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, s
 
 def _just_before(job: Job, status: Status, failure: Failure) -> Failure | None:
     """The failure of the attempt before this one, or of the same replica where that restarts alone."""
-    before = status.last_failure
-    if before is None or not failure.role:
-        return None
-    if scope(job, failure.role) == "pod":
-        same = (before.attempt, before.role, before.index) == (failure.attempt, failure.role, failure.index)
-        return before if same else None
-    return before if before.attempt == failure.attempt - 1 else None
+    if scope(job, failure.role) == "group":
+        return status.attempt_failure
+    alone = status.replica_restarts.get(names.replica_key(failure.role, failure.index))
+    return alone.failure if alone else None
 
 
 def _by_default(before: Failure | None, failure: Failure) -> tuple[Action, str]:
@@ -86,6 +83,8 @@ def _by_default(before: Failure | None, failure: Failure) -> tuple[Action, str]:
         if before and _no_progress(before) and _no_progress(failure) and same_way(before, failure):
             return "fail", "failed the same way twice before any progress: a bug in the program, not a fault"
         return "restart", "the program failed"
+    if failure.exit_code is None:
+        return "restart", "the pod failed before its program ran"
     return "restart", "the program was ended by a signal, or asked to be run again"
 
 

@@ -73,6 +73,14 @@ class _Attempt:
     def failed(self) -> list[Pod]:
         return [pod for place, pod in self.pods.items() if failures.failed(pod) and not self._ignored(*place)]
 
+    def lives(self, replica: Replica) -> bool:
+        """Its former pod of this attempt, which has the same host name, was not even told to go yet."""
+        if names.replica_key(replica.role, replica.index) not in self.observed.status.replica_restarts:
+            return False
+        first, others = replica.hostname, f"{replica.hostname}-"
+        former = [pod for pod in self.outdated if pod.name == first or pod.name.startswith(others)]
+        return any(not pod.ended and pod.deleted_at is None for pod in former)
+
     def _name(self, replica: Replica) -> str:
         """Its pod's name: its host name, and how often it was restarted alone."""
         entry = self.observed.status.replica_restarts.get(names.replica_key(replica.role, replica.index))
@@ -160,7 +168,7 @@ def _pursue(attempt: _Attempt) -> Plan:
         seen = statuses.summarise_ended(job, status, attempt.pods)
         return _plan(attempt, seen, delete=[*attempt.pods.values(), *attempt.outdated])
     seen = _seen(attempt)
-    due = [r for r in attempt.missing if (_not_before(status, r) or now) <= now]
+    due = [r for r in attempt.missing if (_not_before(status, r) or now) <= now and not attempt.lives(r)]
     create = _manifests(attempt, due) if due else []
     waits = [
         policies.active_deadline(job, status),

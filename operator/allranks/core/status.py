@@ -53,7 +53,12 @@ def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str,
     restarts = _count(status.restarts, failure.reason, counted)
     begun = _attempt(job, status, status.attempt + 1, now)
     wait = policies.backoff(job, restarts.counted) if counted else None
-    update = {"restarts": restarts, "last_failure": failure, "restart_time": now + wait if wait else None}
+    update = {
+        "restarts": restarts,
+        "last_failure": failure,
+        "attempt_failure": _brief(failure),
+        "restart_time": now + wait if wait else None,
+    }
     return _phase(begun.model_copy(update=update), "Restarting", now, failure.reason, f"{blame(failure)}: {why}")
 
 
@@ -63,7 +68,8 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool, n
     key = names.replica_key(failure.role, failure.index)
     before = status.replica_restarts.get(key)
     wait = policies.backoff(job, restarts.counted) if counted else timedelta(0)
-    entry = ReplicaRestarts(count=before.count + 1 if before else 1, restart_time=now + wait)
+    count = before.count + 1 if before else 1
+    entry = ReplicaRestarts(count=count, restart_time=now + wait, failure=_brief(failure))
     return status.model_copy(
         update={
             "restarts": restarts,
@@ -128,25 +134,25 @@ def summarise(
 
 
 def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> Status:
-    """Of a job that is over or suspended only the pods that still end or go away are news; none un-ends."""
-    seen = {
-        role: _role(of.desired, [pods.get((role, i)) for i in range(of.desired)]) for role, of in status.roles.items()
-    }
+    """Of a job that is over or suspended only the pods that still end or go away are news; none un-ends.
+
+    A pod that ends because it is being cleaned up counts as neither succeeded nor failed, whoever sees it in time.
+    """
+    roles = {}
+    for role, of in status.roles.items():
+        seen = [pods.get((role, index)) for index in range(of.desired)]
+        now, by_itself = _role(of.desired, seen), _role(of.desired, [p for p in seen if p and not p.taken])
+        roles[role] = of.model_copy(
+            update={
+                "active": now.active,
+                "succeeded": max(of.succeeded, by_itself.succeeded),
+                "failed": max(of.failed, by_itself.failed),
+            }
+        )
+    ready = status.ready
     if status.phase == "Suspended":
-        roles = {role: RoleStatus(desired=of.desired, active=of.active) for role, of in seen.items()}
+        roles = {role: RoleStatus(desired=of.desired, active=of.active) for role, of in roles.items()}
         ready = f"0/{sum(of.desired for of in roles.values())}"
-    else:
-        roles = {
-            role: of.model_copy(
-                update={
-                    "active": seen[role].active,
-                    "succeeded": max(of.succeeded, seen[role].succeeded),
-                    "failed": max(of.failed, seen[role].failed),
-                }
-            )
-            for role, of in status.roles.items()
-        }
-        ready = status.ready
     return status.model_copy(update={"roles": roles, "observed_generation": job.metadata.generation, "ready": ready})
 
 
@@ -157,6 +163,8 @@ def blame(failure: Failure) -> str:
         return f"{who} was lost ({failure.reason})"
     if failure.signal is not None:
         return f"{who} was ended by signal {failure.signal} ({failure.reason})"
+    if failure.exit_code is None:
+        return f"{who} failed ({failure.reason})"
     return f"{who} failed with exit code {failure.exit_code} ({failure.reason})"
 
 
@@ -171,6 +179,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
             "restart_time": None,
             "replica_restarts": {},
             "ignored": [],
+            "attempt_failure": None,
             "active_since": status.active_since or now,
             "observed_generation": job.metadata.generation,
         }
@@ -181,6 +190,12 @@ def _roles_wanted(job: Job, status: Status) -> Status:
     wanted = topology.wanted_sizes(job)
     roles = {role: RoleStatus(desired=size) for role, size in wanted.items()}
     return status.model_copy(update={"roles": roles, "ready": f"0/{sum(wanted.values())}"})
+
+
+def _brief(failure: Failure) -> Failure:
+    """As much of a failure as the next one is compared with."""
+    lines = [line for line in failure.message.splitlines() if line.strip()]
+    return failure.model_copy(update={"message": lines[-1][-256:] if lines else ""})
 
 
 def _count(restarts: RestartCounts, reason: str, counted: bool) -> RestartCounts:

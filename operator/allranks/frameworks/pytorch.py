@@ -106,6 +106,8 @@ _FRAME = re.compile(r"^=+\n.*? FAILED\s*\n-+\nFailures:", re.MULTILINE)
 _LOG_LINE = re.compile(
     r"torch/distributed/\S+:\d+\]|Sending process \d+ closing signal|failed \(exitcode: |^closing signal SIG\w+$"
 )
+_CUT_BYTES = 2045
+"""A termination message of 2,048 bytes, less a character that was cut in two, is the end of something longer."""
 _CHILD_FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 
 
@@ -138,6 +140,8 @@ def _own_lines(message: str) -> str:
     if not frame:
         return ""
     lines = message[: frame.start()].splitlines()
+    if len(message.encode()) >= _CUT_BYTES:
+        lines = lines[1:]  # its head is missing: nobody's last words
     for number in range(len(lines) - 1, -1, -1):
         if lines[number].startswith(_CHILD_FAILED):
             first = number

@@ -43,7 +43,10 @@ def main(program: list[str]) -> int:
     except TimeoutError as error:
         print(f"allranks: {error}", file=sys.stderr)
         return 1
-    return _run(program, address, worker)
+    status = _run(program, address, worker)
+    if worker == 0:
+        _see_off(address, port, workers)
+    return status
 
 
 def _stop(number: int, frame: object) -> None:
@@ -83,12 +86,23 @@ def _meet(host: str, port: int, worker: int, workers: int) -> str:
                 if not missing:
                     _request(address, port, "PUT", "/allranks/go", b"go")
             if _request(address, port, "GET", "/allranks/go"):
+                _request(address, port, "PUT", f"/allranks/{worker}-went", b"yes")
                 return address
         except (OSError, http.client.HTTPException):
             pass  # no address yet, or nobody listens yet
         time.sleep(POLL_SECONDS)
     who = f"workers {sorted(missing)[:10]} did not come" if worker == 0 else f"no rendezvous at {host}:{port}"
     raise TimeoutError(f"{who} within {START_TIMEOUT_SECONDS:.0f} s (HOROVOD_START_TIMEOUT)")
+
+
+def _see_off(address: str, port: int, workers: int) -> None:
+    """The rendezvous ends with this process: not before every worker has heard that all are there."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    waiting = set(range(workers))
+    while waiting and time.monotonic() < deadline:
+        waiting -= {other for other in waiting if _request(address, port, "GET", f"/allranks/{other}-went")}
+        if waiting:
+            time.sleep(POLL_SECONDS)
 
 
 def _request(address: str, port: int, method: str, path: str, body: bytes | None = None) -> bytes | None:

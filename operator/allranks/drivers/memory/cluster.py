@@ -46,7 +46,8 @@ class Cluster:
         self._random = Random(seed)
         self._queue: list[tuple[datetime, float, int, Callable[[], None]]] = []
         self._queued = 0
-        self._reconcile, self._lag = reconcile, lag or Lag()
+        self._lag = lag or Lag()
+        self.reconcile = reconcile
         self.now = start
         self.audit = Audit()
         self.store = Store(lambda: self.now, admit)
@@ -107,7 +108,7 @@ class Cluster:
     def start_operator(self) -> None:
         """A new life, with an empty memory: it lists everything."""
         self.operator_starts += 1
-        self.operator = Controller(self.store, self, self._reconcile, PLATFORM, self.audit, self._lag)
+        self.operator = Controller(self.store, self, self.reconcile, PLATFORM, self.audit, self._lag)
 
     def stop_operator(self) -> None:
         """kill -9."""
@@ -157,7 +158,7 @@ class Cluster:
             self.after(0, lambda: self._delete_dependents(uid))
             for owner in owners(change.object):
                 self.after(0, lambda o=owner: self._finish_foreground(o))  # type: ignore[misc]
-        elif change.kind == "ADDED" and any(True for _ in owners(change.object)):
+        elif change.kind == "ADDED" and any(True for _ in owners(change.object, KIND)):
             self.after(0, lambda: self._delete_orphan(change.object))
         elif FOREGROUND in change.object["metadata"].get("finalizers", ()) and _deleted(change.object):
             self.after(0, lambda: self._delete_dependents(uid))
@@ -170,7 +171,7 @@ class Cluster:
 
     def _delete_orphan(self, manifest: Manifest) -> None:
         present = {other["metadata"]["uid"] for other in self.store.all(KIND)}
-        if not present.intersection(owners(manifest)):
+        if not present.intersection(owners(manifest, KIND)):
             try:
                 self.store.delete(key_of(manifest), uid=manifest["metadata"]["uid"])
             except NotFound:

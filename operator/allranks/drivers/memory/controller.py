@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from allranks.api.job import Job
 from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod, PodRef, Refused
 from allranks.drivers.memory import decode
 from allranks.drivers.memory.store import AlreadyExists, ApiError, Conflict, Key, NotFound, Store, controller_of, key_of
@@ -66,19 +67,20 @@ class Controller:
         self._refused: dict[Key, dict[Key, Refused]] = {}
         self._retry_seconds: dict[Key, float] = {}
         self._timers: dict[Key, datetime] = {}
-        self._decoded: dict[Key, tuple[Manifest, str, Pod]] = {}
+        self._pods: dict[Key, tuple[Manifest, str, Pod]] = {}
+        self._jobs: dict[Key, tuple[Manifest, Manifest, Job]] = {}
         self.alive = True
         self.writes_left: int | None = None
         """None: nobody is about to kill it."""
         self.unsent: list[Callable[[], None]] = []
         """Requests that were on their way when it died: they may still arrive."""
-        self._view = View(store, host, lag, self.wake)
-        for key in self._view.jobs:
+        self.view = View(store, host, lag, self.wake)
+        for key in self.view.jobs:
             self.wake(key)
 
     def kill(self) -> None:
         self.alive = False
-        self._view.close()
+        self.view.close()
 
     def wake(self, key: Key) -> None:
         """Looks at the job soon: many wakes before that are one look."""
@@ -90,11 +92,11 @@ class Controller:
         if not self.alive:
             return
         self._queued.discard(key)
-        job = self._view.jobs.get(key)
+        job = self.view.jobs.get(key)
         if job is None:
             self._refused.pop(key, None)
             return
-        before = (self._view.changes, dict(self._refused.get(key, {})))
+        before = (self.view.changes, dict(self._refused.get(key, {})))
         observed = self.observe(job)
         plan = self._reconcile(observed)
         self._audit.reconciles += 1
@@ -103,7 +105,7 @@ class Controller:
         self._apply(key, job, plan)
         if plan.wake_at:
             self._wake_at(key, plan.wake_at)
-        if (self._view.changes, self._refused.get(key, {})) != before:
+        if (self.view.changes, self._refused.get(key, {})) != before:
             self.wake(key)
 
     def _wake_at(self, key: Key, moment: datetime) -> None:
@@ -116,20 +118,28 @@ class Controller:
     def observe(self, job: Manifest) -> Observed:
         uid = job["metadata"]["uid"]
         return Observed(
-            job=decode.job(job),
+            job=self._decode_job(job),
             status=decode.status(job),
-            pods=tuple(self._decode(pod, uid) for pod in self._view.pods_of(job)),
+            pods=tuple(self._decode_pod(pod, uid) for pod in self.view.pods_of(job)),
             now=self._host.now,
             platform=self._platform,
             refused=tuple(self._refused.get(key_of(job), {}).values()),
         )
 
-    def _decode(self, manifest: Manifest, owner: str) -> Pod:
+    def _decode_pod(self, manifest: Manifest, owner: str) -> Pod:
         """Most pods are as they were at the last look: manifests are never changed in place."""
         key = key_of(manifest)
-        known = self._decoded.get(key)
+        known = self._pods.get(key)
         if known is None or known[0] is not manifest or known[1] != owner:
-            known = self._decoded[key] = (manifest, owner, decode.pod(manifest, owner))
+            known = self._pods[key] = (manifest, owner, decode.pod(manifest, owner))
+        return known[2]
+
+    def _decode_job(self, manifest: Manifest) -> Job:
+        """The operator's own writes change only the status and the version."""
+        key, metadata = key_of(manifest), {**manifest["metadata"], "resourceVersion": ""}
+        known = self._jobs.get(key)
+        if known is None or known[0] is not manifest["spec"] or known[1] != metadata:
+            known = self._jobs[key] = (manifest["spec"], metadata, decode.job(manifest))
         return known[2]
 
     def _apply(self, key: Key, job: Manifest, plan: Plan) -> None:
@@ -164,10 +174,10 @@ class Controller:
                     key, decode.encode_status(plan.status), job["metadata"]["resourceVersion"]
                 )
             except (Conflict, NotFound):
-                self._view.refresh(key)
+                self.view.refresh(key)
                 return
             self._wrote()
-            self._view.remember(written)
+            self.view.remember(written)
         self._audit.events += [(key, event, self._host.now) for event in plan.events]
 
     def _create(self, key: Key, job: Manifest, manifest: Manifest) -> None:
@@ -193,7 +203,7 @@ class Controller:
 
     def _remember(self, manifest: Manifest) -> None:
         if self.alive and manifest["kind"] == "Pod":
-            self._view.remember(manifest)
+            self.view.remember(manifest)
 
     def _delete(self, job: Manifest, reference: PodRef) -> None:
         key = ("Pod", job["metadata"].get("namespace", "default"), reference.name)
@@ -210,11 +220,11 @@ class Controller:
         try:
             self._store.delete(key, uid=job["metadata"]["uid"])
         except (NotFound, Conflict):
-            self._view.refresh(key)
+            self.view.refresh(key)
             return
         self._audit.deletes[job["metadata"]["uid"]] += 1
         self._wrote()
-        self._view.refresh(key)
+        self.view.refresh(key)
 
     def _wrote(self) -> None:
         self._audit.writes += 1

@@ -65,15 +65,25 @@ def _exit(terminated: Manifest, manifest: Manifest) -> Exit:
 
 
 def _waiting(seen: Manifest, state: Manifest) -> tuple[str, str]:
-    """(reason, message) of what keeps the pod from running."""
+    """(reason, message) of what keeps the program from running, or kept it from ever doing so."""
+    if seen["phase"] == "Failed":
+        return _never_ran(seen)
     if "waiting" in state:
         return state["waiting"].get("reason", ""), state["waiting"].get("message", "")
-    if seen["phase"] == "Failed":
-        return seen.get("reason", ""), seen.get("message", "")
     placed = _condition(seen, "PodScheduled")
     if placed and placed["status"] == "False":
         return placed.get("reason", ""), placed.get("message", "")
     return "", ""
+
+
+def _never_ran(seen: Manifest) -> tuple[str, str]:
+    """What a pod that failed says of itself, or its init container, whose end is no end of the program."""
+    for status in seen.get("initContainerStatuses", ()):
+        ending = status.get("state", {}).get("terminated", {})
+        if ending.get("exitCode"):
+            text = f"init container {status['name']} ended with exit code {ending['exitCode']}"
+            return "InitContainerFailed", f"{text}: {ending['message']}" if ending.get("message") else text
+    return seen.get("reason", ""), seen.get("message", "")
 
 
 def _disruption(seen: Manifest, manifest: Manifest) -> Disruption | None:

@@ -107,10 +107,18 @@ class Kubelets:
         """kubelet runs out of something: the containers are killed, the pod stays as Failed."""
         self._report(key, podstatus.evicted(self._store.get(key), self._host.now))
 
-    def disrupt(self, key: Key, reason: str = "PreemptionByScheduler", message: str = "") -> None:
-        """Preemption, eviction by API, a taint: the pod is told why, and deleted with its grace."""
+    def mark(self, key: Key, reason: str = "PreemptionByScheduler", message: str = "") -> None:
+        """Preemption, eviction by API, a taint: the pod is told why it has to go."""
         self._report(key, podstatus.disrupted(self._store.get(key), self._host.now, reason, message))
+
+    def disrupt(self, key: Key, reason: str = "PreemptionByScheduler", message: str = "") -> None:
+        """It is told, and deleted with its grace."""
+        self.mark(key, reason, message)
         self._store.delete(key)
+
+    def collect(self, key: Key) -> None:
+        """The garbage collector finds that the pod's node is no more; it takes the pod away next."""
+        self._report(key, podstatus.collected(self._store.get(key), self._host.now))
 
     # Nodes
 
@@ -136,7 +144,7 @@ class Kubelets:
         del self.nodes[name]
         for pod in self._on(name):
             if not ended(pod["status"]):
-                self._report(key_of(pod), podstatus.collected(pod, self._host.now))
+                self.collect(key_of(pod))
             if self._store.find(key_of(pod)):
                 self._store.remove(key_of(pod))
 

@@ -203,9 +203,10 @@ def key_of(manifest: Manifest) -> Key:
     return manifest["kind"], metadata.get("namespace", "default"), metadata["name"]
 
 
-def owners(manifest: Manifest) -> Iterable[str]:
-    """UIDs of all owners."""
-    return (reference["uid"] for reference in manifest["metadata"].get("ownerReferences", ()))
+def owners(manifest: Manifest, kind: str | None = None) -> Iterable[str]:
+    """UIDs of all owners, or of those of one kind."""
+    references = manifest["metadata"].get("ownerReferences", ())
+    return (reference["uid"] for reference in references if kind in (None, reference["kind"]))
 
 
 def controller_of(manifest: Manifest) -> str | None:
@@ -220,7 +221,7 @@ def ended(status: Manifest) -> bool:
 
 def stamp(moment: datetime) -> str:
     """As metav1.Time is written: whole seconds."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.isoformat()[:19] + "Z"
 
 
 def parse_stamp(text: str) -> datetime:
