@@ -221,7 +221,7 @@ def test_a_signal_ends_all_ranks_gracefully(cli: Cli, number: signal.Signals, st
     assert out.count(" | saved") == 3
     assert "SIGTERM to 3 pods, SIGKILL after 30 s" in out
     assert "job was interrupted after" in out
-    assert cli.status()["phase"] == "Running"
+    assert cli.status()["phase"] in ("Pending", "Running")  # what the command did to its ranks is no failure of theirs
     assert "lastFailure" not in cli.status()
 
 
