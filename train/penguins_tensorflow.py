@@ -6,18 +6,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from common.journal import Journal, Progress
+from common.journal import Journal
+from common.models_tensorflow import penguin_net
 from common.options import make_parser, parse_options
-from common.penguins import FEATURES, SPECIES, Penguins, load_penguins
+from common.penguins import Penguins, load_penguins
 from common.tensorflow import (
     SUFFIX,
-    broadcast_bytes,
     describe_devices,
+    endless_batches,
+    make_agreement,
     pack,
     place_in_cluster,
+    resume,
     set_threads,
     tf,
-    unpack,
 )
 from common.termination import Termination
 
@@ -42,11 +44,13 @@ def main() -> None:
         optimizer = tf.keras.optimizers.Adam(options.lr)
         optimizer.build(net.trainable_variables)
     variables = [*net.variables, *optimizer.variables]
-    progress = resume(journal, strategy, variables)
+    progress, _, _ = resume(journal, strategy, variables)
 
     train_step = make_train_step(strategy, net, optimizer, options.batch_size)
     any_rank_terminated = make_agreement(strategy, termination)
-    rows, steps = training_rows(penguins, strategy, options.batch_size, options.seed, progress.epoch)
+    rows, steps = endless_batches(
+        strategy, (penguins.train_x, penguins.train_y), options.batch_size, options.seed, progress.epoch
+    )
     while progress.epoch < options.epochs:
         started = time.monotonic()
         totals = tf.zeros(2)  # loss and correct answers of all ranks
@@ -74,48 +78,6 @@ def main() -> None:
     journal.finish(progress, evaluate(strategy, net, penguins), "Palmer penguins, MultiWorkerMirroredStrategy")
 
 
-def penguin_net() -> tf.keras.Model:
-    """(batch, 5) features to (batch, 3) logits."""
-    return tf.keras.Sequential(
-        [
-            tf.keras.Input((FEATURES,)),
-            tf.keras.layers.Dense(10, activation="relu"),
-            tf.keras.layers.Dense(10, activation="relu"),
-            tf.keras.layers.Dense(len(SPECIES)),
-        ]
-    )
-
-
-def resume(journal: Journal, strategy: tf.distribute.Strategy, variables: list[tf.Variable]) -> Progress:
-    """Rank 0 reads its newest checkpoint and sends it to all: the others may have another disk."""
-    content = broadcast_bytes(strategy, journal.newest_checkpoint())
-    progress = unpack(content, variables)[0] if content else Progress()
-    journal.begin(progress)
-    return progress
-
-
-def training_rows(
-    penguins: Penguins, strategy: tf.distribute.Strategy, batch_size: int, seed: int, first_epoch: int
-) -> tuple[object, int]:
-    """An endless iterator of this task's batches, and the number of them in an epoch. Each epoch has an order of its
-    own that depends on the seed and on nothing else, so a resumed training sees what it would have seen."""
-    count, replicas = len(penguins.train_y), strategy.num_replicas_in_sync
-    steps = max(1, count // (batch_size * replicas))  # a remainder stays out, another one in every epoch
-
-    def rows_of_task(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        def rows_of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            order = tf.random.experimental.stateless_shuffle(tf.range(count), seed=[seed, epoch])
-            mine = order[context.input_pipeline_id :: context.num_input_pipelines]
-            rows = tf.gather(penguins.train_x, mine), tf.gather(penguins.train_y, mine)
-            local_replicas = replicas // context.num_input_pipelines
-            return tf.data.Dataset.from_tensor_slices(rows).repeat().batch(batch_size).take(steps * local_replicas)
-
-        epochs = tf.data.Dataset.counter(start=first_epoch)
-        return epochs.flat_map(rows_of_epoch).prefetch(2)
-
-    return iter(strategy.distribute_datasets_from_function(rows_of_task)), steps
-
-
 def make_train_step(
     strategy: tf.distribute.Strategy, net: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, batch_size: int
 ) -> Callable[[object], tf.Tensor]:
@@ -137,16 +99,6 @@ def make_train_step(
         return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step_of_replica, args=batch), axis=None)
 
     return train_step
-
-
-def make_agreement(strategy: tf.distribute.Strategy, termination: Termination) -> Callable[[], bool]:
-    """A function that tells whether a rank got SIGTERM, the same on all ranks."""
-
-    @tf.function
-    def count(flag: tf.Tensor) -> tf.Tensor:
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: flag), axis=None)
-
-    return lambda: bool(count(tf.constant(float(termination.requested))) > 0)
 
 
 def evaluate(strategy: tf.distribute.Strategy, net: tf.keras.Model, penguins: Penguins) -> float:

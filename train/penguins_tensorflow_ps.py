@@ -11,8 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from common.journal import Journal, Progress, say
+from common.models_tensorflow import penguin_net
 from common.options import make_parser, parse_options
-from common.penguins import FEATURES, SPECIES, Penguins, load_penguins
+from common.penguins import Penguins, load_penguins
 from common.tensorflow import SUFFIX, pack, set_threads, tf, unpack
 from common.termination import Termination
 
@@ -100,18 +101,6 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver, options: arg
         termination.pause(options.pause)
 
     journal.finish(progress, evaluate(net, penguins), "Palmer penguins, ParameterServerStrategy")
-
-
-def penguin_net() -> tf.keras.Model:
-    """(batch, 5) features to (batch, 3) logits."""
-    return tf.keras.Sequential(
-        [
-            tf.keras.Input((FEATURES,)),
-            tf.keras.layers.Dense(10, activation="relu"),
-            tf.keras.layers.Dense(10, activation="relu"),
-            tf.keras.layers.Dense(len(SPECIES)),
-        ]
-    )
 
 
 def make_train_step(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 # Both are read when TensorFlow is imported, so programs import `tf` from here.
@@ -19,11 +19,11 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a GPU may be share
 import numpy as np
 import tensorflow as tf
 
-from common.journal import Progress
-
-__all__ = ["SUFFIX", "broadcast_bytes", "describe_devices", "pack", "place_in_cluster", "set_threads", "tf", "unpack"]
+from common.journal import Journal, Progress
+from common.termination import Termination
 
 SUFFIX = ".npz"
+Arrays = Sequence[np.ndarray]
 
 
 def set_threads(threads: int) -> None:
@@ -46,45 +46,99 @@ def describe_devices() -> str:
     return f"{gpus} GPU(s)" if gpus else "cpu"
 
 
-def pack(variables: Sequence[tf.Variable], progress: Progress, **more: np.ndarray) -> bytes:
-    """Everything that a training needs to go on: `variables` are those of the model and of the optimizer."""
-    arrays = {f"variable-{number:04d}": np.asarray(variable) for number, variable in enumerate(variables)}
-    arrays["progress"] = np.frombuffer(json.dumps(progress.as_dict()).encode(), np.uint8)
+def pack(
+    variables: Sequence[tf.Variable], progress: Progress, notes: dict[str, Any] | None = None, arrays: Arrays = ()
+) -> bytes:
+    """Everything that a training needs to go on: `variables` are those of the model and of the optimizer, `notes` are
+    what else a program remembers, in JSON's types, and `arrays` the arrays of that."""
+    named = {f"variable-{number:04d}": np.asarray(variable) for number, variable in enumerate(variables)}
+    named |= {f"array-{number:04d}": array for number, array in enumerate(arrays)}
+    header = json.dumps({"progress": progress.as_dict(), "notes": notes or {}})
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays, **more)
+    np.savez(buffer, header=np.frombuffer(header.encode(), np.uint8), **named)
     return buffer.getvalue()
 
 
-def unpack(content: bytes, variables: Sequence[tf.Variable]) -> tuple[Progress, dict[str, np.ndarray]]:
-    """Fill the variables; the progress, and what `pack` was given as `more`."""
+def unpack(content: bytes, variables: Sequence[tf.Variable]) -> tuple[Progress, dict[str, Any], list[np.ndarray]]:
+    """Fill the variables; progress, notes and arrays as `pack` was given them."""
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        arrays = dict(archive)
-    progress = Progress(**json.loads(arrays.pop("progress").tobytes()))
-    for number, variable in enumerate(variables):
-        variable.assign(arrays.pop(f"variable-{number:04d}"))
-    return progress, arrays
+        header = json.loads(archive["header"].tobytes())
+        arrays = [archive[name] for name in sorted(archive.files) if name.startswith("array-")]
+        for number, variable in enumerate(variables):
+            variable.assign(archive[f"variable-{number:04d}"])
+    return Progress(**header["progress"]), header["notes"], arrays
+
+
+def resume(
+    journal: Journal, strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable]
+) -> tuple[Progress, dict[str, Any], list[np.ndarray]]:
+    """Rank 0 reads its newest checkpoint and sends it to all: the others may have another disk. Returns what `unpack`
+    does; at the first start there is no progress, and there are no notes and arrays."""
+    content = broadcast_bytes(strategy, journal.newest_checkpoint())
+    progress, notes, arrays = unpack(content, variables) if content else (Progress(), {}, [])
+    journal.begin(progress)
+    return progress, notes, arrays
 
 
 def broadcast_bytes(strategy: tf.distribute.Strategy, content: bytes | None) -> bytes | None:
-    """Rank 0's bytes, on all ranks. A strategy has no broadcast, so they are summed with the zeros of the others."""
-    size = int(sum_with_zeros(strategy, np.array([len(content or b"")], np.int32))[0])
+    """Rank 0's bytes, on all ranks."""
+    broadcast = make_broadcast(strategy)
+    size = int(broadcast(np.array([len(content or b"")], np.int32))[0])
     if not size:
         return None
     words = np.zeros(-(-size // 4), np.int32)
     if content:
         words.view(np.uint8)[:size] = np.frombuffer(content, np.uint8)
-    return sum_with_zeros(strategy, words).tobytes()[:size]
+    return broadcast(words).tobytes()[:size]
 
 
-def sum_with_zeros(strategy: tf.distribute.Strategy, values: np.ndarray) -> np.ndarray:
-    """The values of the first replica. Whole numbers, so that the sum is exact."""
+def make_broadcast(strategy: tf.distribute.Strategy) -> Callable[[np.ndarray], np.ndarray]:
+    """A function of a vector, int32, that returns the first replica's on all ranks. A strategy can only sum: the other
+    replicas add zeros, and with whole numbers the sum is exact."""
 
-    @tf.function
-    def of_the_first(values: tf.Tensor) -> Any:
-        def of_one() -> tf.Tensor:
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def broadcast(values: tf.Tensor) -> tf.Tensor:
+        def of_replica() -> tf.Tensor:
             first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
             return values if first else tf.zeros_like(values)
 
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(of_one), axis=None)
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(of_replica), axis=None)
 
-    return of_the_first(tf.constant(values)).numpy()
+    return lambda values: broadcast(tf.constant(values)).numpy()
+
+
+def endless_batches(
+    strategy: tf.distribute.Strategy,
+    data: tuple[np.ndarray, np.ndarray],
+    batch_size: int,
+    seed: int,
+    first_epoch: int,
+) -> tuple[Iterator[Any], int]:
+    """An endless iterator of this task's batches, and the number of them in an epoch. Each epoch has an order of its
+    own that depends on the seed and on nothing else, so a resumed training sees what it would have seen."""
+    x, y = map(tf.constant, data)  # once: an array inside of a function becomes a part of its graph
+    count, replicas = len(y), strategy.num_replicas_in_sync
+    steps = max(1, count // (batch_size * replicas))  # a remainder stays out, another one in every epoch
+
+    def rows_of_task(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        def rows_of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            order = tf.random.experimental.stateless_shuffle(tf.range(count), seed=[seed, epoch])
+            mine = order[context.input_pipeline_id :: context.num_input_pipelines]
+            rows = tf.gather(x, mine), tf.gather(y, mine)
+            local_replicas = replicas // context.num_input_pipelines
+            return tf.data.Dataset.from_tensor_slices(rows).repeat().batch(batch_size).take(steps * local_replicas)
+
+        epochs = tf.data.Dataset.counter(start=first_epoch)
+        return epochs.flat_map(rows_of_epoch).prefetch(2)
+
+    return iter(strategy.distribute_datasets_from_function(rows_of_task)), steps
+
+
+def make_agreement(strategy: tf.distribute.Strategy, termination: Termination) -> Callable[[], bool]:
+    """A function that tells whether a rank got SIGTERM, the same on all ranks."""
+
+    @tf.function
+    def count(flag: tf.Tensor) -> tf.Tensor:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: flag), axis=None)
+
+    return lambda: bool(count(tf.constant(float(termination.requested))) > 0)
