@@ -12,7 +12,7 @@ import pytest
 
 from allranks.api.status import Failure, RestartCounts, Status
 from allranks.core import desired
-from allranks.core.model import Event, Exit, Observed, Plan, PodRef, Refused
+from allranks.core.model import Disruption, Event, Exit, Observed, Plan, PodRef, Refused
 from allranks.core.reconcile import CLEANUP_GRACE, reconcile
 from builders import (
     CLUSTER,
@@ -427,17 +427,41 @@ def test_a_used_budget_fails_the_job_with_its_first_failure_in_one_line():
     assert life.status.restarts.counted == 1
 
 
-def test_a_bug_in_the_program_fails_at_once_not_after_the_whole_budget():
+LONG_LINE = "RuntimeError: pid {pid}: shapes do not match: " + ", ".join(f"[{n}, 5]" for n in range(60)) + " at 0x{pid}"
+
+
+@pytest.mark.parametrize("line", ["ValueError: lr", LONG_LINE], ids=["a short last line", "a long last line"])
+def test_a_bug_in_the_program_fails_at_once_not_after_the_whole_budget(line):
     life = started(job(**GROUP))
+    said = [line.format(pid=pid) for pid in (998, 1002)]
     for attempt in (0, 1):
         after = 10 + 20 * attempt
-        life.put(failed("worker", 1, attempt, after, message="ValueError: lr", started_at=at(after - 5)))
+        message = f"Traceback:\n{said[attempt]}\n"
+        life.put(failed("worker", 1, attempt, after, message=message, started_at=at(after - 5)))
         life.settle(after)
         life.run(after + 5)
     assert (life.status.phase, life.status.attempt, life.status.restarts.counted) == ("Failed", 1, 1)
-    assert condition(life, "Failed")[2].endswith(
-        "before any progress: a bug in the program, not a fault; last line: ValueError: lr"
+    assert condition(life, "Failed") == (
+        "True",
+        "Error",
+        "worker-1 failed with exit code 1 (Error): failed the same way twice before any progress: a bug in the "
+        f"program, not a fault; last line: {said[1]}",
     )
+
+
+def test_the_same_failure_before_and_after_a_suspension_is_not_in_a_row():
+    life = started(job(**GROUP))
+    life.put(failed("worker", 1, 0, 10, started_at=at(5)))
+    life.settle(10)
+    life.run(15)
+    life.job = job(**GROUP, suspend=True)
+    life.settle(500)
+    life.job = job(**GROUP)
+    life.settle(900)
+    life.run(900)
+    life.put(failed("worker", 1, 2, 910, started_at=at(905)))
+    life.settle(910)
+    assert (life.status.phase, life.status.attempt, life.status.restarts.counted) == ("Restarting", 3, 2)
 
 
 def test_the_avalanche_that_follows_the_first_failure_is_one_restart():
@@ -546,6 +570,26 @@ def test_success_outweighs_the_failure_of_a_peer():
     life.put(succeeded("master", after=60), failed("worker", 1, after=60))
     life.settle(61)
     assert (life.status.phase, life.status.restarts) == ("Succeeded", RestartCounts())
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [{"deleted_at": at(50)}, {"disruption": Disruption("EvictionByEvictionAPI", at(50))}],
+    ids=["deleted by someone", "evicted"],
+)
+def test_exit_0_of_a_rank_that_was_told_to_go_is_no_success(taken):
+    """It has saved and gone, as a good program does; the training is not done."""
+    life = started(job(**GROUP))
+    life.put(succeeded("master", after=60, **taken))
+    life.settle(61)
+    assert (life.status.phase, life.status.attempt, life.status.restarts.disruptions) == ("Restarting", 1, 1)
+
+
+def test_exit_0_before_the_pod_was_deleted_is_success():
+    life = started(job(**GROUP))
+    life.put(succeeded("master", after=60, deleted_at=at(61)))
+    life.settle(62)
+    assert life.status.phase == "Succeeded"
 
 
 def test_a_trainer_that_is_done_while_its_sidecar_runs_is_done():
