@@ -93,8 +93,12 @@ class Cli:
     def rank(self, role: str, index: int) -> int:
         """Pid of a rank's first process."""
         wanted = {f"ALLRANKS_ROLE={role}".encode(), f"ALLRANKS_INDEX={index}".encode()}
-        ranks = [pid for pid in self.left() if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))]
-        return min(ranks)
+        for pid in self.left():
+            with contextlib.suppress(OSError):
+                environ = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+                if wanted <= environ and "shim.py" in Path(f"/proc/{parent_of(pid)}/cmdline").read_text():
+                    return pid
+        raise AssertionError(f"{role}-{index} does not run")
 
     def status(self, run: str = "runs/job/*") -> dict[str, Any]:
         (file,) = self.directory.glob(f"{run}/status.yaml")
@@ -104,6 +108,10 @@ class Cli:
     def log(self, pod: str) -> str:
         (file,) = self.directory.glob(f"runs/job/*/logs/{pod}.log")
         return file.read_text()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.fixture
@@ -258,9 +266,7 @@ def test_kill_9_of_a_shim_leaves_no_process(cli: Cli) -> None:
     cli.job(sys.executable, "-c", STUBBORN, restart={"maxRestarts": 0})
     process = cli.start("job.yaml", "--grace-period", "0.1")
     cli.wait_for_ranks()
-    shim = int(Path(f"/proc/{cli.rank('worker', 0)}/stat").read_text().rpartition(")")[2].split()[1])
-    assert "shim.py" in Path(f"/proc/{shim}/cmdline").read_text()
-    os.kill(shim, signal.SIGKILL)
+    os.kill(parent_of(cli.rank("worker", 0)), signal.SIGKILL)
     assert process.wait(SECONDS) == 1
     assert cli.status()["lastFailure"]["signal"] == 9
 
