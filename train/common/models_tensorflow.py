@@ -31,4 +31,5 @@ def digit_net(side: int, channels: int, classes: int, peak: int) -> tf.keras.Mod
             layers.append(tf.keras.layers.ReLU())
         layers.append(tf.keras.layers.MaxPooling2D())
         width, side = 2 * width, side // 2
-    return tf.keras.Sequential([*layers, tf.keras.layers.Flatten(), tf.keras.layers.Dense(classes)])
+    head = [tf.keras.layers.Flatten(), tf.keras.layers.Dropout(0.25), tf.keras.layers.Dense(classes)]
+    return tf.keras.Sequential([*layers, *head])

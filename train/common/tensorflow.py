@@ -114,24 +114,37 @@ def endless_batches(
     seed: int,
     first_epoch: int,
 ) -> tuple[Iterator[Any], int]:
-    """An endless iterator of this task's batches, and the number of them in an epoch. Each epoch has an order of its
-    own that depends on the seed and on nothing else, so a resumed training sees what it would have seen."""
-    x, y = map(tf.constant, data)  # once: an array inside of a function becomes a part of its graph
-    count, replicas = len(y), strategy.num_replicas_in_sync
-    steps = max(1, count // (batch_size * replicas))  # a remainder stays out, another one in every epoch
+    """An endless iterator of this task's batches, and the number of steps of an epoch."""
+    replicas = strategy.num_replicas_in_sync
+    steps = max(1, len(data[1]) // (batch_size * replicas))  # a remainder stays out, another one in every epoch
 
-    def rows_of_task(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        def rows_of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            order = tf.random.experimental.stateless_shuffle(tf.range(count), seed=[seed, epoch])
-            mine = order[context.input_pipeline_id :: context.num_input_pipelines]
-            rows = tf.gather(x, mine), tf.gather(y, mine)
-            local_replicas = replicas // context.num_input_pipelines
-            return tf.data.Dataset.from_tensor_slices(rows).repeat().batch(batch_size).take(steps * local_replicas)
+    def batches_of_task(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        task, tasks = context.input_pipeline_id, context.num_input_pipelines
+        return endless_share(data, task, tasks, batch_size, steps * replicas // tasks, seed, first_epoch)
 
-        epochs = tf.data.Dataset.counter(start=first_epoch)
-        return epochs.flat_map(rows_of_epoch).prefetch(2)
+    return iter(strategy.distribute_datasets_from_function(batches_of_task)), steps
 
-    return iter(strategy.distribute_datasets_from_function(rows_of_task)), steps
+
+def endless_share(
+    data: tuple[np.ndarray, np.ndarray],
+    rank: int,
+    size: int,
+    batch_size: int,
+    batches_per_epoch: int,
+    seed: int,
+    first_epoch: int,
+) -> tf.data.Dataset:
+    """One rank's batches, epoch after epoch. Each epoch has an order of its own that depends on the seed and on nothing
+    else: all ranks know it, and a resumed training sees what it would have seen."""
+    x, y = map(tf.constant, data)  # outside of the function, whose graph would hold a copy
+
+    def batches_of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+        order = tf.random.experimental.stateless_shuffle(tf.range(len(y)), seed=[seed, epoch])
+        share = order[rank::size]
+        samples = tf.gather(x, share), tf.gather(y, share)
+        return tf.data.Dataset.from_tensor_slices(samples).repeat().batch(batch_size).take(batches_per_epoch)
+
+    return tf.data.Dataset.counter(start=first_epoch).flat_map(batches_of_epoch).prefetch(2)
 
 
 def make_agreement(strategy: tf.distribute.Strategy, termination: Termination) -> Callable[[], bool]:
