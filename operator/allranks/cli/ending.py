@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.status import Failure, Status
 from allranks.cli.live import duration, ended_how
+from allranks.cli.output import dump, without_empty
 from allranks.core.names import replica_key
 
 
@@ -21,27 +20,8 @@ def resource(name: str, namespace: str, status: Status) -> dict[str, Any]:
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": name, "namespace": namespace},
-        "status": status.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "status": without_empty(status.model_dump(by_alias=True, exclude_none=True, mode="json")),
     }
-
-
-class _Dumper(yaml.SafeDumper):
-    """Log lines as lines, and no anchors."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def dump(documents: Iterable[Any]) -> str:
-    """As a stream of YAML documents."""
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
 
 
 def rendered(shown: dict[str, Any], output: str) -> str:

@@ -85,16 +85,6 @@ def load(files: Iterable[str], sets: Sequence[str] = ()) -> Loaded:
     return Loaded(tuple(jobs), tuple(others))
 
 
-def dump(objects: Iterable[Any]) -> str:
-    """Objects as a stream of YAML documents, without the anchors that shared parts would make."""
-    return yaml.dump_all(objects, Dumper=_PlainDumper, sort_keys=False, width=140, allow_unicode=True)
-
-
-class _PlainDumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
 def _documents(files: Iterable[str], problems: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
     for file in files:
         source = "stdin" if file == "-" else file

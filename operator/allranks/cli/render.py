@@ -82,7 +82,8 @@ def render(files: tuple[str, ...], sets: tuple[str, ...], output: str, helper_im
 
     The UID in their owner references is the API server's to give, and zero here. Exit status: 0, 2 for a bad manifest.
     """
-    from allranks.cli.manifests import dump, load
+    from allranks.cli.manifests import load
+    from allranks.cli.output import dump
 
     try:
         loaded = load(files, sets)

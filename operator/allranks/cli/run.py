@@ -284,7 +284,7 @@ def _run_dir(given: Path | None, job: str, *, several: bool) -> Path:
 
 
 def _print_pods(runs: Iterable[LocalRun]) -> None:
-    from allranks.cli.ending import dump
+    from allranks.cli.output import dump
 
     click.echo("# What allranks run would start. Free ports are chosen at the start: those here are examples.")
     click.echo(dump([pod for one in runs for pod in one.preview()]), nl=False)

@@ -156,7 +156,7 @@ def same_way(one: Failure, other: Failure) -> bool:
 
     def way(failure: Failure) -> tuple[object, ...]:
         lines = [line for line in failure.message.splitlines() if line.strip()]
-        last = re.sub(r"0x[0-9a-f]+|\d+", "#", lines[-1].strip()) if lines else ""
+        last = re.sub(r"0x[0-9a-f]+|\d+", "#", lines[-1].strip())[-200:] if lines else ""
         return failure.exit_code, failure.signal, failure.reason, last
 
     return way(one) == way(other)

@@ -195,7 +195,7 @@ def _roles_wanted(job: Job, status: Status) -> Status:
 def _brief(failure: Failure) -> Failure:
     """As much of a failure as the next one is compared with."""
     lines = [line for line in failure.message.splitlines() if line.strip()]
-    return failure.model_copy(update={"message": lines[-1][-256:] if lines else ""})
+    return failure.model_copy(update={"message": lines[-1][-1024:] if lines else ""})
 
 
 def _count(restarts: RestartCounts, reason: str, counted: bool) -> RestartCounts:

@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from allranks.api.job import KIND
+from allranks.core import reconcile as core
 from allranks.core.model import Manifest, Platform
-from allranks.core.reconcile import reconcile
 from allranks.drivers.memory.controller import Audit, Controller, Killed, Reconcile
 from allranks.drivers.memory.kubelets import Kubelets, Node, Workload
 from allranks.drivers.memory.store import Change, Key, NotFound, Store, key_of, owners
@@ -39,7 +39,7 @@ class Cluster:
         nodes: Iterable[Node] = (Node("node-1"), Node("node-2")),
         workload: Workload | None = None,
         lag: Lag | None = None,
-        reconcile: Reconcile = reconcile,
+        reconcile: Reconcile | None = None,
         admit: Callable[[Manifest | None, Manifest], None] | None = None,
         start: datetime = START,
     ) -> None:
@@ -47,7 +47,7 @@ class Cluster:
         self._queue: list[tuple[datetime, float, int, Callable[[], None]]] = []
         self._queued = 0
         self._lag = lag or Lag()
-        self.reconcile = reconcile
+        self.reconcile: Reconcile = reconcile or core.reconcile
         self.now = start
         self.audit = Audit()
         self.store = Store(lambda: self.now, admit)
