@@ -23,6 +23,8 @@ SECONDS = 30.0
 
 MEET = "touch up-$ALLRANKS_ROLE-$ALLRANKS_INDEX; while [ ! -e go ]; do sleep 0.02; done; echo done $RANK"
 """Waits for a file that the test makes."""
+TOGETHER = "touch together-$RANK; while [ $(ls together-* | wc -l) -lt 3 ]; do sleep 0.02; done; sleep 0.5"
+"""Ends a moment after all three ranks have begun."""
 STUBBORN = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -132,7 +134,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 
 def test_all_ranks_run_wired_to_one_another_and_the_job_succeeds(cli: Cli) -> None:
-    cli.job("sh", "-c", "echo $RANK/$WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT; sleep 0.2")
+    cli.job("sh", "-c", f"echo $RANK/$WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT; {TOGETHER}")
     done = cli.run()
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
@@ -344,7 +346,7 @@ def test_quiet_says_only_how_it_ended_and_no_logs_leaves_out_what_ranks_print(cl
     assert line.startswith("job Succeeded in ")
     shown = cli.run("job.yaml", "--no-logs").stdout
     assert "hello" not in shown
-    assert "Running, 1/1 ranks running" in shown
+    assert "Pending, 0/1 ranks running" in shown
 
 
 def test_a_bad_manifest_is_refused_with_every_error_and_its_path(cli: Cli) -> None:
@@ -428,7 +430,7 @@ def test_a_rank_that_prints_without_end_loses_nothing_in_its_log_and_stops_on_ct
 
 
 def test_on_a_terminal_the_summary_is_live_and_colours_can_be_turned_off(cli: Cli) -> None:
-    cli.job("sh", "-c", "printf '\\033[31mred\\033[0m\\n'; sleep 0.5")
+    cli.job("sh", "-c", f"printf '\\033[31mred\\033[0m\\n'; {TOGETHER}")
 
     def screen(*arguments: str) -> str:
         ours, theirs = pty.openpty()
@@ -445,6 +447,8 @@ def test_on_a_terminal_the_summary_is_live_and_colours_can_be_turned_off(cli: Cl
     colourful = screen()
     assert "\x1b[36mmaster-0 |\x1b[0m \x1b[31mred\x1b[0m" in colourful
     assert "3/3 ranks running" in colourful
+    for file in cli.directory.glob("together-*"):
+        file.unlink()
     plain = screen("--no-color")
     assert "master-0 | red\r\n" in plain
     assert "\x1b[36m" not in plain
