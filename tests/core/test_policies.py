@@ -101,6 +101,18 @@ DEFAULTS = [
         PROGRAM_FAILED,
     ),
     (
+        "an attempt of less than 2 minutes has made no progress",
+        failure(attempt=1, ran_seconds=119.9),
+        failure(ran_seconds=119.9),
+        TWICE,
+    ),
+    (
+        "an attempt of 2 minutes has made some",
+        failure(attempt=1, ran_seconds=120.0),
+        failure(ran_seconds=120.0),
+        PROGRAM_FAILED,
+    ),
+    (
         "a different exit code is a different way to fail",
         failure(attempt=1, exit_code=2),
         failure(exit_code=1),
