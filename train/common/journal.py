@@ -68,7 +68,6 @@ class Journal:
         if self.rank != 0:
             return
         epoch, loss = progress.epoch, progress.losses[-1]
-        say(f"epoch {epoch}/{self._options.epochs} loss {loss:.4f} accuracy {accuracy:.4f} ({seconds:.2f} s)")
         if self._metrics:
             self._metrics.append(
                 epoch=epoch,
@@ -82,6 +81,8 @@ class Journal:
         if self._store:
             due = epoch % self._options.checkpoint_every == 0 or epoch == self._options.epochs
             (self._store.save if due else self._store.hold)(epoch, checkpoint())
+        # Last: who reads this line and kills the rank finds the checkpoint.
+        say(f"epoch {epoch}/{self._options.epochs} loss {loss:.4f} accuracy {accuracy:.4f} ({seconds:.2f} s)")
 
     def stop(self, progress: Progress, checkpoint: Callable[[], bytes]) -> None:
         """All ranks stop together, within an epoch or between two. The epoch that was interrupted begins again on

@@ -1,0 +1,224 @@
+"""Each program, for real: terminated, killed, and resumed on both ranks from what was saved, to the accuracy that its
+README promises."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+import pytest
+
+from .launch import (
+    ROOT,
+    Horovod,
+    Launcher,
+    PlainPyTorch,
+    Rank,
+    TensorFlow,
+    TensorFlowWithChief,
+    TorchRun,
+    World,
+    free_ports,
+    send,
+    tf_config,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROGRAMS = [
+    pytest.param("penguins_pytorch.py", PlainPyTorch, id="penguins_pytorch"),
+    pytest.param("penguins_tensorflow.py", TensorFlowWithChief, id="penguins_tensorflow"),
+    pytest.param("penguins_horovod.py", Horovod, id="penguins_horovod"),
+    pytest.param("penguins_horovod_keras.py", Horovod, id="penguins_horovod_keras"),
+]
+
+
+@pytest.mark.parametrize(("program", "kind"), PROGRAMS)
+def test_a_training_goes_on_after_sigterm_and_after_kill(launcher: Launcher, program: str, kind: type[World]) -> None:
+    world = kind(launcher, program)
+
+    ranks = world.start("--pause", "2")
+    ranks[0].wait_for("epoch 2/20")
+    for rank in ranks:
+        rank.process.terminate()
+    assert [rank.exit_code(within=20) for rank in ranks] == [143, 143]
+    assert "rank 0 of 2: SIGTERM: stopped after epoch 2" in ranks[0].text
+    assert "rank 1 of 2: SIGTERM: stopped after epoch 2" in ranks[1].text
+    losses = losses_by_epoch(ranks[0])
+
+    ranks = world.start("--pause", "2")
+    ranks[0].wait_for("epoch 4/20")
+    assert f"resumed from epoch 2 of {world.checkpoints()} (loss {losses[2]})" in ranks[0].text
+    assert "rank 1 of 2: resumed from epoch 2" in ranks[1].text  # its own directory is empty
+    ranks[1].process.kill()
+    assert ranks[0].exit_code(within=60) not in (0, 143)
+    losses |= losses_by_epoch(ranks[0])
+
+    ranks = world.start()
+    assert [rank.exit_code() for rank in ranks] == [0, 0]
+    assert f"resumed from epoch 4 of {world.checkpoints()} (loss {losses[4]})" in ranks[0].text
+    assert_trained(ranks)
+    assert_records(world, 20, losses | losses_by_epoch(ranks[0]))
+    assert sorted(world.checkpoints().glob("epoch-*"))[-1].stem == "epoch-00020"
+    assert not list(world.checkpoints(1).glob("*"))  # only rank 0 writes
+
+
+def losses_by_epoch(rank: Rank) -> dict[int, str]:
+    """What a rank has printed."""
+    return {int(epoch): loss for epoch, loss in re.findall(r"(?m)^epoch (\d+)/\d+ loss (\S+) accuracy", rank.text)}
+
+
+def assert_trained(ranks: list[Rank], size: int = 2) -> None:
+    """All ranks have the same accuracy in their last line, and it is a good one."""
+    accuracies = {rank.wait_for(rf"rank {index} of {size}: test accuracy (\S+)")[1] for index, rank in enumerate(ranks)}
+    assert len(accuracies) == 1, accuracies
+    assert float(accuracies.pop()) >= 0.97
+
+
+def assert_records(world: World, epochs: int, losses: dict[int, str]) -> None:
+    """Each epoch is in metrics.jsonl once, with the loss that was printed, and the picture is one."""
+    lines = [json.loads(line) for line in (world.checkpoints() / "metrics.jsonl").read_text().splitlines()]
+    assert {line["epoch"]: f"{line['loss']:.4f}" for line in lines} == losses
+    assert [line["epoch"] for line in lines] == list(range(1, epochs + 1))
+    assert {line["world_size"] for line in lines} == {2}
+    assert (world.checkpoints() / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_torchrun_agents_of_two_nodes_resume_from_the_last_whole_checkpoint(launcher: Launcher) -> None:
+    world = TorchRun(launcher, "penguins_pytorch.py")
+
+    agents = world.start("--pause", "2", "--seed", "7")
+    agents[0].wait_for("epoch 3/20")
+    workers = launcher.alive(RANK="1")
+    for worker in workers:
+        send(worker, signal.SIGKILL)
+    assert workers
+    assert all(agent.exit_code(within=90) == 1 for agent in agents)  # torchrun turns every exit code into 1
+    newest = world.checkpoints() / "epoch-00003.pt"
+    newest.write_bytes(newest.read_bytes()[:-100])
+
+    agents = world.start("--seed", "7")
+    assert [agent.exit_code() for agent in agents] == [0, 0]
+    damaged, resumed = rf"checkpoint {newest} is damaged .*: trying the one before it", r"resumed from epoch 2 of \S+"
+    assert re.search(f"{damaged}\n{resumed}", agents[0].text), agents[0].text
+    assert_trained(agents)
+    interrupted = (world.checkpoints() / "metrics.jsonl").read_text()
+
+    # Another directory and one torchrun for both ranks: no interruption has changed a single loss.
+    straight = launcher.folder / "straight"
+    command = ["torchrun", "--standalone", "--nproc-per-node", "2", ROOT / "train/penguins_pytorch.py", "--seed", "7"]
+    run = launcher.start(command, {"ALLRANKS_CHECKPOINT_DIR": str(straight), "ALLRANKS_ATTEMPT": "3"})
+    assert run.exit_code() == 0
+    assert_trained([run, run])
+    lines = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == [json.loads(line)["loss"] for line in interrupted.splitlines()]
+    assert {line["attempt"] for line in lines} == {3}
+
+
+def test_horovodrun_trains_two_ranks(launcher: Launcher) -> None:
+    program = ROOT / "train/penguins_horovod.py"
+    run = launcher.start(["horovodrun", "-np", "2", "--gloo", "python", program])
+    assert run.exit_code() == 0, run.text
+    assert_trained([run, run])
+    assert "no --checkpoint-dir: no checkpoints" in run.text
+
+
+def test_one_process_with_nothing_in_its_environment_trains_alone(launcher: Launcher) -> None:
+    runs = [
+        launcher.start(["python", ROOT / "train" / program, "--output-dir", launcher.folder / program])
+        for program in ("penguins_pytorch.py", "penguins_tensorflow.py")
+    ]
+    for run, program in zip(runs, ("penguins_pytorch.py", "penguins_tensorflow.py"), strict=True):
+        assert run.exit_code() == 0, run.text
+        assert_trained([run], size=1)
+        assert sorted(path.name for path in (launcher.folder / program).iterdir()) == ["loss.png", "metrics.jsonl"]
+
+
+def test_a_rank_that_alone_got_sigterm_takes_the_others_along(launcher: Launcher) -> None:
+    ranks = PlainPyTorch(launcher, "penguins_pytorch.py").start("--pause", "1")
+    ranks[0].wait_for("epoch 1/20")
+    ranks[1].process.terminate()
+    assert [rank.exit_code(within=20) for rank in ranks] == [143, 143]
+    assert "rank 0 of 2: SIGTERM: stopped after epoch" in ranks[0].text
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        pytest.param("penguins_pytorch.py", PlainPyTorch, id="pytorch"),
+        pytest.param("penguins_tensorflow.py", TensorFlow, id="tensorflow"),
+    ],
+)
+def test_sigterm_saves_and_ends_a_rank_whose_peer_is_stuck(launcher: Launcher, program: str, kind: type[World]) -> None:
+    world = kind(launcher, program)
+    ranks = world.start("--pause", "1", "--checkpoint-every", "100")
+    ranks[0].wait_for("epoch 2/20")
+    assert not list(world.checkpoints().glob("epoch-*"))
+    ranks[1].process.send_signal(signal.SIGSTOP)
+    ranks[0].process.terminate()
+    assert ranks[0].exit_code(within=15) == 143
+    saved = re.search(r"the other ranks did not stop with this one, saved epoch (\d+)", ranks[0].text)
+    assert saved, ranks[0].text
+    assert [path.stem for path in world.checkpoints().glob("epoch-*")] == [f"epoch-{int(saved[1]):05d}"]
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        pytest.param("digits_pytorch.py", TorchRun, id="digits_pytorch"),
+        pytest.param("digits_tensorflow.py", TensorFlow, id="digits_tensorflow"),
+    ],
+)
+def test_digits_stop_early_on_all_ranks_together(launcher: Launcher, program: str, kind: type[World]) -> None:
+    world = kind(launcher, program)
+    ranks = world.start("--pause", "2")
+    ranks[0].wait_for("epoch 3/20")
+    for rank in ranks:
+        rank.process.terminate()
+    # torchrun turns every exit code into 1
+    assert {rank.exit_code(within=45) for rank in ranks} == {1 if kind is TorchRun else 143}
+    assert "rank 1 of 2: SIGTERM: stopped after epoch 3" in ranks[1].text
+    losses = losses_by_epoch(ranks[0])
+
+    ranks = world.start()
+    assert [rank.exit_code() for rank in ranks] == [0, 0], ranks[0].text
+    assert f"resumed from epoch 3 of {world.checkpoints()} (loss {losses[3]})" in ranks[0].text
+    assert_trained(ranks)
+    losses |= losses_by_epoch(ranks[0])
+    assert_records(world, max(losses), losses)
+    best = re.search(r"best epoch (\d+) \(validation loss", ranks[0].text)
+    assert best
+    assert max(losses) == min(20, int(best[1]) + 5)
+
+
+def test_parameter_servers_outlive_a_worker_and_the_chief(launcher: Launcher) -> None:
+    ports = free_ports(4)
+    chief, server, *workers = (f"127.0.0.1:{port}" for port in ports)
+    cluster = {"chief": [chief], "ps": [server], "worker": workers}
+    checkpoints = launcher.folder / "checkpoints"
+    program = ["python", ROOT / "train/penguins_tensorflow_ps.py", "--checkpoint-dir", checkpoints]
+
+    def start(kind: str, index: int, *options: str) -> Rank:
+        return launcher.start([*program, *options], tf_config(cluster, kind, index))
+
+    chief_rank = start("chief", 0, "--pause", "1")
+    ps, worker, lost = start("ps", 0), start("worker", 0), start("worker", 1)
+    chief_rank.wait_for("epoch 1/20")
+    lost.process.kill()
+    chief_rank.wait_for("epoch 3/20")
+    chief_rank.process.terminate()
+    assert chief_rank.exit_code(within=20) == 143
+    last = re.search(r"chief: SIGTERM: stopped after epoch (\d+)", chief_rank.text)
+    assert last, chief_rank.text
+
+    # A new chief takes over the same servers, with a new worker in the place of the lost one.
+    lost = start("worker", 1)
+    chief_rank = start("chief", 0)
+    assert chief_rank.exit_code() == 0, chief_rank.text
+    assert f"resumed from epoch {last[1]} of {checkpoints}" in chief_rank.text
+    assert float(chief_rank.wait_for(r"chief: test accuracy (\S+)")[1]) >= 0.97
+    for rank in (ps, worker, lost):
+        assert rank.process.poll() is None  # they never end by themselves
+        rank.process.terminate()
+        assert rank.exit_code(within=10) == 143
