@@ -47,7 +47,7 @@ def test_the_status_is_told_when_it_changes_and_lines_carry_their_rank() -> None
     told.view.status(status("Pending"), pods)
     told.view.status(status("Pending"), pods)
     told.view.status(status("Running", "2/2"), pods)
-    told.view.output(pods[1], "trainer", b"epoch 1\nepo")
+    told.view.output(pods[1], "trainer", b"start\nepoch 1\nepo")
     told.view.output(pods[0], "exporter", b"serving\n")
     told.view.output(pods[1], "trainer", b"ch 2\n")
     told.view.event(Event("RankFailed", "worker-10 was ended by signal 9", warning=True))
@@ -58,6 +58,7 @@ def test_the_status_is_told_when_it_changes_and_lines_carry_their_rank() -> None
     assert told.lines() == [
         "Pending, 0/2 ranks running",
         "Running, 2/2 ranks running",
+        "worker-10         | start",
         "worker-10         | epoch 1",
         "master-0/exporter | serving",
         "worker-10         | epoch 2",

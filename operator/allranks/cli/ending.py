@@ -10,6 +10,7 @@ from typing import Any
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.status import Failure, Status
 from allranks.cli.live import duration, ended_how
+from allranks.cli.logs import clean
 from allranks.cli.output import dump, without_empty
 from allranks.core.names import replica_key
 
@@ -59,7 +60,7 @@ def failure_block(status: Status, logs: Path) -> Iterator[str]:
     if failure is None:
         return
     yield _who(failure)
-    yield from (f"  | {line}" for line in failure.message.splitlines())
+    yield from (f"  | {clean(line.encode(), colour=False)}" for line in failure.message.splitlines())
     log = logs / f"{failure.pod}.log"
     if log.exists():
         yield f"Full log: {log}"

@@ -66,7 +66,7 @@ def failure_line(failure: Failure) -> str:
     if failure.signal is not None:
         return f"{who} in attempt {failure.attempt}: {how}"  # its last lines say nothing about that
     last = next((line.strip() for line in reversed(failure.message.splitlines()) if line.strip()), "")
-    return f"{who} in attempt {failure.attempt}: {how}" + (f": {last}" if last else "")
+    return f"{who} in attempt {failure.attempt}: {how}" + (f": {clean(last.encode(), colour=False)}" if last else "")
 
 
 def state_of(pod: Pod) -> str:

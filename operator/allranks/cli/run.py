@@ -223,7 +223,7 @@ class Session:
             self._print(rendered({"status": shown["status"]}, "yaml").removeprefix("---\n").rstrip())
         if how == "finished" and one.status.phase == "Failed":
             for line in failure_block(one.status, one.logs):
-                self._print(line)
+                self._print(line, **({} if line.startswith(" ") else {"fg": "red"}))
         if how != "suspended" and not self._quiet:
             self._print(f"Logs: {one.logs}")
 

@@ -6,16 +6,17 @@ prints without end never holds up the ranks or what watches them.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from allranks.api.status import FINISHED, Status
 from allranks.cli.live import CODES, COLOURS, Summary, duration, open_screen
-from allranks.cli.logs import Line, Source, clean
+from allranks.cli.logs import Source, clean
 from allranks.core.model import Event, Pod
 from allranks.core.names import TRAINER, replica_key
 
@@ -26,6 +27,16 @@ BAR_SECONDS = 10.0
 """Without a terminal, the state of a progress bar is shown so often."""
 QUIET_EVENTS = frozenset({"PodsCreated", "Succeeded", "Restarting"})
 """Events that say what the status line says."""
+
+
+class _Item(NamedTuple):
+    """Something to write: a message of ours, or a line of a container."""
+
+    place: int
+    label: str
+    text: str
+    raw: bytes = b""
+    faint: bool = False
 
 
 class View:
@@ -151,46 +162,50 @@ class View:
                 time.sleep(DRAW_SECONDS)  # what comes together is drawn together
             with self._lock:
                 ended = self._ended
-                lines = self._take()
+                waiting, width = self._take()
                 summary = self._summary() if self._screen else None
-            self._write(lines, summary)
+            # Not under the lock, which would hold up the event loop.
+            self._write(
+                [self._formatted(item, width) for item in sorted(waiting, key=lambda item: item.place)], summary
+            )
         if self._screen:
-            self._screen.stop()
+            with contextlib.suppress(OSError):
+                self._screen.stop()
 
-    def _take(self) -> list[str]:
-        """Everything that waits, in the order in which it came."""
-        found = [] if self._quiet else list(self._messages)
-        self._messages.clear()
-        width = max((len(label) for label in self._sources), default=0)
-        for source in self._sources.values():
-            dropped, waiting = source.take()
+    def _take(self) -> tuple[list[_Item], int]:
+        """All that waits, and the width of the labels."""
+        found = [] if self._quiet else [_Item(place, "", text) for place, text in self._messages]
+        self._messages = []
+        for label, source in self._sources.items():
+            dropped, lines = source.take()
             if not self._logs:
                 continue
-            place = self._places.get(source.label.partition("/")[0], 0)
-            prefix = self._paint(f"{source.label:<{width}} |", COLOURS[place % len(COLOURS)])
             if dropped:
-                first = waiting[0].place if waiting else next(self._order)
-                found.append((first, f"{prefix} ... {dropped:,} lines not shown, all are in the log"))
-            found += [(line.place, f"{prefix} {self._line(line)}") for line in waiting]
+                first = lines[0].place if lines else next(self._order)
+                found.append(_Item(first, label, f"... {dropped:,} lines not shown, all are in the log"))
+            found += [_Item(line.place, label, "", line.text, line.faint) for line in lines]
             if not self._screen and (bar := self._bar(source)):
-                found.append((next(self._order), f"{prefix} {bar}"))
-        return [text for _, text in sorted(found, key=lambda item: item[0])]
+                found.append(_Item(next(self._order), label, "", bar))
+        return found, max((len(label) for label in self._sources), default=0)
 
-    def _line(self, line: Line) -> str:
-        if line.faint and self._colour:
-            return f"\x1b[2m{clean(line.text, colour=False)}\x1b[0m"
-        return clean(line.text, self._colour)
+    def _formatted(self, item: _Item, width: int) -> str:
+        if not item.label:
+            return item.text
+        place = self._places.get(item.label.partition("/")[0], 0)
+        prefix = self._paint(f"{item.label:<{width}} |", COLOURS[place % len(COLOURS)])
+        text = item.text or clean(item.raw, self._colour and not item.faint)
+        return f"{prefix} \x1b[2m{text}\x1b[0m" if item.faint and self._colour else f"{prefix} {text}"
 
-    def _bar(self, source: Source) -> str:
+    def _bar(self, source: Source) -> bytes:
         """The state of a progress bar, now and then."""
         if not source.splitter.redrawn:
             self._bars.pop(source.label, None)
-            return ""
+            return b""
         now = time.monotonic()
         if now - self._bars.setdefault(source.label, now) < BAR_SECONDS:
-            return ""
+            return b""
         self._bars[source.label] = now
-        return clean(source.splitter.pending.rstrip(b"\r"), self._colour)
+        return source.splitter.pending.rstrip(b"\r")
 
     def _paint(self, text: str, colour: str) -> str:
         return f"\x1b[{CODES[colour]}m{text}\x1b[0m" if self._colour else text
