@@ -1,6 +1,6 @@
 """Runs scenario files: steps of {change, expect}, written once, for any world that a job can live in.
 
-`docs/scenarios.md` is the format. A world is the simulated cluster, or a real API server with a kubelet that tests play.
+`docs/scenarios.md` is the format. A world is the simulated cluster, or a real API server with a kubelet that we play.
 """
 
 from __future__ import annotations

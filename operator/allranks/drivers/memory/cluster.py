@@ -53,6 +53,8 @@ class Cluster:
         self.store = Store(lambda: self.now, admit)
         self.store.watchers.append(self._collect_garbage)
         self.kubelets = Kubelets(self.store, self, {node.name: node for node in nodes}, workload)
+        self.patience = 100_000
+        """So many events at one moment are too many."""
         self.operator: Controller | None = None
         self.late_requests = 0.0
         """Chance that a request which was on its way when the operator was killed still arrives, within a minute."""
@@ -66,13 +68,13 @@ class Cluster:
         moment = self.now + timedelta(seconds=seconds)
         heapq.heappush(self._queue, (moment, self._random.random(), self._queued, action))
 
-    def settle(self, limit: int = 100_000) -> None:
-        """Lets everything happen that is due now. Raises DoesNotSettle after `limit` events."""
-        for _ in range(limit):
+    def settle(self) -> None:
+        """Lets everything happen that is due now. Raises DoesNotSettle when it goes round in circles."""
+        for _ in range(self.patience):
             if not self._queue or self._queue[0][0] > self.now:
                 return
             self._next()
-        raise DoesNotSettle(f"more than {limit} events at {self.now}: something goes round in circles")
+        raise DoesNotSettle(f"more than {self.patience} events at {self.now}: something goes round in circles")
 
     def advance(self, seconds: float) -> None:
         """Time passes: everything happens when it is due."""

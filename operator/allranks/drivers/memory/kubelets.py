@@ -122,6 +122,10 @@ class Kubelets:
 
     # Nodes
 
+    def add(self, node: Node) -> None:
+        self.nodes[node.name] = node
+        self._host.after(0, self._place_waiting)
+
     def lose(self, name: str) -> None:
         """The node is silent; the taint manager deletes its pods, and nobody confirms it."""
         self.nodes[name].reachable = False
@@ -136,6 +140,7 @@ class Kubelets:
     def recover(self, name: str) -> None:
         """The node is back: its kubelet ends what was deleted meanwhile."""
         self.nodes[name].reachable = True
+        self._host.after(0, self._place_waiting)
         for pod in self._on(name):
             self._stop_if_deleted(pod)
 

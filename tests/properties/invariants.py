@@ -1,0 +1,277 @@
+"""What must hold: at every write, at every decision, and when all is quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from allranks.api.status import Status
+from allranks.core.model import Observed, Plan, Pod
+from allranks.core.names import ATTEMPT_LABEL, RESTART_LABEL
+from allranks.drivers.memory import Audit, Cluster
+from allranks.drivers.memory.store import Change, Key, controller_of, ended
+
+from .jobs import JOB, KEY
+from .reference import Failure, Reference, rule_on
+
+Manifest = dict[str, Any]
+
+DISRUPTIONS = {
+    "PreemptionByScheduler": "Preempted",
+    "EvictionByEvictionAPI": "Evicted",
+    "DeletionByTaintManager": "NodeLost",
+    "SomethingNew": "Disrupted",
+}
+"""Reason of condition DisruptionTarget -> reason of the failure."""
+UNCOUNTED = {*DISRUPTIONS.values(), "Deleted"}
+
+
+class Broken(AssertionError):
+    """Something that must always hold does not."""
+
+
+def hold(condition: bool, message: str) -> None:
+    """Raises Broken."""
+    if not condition:
+        raise Broken(message)
+
+
+@dataclass
+class Tally:
+    """What was done to pods, and what became of the job: kept without asking the operator."""
+
+    uid: str = ""
+    """The job's."""
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    """Pod name -> reasons of the failures that were injected into it, in order."""
+    names: dict[str, str] = field(default_factory=dict)
+    """UID -> name of every object that was ever the job's."""
+    foreign: dict[Key, Manifest] = field(default_factory=dict)
+    """Somebody else's objects, as they were made."""
+    blamed: list[str] = field(default_factory=list)
+    """Pods whose failure a restart was written for, in order."""
+
+
+class Watchdog:
+    """Looks at every write to the store as it happens, whoever writes."""
+
+    def __init__(self, cluster: Cluster, tally: Tally, late_requests: bool) -> None:
+        self._cluster, self._tally, self._late_requests = cluster, tally, late_requests
+        self._before: Manifest | None = None
+        # Before all others: what they do about a change must not be seen before it.
+        cluster.store.watchers.insert(0, self._changed)
+
+    def _changed(self, change: Change) -> None:
+        kind, _, name = change.key
+        if change.key == KEY:
+            self._tally.uid = change.object["metadata"]["uid"]
+            if change.kind == "MODIFIED" and "status" in change.object:
+                self._status_written(change.object["status"])
+        elif kind == "Pod" and controller_of(change.object) != self._tally.uid:
+            hold(change.kind == "ADDED", f"{name} is somebody else's, and was touched")
+        elif change.kind == "ADDED":
+            self._tally.names[change.object["metadata"]["uid"]] = name
+            hold(controller_of(change.object) == self._tally.uid, f"{kind} {name} is not owned by the job")
+            if kind == "Pod":
+                self._pod_created(change.object)
+
+    def _pod_created(self, pod: Manifest) -> None:
+        name, labels = name_of(pod), pod["metadata"]["labels"]
+        role, index, attempt = place_of(pod)
+        restart = int(labels.get(RESTART_LABEL, 0))
+        hold(name == pod_name(role, index, attempt, restart), f"{name} is not the computed name")
+        hold(labels[ATTEMPT_LABEL] == str(attempt), f"{name} says it is of attempt {labels[ATTEMPT_LABEL]}")
+        if self._late_requests:
+            return
+        status = self._before or {}
+        entry = status.get("replicaRestarts", {}).get(f"{role}-{index}", {}).get("count", 0)
+        written = (status.get("attempt"), entry)
+        hold(written == (attempt, restart), f"{name} was created before status said so: {status}")
+        hold(status["phase"] not in ("Succeeded", "Failed", "Suspended"), f"{name} in phase {status['phase']}")
+        for other in self._cluster.pods():
+            if controller_of(other) == self._tally.uid and name_of(other) != name and not ended(other["status"]):
+                twin = place_of(other) == (role, index, attempt) and not is_going(other)
+                hold(not twin, f"{name} and {name_of(other)} live at the same time")
+
+    def _status_written(self, status: Manifest) -> None:
+        before, self._before = self._before, status
+        conditions = {c["type"]: c for c in status["conditions"]}
+        true = {kind for kind, condition in conditions.items() if condition["status"] == "True"}
+        expected = {"Pending": set(), "Succeeded": {"Complete"}}.get(status["phase"], {status["phase"]})
+        hold(true == expected, f"phase {status['phase']} with conditions {sorted(true)}")
+        hold(not {"Complete", "Failed"} <= set(conditions), "both Complete and Failed")
+        restarts = status["restarts"]
+        hold(sum(restarts["byReason"].values()) == restarts["counted"] + restarts["disruptions"], f"{restarts}")
+        if before is not None:
+            self._status_changed(before, status)
+
+    def _status_changed(self, before: Manifest, status: Manifest) -> None:
+        attempts = status["attempt"] - before["attempt"]
+        counts = [status["restarts"][kind] - before["restarts"][kind] for kind in ("counted", "disruptions")]
+        alone = _restarted_alone(status) - (0 if attempts else _restarted_alone(before))
+        hold(attempts in (0, 1), f"attempt went from {before['attempt']} to {status['attempt']}")
+        hold(min(counts) >= 0 and sum(counts) <= 1, f"restarts: {before['restarts']}, then {status['restarts']}")
+        if before["phase"] in ("Succeeded", "Failed"):
+            verdict = ("phase", "attempt", "restarts", "completionTime", "lastFailure", "conditions")
+            same = all(status.get(part) == before.get(part) for part in verdict)
+            hold(same, f"the verdict changed: {before}, then {status}")
+        if sum(counts):
+            hold(attempts + alone == 1, "a restart was counted, and nothing was restarted")
+            self._blamed(status["lastFailure"])
+        elif attempts:
+            resumed = before["phase"] == "Suspended" and status["phase"] == "Pending"
+            told = {c["type"]: c["reason"] for c in status["conditions"]}
+            hold(resumed or told.get("Restarting") == "Resized", f"attempt {status['attempt']} counts as nothing")
+
+    def _blamed(self, failure: Manifest) -> None:
+        pod, reason = failure["pod"], failure["reason"]
+        injected = self._tally.failures.get(pod, [])
+        # Of a pod that is gone before the operator looks, only that it is gone can be told.
+        vanished = reason == "Deleted" and bool(UNCOUNTED.intersection(injected))
+        hold(pod not in self._tally.blamed, f"{pod} was counted twice")
+        hold(reason in injected or vanished, f"{pod} is blamed for {reason}, and it did {injected}")
+        self._tally.blamed.append(pod)
+
+
+def check_settled(cluster: Cluster) -> None:
+    """What the operator knows is the truth, it finds nothing to do, and it would find so again."""
+    job, operator = cluster.job(KEY), cluster.operator
+    if job is None or operator is None:
+        return
+    known = operator.observe(operator.view.jobs[KEY])
+    operator.view.relist()
+    observed = operator.observe(job)
+    hold(_sorted(known) == _sorted(observed), "the operator's view is not the truth after everything arrived")
+    left = [pod.name for pod in observed.pods if pod.owned and not pod.deleted_at and _is_old(pod, observed.status)]
+    hold(not left, f"pods of older attempts are left: {left}")
+    plan = cluster.reconcile(observed)
+    if observed.refused:
+        hold(plan.status is None and not plan.delete, f"only refused creations are left, and still: {plan}")
+    else:
+        hold(plan.empty, f"not settled: {plan}")
+    check_function(cluster.reconcile, observed, plan)
+
+
+def check_function(reconcile: Callable[[Observed], Plan], observed: Observed, plan: Plan) -> None:
+    """The same observation gives the same plan, whatever the order of pods."""
+    hold(plan == reconcile(observed), "not deterministic")
+    turned = replace(observed, pods=tuple(reversed(observed.pods)))
+    hold(plan == reconcile(turned), "depends on the order of pods")
+
+
+def check_untouched(cluster: Cluster, tally: Tally) -> None:
+    """Over the whole history: nobody else's object was touched, and every deletion was of the job's own."""
+    for key, foreign in tally.foreign.items():
+        hold(cluster.store.find(key) == foreign, f"{key} was touched")
+    strangers = [uid for uid in cluster.audit.deletes if uid not in tally.names and uid != tally.uid]
+    hold(not strangers, f"deleted what was not the job's: {strangers}")
+
+
+def check_decisions(audit: Audit, reconcile: Callable[[Observed], Plan]) -> None:
+    """Each decision, against what the operator could see then."""
+    for number, (observed, plan) in enumerate(audit.decisions):
+        if number % 3 == 0:
+            check_function(reconcile, observed, plan)
+        if plan.write_ahead and plan.status and plan.status.last_failure != observed.status.last_failure:
+            _check_cause(observed, plan.status)
+
+
+def _check_cause(observed: Observed, status: Status) -> None:
+    """The first that failed is blamed, and it is counted as the rules say."""
+    before, failure = observed.status, status.last_failure
+    assert failure is not None
+    seen = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before) and _fell(pod)]
+    first = min((_fell_at(pod) for pod in seen), default=None)
+    blamed = next((pod for pod in seen if pod.name == failure.pod), None)
+    hold(first is None or (blamed is not None and _fell_at(blamed) == first), f"{failure.pod} was not the first")
+    counted = status.restarts.counted - before.restarts.counted
+    if counted or status.restarts.disruptions > before.restarts.disruptions:
+        told = Failure(failure.reason, failure.reason in UNCOUNTED, failure.exit_code)
+        spec = observed.job.spec.model_dump(by_alias=True, exclude_none=True)
+        action = rule_on(spec, before.restarts.counted, told, None)
+        hold(action == ("restart" if counted else "restartUncounted"), f"{action} was due for {failure}")
+
+
+def check_against(reference: Reference, cluster: Cluster) -> None:
+    """The job is where the reference says it is."""
+    job = cluster.job(KEY)
+    hold((job is None) == reference.deleted, f"the job is {'gone' if job is None else 'there'}, unlike the reference")
+    if job is None:
+        return
+    status, counts = job["status"], job["status"]["restarts"]
+    found = (status["phase"], status["attempt"], counts["counted"], counts["disruptions"], counts["byReason"])
+    wanted = (
+        *(reference.phase, reference.attempt, reference.counted, reference.disruptions),
+        dict(reference.by_reason),
+    )
+    hold(found == wanted, f"{found}, and the reference says {wanted}")
+    last = status.get("lastFailure")
+    blamed = last and (last["attempt"], last["role"], last["index"], last.get("exitCode"), last["reason"])
+    hold(blamed == reference.blamed, f"blamed {blamed}, and the reference says {reference.blamed}")
+    if reference.over:
+        return
+    pods = [pod for pod in cluster.pods() if controller_of(pod) == job["metadata"]["uid"] and not is_going(pod)]
+    present = {name_of(pod) for pod in pods if place_of(pod)[:2] not in reference.ignored}
+    due = {
+        pod_name(role, index, reference.attempt, there.restarts)
+        for (role, index), there in reference.places.items()
+        if there.decided <= cluster.now and (role, index) not in reference.ignored
+    }
+    hold(present == due, f"pods {sorted(present)}, and the reference says {sorted(due)}")
+
+
+def pod_name(role: str, index: int, attempt: int, restart: int = 0) -> str:
+    """As the semantics say: told here once more, so that the core cannot change it unseen."""
+    return f"{JOB}-{role}-{index}-{attempt}" + (f"-{restart}" if restart else "")
+
+
+def name_of(pod: Manifest) -> str:
+    name: str = pod["metadata"]["name"]
+    return name
+
+
+def place_of(pod: Manifest) -> tuple[str, int, int]:
+    """(role, index, attempt), from the name: labels may have been played with."""
+    role, index, attempt = name_of(pod).removeprefix(f"{JOB}-").split("-")[:3]
+    return role, int(index), int(attempt)
+
+
+def is_going(pod: Manifest) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _restarted_alone(status: Manifest) -> int:
+    return sum(entry["count"] for entry in status.get("replicaRestarts", {}).values())
+
+
+def _sorted(observed: Observed) -> Observed:
+    return replace(observed, pods=tuple(sorted(observed.pods, key=lambda pod: pod.uid)), refused=())
+
+
+def _fell(pod: Pod) -> bool:
+    going = [moment for moment in (pod.disruption and pod.disruption.at, pod.deleted_at) if moment]
+    # A program that saves and exits with 0 because it was told to go has not done its work.
+    well = pod.exit is not None and pod.exit.code == 0 and not (going and min(going) <= pod.exit.finished_at)
+    return not well and (pod.phase == "Failed" or pod.deleted_at is not None or pod.disruption is not None)
+
+
+def _fell_at(pod: Pod) -> datetime:
+    moments = (pod.exit and pod.exit.finished_at, pod.disruption and pod.disruption.at, pod.deleted_at)
+    return min((moment for moment in moments if moment), default=datetime.max.replace(tzinfo=UTC))
+
+
+def _is_old(pod: Pod, status: Status) -> bool:
+    return int(pod.name.removeprefix(f"{JOB}-").split("-")[2]) < status.attempt
+
+
+def _holds_a_place(pod: Pod, status: Status) -> bool:
+    """By its name, in the attempt that status speaks of, and not one whose failure is ignored."""
+    if pod.name.count("-") not in (3, 4):
+        return False
+    role, index, attempt, *restart = pod.name.removeprefix(f"{JOB}-").split("-")
+    entry = status.replica_restarts.get(f"{role}-{index}")
+    wanted = (status.attempt, entry.count if entry else 0)
+    there = int(index) < (status.roles[role].desired if role in status.roles else 0)
+    return (int(attempt), int(*restart or "0")) == wanted and there and f"{role}-{index}" not in status.ignored

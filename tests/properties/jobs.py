@@ -1,0 +1,94 @@
+"""Generated jobs: all frameworks, roles and policies, small sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from allranks.api.job import API_VERSION, KIND
+
+JOB = "demo"
+KEY = (KIND, "default", JOB)
+
+Spec = dict[str, Any]
+
+_ROLES: dict[str, list[dict[str, int]]] = {
+    "pytorch": [
+        {"worker": 1},
+        {"worker": 2},
+        {"master": 1},
+        {"master": 1, "worker": 1},
+        {"master": 1, "worker": 2},
+        {"worker": 3},
+    ],
+    "tensorflow": [
+        {"chief": 1, "ps": 1},
+        {"worker": 2, "ps": 1},
+        {"chief": 1, "worker": 1, "ps": 2},
+        {"chief": 1, "worker": 1, "evaluator": 1},
+        {"worker": 1},
+        {"chief": 1, "worker": 1, "ps": 1, "evaluator": 1},
+    ],
+    "horovod": [{"worker": 1}, {"worker": 2}, {"worker": 3}, {"launcher": 1, "worker": 2}],
+}
+
+_RULES: list[dict[str, Any]] = [
+    {"exitCodes": [1, 3], "action": "restart"},
+    {"exitCodes": [3], "action": "fail"},
+    {"exitCodes": [1, 137], "action": "restartUncounted"},
+    {"exitCodes": [3], "action": "ignore"},
+    {"signals": [9], "action": "fail"},
+    {"signals": [9, 10], "action": "restartUncounted"},
+    {"signals": [10], "action": "ignore"},
+    {"reasons": ["OOMKilled"], "action": "fail"},
+    {"reasons": ["OOMKilled"], "action": "restart"},
+    {"reasons": ["Deleted"], "action": "fail"},
+    {"reasons": ["Deleted", "Evicted"], "action": "ignore"},
+    {"reasons": ["Evicted", "Preempted"], "action": "restart"},
+    {"reasons": ["NodeLost"], "action": "restart"},
+]
+
+
+def _success(framework: str, roles: dict[str, int]) -> st.SearchStrategy[str | None]:
+    choices: list[str | None] = [None, None, None, "all"]
+    return st.sampled_from([*choices, *(role for role in roles if role not in ("ps",))])
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> Spec:
+    """A spec with every default that decisions depend on filled in."""
+    framework = draw(st.sampled_from(sorted(_ROLES)))
+    roles = draw(st.sampled_from(_ROLES[framework]))
+    restart: Spec = {
+        "maxRestarts": draw(st.sampled_from([3, 0, 1, 2, 6, 9])),
+        "backoffSeconds": draw(st.sampled_from([10, 0, 1, 100])),
+    }
+    if draw(st.integers(0, 2)) == 2:
+        restart["rules"] = draw(st.lists(st.sampled_from(_RULES), min_size=1, max_size=3))
+    if scope := draw(st.sampled_from([None, None, None, "group", "pod"])):
+        restart["scope"] = scope
+    spec: Spec = {
+        "framework": framework,
+        "image": "example.org/train:1",
+        "command": ["python", "train.py"],
+        "roles": {role: {"replicas": count} for role, count in roles.items()},
+        "restart": restart,
+        "suspend": draw(st.sampled_from([False] * 7 + [True])),
+        "cleanPodPolicy": draw(st.sampled_from(["Running", "All", "None"])),
+        "startupDeadlineSeconds": draw(st.sampled_from([600, 60])),
+    }
+    if "launcher" in roles:
+        spec["horovod"] = {"controller": "mpi"}
+    if success := draw(_success(framework, roles)):
+        spec["success"] = success
+    if ttl := draw(st.sampled_from([None] * 8 + [60, 1000])):
+        spec["ttlSecondsAfterFinished"] = ttl
+    if limit := draw(st.sampled_from([None, None, None, 300, 2000])):
+        spec["activeDeadlineSeconds"] = limit
+    return spec
+
+
+def manifest(spec: Spec) -> dict[str, Any]:
+    metadata = {"name": JOB, "namespace": "default"}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}

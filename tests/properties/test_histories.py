@@ -1,0 +1,63 @@
+"""Whatever happens, in whatever order the operator sees it, and wherever it is killed: what must always hold, holds."""
+
+from __future__ import annotations
+
+from hypothesis import event, given, note
+from hypothesis import strategies as st
+
+from allranks.drivers.memory import Lag
+
+from .budget import share
+from .happenings import PLAIN, ROUGH, Action, histories
+from .jobs import Spec, specs
+from .simulation import Simulation
+
+SEEDS = st.integers(0, 2**16)
+LAGS = st.sampled_from(
+    [
+        Lag(),
+        Lag(own_writes=False),
+        Lag(seconds=2.0),
+        Lag(seconds=30.0, repeated=0.3),
+        Lag(seconds=5.0, lost=0.3, own_writes=False),
+        Lag(lost=0.6, repeated=0.5, relist_seconds=30.0),
+    ]
+)
+LATE = st.sampled_from([0.0, 0.0, 0.7])
+
+
+@share(0.5)
+@given(spec=specs(), history=histories(ROUGH, 25), lag=LAGS, seed=SEEDS, late=LATE)
+def test_it_holds_in_any_order_with_lost_and_late_events_and_crashes(
+    spec: Spec, history: list[Action], lag: Lag, seed: int, late: float
+) -> None:
+    roughly(spec, history, lag, seed, late)
+
+
+@share(0.35)
+@given(spec=specs(), history=histories(PLAIN, 25), seed=SEEDS)
+def test_the_job_is_at_every_step_where_the_reference_is(spec: Spec, history: list[Action], seed: int) -> None:
+    step_by_step(spec, history, seed)
+
+
+def roughly(spec: Spec, history: list[Action], lag: Lag, seed: int, late: float) -> None:
+    simulation = Simulation(spec, seed, lag=lag, late_requests=late)
+    try:
+        simulation.play(history)
+        simulation.calm()
+        simulation.finish()
+        simulation.check()
+    finally:
+        note("\n".join(simulation.log))
+    event(f"ends {simulation.status.get('phase', 'deleted')}")
+
+
+def step_by_step(spec: Spec, history: list[Action], seed: int) -> None:
+    simulation = Simulation(spec, seed, follow=True)
+    try:
+        simulation.play(history)
+        simulation.calm()
+        simulation.check()
+    finally:
+        note("\n".join(simulation.log))
+    event(f"ends {simulation.status.get('phase', 'deleted')}")
