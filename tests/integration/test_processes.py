@@ -344,7 +344,7 @@ def test_a_pod_deleted_before_it_began_never_runs_and_goes(world: World) -> None
 
 def test_a_killed_shim_takes_its_first_process_along(world: World) -> None:
     async def scenario() -> Pod:
-        pod = world.pod(world.manifest("sh", "-c", "echo ready; sleep 1000"))
+        pod = world.pod(world.manifest("sh", "-c", "sleep 1000 & echo ready; wait"))
         await world.until(lambda: b"ready" in world.printed)
         os.kill(pod.shims()[0], signal.SIGKILL)
         await world.until(lambda: not pod.alive)
