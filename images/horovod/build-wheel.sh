@@ -61,7 +61,8 @@ parse_arguments() {
   done
 }
 
-# Sets `torch` and `tensorflow` to the versions that $PYTHON has, empty for none, and `interpreter` to its tag.
+# Sets `torch` and `tensorflow` to the versions that $PYTHON has, empty for none, `tensorflow_wheel` to the name of the
+# latter's package, and `interpreter` to a tag.
 find_frameworks() {
   local found
   found=$("$python" - <<'PYTHON'
@@ -69,19 +70,20 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 
-def version_of(*names):
+def find(*names):
     for name in names:
         try:
-            return version(name)
+            return name, version(name)
         except PackageNotFoundError:
             pass
-    return ""
+    return "", ""
 
 
-print("cp%d%d" % sys.version_info[:2], version_of("torch"), version_of("tensorflow", "tensorflow-cpu"), sep="|")
+_, torch = find("torch")
+print("cp%d%d" % sys.version_info[:2], torch, *find("tensorflow", "tensorflow-cpu"), sep="|")
 PYTHON
   ) || fail "'$python' does not run: set PYTHON to an interpreter that has PyTorch or TensorFlow"
-  IFS='|' read -r interpreter torch tensorflow <<<"$found"
+  IFS='|' read -r interpreter torch tensorflow_wheel tensorflow <<<"$found"
 }
 
 settle_mpi() {
@@ -108,7 +110,7 @@ build_into_cache() {
   if [[ ! -d $kept ]]; then
     rm -rf "$cache/unfinished"
     build "$cache/unfinished" >/dev/null
-    mv "$cache/unfinished" "$kept"
+    mv --no-target-directory "$cache/unfinished" "$kept"
   fi
   echo "$kept"/*.whl
 }
@@ -131,8 +133,10 @@ build() {
 check_tools() {
   [[ -n $torch$tensorflow ]] ||
     fail "$python has neither PyTorch nor TensorFlow: Horovod is compiled against them. Install them first, or set PYTHON"
-  "$python" -c 'import cffi, cloudpickle, packaging, psutil, setuptools, yaml' ||
+  "$python" -c 'import cffi, cloudpickle, packaging, psutil, setuptools, yaml' 2>/dev/null ||
     fail "$python lacks a package that the build needs: $python -m pip install setuptools -r $folder/requirements.txt"
+  [[ -z ${HOROVOD_GPU_OPERATIONS:-} || $tensorflow_wheel != tensorflow-cpu ]] ||
+    fail "tensorflow-cpu has no GPU kernels for Horovod to link to: install tensorflow instead, or neither for PyTorch alone"
   command -v make >/dev/null || fail "no make on this machine (Debian: apt-get install make)"
   "${CXX:-c++}" -std=c++20 -x c++ -fsyntax-only /dev/null 2>/dev/null ||
     fail "no C++ compiler that knows C++ 20 (${CXX:-c++}) on this machine (Debian: apt-get install g++)"
