@@ -56,15 +56,15 @@ def test_the_status_is_told_when_it_changes_and_lines_carry_their_rank() -> None
     told.view.status(status("Running", "2/2", attempt=1), pods)
     told.view.status(status("Succeeded", "2/2", attempt=1), pods)
     assert told.lines() == [
-        "Pending, 0/2 ranks running",
-        "Running, 2/2 ranks running",
+        "Pending, 0/2 pods running",
+        "Running, 2/2 pods running",
         "worker-10         | start",
         "worker-10         | epoch 1",
         "master-0/exporter | serving",
         "worker-10         | epoch 2",
         "worker-10 was ended by signal 9",
-        "Restarting: attempt 1, 0/2 ranks running",
-        "Running, 2/2 ranks running",
+        "Restarting: attempt 1, 0/2 pods running",
+        "Running, 2/2 pods running",
         "Succeeded",
     ]
 
@@ -73,11 +73,11 @@ def test_a_thousand_pods_do_not_make_a_thousand_status_lines() -> None:
     told = Told()
     for ready in range(1001):
         told.view.status(status("Pending" if ready < 1000 else "Running", f"{ready}/1000"), ())
-    assert told.lines() == ["Pending, 0/1000 ranks running", "Running, 1000/1000 ranks running"]
+    assert told.lines() == ["Pending, 0/1000 pods running", "Running, 1000/1000 pods running"]
 
 
 def test_no_logs_and_quiet_leave_out_what_they_say() -> None:
-    for options, lines in (({"logs": False}, ["Running, 2/2 ranks running"]), ({"quiet": True}, [])):
+    for options, lines in (({"logs": False}, ["Running, 2/2 pods running"]), ({"quiet": True}, [])):
         told = Told(**options)
         told.view.status(status("Running", "2/2"), ())
         told.view.output(pod("worker", 0), "trainer", b"epoch 1\n")
@@ -155,7 +155,7 @@ def test_the_summary_has_a_line_for_each_rank_and_one_for_the_last_failure() -> 
     pods = tuple(Pod(**{**{f: getattr(p, f) for f in p.__slots__}, "attempt": 1}) for p in pods)
     lines = drawn(Summary("job", 61.5, now, pods, {"master-0": b"saved " + b"x" * 99, "worker-1": b" 40%\r"}, {}))
     assert lines == [
-        "job  Running  2/3 ranks running  attempt 1  61.5s  ───────────────────",
+        "job  Running  2/3 pods running  attempt 1  61.5s  ────────────────────",
         " master-0  Succeeded         75.0s  saved xxxxxxxxxxxxxxxxxxxxxxxxxxx…",
         " worker-0  waiting for GPUs",
         " worker-1  Stopping                  40%",

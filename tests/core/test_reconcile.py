@@ -779,6 +779,22 @@ def test_a_restart_tells_two_events_of_which_the_failure_is_a_warning():
     assert life.step(61).events == (Event("RankFailed", f"{blamed}: {why}", warning=True), Event("Restarting", why))
 
 
+def test_bad_news_are_warnings_and_good_ones_are_not():
+    life = started(job(**GROUP))
+    life.put(succeeded("master"))
+    assert life.step(61).events == (Event("Succeeded", "training completed"),)
+    late = started(job(**GROUP, activeDeadlineSeconds=10))
+    over = "not done within activeDeadlineSeconds (10)"
+    assert late.step(10).events == (Event("DeadlineExceeded", over, warning=True),)
+    wrong = Life(job(template={"spec": {"restartPolicy": "Always"}}))
+    (told,) = wrong.step(0).events
+    assert (told.reason, told.warning) == ("InvalidSpec", True)
+    stuck = Life(job(startupDeadlineSeconds=1))
+    stuck.settle(0)
+    stuck.put(pending(index=1, waiting_reason="InvalidImageName", waiting_message="no: such: name"))
+    assert stuck.step(2).events == (Event("InvalidImageName", "job-worker-1-0: no: such: name", warning=True),)
+
+
 @pytest.mark.parametrize(
     "fields",
     [GROUP, PS_JOB, {"framework": "horovod", "roles": {"worker": 3}}],

@@ -143,7 +143,7 @@ def test_all_ranks_run_wired_to_one_another_and_the_job_succeeds(cli: Cli) -> No
     port = ranks[0].rsplit(":")[-1]
     assert ranks == [f"{who} | {n}/3 at 127.0.0.1:{port}" for n, who in enumerate(("master-0", "worker-0", "worker-1"))]
     assert lines[0] == "note: image me/train:1 is not used here: programs come from this machine"
-    assert any(line.endswith("s Running, 3/3 ranks running") for line in lines)
+    assert any(line.endswith("s Running, 3/3 pods running") for line in lines)
     assert any(line.startswith("job Succeeded in ") and line.endswith("(3 pods, no restarts)") for line in lines)
     assert cli.status()["phase"] == "Succeeded"
     assert cli.log("job-worker-0-0") == f"1/3 at 127.0.0.1:{port}\n"
@@ -346,7 +346,7 @@ def test_quiet_says_only_how_it_ended_and_no_logs_leaves_out_what_ranks_print(cl
     assert line.startswith("job Succeeded in ")
     shown = cli.run("job.yaml", "--no-logs").stdout
     assert "hello" not in shown
-    assert "Pending, 0/1 ranks running" in shown
+    assert "Pending, 0/1 pods running" in shown
 
 
 def test_a_bad_manifest_is_refused_with_every_error_and_its_path(cli: Cli) -> None:
@@ -446,7 +446,7 @@ def test_on_a_terminal_the_summary_is_live_and_colours_can_be_turned_off(cli: Cl
 
     colourful = screen()
     assert "\x1b[36mmaster-0 |\x1b[0m \x1b[31mred\x1b[0m" in colourful
-    assert "3/3 ranks running" in colourful
+    assert "3/3 pods running" in colourful
     for file in cli.directory.glob("together-*"):
         file.unlink()
     plain = screen("--no-color")

@@ -97,7 +97,7 @@ class Summary:
 
         status = self.status
         head = Text.assemble(
-            (self.title, "bold"), "  ", (status.phase, _PHASES.get(status.phase, "")), f"  {status.ready} ranks running"
+            (self.title, "bold"), "  ", (status.phase, _PHASES.get(status.phase, "")), f"  {status.ready} pods running"
         )
         if status.attempt:
             head.append(f"  attempt {status.attempt}")

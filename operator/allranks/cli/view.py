@@ -142,9 +142,9 @@ class View:
         if same_phase and phase in FINISHED:
             return
         self._told, self._told_at = news, self.elapsed
-        text = phase if phase in FINISHED else f"{phase}, {status.ready} ranks running"
+        text = phase if phase in FINISHED else f"{phase}, {status.ready} pods running"
         if phase == "Restarting":
-            text = f"Restarting: attempt {status.attempt}, {status.ready} ranks running"
+            text = f"Restarting: attempt {status.attempt}, {status.ready} pods running"
         self._messages.append((next(self._order), f"{duration(self.elapsed):>6} {text}"))
 
     # The drawing thread.
