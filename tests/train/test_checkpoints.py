@@ -1,0 +1,142 @@
+"""A checkpoint is whole or not there, and a damaged one costs an epoch, not the training."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+from common.checkpoints import CheckpointStore, check_archive, write_atomically
+
+
+def archive(content: str = "weights", compression: int = zipfile.ZIP_STORED) -> bytes:
+    """What `torch.save` and `numpy.savez` write, in small."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as file:
+        file.writestr("data", content * 100)
+        file.writestr("more", content)
+    return buffer.getvalue()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(tmp_path: Path, said: list[str]) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "made" / "on the way", ".pt", said.append)
+
+
+def test_an_empty_directory_has_no_checkpoint(store: CheckpointStore, said: list[str]) -> None:
+    assert store.newest() is None
+    assert said == []
+
+
+def test_the_last_two_checkpoints_are_kept(store: CheckpointStore) -> None:
+    for epoch in (1, 2, 3, 99999, 100000):
+        store.save(epoch, archive(f"epoch {epoch}"))
+    assert names(store.directory) == ["epoch-100000.pt", "epoch-99999.pt"]
+    assert store.newest() == (100000, archive("epoch 100000"))
+
+
+def test_an_epoch_that_is_saved_again_replaces_itself(store: CheckpointStore) -> None:
+    store.save(1, archive("one"))
+    store.save(2, archive("first"))
+    store.save(2, archive("second"))
+    assert names(store.directory) == ["epoch-00001.pt", "epoch-00002.pt"]
+    assert store.newest() == (2, archive("second"))
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(archive()[:-30], id="cut short at the end"),
+        pytest.param(archive()[:40], id="cut short at the beginning"),
+        pytest.param(archive().replace(b"weights", b"weighty", 1), id="one wrong bit in the data"),
+        pytest.param(archive(compression=zipfile.ZIP_DEFLATED).replace(b"K", b"L"), id="compressed data damaged"),
+        pytest.param(bytes(1000), id="zeros, as after a power failure"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_with_one_line(
+    store: CheckpointStore, said: list[str], damaged: bytes
+) -> None:
+    store.save(6, archive("six"))
+    store.save(7, archive("seven"))
+    path = store.directory / "epoch-00007.pt"
+    path.write_bytes(damaged)
+    assert store.newest() == (6, archive("six"))
+    assert len(said) == 1
+    assert said[0].startswith(f"checkpoint {path} is damaged (")
+    assert said[0].endswith("): trying the one before it")
+
+
+def test_two_damaged_checkpoints_mean_a_new_start_and_not_a_crash(store: CheckpointStore, said: list[str]) -> None:
+    for epoch in (6, 7):
+        store.save(epoch, archive())
+        (store.directory / f"epoch-0000{epoch}.pt").write_bytes(b"?")
+    assert store.newest() is None
+    assert len(said) == 2
+
+
+def test_damaged_checkpoints_of_later_epochs_go_when_the_training_saves_again(store: CheckpointStore) -> None:
+    for epoch in (6, 7):
+        store.save(epoch, archive())
+    (store.directory / "epoch-00009.pt").write_bytes(b"?")
+    store.save(8, archive())
+    assert names(store.directory) == ["epoch-00007.pt", "epoch-00008.pt"]
+
+
+def test_files_of_others_are_neither_read_nor_removed(store: CheckpointStore) -> None:
+    others = ["epoch-00099.npz", "epoch-best.pt", "loss.png", "my-epoch-00099.pt", ".epoch-00004.npz.tmp"]
+    for name in others:
+        (store.directory / name).write_bytes(b"?")
+    for epoch in (1, 2, 3):
+        store.save(epoch, archive())
+    assert names(store.directory) == sorted([*others, "epoch-00002.pt", "epoch-00003.pt"])
+    assert CheckpointStore(store.directory, ".pt").newest() == (3, archive())
+
+
+def test_what_a_killed_writer_left_behind_is_no_checkpoint_and_goes(store: CheckpointStore) -> None:
+    store.save(1, archive())
+    (store.directory / ".epoch-00002.pt.tmp").write_bytes(archive()[:50])
+    again = CheckpointStore(store.directory, ".pt")
+    assert again.newest() == (1, archive())
+    assert names(store.directory) == ["epoch-00001.pt"]
+
+
+def test_a_checkpoint_that_is_not_due_is_saved_when_the_end_comes(store: CheckpointStore) -> None:
+    store.save(5, archive("five"))
+    store.hold(6, archive("six"))
+    store.hold(7, archive("seven"))
+    assert names(store.directory) == ["epoch-00005.pt"]
+    assert store.flush() == 7
+    assert store.newest() == (7, archive("seven"))
+    assert store.flush() is None
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_whole_archive_passes(tmp_path: Path) -> None:
+    check_archive(archive())
+    check_archive(archive(compression=zipfile.ZIP_DEFLATED))
