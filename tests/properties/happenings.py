@@ -35,6 +35,8 @@ PLAIN = (
     "pause",
 )
 """What a reference can follow step by step."""
+KILLING = (*PLAIN, "kill_after", "kill_after", "kill_after")
+"""A kill and the new start take no time: the reference need not know of them."""
 ROUGH = (
     *PLAIN,
     *("avalanche", "avalanche", "mark", "squatter", "usurp", "quota", "relabel"),

@@ -135,10 +135,15 @@ class Watchdog:
         self._tally.blamed.append(pod)
 
 
-def check_settled(cluster: Cluster) -> None:
-    """What the operator knows is the truth, it finds nothing to do, and it would find so again."""
+def check_settled(cluster: Cluster, tally: Tally) -> None:
+    """What the operator knows is the truth, it finds nothing to do, and it would find so again.
+
+    If the job is gone, so is all that was its own.
+    """
     job, operator = cluster.job(KEY), cluster.operator
     if job is None or operator is None:
+        left = [name_of(o) for o in cluster.store.all() if o["metadata"]["uid"] in tally.names]
+        hold(not left, f"the job is gone, and these are left: {left}")
         return
     known = operator.observe(operator.view.jobs[KEY])
     operator.view.relist()

@@ -49,12 +49,17 @@ class Simulation:
             if self.reference:
                 check_against(self.reference, self.cluster)
 
+    def delete(self, foreground: bool) -> None:
+        """Somebody deletes the job, right in the midst of it."""
+        if self.cluster.job(KEY):
+            self.cluster.delete_job(KEY, foreground)
+
     def calm(self) -> None:
         """Faults end, everything is seen, and time passes until nothing more is due."""
         self.happenings.end_faults()
         for seconds in (1, 60, 300, 300, 3600):
             self.cluster.advance(seconds)
-        check_settled(self.cluster)
+        check_settled(self.cluster, self.tally)
 
     def finish(self) -> None:
         """From now on everything runs well, round after round: the job must come to its end."""

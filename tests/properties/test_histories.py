@@ -8,42 +8,51 @@ from hypothesis import strategies as st
 from allranks.drivers.memory import Lag
 
 from .budget import share
-from .happenings import PLAIN, ROUGH, Action, histories
+from .happenings import KILLING, ROUGH, Action, histories
 from .jobs import Spec, specs
 from .simulation import Simulation
 
 SEEDS = st.integers(0, 2**16)
+# A watch that is behind *and* a cache that forgets what the driver created itself is not what `Observed` promises: with
+# both, a pod that somebody deleted before all were seen is made twice.
 LAGS = st.sampled_from(
     [
         Lag(),
         Lag(own_writes=False),
         Lag(seconds=2.0),
         Lag(seconds=30.0, repeated=0.3),
-        Lag(seconds=5.0, lost=0.3, own_writes=False),
+        Lag(seconds=5.0, lost=0.3),
         Lag(lost=0.6, repeated=0.5, relist_seconds=30.0),
     ]
 )
 LATE = st.sampled_from([0.0, 0.0, 0.7])
+SHARP = st.sampled_from([Lag(), Lag(own_writes=False), Lag(repeated=0.5)])
+"""Watches that are never behind."""
+DELETIONS = st.sampled_from([None] * 7 + ["Background", "Foreground"])
 
 
 @share(0.5)
-@given(spec=specs(), history=histories(ROUGH, 25), lag=LAGS, seed=SEEDS, late=LATE)
+@given(spec=specs(), history=histories(ROUGH, 25), lag=LAGS, seed=SEEDS, late=LATE, deletion=DELETIONS)
 def test_it_holds_in_any_order_with_lost_and_late_events_and_crashes(
-    spec: Spec, history: list[Action], lag: Lag, seed: int, late: float
+    spec: Spec, history: list[Action], lag: Lag, seed: int, late: float, deletion: str | None
 ) -> None:
-    roughly(spec, history, lag, seed, late)
+    roughly(spec, history, lag, seed, late, deletion)
 
 
 @share(0.35)
-@given(spec=specs(), history=histories(PLAIN, 25), seed=SEEDS)
-def test_the_job_is_at_every_step_where_the_reference_is(spec: Spec, history: list[Action], seed: int) -> None:
-    step_by_step(spec, history, seed)
+@given(spec=specs(), history=histories(KILLING, 25), lag=SHARP, seed=SEEDS)
+def test_the_job_is_at_every_step_where_the_reference_is(
+    spec: Spec, history: list[Action], lag: Lag, seed: int
+) -> None:
+    step_by_step(spec, history, lag, seed)
 
 
-def roughly(spec: Spec, history: list[Action], lag: Lag, seed: int, late: float) -> None:
+def roughly(spec: Spec, history: list[Action], lag: Lag, seed: int, late: float, deletion: str | None) -> None:
     simulation = Simulation(spec, seed, lag=lag, late_requests=late)
     try:
         simulation.play(history)
+        if deletion:
+            simulation.delete(foreground=deletion == "Foreground")
         simulation.calm()
         simulation.finish()
         simulation.check()
@@ -52,8 +61,8 @@ def roughly(spec: Spec, history: list[Action], lag: Lag, seed: int, late: float)
     event(f"ends {simulation.status.get('phase', 'deleted')}")
 
 
-def step_by_step(spec: Spec, history: list[Action], seed: int) -> None:
-    simulation = Simulation(spec, seed, follow=True)
+def step_by_step(spec: Spec, history: list[Action], lag: Lag, seed: int) -> None:
+    simulation = Simulation(spec, seed, lag=lag, follow=True)
     try:
         simulation.play(history)
         simulation.calm()

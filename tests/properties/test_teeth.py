@@ -19,10 +19,10 @@ from allranks.core.model import Observed, Plan
 from scenarios.runner import run
 from scenarios.test_memory import SCENARIOS, MemoryWorld
 
-from .happenings import PLAIN, ROUGH, histories
+from .happenings import KILLING, ROUGH, histories
 from .jobs import specs
 from .test_crashes import QUIET, crash_everywhere
-from .test_histories import LAGS, LATE, SEEDS, roughly, step_by_step
+from .test_histories import LAGS, LATE, SEEDS, SHARP, roughly, step_by_step
 
 Patch = pytest.MonkeyPatch
 Wrapper = Callable[[Callable[[Observed], Plan], Observed], Plan]
@@ -165,7 +165,7 @@ def _generated(test: Callable[..., None], most: int, **strategies: st.SearchStra
 CATCHERS: dict[str, Callable[[], None]] = {
     "scenarios": _scenarios,
     "any order": _generated(roughly, 2000, spec=specs(), history=histories(ROUGH, 25), lag=LAGS, seed=SEEDS, late=LATE),
-    "reference": _generated(step_by_step, 1000, spec=specs(), history=histories(PLAIN, 25), seed=SEEDS),
+    "reference": _generated(step_by_step, 1000, spec=specs(), history=histories(KILLING, 25), lag=SHARP, seed=SEEDS),
     "crashes": _generated(crash_everywhere, 100, spec=specs(), history=histories(QUIET, 12), seed=SEEDS),
 }
 

@@ -128,7 +128,7 @@ class Observed:
     status: Status
     """As persisted: never older than this driver's own last write."""
     pods: tuple[Pod, ...]
-    """As last seen; may lag, but a pod once seen stays until its deletion was seen."""
+    """As last seen; may lag, but holds what this driver created from the answer on, until its deletion was seen."""
     now: datetime
     platform: Platform
     refused: tuple[Refused, ...] = ()
