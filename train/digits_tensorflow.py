@@ -149,7 +149,7 @@ def make_evaluation(
     def evaluate(pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         sums = totals(tf.constant(pixels), tf.constant(labels)).numpy()
         # The order of a sum, and so its last bit, may be another one on each rank.
-        loss, correct = broadcast(sums.view(np.int32)).view(np.float32).tolist()
+        loss, correct = broadcast(sums).tolist()
         return loss / len(labels), correct / len(labels)
 
     return evaluate

@@ -35,8 +35,8 @@ def main() -> None:
     net = PenguinNet().to(device)
     # N ranks see N times as many samples in a step, so the step may be N times as long.
     optimizer = torch.optim.Adam(net.parameters(), lr=options.lr * size)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())  # drops state: wrap first
     progress = resume(journal, net, optimizer, options.lr * size, device)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())
 
     train_rows = TensorDataset(torch.from_numpy(penguins.train_x), torch.from_numpy(penguins.train_y))
     sampler = DistributedSampler(train_rows, num_replicas=size, rank=rank, seed=options.seed)

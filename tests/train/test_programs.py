@@ -116,6 +116,24 @@ def test_torchrun_agents_of_two_nodes_resume_from_the_last_whole_checkpoint(laun
     assert {line["attempt"] for line in lines} == {3}
 
 
+@pytest.mark.parametrize("program", ["penguins_horovod.py", "penguins_horovod_keras.py", "digits_tensorflow.py"])
+def test_an_interruption_changes_no_loss(launcher: Launcher, program: str) -> None:
+    """As the test above has it for torchrun: weights alone are not enough, the optimizer's state must be back too."""
+
+    def start(folder: str, *options: str) -> Rank:
+        command = ["python", ROOT / "train" / program, "--epochs", "5", "--checkpoint-dir", launcher.folder / folder]
+        return launcher.start([*command, *options])
+
+    straight, interrupted = start("straight"), start("interrupted", "--pause", "2")
+    interrupted.wait_for("epoch 2/5")
+    interrupted.process.terminate()
+    assert interrupted.exit_code(within=20) == 143
+    resumed = start("interrupted")
+    assert (straight.exit_code(), resumed.exit_code()) == (0, 0)
+    assert losses_by_epoch(interrupted) | losses_by_epoch(resumed) == losses_by_epoch(straight)
+    assert set(losses_by_epoch(resumed)) == {3, 4, 5}
+
+
 def test_horovodrun_trains_two_ranks(launcher: Launcher) -> None:
     program = ROOT / "train/penguins_horovod.py"
     run = launcher.start(["horovodrun", "-np", "2", "--gloo", "python", program])

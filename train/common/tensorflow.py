@@ -83,20 +83,19 @@ def resume(
 def broadcast_bytes(strategy: tf.distribute.Strategy, content: bytes | None) -> bytes | None:
     """Rank 0's bytes, on all ranks."""
     broadcast = make_broadcast(strategy)
-    size = int(broadcast(np.array([len(content or b"")], np.int32))[0])
+    own = np.frombuffer(content or b"", np.uint8)
+    digits = np.frombuffer(len(own).to_bytes(8, "little"), np.uint8)  # of the length, as exact as the bytes
+    size = int.from_bytes(broadcast(digits).astype(np.uint8), "little")
     if not size:
         return None
-    words = np.zeros(-(-size // 4), np.int32)
-    if content:
-        words.view(np.uint8)[:size] = np.frombuffer(content, np.uint8)
-    return broadcast(words).tobytes()[:size]
+    return broadcast(own if content else np.zeros(size)).astype(np.uint8).tobytes()
 
 
 def make_broadcast(strategy: tf.distribute.Strategy) -> Callable[[np.ndarray], np.ndarray]:
-    """A function of a vector, int32, that returns the first replica's on all ranks. A strategy can only sum: the other
-    replicas add zeros, and with whole numbers the sum is exact."""
+    """A function of a vector that returns the first replica's on all ranks, as float32. A strategy can only sum: the
+    other replicas add zeros, which changes no bit."""
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
     def broadcast(values: tf.Tensor) -> tf.Tensor:
         def of_replica() -> tf.Tensor:
             first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
@@ -104,7 +103,7 @@ def make_broadcast(strategy: tf.distribute.Strategy) -> Callable[[np.ndarray], n
 
         return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(of_replica), axis=None)
 
-    return lambda values: broadcast(tf.constant(values)).numpy()
+    return lambda values: broadcast(tf.constant(values, tf.float32)).numpy()
 
 
 def endless_batches(
