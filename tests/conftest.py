@@ -1,10 +1,13 @@
-"""Puts this directory on the import path, so that every test finds `builders`."""
+"""What all tests share: the import path, a terminal's signals, the frameworks for those that need them."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 # Started in the background of a script, or under nohup, we would hand it on that these are ignored; a terminal's user
 # is who the tests play.
@@ -13,3 +16,12 @@ for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def frameworks() -> Path:
+    """The virtual environment with PyTorch, TensorFlow and Horovod, installed now if it is not there."""
+    script = Path(__file__).parents[1] / "tools" / "frameworks.sh"
+    wanted = ["pytorch", "tensorflow", "horovod"]
+    done = subprocess.run([script, *wanted], stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
+    return Path(done.stdout.strip())

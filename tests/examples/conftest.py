@@ -22,19 +22,6 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT = 240
 
 
-@pytest.fixture(scope="session")
-def frameworks() -> Path:
-    """The virtual environment with PyTorch, TensorFlow and Horovod."""
-    done = subprocess.run(
-        [ROOT / "tools/frameworks.sh", "pytorch", "tensorflow", "horovod"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=3000,
-    )
-    return Path(done.stdout.strip())
-
-
 @dataclass
 class Run:
     """One `allranks run`, under way or over."""

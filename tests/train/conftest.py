@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,19 +11,6 @@ import pytest
 from .launch import ROOT, Launcher
 
 sys.path.insert(0, str(ROOT / "train"))
-
-
-@pytest.fixture(scope="session")
-def frameworks() -> Path:
-    """The virtual environment with PyTorch, TensorFlow and Horovod."""
-    done = subprocess.run(
-        [ROOT / "tools/frameworks.sh", "pytorch", "tensorflow", "horovod"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=3000,
-    )
-    return Path(done.stdout.strip())
 
 
 @pytest.fixture
