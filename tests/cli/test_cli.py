@@ -322,3 +322,20 @@ def test_inject_where_it_cannot_write_says_so(here):
     result = allranks("inject", "file/below")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: cannot write to file/below: ")
+
+
+# --- which files -----------------------------------------------------------------------------------------------------
+
+
+def test_files_may_be_given_as_kubectl_takes_them(here):
+    (here / "one.yaml").write_text(JOB)
+    assert allranks("validate", "-f", "-", stdin=JOB).exit_code == 0
+    both = allranks("validate", "one.yaml", "-f", "one.yaml")
+    assert (both.exit_code, both.stdout.count("is valid")) == (0, 2)
+
+
+@pytest.mark.parametrize("command", ["validate", "render", "run"])
+def test_no_file_at_all_is_told(command):
+    result = allranks(command)
+    assert result.exit_code == 2
+    assert "which manifest? Give a FILE, or - for standard input." in result.stderr

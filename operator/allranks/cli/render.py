@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -18,7 +20,20 @@ HELPER_IMAGE = f"ghcr.io/allranks/operator:{__version__}"
 NO_UID = "00000000-0000-0000-0000-000000000000"
 """The API server gives the UID; before that there is none."""
 
-files_argument = click.argument("files", nargs=-1, metavar="FILE...", required=True)
+
+def files_argument(command: Callable[..., None]) -> Callable[..., None]:
+    """`FILE...`, and kubectl's `-f FILE`: the command gets both as `files`, at least one."""
+
+    @functools.wraps(command)
+    def with_files(files: tuple[str, ...], filenames: tuple[str, ...], **options: Any) -> None:
+        if not files and not filenames:
+            raise click.UsageError("which manifest? Give a FILE, or - for standard input.")
+        command(files=(*files, *filenames), **options)
+
+    option = click.option("-f", "--filename", "filenames", multiple=True, metavar="FILE", help="The same as FILE.")
+    return click.argument("files", nargs=-1, metavar="FILE...")(option(with_files))
+
+
 set_option = click.option(
     "--set", "sets", multiple=True, metavar="PATH=VALUE", help="Override a field, for example roles.worker.replicas=2."
 )
