@@ -28,7 +28,7 @@ EXAMPLES = """\b
 Examples:
   allranks run examples/penguins-pytorch.yaml
   allranks run job.yaml --set roles.worker.replicas=2 --volume data=./data
-  cat job.yaml | allranks run - --dry-run
+  cat job.yaml | allranks run -f - --dry-run
   allranks run job.yaml -o json --quiet | jq -r .status.phase
 \b
 Exit status:
