@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from allranks.api.status import Status
@@ -188,9 +188,8 @@ def _check_cause(observed: Observed, status: Status) -> None:
     before, failure = observed.status, status.last_failure
     assert failure is not None
     seen = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before) and _fell(pod)]
-    first = min((_fell_at(pod) for pod in seen), default=None)
-    blamed = next((pod for pod in seen if pod.name == failure.pod), None)
-    hold(first is None or (blamed is not None and _fell_at(blamed) == first), f"{failure.pod} was not the first")
+    fell = {pod.name: _fell_at(pod, observed.now) for pod in seen}
+    hold(not fell or fell.get(failure.pod) == min(fell.values()), f"{failure.pod} was not the first of {fell}")
     counted = status.restarts.counted - before.restarts.counted
     if counted or status.restarts.disruptions > before.restarts.disruptions:
         told = Failure(failure.reason, failure.reason in UNCOUNTED, failure.exit_code)
@@ -262,9 +261,10 @@ def _fell(pod: Pod) -> bool:
     return not well and (pod.phase == "Failed" or pod.deleted_at is not None or pod.disruption is not None)
 
 
-def _fell_at(pod: Pod) -> datetime:
+def _fell_at(pod: Pod, now: datetime) -> datetime:
+    """A pod whose program never ran does not say when it failed: no later than now."""
     moments = (pod.exit and pod.exit.finished_at, pod.disruption and pod.disruption.at, pod.deleted_at)
-    return min((moment for moment in moments if moment), default=datetime.max.replace(tzinfo=UTC))
+    return min((moment for moment in moments if moment), default=now)
 
 
 def _is_old(pod: Pod, status: Status) -> bool:

@@ -189,7 +189,7 @@ CATCHERS: dict[str, Callable[[], None]] = {
         pytest.param(_never_waits, "reference", id="there is no backoff"),
         pytest.param(_forgets_the_row, "reference", id="nothing is ever twice in a row"),
         pytest.param(_resumes_the_old_attempt, "any order", id="a new attempt has an old number"),
-        pytest.param(_counts_suspended_time, "reference", id="the deadline counts suspended time"),
+        pytest.param(_counts_suspended_time, "scenarios", id="the deadline counts suspended time"),
         pytest.param(_starts_blind, "crashes", id="a new operator lists nothing"),
         pytest.param(_leaves_the_old, "any order", id="pods of attempts long gone are left"),
     ],
