@@ -69,13 +69,6 @@ def test_an_unknown_command_is_told_with_status_2():
     assert "No such command 'rnu'" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["validate", "render"])
-def test_a_command_without_a_file_says_so_with_status_2(command):
-    result = allranks(command)
-    assert result.exit_code == 2
-    assert "Missing argument 'FILE...'" in result.stderr
-
-
 # --- validate --------------------------------------------------------------------------------------------------------
 
 
