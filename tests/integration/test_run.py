@@ -248,6 +248,17 @@ def test_a_second_ctrl_c_kills_at_once(cli: Cli) -> None:
     assert process.wait(5) == 130
 
 
+def test_ctrl_c_after_the_verdict_does_not_change_it(cli: Cli) -> None:
+    cli.job("sh", "-c", "[ $RANK = 0 ] || sleep 1000")
+    process = cli.start()
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).endswith("s Succeeded\n"):
+        assert line
+    process.send_signal(signal.SIGINT)
+    assert process.wait(5) == 0
+    assert cli.status()["phase"] == "Succeeded"
+
+
 def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_period(cli: Cli) -> None:
     cli.job(sys.executable, "-c", STUBBORN)
     process = cli.start("job.yaml", "--grace-period", "0.3")

@@ -199,7 +199,8 @@ class LocalRun:
             if self._broken:
                 raise self._broken
             if self._stopping:
-                return "stopped"  # what stop does to the pods is no failure of theirs: the core never sees it
+                # What stop does to the pods is no failure of theirs: the core never sees it. A verdict stands.
+                return "finished" if self.status.phase in FINISHED else "stopped"
             began = time.monotonic()
             plan = self._reconcile(self._observe())
             took = time.monotonic() - began
