@@ -101,7 +101,7 @@ def each(name: str, told: str, scratch: Path) -> str:
 
 TORCHRUN = re.compile(
     r"torch/distributed|Traceback|^\S+ +\|   |ChildFailed|\| [=-]{9}|Failures:|NO_OTHER|Root Cause|\| \[\d\]:|FAILED|"
-    r"\| \*+$|^\S+ +\| *$|\[rank\d\]:|sys\.exit"
+    r"\| \*+$|^\S+ +\| *$|\[rank\d\]:|sys\.exit|SignalException|│|└|epoch 1  "
 )
 
 
