@@ -1,7 +1,11 @@
-"""How many histories, and from which seed: `--histories N`, and hypothesis' own `--hypothesis-seed N`."""
+"""How many histories, and from which seed: `--histories N`, and hypothesis' own `--hypothesis-seed N`.
+
+Where all tests run, pytest knows `--histories` too late: then the environment's HISTORIES says it.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -10,16 +14,14 @@ from . import budget
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--histories", type=int, default=budget.DEFAULT, help=f"histories to generate (default: {budget.DEFAULT})"
-    )
+    parser.addoption("--histories", type=int, default=None, help=f"histories to generate (default: {budget.DEFAULT})")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     given = config.getoption("--hypothesis-seed", None)
     budget.seed = random.SystemRandom().getrandbits(32) if given in (None, "random") else int(given)
-    # Without the option where pytest met this directory only while it collected.
-    budget.histories = config.getoption("--histories", budget.DEFAULT)
+    asked = config.getoption("--histories", None) or os.environ.get("HISTORIES")
+    budget.histories = int(asked or budget.DEFAULT)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

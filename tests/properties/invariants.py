@@ -151,6 +151,10 @@ def check_settled(cluster: Cluster, tally: Tally) -> None:
     hold(_sorted(known) == _sorted(observed), "the operator's view is not the truth after everything arrived")
     left = [pod.name for pod in observed.pods if pod.owned and not pod.deleted_at and _is_old(pod, observed.status)]
     hold(not left, f"pods of older attempts are left: {left}")
+    if observed.status.phase in ("Succeeded", "Failed"):
+        policy = observed.job.spec.clean_pod_policy
+        idle = [pod for pod in observed.pods if pod.owned and (policy == "All" or not pod.ended)]
+        hold(policy == "None" or not idle, f"cleanPodPolicy is {policy}, and these are left: {idle}")
     plan = cluster.reconcile(observed)
     if observed.refused:
         hold(plan.status is None and not plan.delete, f"only refused creations are left, and still: {plan}")
