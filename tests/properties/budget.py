@@ -31,3 +31,9 @@ def share(part: float, least: int = 1) -> Callable[[Test], Test]:
         return pytest.mark.timeout(seconds)(hypothesis.seed(seed)(settings(test)))  # type: ignore[no-any-return]
 
     return decorate
+
+
+def tell(text: str) -> None:
+    """What happened, for a failing example of hypothesis; an example that is kept by name shows its own."""
+    if hypothesis.currently_in_test_context():
+        hypothesis.note(text)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hypothesis import given, note
+from hypothesis import given
 from hypothesis import strategies as st
 
-from .budget import share
+from .budget import share, tell
 from .happenings import PLAIN, Action, histories
 from .jobs import Spec, specs
 from .simulation import Simulation
@@ -27,9 +27,9 @@ def test_a_crash_after_any_write_changes_nothing_in_the_end(spec: Spec, history:
 def crash_everywhere(spec: Spec, history: list[Action], seed: int) -> None:
     undisturbed = _play(spec, history, seed, None)
     writes, wanted = undisturbed.cluster.audit.writes, _ending(undisturbed)
-    note("\n".join(undisturbed.log))
+    tell("\n".join(undisturbed.log))
     for killed_after in range(1, writes + 1):
-        note(f"killed after write {killed_after} of {writes}")
+        tell(f"killed after write {killed_after} of {writes}")
         found = _ending(_play(spec, history, seed, killed_after))
         for what in wanted:
             assert found[what] == wanted[what], what

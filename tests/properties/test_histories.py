@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import event, given, note
+from hypothesis import currently_in_test_context, event, given
 from hypothesis import strategies as st
 
 from allranks.drivers.memory import Lag
 
-from .budget import share
+from .budget import share, tell
 from .happenings import KILLING, ROUGH, Action, histories
 from .jobs import Spec, specs
 from .simulation import Simulation
@@ -57,8 +57,7 @@ def roughly(spec: Spec, history: list[Action], lag: Lag, seed: int, late: float,
         simulation.finish()
         simulation.check()
     finally:
-        note("\n".join(simulation.log))
-    event(f"ends {simulation.status.get('phase', 'deleted')}")
+        _tell(simulation)
 
 
 def step_by_step(spec: Spec, history: list[Action], lag: Lag, seed: int) -> None:
@@ -68,5 +67,11 @@ def step_by_step(spec: Spec, history: list[Action], lag: Lag, seed: int) -> None
         simulation.calm()
         simulation.check()
     finally:
-        note("\n".join(simulation.log))
-    event(f"ends {simulation.status.get('phase', 'deleted')}")
+        _tell(simulation)
+
+
+def _tell(simulation: Simulation) -> None:
+    """What happened, for a failing example; how it ended, for the statistics. An example kept by name needs neither."""
+    tell("\n".join(simulation.log))
+    if currently_in_test_context():
+        event(f"ends {simulation.status.get('phase', 'deleted')}")
