@@ -13,7 +13,6 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 DEFAULT = 2400
 histories = DEFAULT
 seed = 0
-played = 0
 
 
 def share(part: float, least: int = 1) -> Callable[[Test], Test]:
