@@ -193,6 +193,9 @@ def _finished(attempt: _Attempt) -> Plan:
     expires = ended + timedelta(seconds=ttl) if ttl is not None else None
     if expires and now >= expires:
         return Plan(delete_job=True)
+    seen = statuses.summarise_ended(job, status, attempt.pods)
+    if _endings(seen) != _endings(status):
+        return _write(seen)  # how pods ended is on record before they are cleaned up
     delete, linger = [], ended + CLEANUP_GRACE
     services = topology.framework_of(job).services(topology.sizes(job, status))
     peers_linger = False
@@ -206,9 +209,11 @@ def _finished(attempt: _Attempt) -> Plan:
             continue
         delete.append(pod)
     wake = min((w for w in (expires, linger if peers_linger else None) if w), default=None)
-    return _plan(
-        attempt, statuses.summarise_ended(job, status, attempt.pods), (), [*delete, *attempt.outdated], (), wake
-    )
+    return _plan(attempt, seen, (), [*delete, *attempt.outdated], (), wake)
+
+
+def _endings(status: Status) -> dict[str, tuple[int, int]]:
+    return {role: (of.succeeded, of.failed) for role, of in status.roles.items()}
 
 
 def _manifests(attempt: _Attempt, due: list[Replica]) -> list[Manifest]:
