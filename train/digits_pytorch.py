@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from common.ddp import any_rank_terminated, join_group, resume, stop
+from common.ddp import any_rank_terminated, join_group, leave, resume, stop
 from common.early_stopping import EarlyStopping
 from common.images import load_images
 from common.journal import Journal
@@ -86,7 +86,7 @@ def main() -> None:
     journal.best(early)
     _, accuracy = evaluate(net, images.test_x, images.test_y, options.batch_size, device)
     journal.finish(progress, accuracy, "CIFAR-10, PyTorch DDP" if options.data else "Digits, PyTorch DDP")
-    dist.destroy_process_group()
+    leave()
 
 
 def snapshot(net: nn.Module) -> dict[str, Any]:

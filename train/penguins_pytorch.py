@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from common.ddp import any_rank_terminated, join_group, resume, stop
+from common.ddp import any_rank_terminated, join_group, leave, resume, stop
 from common.journal import Journal
 from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
@@ -65,7 +65,7 @@ def main() -> None:
         termination.pause(options.pause)
 
     journal.finish(progress, evaluate(net, penguins, device), "Palmer penguins, PyTorch DDP")
-    dist.destroy_process_group()
+    leave()
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
