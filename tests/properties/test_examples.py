@@ -59,3 +59,9 @@ def test_a_pod_that_never_ran_fails_no_earlier_than_it_is_seen() -> None:
     history: list[Action] = [("advance", 0, 1), ("run", 0, 0), ("exit", 0, 0), ("init_fail", 0, 0)]
     spec = _spec("horovod", {"worker": 2})
     roughly(spec, [*history, ("restart_operator", 0, 0)], Lag(seconds=2.0), 0, 0.0, None)
+
+
+def test_a_replica_whose_loss_is_ignored_does_not_stand_in_for_one_that_must_run() -> None:
+    rules = [{"reasons": ["Deleted", "Evicted"], "action": "ignore"}]
+    spec = _spec("horovod", {"worker": 3}, restart={"maxRestarts": 3, "backoffSeconds": 10, "rules": rules})
+    step_by_step(spec, [("run", 0, 0), ("run", 0, 0), ("disrupt", 0, 9)], Lag(), 0)
