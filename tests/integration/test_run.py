@@ -249,7 +249,7 @@ def test_a_second_ctrl_c_kills_at_once(cli: Cli) -> None:
 
 
 def test_ctrl_c_after_the_verdict_does_not_change_it(cli: Cli) -> None:
-    cli.job("sh", "-c", "[ $RANK = 0 ] || sleep 1000")
+    cli.job("sh", "-c", f"{TOGETHER}; [ $RANK = 0 ] || sleep 1000")
     process = cli.start()
     assert process.stdout is not None
     while not (line := process.stdout.readline()).endswith("s Succeeded\n"):

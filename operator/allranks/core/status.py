@@ -107,23 +107,22 @@ def summarise(
     roles = {role: _role(size, [pods.get((role, index)) for index in range(size)]) for role, size in count.items()}
     ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
     launched = status.launched or len(pods) == desired
-    needed = desired - len(status.ignored)
+    running_now = status.running_time or (now if _all_run(count, pods, status.ignored) else None)
     restarted = {
         key: entry if entry.launched else entry.model_copy(update={"launched": _seen(key, entry, pods)})
         for key, entry in status.replica_restarts.items()
     }
-    running = status.running_time or (now if ready >= needed else None)
     update: dict[str, Any] = {
         "observed_generation": job.metadata.generation,
         "roles": roles,
         "ready": f"{ready}/{desired}",
         "launched": launched,
         "replica_restarts": restarted,
-        "running_time": running,
+        "running_time": running_now,
         "selector": f"{names.JOB_LABEL}={job.name},{names.ROLE_LABEL}=worker",
     }
     seen = status.model_copy(update=update)
-    if running:
+    if running_now:
         return (
             _phase(seen, "Running", now, "AllRanksRunning", f"all {desired} pods run")
             if seen.phase != "Running"
@@ -214,10 +213,21 @@ def _role(desired: int, pods: list[Pod | None]) -> RoleStatus:
     return RoleStatus(
         desired=desired,
         active=len(active),
-        ready=sum(pod.phase == "Running" for pod in active) + succeeded,
+        ready=sum(_ready(pod) for pod in seen),
         succeeded=succeeded,
         failed=sum(pod.ended for pod in seen) - succeeded,
     )
+
+
+def _all_run(sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod], ignored: list[str]) -> bool:
+    """Whether every replica that must run runs, or is done; one that is ignored neither counts nor stands in."""
+    places = [(role, index) for role, size in sizes.items() for index in range(size)]
+    needed = [place for place in places if names.replica_key(*place) not in ignored] if ignored else places
+    return all((pod := pods.get(place)) is not None and _ready(pod) for place in needed)
+
+
+def _ready(pod: Pod) -> bool:
+    return pod.succeeded or (pod.phase == "Running" and not pod.ended and not pod.deleted_at)
 
 
 def _seen(key: str, entry: ReplicaRestarts, pods: Mapping[tuple[str, int], Pod]) -> bool:
