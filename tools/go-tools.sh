@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# Programs that tests need and that no package registry for Python has, built from source by Go: the same versions on
+# every machine, and nothing else to download. A folder below tools/ says which: its go.mod files name them as tools.
+set -euo pipefail
+
+usage() {
+  cat <<'USAGE'
+usage: tools/go-tools.sh controlplane | helm     (the same: tools/controlplane.sh, tools/helm.sh)
+
+Makes sure that the programs are in a directory of $ALLRANKS_CACHE, and prints that directory as the only line on stdout:
+  controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl   (about 7 minutes on 2 cores, 4 GB of disk)
+  helm          helm, untt (the runner of helm-unittest)                 (about 3 minutes)
+What was built already is there at once.
+
+environment:
+  ALLRANKS_CACHE       where they are kept, default ~/.cache/allranks
+  KUBEBUILDER_ASSETS   a directory with etcd, kube-apiserver and kubectl, as `setup-envtest` makes one: they come first,
+                       and only what is missing there is built (controlplane)
+  GOPROXY, GOFLAGS...  Go's own settings are respected
+USAGE
+}
+
+main() {
+  repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  case ${1-} in
+    -h | --help) usage; exit 0 ;;
+    controlplane | helm) name=$1 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+  assets=
+  [[ $name != controlplane ]] || assets=${KUBEBUILDER_ASSETS:-}
+  [[ -z $assets || -d $assets ]] || fail "KUBEBUILDER_ASSETS is '$assets', which is no directory"
+  cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
+  target=$cache/$name-$(fingerprint)
+
+  if [[ ! -d $target ]]; then
+    mkdir -p "$cache"
+    exec 9>"$cache/$name.lock"
+    flock --nonblock 9 || { say "another call is building, waiting for it"; flock 9; }
+    [[ -d $target ]] || build # the call that we waited for may have built it
+  fi
+  echo "$target"
+}
+
+fingerprint() {
+  { cat "$repository/tools/$name"/{,*/}go.mod "${BASH_SOURCE[0]}" 2>/dev/null; uname -sm; echo "$assets"; } |
+    sha256sum | cut -c 1-16
+}
+
+build() {
+  local started=$SECONDS
+  find_go
+  work=$target.unfinished
+  rm -rf "$work"
+  mkdir -p "$work/bin"
+  case $name in
+    controlplane) build_control_plane ;;
+    helm) build_helm ;;
+  esac
+  # The directory appears whole, so that one which is there is finished.
+  mv "$work/bin" "$target"
+  rm -rf "$work"
+  say "took $((SECONDS - started)) s; $target has $(du -sh "$target" | cut -f 1)"
+}
+
+build_control_plane() {
+  local version=v1.36.3 flags='' package program tools=()
+  for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+    # Without these the API server says v0.0.0-master, which Helm and kubectl do not take for a version.
+    flags+=" -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=36 -X $package.gitTreeState=clean"
+  done
+  for program in kube-apiserver kube-controller-manager kubectl etcd; do
+    if [[ -n $assets && -x $assets/$program ]]; then
+      ln -s "$(cd "$assets" && pwd)/$program" "$work/bin/$program"
+    elif [[ $program == etcd ]]; then
+      tools+=(go.etcd.io/etcd/server/v3)
+    else
+      tools+=("k8s.io/kubernetes/cmd/$program")
+    fi
+  done
+  ((!${#tools[@]})) || compile controlplane "$flags" "${tools[@]}"
+  [[ ! -e $work/bin/server ]] || mv "$work/bin/server" "$work/bin/etcd"
+}
+
+build_helm() {
+  compile helm '-X helm.sh/helm/v4/internal/version.version=v4.3.1' helm.sh/helm/v4/cmd/helm
+  compile helm/unittest '' github.com/helm-unittest/helm-unittest/cmd/helm-unittest
+  mv "$work/bin/helm-unittest" "$work/bin/untt"
+}
+
+# compile FOLDER LINKER_FLAGS PACKAGE...: in a copy, where Go may write the long form of go.mod.
+compile() {
+  local module=$work/$1 flags=$2
+  mkdir -p "$module"
+  cp "$repository/tools/$1/go.mod" "$module/"
+  say "compiling ${*:3}"
+  (
+    cd "$module"
+    # No go.sum is kept in the repository: Go's checksum database vouches for what the proxy hands out.
+    export GOWORK=off GOFLAGS="${GOFLAGS:-} -mod=mod" CGO_ENABLED=0 GOTMPDIR=$work
+    "$go" mod tidy 2>"$work/log" || { tail -n 30 "$work/log" >&2; fail "Go could not load the modules, see above"; }
+    "$go" build -v -ldflags "-s -w $flags" -o "$work/bin/" "${@:3}" 2> >(count) ||
+      fail "Go could not compile them, see above: the same command again goes on from there"
+  )
+}
+
+# Go names every package that it has compiled: counted, and all else is let through.
+count() {
+  awk -v name="$name" '
+    /^[^ ]+\/[^ ]+$|^[a-z0-9]+$/ { if (++n % 200 == 0) print name ": " n " packages"; next }
+    { print }' >&2
+}
+
+find_go() {
+  local version
+  for go in "$(command -v go || true)" /usr/local/go/bin/go; do
+    [[ -x $go ]] && break
+  done
+  [[ -x $go ]] ||
+    fail "no Go on this machine: install Go 1.21 or newer (go.dev/doc/install, Debian: apt-get install golang-go)"
+  version=$("$go" env GOVERSION)
+  # From 1.21 on Go fetches the newer Go that a go.mod asks for.
+  [[ $(printf '%s\n' go1.21 "$version" | sort -V | head -n 1) == go1.21 ]] ||
+    fail "$go is $version: 1.21 or newer is needed (go.dev/doc/install)"
+}
+
+say() { echo "$name: $*" >&2; }
+
+fail() {
+  echo "${name-go-tools}: error: $*" >&2
+  exit 1
+}
+
+main "$@"

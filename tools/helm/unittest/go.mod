@@ -1,0 +1,8 @@
+// The runner of the chart's unit tests, apart from Helm: it needs a Helm of its own choice.
+module allranks/tools/helm/unittest
+
+go 1.26.0
+
+require github.com/helm-unittest/helm-unittest v1.1.2
+
+tool github.com/helm-unittest/helm-unittest/cmd/helm-unittest
