@@ -29,15 +29,17 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-generate: $(STAMP) ## Generate the CRD and the reference from the types
-	@$(BIN)/python -m allranks.api.crd > $(STAMP).crd && mv $(STAMP).crd crds/distributedtrainings.yaml
+generate: $(STAMP) ## Generate the CRDs and the reference from the types
+	@$(BIN)/python -m allranks.api.crd DistributedTraining > $(STAMP).crd && mv $(STAMP).crd crds/distributedtrainings.yaml
+	@$(BIN)/python -m allranks.api.crd TrainingPool > $(STAMP).crd && mv $(STAMP).crd crds/trainingpools.yaml
 	@$(BIN)/python tools/reference.py > $(STAMP).md && mv $(STAMP).md docs/reference.md
 
 golden: $(STAMP) ## Write the golden files anew: look at the difference before you commit it
 	@$(BIN)/python -m pytest -q tests/golden --update-golden
 
 verify: $(STAMP) ## Fail if a generated file differs from what the types say
-	@$(BIN)/python -m allranks.api.crd | diff -u crds/distributedtrainings.yaml - && \
+	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \
+	  $(BIN)/python -m allranks.api.crd TrainingPool | diff -u crds/trainingpools.yaml - && \
 	  $(BIN)/python tools/reference.py | diff -u docs/reference.md - || \
 	  { echo "a generated file is not what the types say: run 'make generate'"; exit 1; }
 

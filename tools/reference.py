@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from allranks.api import job, pool
 from allranks.api.crd import root_schema
 
 HEAD = """# Reference: every field
 
-Generated from the types by `make generate`. `kubectl explain dt.spec` prints the same texts. What the fields mean
-together is told in [manifest.md](manifest.md).
+Generated from the types by `make generate`. `kubectl explain dt.spec` and `kubectl explain tp.spec` print the same
+texts. What the fields mean together is told in [manifest.md](manifest.md).
 """
 
 
@@ -61,9 +62,11 @@ def _bounds(schema: dict[str, Any]) -> str:
 def main() -> None:
     """Prints the page."""
     print(HEAD)
-    for part in ("spec", "status"):
-        print(f"## {part}\n\n| field | type | default | meaning |\n|---|---|---|---|")
-        print("\n".join(" ".join(row.split()) for row in rows(root_schema()["properties"][part], part)), end="\n\n")
+    for kind, part in ((job.KIND, "spec"), (job.KIND, "status"), (pool.KIND, "spec")):
+        title = part if kind == job.KIND else f"{part} of a {kind}"
+        print(f"## {title}\n\n| field | type | default | meaning |\n|---|---|---|---|")
+        schema = root_schema(kind)["properties"][part]
+        print("\n".join(" ".join(row.split()) for row in rows(schema, part)), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from allranks.api.crd import crd, root_schema
+from allranks.api.crd import RESOURCES, crd, root_schema
 
-FILE = Path(__file__).parents[2] / "crds" / "distributedtrainings.yaml"
+FILES = Path(__file__).parents[2] / "crds"
 Node = tuple[str, dict[str, Any]]
 
 
@@ -26,7 +26,7 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[Node]:
         yield from nodes(schema["additionalProperties"], f"{path}{{}}")
 
 
-ALL = list(nodes(root_schema()))
+ALL = [node for kind in RESOURCES for node in nodes(root_schema(kind))]
 OWN = [(path, node) for path, node in ALL if path.startswith((".spec", ".status"))]
 
 
@@ -34,12 +34,12 @@ def opaque(node: dict[str, Any]) -> bool:
     return bool(node.get("x-kubernetes-preserve-unknown-fields"))
 
 
-def test_the_file_in_crds_is_what_the_types_say():
-    assert yaml.safe_load(FILE.read_text()) == crd(), "run 'make generate'"
-
-
-def test_the_file_says_that_it_is_generated():
-    assert FILE.read_text().startswith("# Generated from operator/allranks/api by `make generate`. Do not edit.\n")
+def test_each_file_in_crds_is_what_the_types_say_and_says_that_it_is_generated():
+    assert {file.stem for file in FILES.glob("*.yaml")} == {of.plural for of in RESOURCES.values()}
+    for kind, of in RESOURCES.items():
+        text = (FILES / f"{of.plural}.yaml").read_text()
+        assert yaml.safe_load(text) == crd(kind), "run 'make generate'"
+        assert text.startswith("# Generated from operator/allranks/api by `make generate`. Do not edit.\n")
 
 
 def test_names_and_scope():
@@ -56,8 +56,26 @@ def test_names_and_scope():
     }
 
 
-def test_one_version_is_served_and_stored():
-    assert [(v["name"], v["served"], v["storage"]) for v in crd()["spec"]["versions"]] == [("v1alpha1", True, True)]
+def test_a_pool_belongs_to_the_cluster_and_has_no_status():
+    definition = crd("TrainingPool")
+    assert definition["metadata"]["name"] == "trainingpools.allranks.dev"
+    assert definition["spec"]["scope"] == "Cluster"
+    assert definition["spec"]["names"] == {
+        "kind": "TrainingPool",
+        "listKind": "TrainingPoolList",
+        "plural": "trainingpools",
+        "singular": "trainingpool",
+        "shortNames": ["tp"],
+    }
+    (version,) = definition["spec"]["versions"]
+    assert "subresources" not in version
+    assert "status" not in version["schema"]["openAPIV3Schema"]["properties"]
+
+
+@pytest.mark.parametrize("kind", RESOURCES)
+def test_one_version_is_served_and_stored(kind):
+    versions = crd(kind)["spec"]["versions"]
+    assert [(v["name"], v["served"], v["storage"]) for v in versions] == [("v1alpha1", True, True)]
 
 
 def test_status_and_scale_are_subresources():
@@ -80,9 +98,17 @@ def test_kubectl_get_prints_framework_phase_ready_restarts_progress_age():
     assert all(column["description"] for column in columns)
 
 
-@pytest.mark.parametrize("place", ["columns", "scale"])
-def test_every_path_that_kubectl_reads_leads_to_a_field(place):
-    (version,) = crd()["spec"]["versions"]
+def test_kubectl_get_prints_gpu_count_age_of_a_pool():
+    (version,) = crd("TrainingPool")["spec"]["versions"]
+    assert [column["name"] for column in version["additionalPrinterColumns"]] == ["GPU", "Count", "Age"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [("DistributedTraining", "columns"), ("DistributedTraining", "scale"), ("TrainingPool", "columns")],
+)
+def test_every_path_that_kubectl_reads_leads_to_a_field(kind, place):
+    (version,) = crd(kind)["spec"]["versions"]
     paths = (
         [column["jsonPath"] for column in version["additionalPrinterColumns"]]
         if place == "columns"
@@ -91,7 +117,7 @@ def test_every_path_that_kubectl_reads_leads_to_a_field(place):
     for path in paths:
         if path.startswith(".metadata."):
             continue
-        node = root_schema()
+        node = root_schema(kind)
         for step in path.removeprefix(".").split("."):
             node = node["properties"][step] if "properties" in node else node["additionalProperties"]
         assert node["type"] in ("string", "integer")
@@ -128,7 +154,7 @@ def test_nothing_is_in_the_schema_that_Kubernetes_refuses():
 
 def test_metadata_is_left_to_the_API_server():
     """It refuses a CRD that says more of metadata than its type, name and generateName."""
-    assert set(root_schema()["properties"]["metadata"]) == {"type"}
+    assert all(set(root_schema(kind)["properties"]["metadata"]) == {"type"} for kind in RESOURCES)
 
 
 def test_every_string_is_bounded():

@@ -184,12 +184,6 @@ RULES = [
         {"checkpoint": {"volume": {"csi": {"driver": "d"}}}},
     ),
     (
-        "pools are refused until they are served, never ignored",
-        {"pool": "a"},
-        ("spec.pool", "is served by a later version: write node selector, tolerations and resources in template"),
-        {},
-    ),
-    (
         "elastic is refused until it is served, never ignored",
         {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
         ("spec.elastic", LATER),
@@ -508,7 +502,7 @@ def test_every_error_is_told_at_once_in_the_order_of_the_manifest():
     document = manifest(
         roles={"worker": {"replicas": "1", "imag": "x"}},
         restart={"maxRestarts": -1},
-        pool="a",
+        pool="",
         template={"spec": {"containers": {}}},
         checkpoint={"claim": "a", "path": "here"},
         name="A",
@@ -516,7 +510,7 @@ def test_every_error_is_told_at_once_in_the_order_of_the_manifest():
     assert sorted(problems(document)) == [
         ("metadata.name", NAME_CHARACTERS),
         ("spec.checkpoint.path", "String should match pattern '^/'"),
-        ("spec.pool", "is served by a later version: write node selector, tolerations and resources in template"),
+        ("spec.pool", "String should have at least 1 character"),
         ("spec.restart.maxRestarts", "should be greater than or equal to 0"),
         ("spec.roles.worker.imag", "unknown field, did you mean image?"),
         ("spec.roles.worker.replicas", "must be a whole number, not a string"),

@@ -1,4 +1,4 @@
-"""Generates the CustomResourceDefinition from the pydantic types: `python -m allranks.api.crd` prints it.
+"""Generates the CustomResourceDefinitions from the pydantic types: `python -m allranks.api.crd KIND` prints one.
 
 Kubernetes wants a *structural* schema: no references, no unions but int-or-string, no `additionalProperties: false`
 (unknown fields are pruned, and refused by strict clients), OpenAPI 3.0's boolean `exclusiveMinimum`.
@@ -6,84 +6,142 @@ Kubernetes wants a *structural* schema: no references, no unions but int-or-stri
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
-from allranks.api import rules
-from allranks.api.job import API_VERSION, GROUP, KIND, PLURAL, VERSION, Spec
+from pydantic import BaseModel
+
+from allranks.api import job, pool, rules
+from allranks.api.job import API_VERSION, GROUP, VERSION
 from allranks.api.status import Status
+from allranks.fields import Rule
 
 Schema = dict[str, Any]
+Column = tuple[str, str, str, str, int]
+"""(name, type, JSON path, description, priority: 1 is only shown by `kubectl get -o wide`)"""
 
-_COLUMNS = (
-    ("Framework", "string", ".spec.framework", "Framework of the job.", 0),
-    ("Phase", "string", ".status.phase", "What the job is doing.", 0),
-    ("Ready", "string", ".status.ready", "Ready pods of all.", 0),
-    ("Restarts", "integer", ".status.restarts.counted", "Restarts that count against maxRestarts.", 0),
-    ("Progress", "string", ".status.progress.summary", "Step of all steps.", 0),
-    ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
-    ("Reason", "string", ".status.lastFailure.reason", "Reason of the last failure.", 1),
-)
+_AGE: Column = ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0)
 
 
-def crd() -> Schema:
+@dataclass(frozen=True)
+class Resource:
+    """What a definition says beside the schema of its spec."""
+
+    kind: str
+    plural: str
+    short_name: str
+    scope: Literal["Namespaced", "Cluster"]
+    description: str
+    spec: type[BaseModel]
+    columns: tuple[Column, ...]
+    categories: tuple[str, ...] = ()
+    status: type[BaseModel] | None = None
+    subresources: Mapping[str, Schema] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    """Rules of the object as a whole."""
+
+
+RESOURCES: Mapping[str, Resource] = {
+    job.KIND: Resource(
+        kind=job.KIND,
+        plural=job.PLURAL,
+        short_name="dt",
+        scope="Namespaced",
+        description="A distributed training job",
+        spec=job.Spec,
+        columns=(
+            ("Framework", "string", ".spec.framework", "Framework of the job.", 0),
+            ("Phase", "string", ".status.phase", "What the job is doing.", 0),
+            ("Ready", "string", ".status.ready", "Ready pods of all.", 0),
+            ("Restarts", "integer", ".status.restarts.counted", "Restarts that count against maxRestarts.", 0),
+            ("Progress", "string", ".status.progress.summary", "Step of all steps.", 0),
+            _AGE,
+            ("Reason", "string", ".status.lastFailure.reason", "Reason of the last failure.", 1),
+        ),
+        categories=("all",),
+        status=Status,
+        subresources={
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.roles.worker.replicas",
+                "statusReplicasPath": ".status.roles.worker.active",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        rules=rules.NAME,
+    ),
+    pool.KIND: Resource(
+        kind=pool.KIND,
+        plural=pool.PLURAL,
+        short_name="tp",
+        scope="Cluster",
+        description="A pool of GPU nodes, as a platform team describes it for jobs that name it",
+        spec=pool.PoolSpec,
+        columns=(
+            ("GPU", "string", ".spec.gpu.resource", "Name of the GPUs' resource.", 0),
+            ("Count", "integer", ".spec.gpu.count", "GPUs of each pod that holds ranks.", 0),
+            _AGE,
+        ),
+    ),
+}
+"""Kind -> its definition."""
+
+
+def crd(kind: str = job.KIND) -> Schema:
     """The CustomResourceDefinition as its JSON."""
+    of = RESOURCES[kind]
     columns = [
         {"name": name, "type": kind, "jsonPath": path, "description": text} | ({"priority": prio} if prio else {})
-        for name, kind, path, text, prio in _COLUMNS
+        for name, kind, path, text, prio in of.columns
     ]
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": columns,
+        "schema": {"openAPIV3Schema": root_schema(of.kind)},
+    }
+    names = {
+        "kind": of.kind,
+        "listKind": f"{of.kind}List",
+        "plural": of.plural,
+        "singular": of.kind.lower(),
+        "shortNames": [of.short_name],
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": {"name": f"{of.plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["dt"],
-                "categories": ["all"],
-            },
-            "versions": [
-                {
-                    "name": VERSION,
-                    "served": True,
-                    "storage": True,
-                    "additionalPrinterColumns": columns,
-                    "schema": {"openAPIV3Schema": root_schema()},
-                    "subresources": {
-                        "status": {},
-                        "scale": {
-                            "specReplicasPath": ".spec.roles.worker.replicas",
-                            "statusReplicasPath": ".status.roles.worker.active",
-                            "labelSelectorPath": ".status.selector",
-                        },
-                    },
-                }
-            ],
+            "scope": of.scope,
+            "names": names | ({"categories": list(of.categories)} if of.categories else {}),
+            "versions": [version | ({"subresources": dict(of.subresources)} if of.subresources else {})],
         },
     }
 
 
 @cache
-def root_schema() -> Schema:
+def root_schema(kind: str = job.KIND) -> Schema:
     """The structural schema of the whole object."""
-    return {
-        "description": f"A distributed training job ({API_VERSION}).",
+    of = RESOURCES[kind]
+    status = {"status": _without_defaults(structural(of.status.model_json_schema(by_alias=True)))} if of.status else {}
+    schema: Schema = {
+        "description": f"{of.description} ({API_VERSION}).",
         "type": "object",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"description": f"{API_VERSION}.", "type": "string", "maxLength": 64},
-            "kind": {"description": f"{KIND}.", "type": "string", "maxLength": 64},
+            "kind": {"description": f"{of.kind}.", "type": "string", "maxLength": 64},
             "metadata": {"type": "object"},  # the API server allows nothing more here, and describes it itself
-            "spec": structural(Spec.model_json_schema(by_alias=True)),
-            "status": _without_defaults(structural(Status.model_json_schema(by_alias=True))),
+            "spec": structural(of.spec.model_json_schema(by_alias=True)),
+            **status,
         },
-        "x-kubernetes-validations": [rule.as_schema() for rule in rules.NAME],
     }
+    return schema | ({"x-kubernetes-validations": [rule.as_schema() for rule in of.rules]} if of.rules else {})
 
 
 def structural(schema: Schema) -> Schema:
@@ -157,11 +215,12 @@ def _without_defaults(schema: Schema) -> Schema:
 
 
 def main() -> None:
-    """Prints the CRD as YAML."""
+    """Prints the CRD of the kind that is named, or of all kinds, as YAML."""
     import yaml
 
     print("# Generated from operator/allranks/api by `make generate`. Do not edit.")
-    print(yaml.safe_dump(crd(), sort_keys=False, width=140), end="")
+    kinds = sys.argv[1:] or RESOURCES
+    print(yaml.safe_dump_all([crd(kind) for kind in kinds], sort_keys=False, width=140), end="")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ Environment = Annotated[list[EnvVar], Field(max_length=256)]
 class Container(Model):
     """What the training container runs. A role's own value wins over the job's."""
 
-    model_config = {"json_schema_extra": rules(*cel.CONTAINER)}
+    model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT)}
 
     image: Text | None = Field(None, description="Image of the training container.")
     command: Arguments | None = Field(
@@ -210,13 +210,15 @@ Roles: type[RolesBase] = create_model(
 class SpecBase(Container):
     """What to train, and how."""
 
-    model_config = {"json_schema_extra": rules(*cel.CONTAINER, *cel.spec(FRAMEWORKS))}
+    model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT, *cel.spec(FRAMEWORKS))}
 
     framework: Literal[*FRAMEWORKS] = Field(  # type: ignore[valid-type]
         description="Which framework: it decides the roles and how ranks find one another."
     )
     roles: RolesBase = Field(description="The job's pods by role.")
-    pool: Name | None = Field(None, description="Name of a TrainingPool: the description of a GPU node pool.")
+    pool: Name | None = Field(
+        None, description="Name of a TrainingPool: the nodes to run on, as the platform team describes them."
+    )
     restart: Restart = Field(
         default_factory=Restart, description="What happens when a rank fails.", json_schema_extra={"default": {}}
     )

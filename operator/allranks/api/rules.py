@@ -27,7 +27,7 @@ NAME = (
 """Rules of the object as a whole. The API server lets CEL see of metadata the name, and no rule point at it by
 fieldPath: the message begins with the path instead."""
 
-CONTAINER = (
+ENVIRONMENT = (
     Rule(
         rule="!has(self.env) || self.env.all(e, !e.name.startsWith('ALLRANKS_'))",
         message="variables that begin with ALLRANKS_ are set by allranks: choose another name",
@@ -61,7 +61,6 @@ CHECKPOINT = (
 )
 
 NOT_YET: Mapping[str, str] = {
-    "pool": "is served by a later version: write node selector, tolerations and resources in template",
     "elastic": "is served by a later version: leave it out",
     "hang": "is served by a later version: leave it out, or use activeDeadlineSeconds",
     "progress": "is served by a later version: leave it out",
@@ -136,18 +135,30 @@ def _of_framework(framework: Framework, frameworks: Mapping[str, Framework], rol
                 message=f"{framework.name} has at most {kind.max_replicas} {role}",
                 field=f".roles.{role}.replicas",
             )
-    names = sorted(framework.reserved_env)
-    reserved = "[" + ", ".join(f"'{name}'" for name in names) + "]"
+    reserved = _list(framework.reserved_env)
     for place in ("", *(f".roles.{role}" for role in framework.roles)):
         there = f"has(self{place}) && has(self{place}.env)" if place else "has(self.env)"
         yield Rule(
             rule=f"!({this}) || !({there}) || self{place}.env.all(e, !(e.name in {reserved}))",
             message="variables by which the ranks find one another are set by allranks: remove any of "
-            + ", ".join(names),
+            + ", ".join(sorted(framework.reserved_env)),
             field=f"{place}.env",
         )
     for rule in framework.rules:
         yield rule.model_copy(update={"rule": f"!({this}) || ({rule.rule})"})
+
+
+def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
+    """The rules of a TrainingPool's `spec`, whose variables reach jobs of every framework."""
+    return tuple(
+        Rule(
+            rule=f"!has(self.env) || self.env.all(e, !(e.name in {_list(framework.reserved_env)}))",
+            message=f"variables by which the ranks of {framework.name} find one another are set by allranks: remove "
+            "any of " + ", ".join(sorted(framework.reserved_env)),
+            field=".env",
+        )
+        for framework in frameworks.values()
+    )
 
 
 def _immutable(frameworks: Mapping[str, Framework], roles: list[str]) -> Iterable[Rule]:
@@ -174,6 +185,10 @@ def _fixed(place: str, name: str) -> Rule:
         message="cannot change while the job lives: make a new job",
         field=f"{place}.{name}",
     )
+
+
+def _list(names: Iterable[str]) -> str:
+    return "[" + ", ".join(f"'{name}'" for name in sorted(names)) + "]"
 
 
 def _all(terms: Iterable[str]) -> str:

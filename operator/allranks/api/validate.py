@@ -13,9 +13,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from allranks.api import template
+from allranks.api import job, pool, template
 from allranks.api.crd import Schema, root_schema
-from allranks.api.job import API_VERSION, KIND, Job, Metadata, Spec
+from allranks.api.job import API_VERSION, Job, Metadata, Spec
+from allranks.api.pool import Pool, PoolSpec
 from allranks.errors import InvalidManifest
 
 Problem = tuple[str, str]
@@ -27,8 +28,15 @@ class _Document(BaseModel):
     apiVersion: str
     kind: str
     metadata: Metadata
-    spec: Spec
     status: Any = None
+
+
+class _JobDocument(_Document):
+    spec: Spec
+
+
+class _PoolDocument(_Document):
+    spec: PoolSpec
 
 
 def parse(document: Any) -> Job:
@@ -36,38 +44,50 @@ def parse(document: Any) -> Job:
 
     Raises InvalidManifest with all problems.
     """
+    parsed = _parse(document, job.KIND, _JobDocument)
+    return Job(metadata=parsed.metadata, spec=parsed.spec)
+
+
+def parse_pool(document: Any) -> Pool:
+    """The TrainingPool that a manifest describes. Raises InvalidManifest with all problems."""
+    parsed = _parse(document, pool.KIND, _PoolDocument)
+    return Pool(parsed.metadata.name, parsed.spec)
+
+
+def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
     if not isinstance(document, dict):
         raise InvalidManifest([("", f"a manifest is a mapping, this is {_json_type(document)}")])
-    problems = list(_wrong_kind(document))
+    problems = list(_wrong_kind(document, kind))
     if problems:
         raise InvalidManifest(problems)
-    job = None
+    parsed: Any = None
     try:
-        parsed = _Document.model_validate(document, by_alias=True, by_name=False)
-        job = Job(metadata=parsed.metadata, spec=parsed.spec)
+        parsed = model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        problems = [_problem(detail) for detail in error.errors(include_url=False)]
+        problems = [_problem(detail, root_schema(kind)) for detail in error.errors(include_url=False)]
     problems += _template_problems(document.get("spec"))
-    broken = rule_problems(document if job is None else with_defaults(document, job), lenient=job is None)
+    complete = document if parsed is None else with_defaults(document, parsed)
+    broken = rule_problems(complete, lenient=parsed is None, kind=kind)
     # A rule that trips over a mistake which the schema has told already says nothing new.
     problems += [(path, text) for path, text in broken if not any(_within(known, path) for known, _ in problems)]
-    if problems or job is None:
+    if problems or parsed is None:
         raise InvalidManifest(list(dict.fromkeys(problems)))
-    return job
+    return parsed
 
 
 def _within(path: str, outer: str) -> bool:
     return path == outer or path.startswith((f"{outer}.", f"{outer}["))
 
 
-def with_defaults(document: Mapping[str, Any], job: Job) -> dict[str, Any]:
+def with_defaults(document: Mapping[str, Any], parsed: Job | Pool) -> dict[str, Any]:
     """The document as the API server would store it."""
-    return {**document, "spec": job.spec.model_dump(by_alias=True, exclude_none=True, mode="json")}
+    return {**document, "spec": parsed.spec.model_dump(by_alias=True, exclude_none=True, mode="json")}
 
 
-def rule_problems(document: Mapping[str, Any], lenient: bool = False) -> list[Problem]:
+def rule_problems(document: Mapping[str, Any], lenient: bool = False, kind: str = job.KIND) -> list[Problem]:
     """The CEL rules that the document breaks; `lenient` skips those that a broken schema makes impossible to tell."""
-    broken = [(p, m) for rule, p, m, value in _rules(root_schema(), document, "") if not _holds(rule, value, lenient)]
+    every = _rules(root_schema(kind), document, "")
+    broken = [(path, message) for rule, path, message, value in every if not _holds(rule, value, lenient)]
     # Rules of the whole object name their path in the message.
     return [(path, message) if path else _split(message) for path, message in broken]
 
@@ -85,13 +105,13 @@ def _template_problems(spec: Any) -> Iterator[Problem]:
     for place, container in places:
         content = container.get("template")
         for detail in template.errors(content) if isinstance(content, dict) else ():
-            path, message = _problem(detail)
+            path, message = _problem(detail, {})
             yield f"{place}.template.{path}", message
 
 
-def _wrong_kind(document: Mapping[str, Any]) -> Iterator[Problem]:
-    if document.get("kind") != KIND:
-        yield "kind", f"must be {KIND}, not {document.get('kind')!r}"
+def _wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:
+    if document.get("kind") != kind:
+        yield "kind", f"must be {kind}, not {document.get('kind')!r}"
     if document.get("apiVersion") != API_VERSION:
         yield "apiVersion", f"must be {API_VERSION}, not {document.get('apiVersion')!r}"
 
@@ -129,7 +149,7 @@ def _program(rule: str) -> Any:
     return cel.compile(rule)
 
 
-def _problem(detail: ErrorDetails) -> Problem:
+def _problem(detail: ErrorDetails, root: Schema) -> Problem:
     """pydantic's error in the words of this resource."""
     location = [part for part in detail["loc"] if not _is_union_tag(part)]
     path = ""
@@ -138,12 +158,12 @@ def _problem(detail: ErrorDetails) -> Problem:
             path += f"[{part}]"
         else:
             path += f".{part}"
-    return path.removeprefix("."), _message(detail, location)
+    return path.removeprefix("."), _message(detail, location, root)
 
 
-def _message(detail: ErrorDetails, location: list[int | str]) -> str:
+def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> str:
     given = detail["input"]
-    schema = _schema_at(location)
+    schema = _schema_at(location, root)
     if schema.get("x-kubernetes-int-or-string") and detail["type"] != "missing":
         if word := schema.get("pattern", "").strip("^$"):
             return f"must be a whole number from {schema['minimum']} to {schema['maximum']}, or {word}"
@@ -154,7 +174,7 @@ def _message(detail: ErrorDetails, location: list[int | str]) -> str:
         case "missing":
             return "is required"
         case "extra_forbidden":
-            return "unknown field" + _suggestion(str(location[-1]), location[:-1])
+            return "unknown field" + _suggestion(str(location[-1]), location[:-1], root)
         case "string_type":
             hint = "" if isinstance(given, dict | list) else ": put it in quotes"
             return f"must be a string, not {_json_type(given)}{hint}"
@@ -191,9 +211,8 @@ def _json_type(value: Any) -> str:
     return type(value).__name__
 
 
-def _schema_at(location: list[int | str]) -> Schema:
-    """The schema of the field at `location`, empty where there is none."""
-    schema = root_schema()
+def _schema_at(location: list[int | str], schema: Schema) -> Schema:
+    """The schema of the field at `location` below `schema`, empty where there is none."""
     for part in location:
         if isinstance(part, int):
             schema = schema.get("items", {})
@@ -202,7 +221,7 @@ def _schema_at(location: list[int | str]) -> Schema:
     return schema
 
 
-def _suggestion(name: str, parents: list[int | str]) -> str:
+def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
     """`, did you mean replicas?` from the field names that the schema has at this place."""
-    close = difflib.get_close_matches(name, _schema_at(parents).get("properties", {}), n=1)
+    close = difflib.get_close_matches(name, _schema_at(parents, root).get("properties", {}), n=1)
     return f", did you mean {close[0]}?" if close else ""

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from allranks.api.job import Job
+from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 
 Manifest = dict[str, Any]
@@ -118,6 +119,10 @@ class Platform:
     """This machine: processes share one network, there is no DNS for them, no image, no ssh."""
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     """(pod hostname, port) -> (address, port) where it is not `hostname.job.namespace.svc:port`."""
+    pool: PoolSpec | None = None
+    """The TrainingPool that the job names, as it is now; None where there is none of that name."""
+    pool_refused: str = ""
+    """Why no pools are served here at all, as a sentence for users."""
 
 
 @dataclass(frozen=True, slots=True)

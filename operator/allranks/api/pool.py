@@ -1,0 +1,76 @@
+"""The types of `TrainingPool`: a platform team's description of one pool of GPU nodes, which jobs name in `pool`.
+
+The CRD is generated from these (`make generate`); field descriptions are what `kubectl explain` prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from allranks.api import rules as cel
+from allranks.api.job import Environment
+from allranks.fields import Count, Model, Name, Opaque, Quantity, Text, rules
+from allranks.frameworks import FRAMEWORKS
+
+KIND = "TrainingPool"
+PLURAL = "trainingpools"
+
+
+class Toleration(Model):
+    """A toleration, as in a pod."""
+
+    key: Text | None = Field(None, description="Key of the taint; without it every taint is tolerated.")
+    operator: Literal["Exists", "Equal"] | None = Field(None, description="Exists, or Equal (the default) to value.")
+    value: Text | None = Field(None, description="Value of the taint.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="Effect of the taint; without it every effect."
+    )
+    toleration_seconds: Count | None = Field(None, description="How long NoExecute is tolerated; without it for ever.")
+
+
+class Gpu(Model):
+    """The GPUs of a node, as its device plugin offers them."""
+
+    resource: Name = Field("nvidia.com/gpu", description="Name of the resource.")
+    count: Annotated[int, Field(ge=1, le=1024)] = Field(
+        description="GPUs of each pod that holds ranks, unless the job says a number for this resource itself."
+    )
+
+
+class PoolSpec(Model):
+    """What a pod on these nodes needs. It lies under the job's own template and fields: the job's word wins."""
+
+    model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT, *cel.pool(FRAMEWORKS))}
+
+    node_selector: Annotated[dict[Name, Text], Field(max_length=64)] | None = Field(
+        None, description="Labels of the nodes."
+    )
+    tolerations: Annotated[list[Toleration], Field(max_length=64)] | None = Field(
+        None, description="Taints of the nodes that do not keep the pods away; added to the job's own."
+    )
+    gpu: Gpu | None = Field(None, description="GPUs of each pod that holds ranks.")
+    rdma: Annotated[dict[Name, Quantity], Field(max_length=16)] | None = Field(
+        None, description="Network devices of each pod that holds ranks, for example {rdma/hca: 1}."
+    )
+    shared_memory: Quantity | None = Field(
+        None, description="Size limit of /dev/shm, for example 64Gi; it counts as the pod's memory."
+    )
+    env: Environment | None = Field(
+        None, description="Variables of the training container, for example NCCL_SOCKET_IFNAME."
+    )
+    priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
+    scheduler_name: Name | None = Field(None, description="Scheduler that places the pods.")
+    template: Opaque | None = Field(
+        None, description="A PodTemplateSpec that lies under the fields above; the training container is named trainer."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A `TrainingPool`."""
+
+    name: str
+    spec: PoolSpec
