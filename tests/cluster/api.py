@@ -1,0 +1,173 @@
+"""A small client of the API server for tests: synchronous, one connection, answers as plain manifests.
+
+The operator's own client is what is tested, so tests look at the cluster with another one.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+Manifest = dict[str, Any]
+
+RESOURCES = {
+    "Namespace": ("api/v1", "namespaces"),
+    "Node": ("api/v1", "nodes"),
+    "Pod": ("api/v1", "pods"),
+    "Service": ("api/v1", "services"),
+    "ConfigMap": ("api/v1", "configmaps"),
+    "Secret": ("api/v1", "secrets"),
+    "Event": ("api/v1", "events"),
+    "ServiceAccount": ("api/v1", "serviceaccounts"),
+    "ResourceQuota": ("api/v1", "resourcequotas"),
+    "Lease": ("apis/coordination.k8s.io/v1", "leases"),
+    "Role": ("apis/rbac.authorization.k8s.io/v1", "roles"),
+    "RoleBinding": ("apis/rbac.authorization.k8s.io/v1", "rolebindings"),
+    "ClusterRole": ("apis/rbac.authorization.k8s.io/v1", "clusterroles"),
+    "ClusterRoleBinding": ("apis/rbac.authorization.k8s.io/v1", "clusterrolebindings"),
+    "PriorityClass": ("apis/scheduling.k8s.io/v1", "priorityclasses"),
+    "ValidatingAdmissionPolicy": ("apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies"),
+    "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
+    "DistributedTraining": ("apis/allranks.dev/v1alpha1", "distributedtrainings"),
+    "TrainingPool": ("apis/allranks.dev/v1alpha1", "trainingpools"),
+}
+"""Kind -> (group and version, name in paths)."""
+
+
+class ApiError(Exception):
+    """An answer that is not a success; `str()` is its message."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.reason, self.message = code, reason, message
+
+
+class Api:
+    """Requests are answered one after another, whatever thread they come from."""
+
+    def __init__(self, url: str, ca_file: Path | str, token: str, timeout: float = 30) -> None:
+        self._address = urlsplit(url)
+        self._tls = ssl.create_default_context(cafile=str(ca_file))
+        self._token, self._timeout = token, timeout
+        self._connection: http.client.HTTPSConnection | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Manifest:
+        return self.request("GET", path(kind, namespace, name))
+
+    def find(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
+        """None where there is none."""
+        try:
+            return self.get(kind, namespace, name)
+        except ApiError as answer:
+            if answer.code == 404:
+                return None
+            raise
+
+    def list(self, kind: str, namespace: str | None = None, **selectors: str) -> list[Manifest]:
+        """`selectors` are those of the API: labelSelector, fieldSelector."""
+        query = f"?{urlencode(selectors)}" if selectors else ""
+        answer = self.request("GET", path(kind, namespace) + query)
+        # Items of a list do not say what they are.
+        version = answer["apiVersion"]
+        return [{"apiVersion": version, "kind": kind, **item} for item in answer["items"]]
+
+    def create(self, manifest: Manifest, namespace: str | None = None) -> Manifest:
+        """`namespace` is where the manifest does not name one."""
+        where = manifest["metadata"].get("namespace", namespace)
+        return self.request("POST", path(manifest["kind"], where), manifest)
+
+    def patch(
+        self, kind: str, namespace: str | None, name: str, change: Mapping[str, Any], subresource: str = ""
+    ) -> Manifest:
+        """A JSON merge patch."""
+        where = path(kind, namespace, name, subresource)
+        return self.request("PATCH", where, change, "application/merge-patch+json")
+
+    def delete(
+        self,
+        kind: str,
+        namespace: str | None,
+        name: str,
+        grace: int | None = None,
+        propagation: str | None = None,
+        uid: str | None = None,
+    ) -> Manifest:
+        options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        options |= {} if grace is None else {"gracePeriodSeconds": grace}
+        options |= {} if propagation is None else {"propagationPolicy": propagation}
+        options |= {} if uid is None else {"preconditions": {"uid": uid}}
+        return self.request("DELETE", path(kind, namespace, name), options)
+
+    def request(
+        self, method: str, target: str, body: Mapping[str, Any] | None = None, content_type: str = "application/json"
+    ) -> Manifest:
+        """Raises ApiError, and OSError when nobody answers."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json", "Content-Type": content_type}
+        with self._lock:
+            answer, text = self._exchange(method, target, data, headers)
+        if answer.status >= 400:
+            raise _error(answer.status, text)
+        return json.loads(text) if text[:1] == b"{" else {"text": text.decode()}
+
+    def wait_until_ready(self, seconds: float) -> None:
+        """Raises TimeoutError."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                self.request("GET", "/readyz")
+                return
+            except (ApiError, OSError, http.client.HTTPException) as error:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the API server is not ready after {seconds} s: {error}") from error
+            time.sleep(0.05)
+
+    def _exchange(
+        self, method: str, target: str, data: bytes | None, headers: dict[str, str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        fresh = self._connection is None
+        if self._connection is None:
+            host, port = self._address.hostname or "", self._address.port
+            self._connection = http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._tls)
+        try:
+            self._connection.request(method, self._address.path + target, data, headers)
+            with self._connection.getresponse() as answer:
+                return answer, answer.read()
+        except (OSError, http.client.HTTPException):
+            self._drop()
+            if fresh:
+                raise
+        # A kept connection was closed at the other end, for example by an API server that was started again.
+        return self._exchange(method, target, data, headers)
+
+    def _drop(self) -> None:
+        if self._connection:
+            self._connection.close()
+        self._connection = None
+
+
+def path(kind: str, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
+    group, plural = RESOURCES[kind]
+    parts = [group, *(["namespaces", namespace] if namespace else []), plural, *([name] if name else [])]
+    parts += [subresource] if subresource else []
+    return "/" + "/".join(quote(part, safe="/") for part in parts)
+
+
+def _error(code: int, text: bytes) -> ApiError:
+    try:
+        status = json.loads(text)
+    except ValueError:
+        status = {}
+    return ApiError(code, status.get("reason", ""), status.get("message") or text.decode(errors="replace"))

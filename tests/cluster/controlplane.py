@@ -1,0 +1,290 @@
+"""A Kubernetes control plane of our own: etcd, API server and controller manager as three processes on loopback.
+
+No node, no scheduler: pods live as the tests say (`kubelet.py`). Everything that it keeps is in one folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from .api import Api, ApiError
+
+HOST = "127.0.0.1"
+START_SECONDS = 60.0
+CONTROLLERS = (
+    "garbage-collector-controller",
+    "namespace-controller",
+    "serviceaccount-controller",
+    "resourcequota-controller",
+    "clusterrole-aggregation-controller",
+)
+"""Those that tests need. The pod garbage collector is not among them: there are no Node objects, so it would take every
+pod for an orphan."""
+
+
+class DoesNotStart(Exception):
+    """With the end of the log."""
+
+
+class PortIsTaken(DoesNotStart):
+    """Somebody was quicker: other ports may be free."""
+
+
+class ControlPlane:
+    """Started by `start`. The thread that starts it must live as long as it does: its end would end the processes."""
+
+    has_nodes = False
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self.programs, self.folder = programs, folder
+        self.admin_token = secrets.token_hex(16)
+        self.ca_file = folder / "certificates" / "apiserver.crt"
+        self.kubeconfig = folder / "kubeconfig"
+        self.url = ""
+        self._etcd_url = ""
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._api: Api | None = None
+
+    def start(self, definitions: Iterable[Path] = ()) -> None:
+        """Ready when it returns, with the CustomResourceDefinitions of those files. Raises DoesNotStart."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._write_secrets()
+        try:
+            for _ in range(5):
+                with contextlib.suppress(PortIsTaken):
+                    self._start_servers()
+                    break
+                self.stop()
+            else:
+                raise DoesNotStart("five times in a row a port that was free was taken when a server wanted it")
+            install(self.api, definitions)
+            # Only now: its garbage collector learns of kinds at its start, and then every 30 seconds.
+            self._start_controller_manager()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """The API server goes before etcd: it would wait for it."""
+        if self._api:
+            self._api.close()
+        for name in ("kube-controller-manager", "kube-apiserver", "etcd"):
+            self._end(name, signal.SIGKILL if name == "etcd" else signal.SIGTERM)
+
+    def stop_api_server(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """SIGKILL: as when its machine dies."""
+        self._end("kube-apiserver", how)
+
+    def start_api_server(self) -> None:
+        """At the same address, with the same data."""
+        self._run_api_server()
+        self._wait_for_api_server()
+
+    @property
+    def api(self) -> Api:
+        """A client as admin, shared by those who do not want one of their own."""
+        if self._api is None:
+            self._api = Api(self.url, self.ca_file, self.admin_token)
+        return self._api
+
+    def kubectl(self, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
+        """As admin; what it answered, whatever that was."""
+        command = [str(self.programs / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
+        # Its cache of what the server knows would go to the home directory.
+        env = {**os.environ, "HOME": str(self.folder)}
+        return subprocess.run(command, input=input, capture_output=True, text=True, timeout=60, check=False, env=env)
+
+    def log(self, name: str, lines: int = 30) -> str:
+        """The end of a program's log."""
+        try:
+            text = (self.folder / f"{name}.log").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def _write_secrets(self) -> None:
+        (self.folder / "tokens").write_text(f'{self.admin_token},admin,admin,"system:masters"\n')
+        key = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+        (self.folder / "service-accounts.key").write_bytes(key)
+
+    def _start_servers(self) -> None:
+        client, peer, self._port = free_ports(3)
+        self.url = f"https://{HOST}:{self._port}"
+        self._etcd_url, peer_url = f"http://{HOST}:{client}", f"http://{HOST}:{peer}"
+        # Another try begins with nothing: an etcd remembers its peers' addresses.
+        self._data = self.folder / f"etcd-{client}"
+        self._run(
+            "etcd",
+            f"--data-dir={self._data}",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={self._etcd_url}",
+            f"--advertise-client-urls={self._etcd_url}",
+            f"--listen-peer-urls={peer_url}",
+            f"--initial-advertise-peer-urls={peer_url}",
+            f"--initial-cluster=default={peer_url}",
+        )
+        self._run_api_server()
+        self._write_kubeconfig()
+        self._wait_for_api_server()
+
+    def _run_api_server(self) -> None:
+        key = self.folder / "service-accounts.key"
+        self._run(
+            "kube-apiserver",
+            f"--etcd-servers={self._etcd_url}",
+            f"--bind-address={HOST}",
+            f"--secure-port={self._port}",
+            # It makes an authority of its own there, and a certificate that it keeps when it is started again.
+            f"--cert-dir={self.ca_file.parent}",
+            f"--token-auth-file={self.folder / 'tokens'}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--authorization-mode=Node,RBAC",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--profiling=false",
+        )
+
+    def _start_controller_manager(self) -> None:
+        self._run(
+            "kube-controller-manager",
+            f"--kubeconfig={self.kubeconfig}",
+            f"--controllers={','.join(CONTROLLERS)}",
+            "--leader-elect=false",
+            "--secure-port=0",
+            "--kube-api-qps=1000",
+            "--kube-api-burst=2000",
+            "--concurrent-gc-syncs=8",
+            "--min-resync-period=1h",
+            "--profiling=false",
+        )
+        process = self._processes["kube-controller-manager"]
+        deadline = time.monotonic() + START_SECONDS
+        # There is no port to ask: the first thing that it does for us is the ServiceAccount of the default namespace.
+        while not self.api.find("ServiceAccount", "default", "default"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise DoesNotStart(f"kube-controller-manager:\n{self.log('kube-controller-manager')}")
+            time.sleep(0.05)
+
+    def _write_kubeconfig(self) -> None:
+        cluster = {"server": self.url, "certificate-authority": str(self.ca_file)}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "tests", "cluster": cluster}],
+            "users": [{"name": "admin", "user": {"token": self.admin_token}}],
+            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "admin"}}],
+            "current-context": "tests",
+        }
+        self.kubeconfig.write_text(json.dumps(config))
+        self.kubeconfig.chmod(0o600)
+
+    def _wait_for_api_server(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    log = self.log(name)
+                    kind = PortIsTaken if "address already in use" in log else DoesNotStart
+                    raise kind(f"{name} ended with code {process.returncode}:\n{log}")
+            if self.ca_file.exists():
+                with contextlib.suppress(TimeoutError):
+                    api = Api(self.url, self.ca_file, self.admin_token)
+                    with contextlib.closing(api):
+                        api.wait_until_ready(0.5)
+                    self._api, old = None, self._api
+                    if old:
+                        old.close()
+                    return
+            time.sleep(0.05)
+        raise DoesNotStart(f"kube-apiserver is not ready after {START_SECONDS} s:\n{self.log('kube-apiserver')}")
+
+    def _run(self, name: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [*_DIES_WITH_PARENT, str(os.getpid()), str(self.programs / name), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for pytest alone, which stops them in the right order.
+                start_new_session=True,
+                cwd=self.folder,
+            )
+
+    def _end(self, name: str, how: signal.Signals) -> None:
+        process = self._processes.pop(name, None)
+        if process is None:
+            return
+        process.send_signal(how)
+        try:
+            process.wait(timeout=3)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=10)
+
+
+# Between fork and exec no Python may run where there are threads; so a small one does this and becomes the server.
+_SCRIPT = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: a test run that is killed leaves nothing behind
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+_DIES_WITH_PARENT = (sys.executable, "-S", "-c", _SCRIPT)
+
+
+def install(api: Api, definitions: Iterable[Path]) -> None:
+    """CustomResourceDefinitions: returns when their objects can be created."""
+    for file in definitions:
+        wanted = yaml.safe_load(file.read_text())
+        name = wanted["metadata"]["name"]
+        # In a cluster of the user's it may be there: then it is brought up to date.
+        with contextlib.suppress(ApiError):
+            api.create(wanted)
+        api.patch("CustomResourceDefinition", None, name, {"spec": wanted["spec"]})
+        deadline = time.monotonic() + START_SECONDS
+        while not _established(api.get("CustomResourceDefinition", None, name)):
+            if time.monotonic() > deadline:
+                raise DoesNotStart(f"the API server does not serve {name}")
+            time.sleep(0.05)
+
+
+def free_ports(count: int) -> list[int]:
+    """Below those that the system hands out by itself: no client's connection takes one while its server restarts."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind((HOST, port))
+                ports += [] if port in ports else [port]
+    return ports
+
+
+def _established(definition: dict[str, Any]) -> bool:
+    conditions = definition.get("status", {}).get("conditions", ())
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
