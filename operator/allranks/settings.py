@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ENV_PREFIX = "ALLRANKS_"
@@ -47,7 +47,13 @@ class Settings(BaseSettings):
         30.0, description="Seconds after which a request that was not answered is tried again."
     )
     watch_timeout: Annotated[int, Field(ge=5, le=86_400)] = Field(
-        240, description="Seconds after which a watch is renewed; one that is silent for longer fails the liveness probe."
+        240,
+        description="Seconds after which a watch is renewed; one that is silent for longer fails the liveness probe.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What is logged.")
     log_format: Literal["json", "text"] = Field("json", description="json: one object per line; text: for people.")
+
+    @field_validator("namespaces", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

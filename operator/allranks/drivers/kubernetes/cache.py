@@ -1,0 +1,147 @@
+"""What the operator has been shown, and what it wrote itself, by key: only ever newer versions.
+
+Resource versions are compared as numbers, which Kubernetes promises since 1.35 and etcd has always made true.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from allranks.core.model import Manifest, Pod
+from allranks.drivers.kubernetes.pods import Seen
+
+JobKey = tuple[str, str]
+"""(namespace, name)"""
+
+_TOMBSTONES = 20_000
+
+
+class _Versions:
+    """The newest version seen of each key, deleted ones included for a while: an answer may come after the watch."""
+
+    def __init__(self) -> None:
+        self._present: dict[Any, int] = {}
+        self._gone: OrderedDict[Any, int] = OrderedDict()
+
+    def is_news(self, key: Any, version: int, deleted: bool) -> bool:
+        if version < self._present.get(key, 0) or version <= self._gone.get(key, 0):
+            return False
+        if deleted:
+            self._present.pop(key, None)
+            self._gone[key] = version
+            self._gone.move_to_end(key)
+            if len(self._gone) > _TOMBSTONES:
+                self._gone.popitem(last=False)
+            return True
+        known = self._present.get(key)
+        self._present[key] = version
+        return known != version
+
+    def __getitem__(self, key: Any) -> int:
+        return self._present.get(key, 0)
+
+
+class PodCache:
+    """Pods of all jobs. `wake` is told the jobs that a change concerns."""
+
+    def __init__(self, wake: Callable[[JobKey], None]) -> None:
+        self._wake = wake
+        self._pods: dict[tuple[str, str], Seen] = {}
+        self._of_job: defaultdict[JobKey, dict[str, Seen]] = defaultdict(dict)
+        self._versions = _Versions()
+        self.changes = 0
+        """Grows with every change."""
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def __iter__(self) -> Iterator[Seen]:
+        return iter(self._pods.values())
+
+    def of(self, job: JobKey, uid: str) -> tuple[Pod, ...]:
+        """What carries the job's label, whoever owns it, and what it owns, whatever its labels say."""
+        namespace, name = job
+        out = []
+        for seen in self._of_job.get((namespace, name), {}).values():
+            if seen.owner == uid:
+                out.append(seen.pod)
+            elif seen.label == name:
+                out.append(_foreign(seen.pod))
+        return tuple(out)
+
+    def show(self, seen: Seen, deleted: bool = False) -> None:
+        key = (seen.namespace, seen.pod.name)
+        if not self._versions.is_news(key, seen.version, deleted):
+            return
+        self.changes += 1
+        before = self._pods.pop(key, None)
+        if before:
+            for name in before.jobs:
+                self._forget((seen.namespace, name), seen.pod.name)
+        if not deleted:
+            self._pods[key] = seen
+            for name in seen.jobs:
+                self._of_job[(seen.namespace, name)][seen.pod.name] = seen
+        for name in seen.jobs | (before.jobs if before else frozenset()):
+            self._wake((seen.namespace, name))
+
+    def relist(self, present: Sequence[Seen], version: int, namespace: str | None) -> None:
+        """All there is (in that namespace), as of `version`; what is newer here came with an answer of our own."""
+        for seen in present:
+            self.show(seen)
+        names = {(seen.namespace, seen.pod.name) for seen in present}
+        for key, known in list(self._pods.items()):
+            if key not in names and known.version <= version and namespace in (None, known.namespace):
+                self.show(known._replace(version=version), deleted=True)
+
+    def versions(self) -> Iterable[tuple[tuple[str, str], int]]:
+        return ((key, seen.version) for key, seen in self._pods.items())
+
+    def _forget(self, job: JobKey, pod: str) -> None:
+        pods = self._of_job[job]
+        pods.pop(pod, None)
+        if not pods:
+            del self._of_job[job]
+
+
+def _foreign(pod: Pod) -> Pod:
+    return replace(pod, owned=False)
+
+
+class JobCache:
+    """Jobs as their JSON, by key."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, Manifest] = {}
+        self._versions = _Versions()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[JobKey]:
+        return iter(list(self._jobs))
+
+    def get(self, key: JobKey) -> Manifest | None:
+        return self._jobs.get(key)
+
+    def show(self, job: Manifest, deleted: bool = False) -> bool:
+        """Whether it was news."""
+        metadata = job["metadata"]
+        key = (metadata.get("namespace", ""), metadata["name"])
+        if not self._versions.is_news(key, int(metadata.get("resourceVersion") or 0), deleted):
+            return False
+        if deleted:
+            self._jobs.pop(key, None)
+        else:
+            self._jobs[key] = job
+        return True
+
+    def forget(self, key: JobKey) -> None:
+        """The API server says that there is none."""
+        self._jobs.pop(key, None)
+
+    def versions(self) -> Iterable[tuple[JobKey, int]]:
+        return ((key, int(job["metadata"]["resourceVersion"])) for key, job in self._jobs.items())

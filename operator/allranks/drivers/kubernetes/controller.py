@@ -1,0 +1,300 @@
+"""From a wake-up to what is done: observe (cache), reconcile (pure), execute, write the status once. One job at a time
+is looked at by one task; any number of wake-ups before that are one look.
+
+Nothing here is remembered that matters: after a crash, what status and the pods say is enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from allranks.api.job import Job
+from allranks.api.status import Status
+from allranks.core.model import Event, Manifest, Observed, Plan, Platform
+from allranks.core.reconcile import reconcile
+from allranks.drivers.kubernetes import readable
+from allranks.drivers.kubernetes.cache import JobCache, JobKey, PodCache
+from allranks.drivers.kubernetes.client import ApiError, Fenced, Unavailable
+from allranks.drivers.kubernetes.events import Recorder
+from allranks.drivers.kubernetes.executor import Executor, Refusals, difference, encode
+
+URGENT_SECONDS = 0.2
+COUNTS_SECONDS = 1.0
+"""So far apart are two writes of a job's status that only tell what is seen; of mere counts, even less often."""
+LAST_RETRY_SECONDS = 300.0
+
+logger = logging.getLogger("allranks.jobs")
+
+
+class Meter(Protocol):
+    """What is counted."""
+
+    def reconciled(self, seconds: float) -> None: ...
+    def wrote(self, job: Job, before: Status, after: Status) -> None: ...
+
+
+@dataclass
+class _Memory:
+    """What is kept of a job between two looks; losing it costs a little work."""
+
+    refusals: Refusals = field(default_factory=Refusals)
+    only_tell: bool = False
+    """Refused just now: the next look says so, and does not ask again at once."""
+    wrote_at: float = float("-inf")
+    errors: int = 0
+    timer: asyncio.TimerHandle | None = None
+    retry: asyncio.TimerHandle | None = None
+    postponed: asyncio.TimerHandle | None = None
+    job: tuple[Any, Job] | None = None
+    status: tuple[str, Status] | None = None
+
+    def forget(self) -> None:
+        for handle in (self.timer, self.retry, self.postponed):
+            if handle:
+                handle.cancel()
+
+
+class Controller:
+    """`platform` gives the facts about where a job runs."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        recorder: Recorder,
+        pods: Callable[[], PodCache],
+        platform: Callable[[Job], Platform],
+        meter: Meter,
+        now: Callable[[], datetime],
+    ) -> None:
+        self.jobs = JobCache()
+        self._executor, self._recorder, self._pods_of = executor, recorder, pods
+        self._platform, self._meter, self._now = platform, meter, now
+        self._memory: dict[JobKey, _Memory] = {}
+        self._busy: dict[JobKey, asyncio.Task[None]] = {}
+        self._again: set[JobKey] = set()
+        self._started = False
+
+    @property
+    def depth(self) -> int:
+        """Jobs that are looked at, or will be."""
+        return len(self._busy)
+
+    @property
+    def idle(self) -> bool:
+        return not self._busy and not any(memory.postponed for memory in self._memory.values())
+
+    def start(self) -> None:
+        """Pods are known now: without them every job would seem to have lost its own."""
+        self._started = True
+        self.wake_all()
+
+    def wake_all(self, keys: Iterable[JobKey] | None = None) -> None:
+        for key in list(self.jobs if keys is None else keys):
+            self.wake(key)
+
+    def wake(self, key: JobKey) -> None:
+        if not self._started:
+            return
+        if key in self._busy:
+            self._again.add(key)
+        elif self.jobs.get(key) is not None or key in self._memory:
+            self._busy[key] = asyncio.get_running_loop().create_task(self._work(key), name=f"job {'/'.join(key)}")
+
+    def seen(self, job: Manifest, deleted: bool) -> None:
+        """From the job watch."""
+        if self.jobs.show(job, deleted):
+            self.wake((job["metadata"].get("namespace", ""), job["metadata"]["name"]))
+
+    async def _work(self, key: JobKey) -> None:
+        memory = self._memory.setdefault(key, _Memory())
+        try:
+            while True:
+                self._again.discard(key)
+                try:
+                    await self._look(key, memory)
+                    memory.errors = 0
+                except Fenced:
+                    return
+                except Unavailable as error:
+                    logger.warning("%s", error, extra=_about(key, memory))
+                    self._retry_later(key, memory)
+                except ApiError as error:
+                    logger.error("the API server refuses: %s", error, extra=_about(key, memory))
+                    self._retry_later(key, memory)
+                except Exception:
+                    logger.exception("this job could not be looked at", extra=_about(key, memory))
+                    self._retry_later(key, memory)
+                if key not in self._again:
+                    return
+        finally:
+            del self._busy[key]
+            if self.jobs.get(key) is None:
+                self._memory.pop(key, _Memory()).forget()
+
+    async def _look(self, key: JobKey, memory: _Memory) -> None:
+        raw = self.jobs.get(key)
+        if raw is None:
+            return
+        try:
+            observed = self._observe(key, raw, memory)
+        except readable.Unreadable as error:
+            await self._mark(key, raw, memory, str(error))
+            return
+        began = time.perf_counter()
+        plan = reconcile(observed)
+        self._meter.reconciled(time.perf_counter() - began)
+        self._wake_at(key, memory, plan.wake_at)
+        if plan.write_ahead:
+            memory.only_tell = False
+            await self._write(key, raw, memory, observed, plan)
+            return
+        await self._objects(key, raw, memory, plan)
+        if plan.status is not None and not self._postpone(key, memory, observed.status, plan.status):
+            await self._write(key, raw, memory, observed, plan)
+        if plan.delete_job:
+            await self._executor.delete_job(raw)
+
+    def _observe(self, key: JobKey, raw: Manifest, memory: _Memory) -> Observed:
+        """Raises Unreadable."""
+        metadata = raw["metadata"]
+        same = (*(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp", "labels", "annotations")),)
+        if memory.job is None or memory.job[0] != same:
+            memory.job = (same, readable.job(raw))
+        if memory.status is None or memory.status[0] != metadata["resourceVersion"]:
+            memory.status = (metadata["resourceVersion"], readable.status(raw))
+        job = memory.job[1]
+        return Observed(
+            job=job,
+            status=memory.status[1],
+            pods=self._pods_of().of(key, metadata["uid"]),
+            now=self._now(),
+            platform=self._platform(job),
+            refused=tuple(memory.refusals.by_object.values()),
+        )
+
+    async def _objects(self, key: JobKey, raw: Manifest, memory: _Memory, plan: Plan) -> None:
+        refusals = memory.refusals
+        if memory.only_tell:
+            memory.only_tell = False
+            return
+        if not plan.create and not plan.delete:
+            refusals.by_object.clear()
+            refusals.tries = 0
+            return
+        before = dict(refusals.by_object)
+        await self._executor.objects(raw, plan, refusals)
+        if not refusals.by_object:
+            refusals.tries = 0
+        else:
+            refusals.tries += 1
+            wait = min(LAST_RETRY_SECONDS, 2.0 ** (refusals.tries - 1))
+            self._later(key, memory, "retry", wait)
+        if refusals.by_object != before:
+            memory.only_tell = bool(refusals.by_object)
+            self._again.add(key)
+
+    def _postpone(self, key: JobKey, memory: _Memory, before: Status, after: Status) -> bool:
+        """Whether this status can wait for more of its kind."""
+        if memory.postponed:
+            memory.postponed.cancel()
+            memory.postponed = None
+        gap = COUNTS_SECONDS if _told(before) == _told(after) else URGENT_SECONDS
+        wait = memory.wrote_at + gap - time.monotonic()
+        if wait <= 0:
+            return False
+
+        def due() -> None:
+            memory.postponed = None
+            self.wake(key)
+
+        memory.postponed = asyncio.get_running_loop().call_later(wait, due)
+        return True
+
+    async def _write(self, key: JobKey, raw: Manifest, memory: _Memory, observed: Observed, plan: Plan) -> None:
+        assert plan.status is not None
+        written = await self._executor.status(raw, plan.status)
+        if written is None:
+            written = await self._read_again(key, raw)
+            if written is None or difference(written.get("status") or {}, encode(plan.status)):
+                self._again.add(key)
+                return
+            # Our own write had come through, only its answer was lost.
+        memory.wrote_at = time.monotonic()
+        self.jobs.show(written)
+        self._again.add(key)
+        self._meter.wrote(observed.job, observed.status, plan.status)
+        self._tell(key, raw, plan.status, plan.events)
+
+    async def _read_again(self, key: JobKey, raw: Manifest) -> Manifest | None:
+        """After a conflict: the job as it is now, None when this one is no more."""
+        found = await self._executor.read(*key)
+        if found is None:
+            self.jobs.forget(key)
+            return None
+        self.jobs.show(found)
+        return found if found["metadata"]["uid"] == raw["metadata"]["uid"] else None
+
+    def _tell(self, key: JobKey, raw: Manifest, status: Status, events: Iterable[Event]) -> None:
+        for event in events:
+            self._recorder.tell(raw, event, self._now(), status.attempt)
+            level = logging.WARNING if event.warning else logging.INFO
+            about = {"job": "/".join(key), "attempt": status.attempt, "event": event.reason}
+            logger.log(level, "%s", event.message, extra=about)
+
+    async def _mark(self, key: JobKey, raw: Manifest, memory: _Memory, why: str) -> None:
+        """This job alone cannot be read: it says so itself."""
+        change = readable.mark(raw, why, self._now())
+        if change is None:
+            return
+        logger.error("cannot be read: %s", why, extra=_about(key, memory))
+        written = await self._executor.patch_status(raw["metadata"], change)
+        if written is None:
+            await self._read_again(key, raw)
+            self._again.add(key)
+            return
+        self.jobs.show(written)
+        attempt = (raw.get("status") or {}).get("attempt", 0)
+        self._recorder.tell(raw, Event("InvalidSpec", why, warning=True), self._now(), attempt)
+
+    def _wake_at(self, key: JobKey, memory: _Memory, moment: datetime | None) -> None:
+        if memory.timer:
+            memory.timer.cancel()
+            memory.timer = None
+        if moment:
+            self._later(key, memory, "timer", max(0.0, (moment - self._now()).total_seconds()))
+
+    def _retry_later(self, key: JobKey, memory: _Memory) -> None:
+        memory.errors += 1
+        wait = min(LAST_RETRY_SECONDS if memory.errors > 8 else 30.0, 0.5 * 2.0 ** min(memory.errors, 10))
+        self._later(key, memory, "retry", random.uniform(0.5, 1.0) * wait)
+
+    def _later(self, key: JobKey, memory: _Memory, name: str, seconds: float) -> None:
+        handle: asyncio.TimerHandle | None = getattr(memory, name)
+        if handle:
+            handle.cancel()
+        setattr(memory, name, asyncio.get_running_loop().call_later(seconds, self.wake, key))
+
+    def close(self) -> None:
+        self._started = False
+        for memory in self._memory.values():
+            memory.forget()
+        for task in self._busy.values():
+            task.cancel()
+
+
+def _told(status: Status) -> Any:
+    """All of a status but counts of pods."""
+    conditions = [(c.type, c.status, c.reason) for c in status.conditions]
+    return conditions, status.model_copy(update={"roles": {}, "ready": "", "conditions": []})
+
+
+def _about(key: JobKey, memory: _Memory) -> dict[str, Any]:
+    attempt = memory.status[1].attempt if memory.status else 0
+    return {"job": "/".join(key), "attempt": attempt}

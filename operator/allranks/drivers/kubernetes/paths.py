@@ -1,0 +1,34 @@
+"""Paths of the API: each kind's collection and object."""
+
+from __future__ import annotations
+
+from allranks.api.job import GROUP, PLURAL, VERSION
+
+_COLLECTIONS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "Event": "events"}
+
+
+def collection(kind: str, namespace: str | None) -> str:
+    """Of one namespace, or of all (None)."""
+    inside = f"/namespaces/{namespace}" if namespace else ""
+    return f"/api/v1{inside}/{_COLLECTIONS[kind]}"
+
+
+def item(kind: str, namespace: str, name: str) -> str:
+    return f"{collection(kind, namespace)}/{name}"
+
+
+def jobs(namespace: str | None) -> str:
+    inside = f"/namespaces/{namespace}" if namespace else ""
+    return f"/apis/{GROUP}/{VERSION}{inside}/{PLURAL}"
+
+
+def job(namespace: str, name: str) -> str:
+    return f"{jobs(namespace)}/{name}"
+
+
+def pools() -> str:
+    return f"/apis/{GROUP}/{VERSION}/trainingpools"
+
+
+def lease(namespace: str, name: str = "") -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases" + (f"/{name}" if name else "")

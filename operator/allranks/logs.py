@@ -1,0 +1,36 @@
+"""The operator's log: one JSON object per line for machines, or text for people, with the job and its attempt."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from pythonjsonlogger.json import JsonFormatter
+
+_FIELDS = ("job", "attempt", "event")
+_QUIET = ("kopf", "aiohttp", "asyncio")
+"""Other people's loggers: from them only warnings."""
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        parts = [f"{name}={getattr(record, name)}" for name in _FIELDS if hasattr(record, name)]
+        about = f" [{' '.join(parts)}]" if parts else ""
+        return f"{self.formatTime(record)} {record.levelname.lower():7} {super().format(record)}{about}"
+
+
+def configure(level: str, style: str) -> None:
+    """`style`: json or text. Replaces whatever was configured."""
+    handler = logging.StreamHandler(sys.stderr)
+    if style == "json":
+        names = {"levelname": "level", "asctime": "time", "name": "logger"}
+        handler.setFormatter(
+            JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names, datefmt=None)
+        )
+    else:
+        handler.setFormatter(_Text())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.DEBUG if level == "debug" else logging.WARNING)

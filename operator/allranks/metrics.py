@@ -1,0 +1,118 @@
+"""What the operator counts, for Prometheus. No label names a job: a cluster has many.
+
+Each operator has a registry of its own, so that several can live in one process (tests do).
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from allranks.api.job import Job
+from allranks.api.status import Status
+from allranks.version import __version__
+
+_START_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
+_API_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_RECONCILE_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+
+
+class Metrics:
+    """The meters. What is only known when asked (jobs, queue, age of watches) is read by `Sampled`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.restarts = Counter(
+            "allranks_restarts",
+            "Restarts of jobs and single replicas by the reason of their cause.",
+            ["framework", "reason", "counted"],
+            registry=registry,
+        )
+        self.start = Histogram(
+            "allranks_job_start_seconds",
+            "From the decision on an attempt until all its pods run.",
+            ["framework"],
+            buckets=_START_SECONDS,
+            registry=registry,
+        )
+        self.lost = Counter(
+            "allranks_lost_seconds",
+            "Time from the end of an attempt until the next one runs.",
+            ["framework"],
+            registry=registry,
+        )
+        self.reconcile = Histogram(
+            "allranks_reconcile_seconds",
+            "Deciding what to do about one job.",
+            buckets=_RECONCILE_SECONDS,
+            registry=registry,
+        )
+        self.requests = Counter(
+            "allranks_api_requests",
+            "Requests to the API server by verb and HTTP code.",
+            ["verb", "code"],
+            registry=registry,
+        )
+        self.latency = Histogram(
+            "allranks_api_request_seconds",
+            "Time until the API server answered.",
+            ["verb"],
+            buckets=_API_SECONDS,
+            registry=registry,
+        )
+        self.leader = Gauge("allranks_leader", "1 while this replica acts.", registry=registry)
+        Gauge("allranks_build_info", "The version that runs.", ["version"], registry=registry).labels(__version__).set(
+            1
+        )
+
+    def requested(self, verb: str, code: str, seconds: float) -> None:
+        self.requests.labels(verb, code).inc()
+        if verb != "WATCH":
+            self.latency.labels(verb).observe(seconds)
+
+    def reconciled(self, seconds: float) -> None:
+        self.reconcile.observe(seconds)
+
+    def wrote(self, job: Job, before: Status, after: Status) -> None:
+        """A status was persisted: what it tells is counted once."""
+        framework = job.spec.framework
+        counted = after.restarts.counted > before.restarts.counted
+        for reason, count in after.restarts.by_reason.items():
+            if (more := count - before.restarts.by_reason.get(reason, 0)) > 0:
+                self.restarts.labels(framework, reason, str(counted).lower()).inc(more)
+        if after.running_time and before.running_time is None and after.attempt_time:
+            seconds = max(0.0, (after.running_time - after.attempt_time).total_seconds())
+            self.start.labels(framework).observe(seconds)
+            if after.attempt_failure:
+                self.lost.labels(framework).inc(seconds)
+
+
+class Sampled(Collector):
+    """What is read when Prometheus asks."""
+
+    def __init__(
+        self,
+        jobs: Callable[[], Iterable[tuple[str, str]]],
+        depth: Callable[[], int],
+        ages: Callable[[], Iterable[tuple[str, float]]],
+    ) -> None:
+        self._jobs, self._depth, self._ages = jobs, depth, ages
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        jobs = GaugeMetricFamily("allranks_jobs", "Jobs by framework and phase.", labels=["framework", "phase"])
+        for (framework, phase), count in sorted(Tally(self._jobs()).items()):
+            jobs.add_metric([framework, phase], count)
+        yield jobs
+        depth = self._depth()
+        yield GaugeMetricFamily("allranks_queue_depth", "Jobs that are being looked at.", value=depth)
+        ages = GaugeMetricFamily(
+            "allranks_watch_age_seconds", "Time since a watch's last sign of life.", labels=["resource"]
+        )
+        for resource, age in self._ages():
+            ages.add_metric([resource], age)
+        yield ages

@@ -1,0 +1,42 @@
+"""/metrics, /healthz and /readyz over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+Check = Callable[[], str]
+"""What is wrong, in a sentence; empty when nothing is."""
+
+
+class Server:
+    """`port` 0 takes a free one; `port` afterwards tells which."""
+
+    def __init__(self, address: str, port: int, registry: CollectorRegistry, healthy: Check, ready: Check) -> None:
+        self._address, self.port, self._registry = address, port, registry
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", lambda _: _answer(healthy()))
+        app.router.add_get("/readyz", lambda _: _answer(ready()))
+        # Connections end with the answer: an idle one would hold up the end of the process.
+        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=0, shutdown_timeout=1)
+
+    async def start(self) -> None:
+        """Raises OSError when the port is taken."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._address, self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _answer(wrong: str) -> web.Response:
+    return web.Response(text=f"{wrong}\n", status=503) if wrong else web.Response(text="ok\n")
