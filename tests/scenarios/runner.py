@@ -42,6 +42,23 @@ class World(ABC):
     @abstractmethod
     def delete_job(self, foreground: bool) -> None: ...
 
+    def pool_name(self, name: str) -> str:
+        """What the scenario's TrainingPool is called here. Pools belong to the cluster: a world that shares its API
+        server with others puts something of its own around the name (the whole name stays in it: `gpu`, `gpu-ns-7`)."""
+        return name
+
+    @abstractmethod
+    def apply_pool(self, name: str, spec: Manifest) -> None:
+        """Creates the TrainingPool, or replaces its whole spec. Raises Refused.
+
+        `name` is what `pool_name` answered, here and in the job's `pool`. A world that is closed takes the pools that
+        are left away: the next scenario must not find them.
+        """
+
+    @abstractmethod
+    def delete_pool(self, name: str) -> None:
+        """Raises Refused where there is none."""
+
     @abstractmethod
     def delete_pod(self, pod: str, force: bool) -> None: ...
 
@@ -133,14 +150,15 @@ class Scenario:
     """Changes before the job is created."""
     steps: list[Step]
 
-    @property
-    def manifest(self) -> Manifest:
+    def manifest(self, world: World) -> Manifest:
+        """The job, as it is created in that world."""
         defaults = {"image": "example.org/train:1", "command": ["python", "train.py"]}
+        pool = {"pool": world.pool_name(self.spec["pool"])} if "pool" in self.spec else {}
         return {
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": {"name": JOB},
-            "spec": defaults | self.spec,
+            "spec": defaults | self.spec | pool,
         }
 
 
@@ -162,14 +180,14 @@ def run(scenario: Scenario, world: World, *, events: bool = True) -> None:
     refusals: list[str] = []
     first: dict[str, str] = {}
     """Pod name -> UID of the first pod that had it."""
-    for change in [*scenario.before, {"create": scenario.manifest}]:
+    for change in [*scenario.before, {"create": scenario.manifest(world)}]:
         _change(world, change, refusals)
     for number, step in enumerate(scenario.steps):
         refusals.clear()
         for change in step.change:
             for pod in _pods(world):
                 first.setdefault(pod["metadata"]["name"], pod["metadata"]["uid"])
-            _change(world, {"create": scenario.manifest} if "create_job" in change else change, refusals)
+            _change(world, {"create": scenario.manifest(world)} if "create_job" in change else change, refusals)
         expect = step.expect if events else {k: v for k, v in step.expect.items() if k not in ("events", "told")}
         found = world.eventually(lambda expect=expect: list(_differences(expect, world, refusals, first)))
         if found:
@@ -214,13 +232,20 @@ def _service(how: Manifest) -> Manifest:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": how["name"]}, "spec": {"clusterIP": "None"}}
 
 
+def _secret(how: Manifest) -> Manifest:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": how["name"]}}
+
+
 _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
     "create": lambda w, how: w.create(how),
     "foreign_pod": lambda w, how: w.create(_pod(how)),
     "foreign_service": lambda w, how: w.create(_service(how)),
+    "foreign_secret": lambda w, how: w.create(_secret(how)),
     "patch": lambda w, how: w.patch_job({"spec": how}),
     "annotate": lambda w, how: w.patch_job({"metadata": {"annotations": how}}),
     "delete_job": lambda w, how: w.delete_job(foreground=how == "foreground"),
+    "pool": lambda w, how: w.apply_pool(w.pool_name(how["name"]), how.get("spec", {})),
+    "delete_pool": lambda w, how: w.delete_pool(w.pool_name(how)),
     "delete_pod": lambda w, how: w.delete_pod(how, force=False),
     "force_delete_pod": lambda w, how: w.delete_pod(how, force=True),
     "quota": lambda w, how: [w.quota(kind, limit) for kind, limit in how.items()],
@@ -261,15 +286,19 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
             yield f"{kind}: {sorted(present)}, not {sorted(expect[kind])}"
     for name, env in expect.get("env", {}).items():
         yield from _differ(f"env of {name}", _env_of(pods[name]) if name in pods else {}, env)
+    for name, tolerations in expect.get("tolerations", {}).items():
+        there = pods[name]["spec"].get("tolerations", ()) if name in pods else ()
+        yield from (f"{name} does not tolerate {wanted}" for wanted in tolerations if wanted not in there)
     for name in expect.get("kept", ()):
         if name not in pods or pods[name]["metadata"]["uid"] != first.get(name):
             yield f"{name} is not the pod it was"
-    present = {f"{o['kind']}/{o['metadata']['name']}": o for o in world.objects()}
+    objects = world.objects() if "objects" in expect else []
     for name, part in expect.get("objects", {}).items():
-        if part is None and name in present:
+        found = next((o for o in objects if _is_called(o, name)), None)
+        if part is None and found is not None:
             yield f"{name} exists"
         elif part is not None:
-            yield from _differ(name, present.get(name), part)
+            yield from _differ(name, found, part)
     told = [reason for reason, _ in world.events()]
     if "events" in expect and not _is_subsequence(expect["events"], told):
         yield f"events: {told}, not {expect['events']}"
@@ -278,7 +307,18 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
             yield f"no event says {pattern!r}: {world.events()}"
 
 
-_EXPECTATIONS = {"job", "refused", "status", "pods", "terminating", "env", "kept", "objects", "events", "told"}
+_EXPECTATIONS = frozenset(
+    ("job", "refused", "status", "pods", "terminating", "env", "tolerations", "kept", "objects", "events", "told")
+)
+
+
+def _is_called(manifest: Manifest, name: str) -> bool:
+    """`Kind/name`, or `Kind/~pattern` for a name that holds a UID."""
+    kind, _, wanted = name.partition("/")
+    here: str = manifest["metadata"]["name"]
+    return manifest["kind"] == kind and (
+        re.fullmatch(wanted[1:], here) is not None if wanted.startswith("~") else here == wanted
+    )
 
 
 def _differ(where: str, found: Any, wanted: Any) -> Iterator[str]:

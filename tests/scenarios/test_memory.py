@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from allranks.api.crd import RESOURCES
 from allranks.api.job import KIND
 from allranks.drivers.memory import Cluster, Lag, Node
 from allranks.drivers.memory.admission import admit
@@ -35,6 +36,12 @@ class MemoryWorld(World):
 
     def delete_job(self, foreground: bool) -> None:
         self._ask(lambda: self.cluster.delete_job(self._key, foreground))
+
+    def apply_pool(self, name: str, spec: Manifest) -> None:
+        self._ask(lambda: self.cluster.apply_pool(name, spec))
+
+    def delete_pool(self, name: str) -> None:
+        self._ask(lambda: self.cluster.delete_pool(name))
 
     def delete_pod(self, pod: str, force: bool) -> None:
         self._ask(lambda: self.cluster.store.delete(self._pod(pod), grace=0 if force else None))
@@ -132,9 +139,9 @@ _ADMITTED: set[str] = set()
 
 def _admit_once(before: Manifest | None, after: Manifest) -> None:
     """The same job is created a thousand times here, and its rules cost more than its life."""
-    if after["kind"] != KIND:
+    if after["kind"] not in RESOURCES:
         return
-    question = repr((before and before["spec"], after["metadata"]["name"], after["spec"]))
+    question = repr((after["kind"], before and before["spec"], after["metadata"]["name"], after["spec"]))
     if question not in _ADMITTED:
         admit(before, after)
         _ADMITTED.add(question)

@@ -97,6 +97,13 @@ def _split(message: str) -> Problem:
     return path, text
 
 
+def template_problems(content: Mapping[str, Any], place: str) -> Iterator[Problem]:
+    """What is wrong with the shape of a pod template, whose content no schema sees."""
+    for detail in template.errors(content):
+        path, message = _problem(detail, {})
+        yield f"{place}.{path}", message
+
+
 def _template_problems(spec: Any) -> Iterator[Problem]:
     """Templates of the wrong shape, read from the raw document so that they are told with everything else."""
     places = [("spec", spec)] if isinstance(spec, dict) else []
@@ -104,9 +111,8 @@ def _template_problems(spec: Any) -> Iterator[Problem]:
         places += [(f"spec.roles.{role}", of) for role, of in spec["roles"].items() if isinstance(of, dict)]
     for place, container in places:
         content = container.get("template")
-        for detail in template.errors(content) if isinstance(content, dict) else ():
-            path, message = _problem(detail, {})
-            yield f"{place}.template.{path}", message
+        if isinstance(content, dict):
+            yield from template_problems(content, f"{place}.template")
 
 
 def _wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:

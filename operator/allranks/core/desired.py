@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from allranks.api.job import API_VERSION, KIND, Job, RoleSpec
+from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
-from allranks.core import names, topology
+from allranks.core import names, pools, topology
 from allranks.core.merge import merge, without_nulls
 from allranks.core.model import Manifest, Platform
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SSH_DIR, Group, Replica, Wiring
@@ -31,7 +32,7 @@ class Objects:
 
 def objects(job: Job, status: Status, platform: Platform) -> Objects:
     """The objects of the present attempt."""
-    bases = _bases(job)
+    bases = _bases(job, platform)
     group = _group(job, status, bases, platform)
     wirings = topology.framework_of(job).wire(group)
     return Objects(_companions(job, status, wirings), _pods(job, status, group, wirings, bases, platform))
@@ -58,7 +59,7 @@ def _companions(job: Job, status: Status, wirings: list[Wiring]) -> list[Manifes
 
 def listens(job: Job, status: Status) -> list[tuple[str, int]]:
     """(pod hostname, port) on which the present attempt's pods are reached: one machine maps each to a free port."""
-    group = group_of(job, status)
+    group = group_of(job, status, _ELSEWHERE)
     wirings = topology.framework_of(job).wire(group)
     return [
         (replica.hostname, port)
@@ -68,11 +69,11 @@ def listens(job: Job, status: Status) -> list[tuple[str, int]]:
 
 
 def problems(job: Job) -> list[tuple[str, str]]:
-    """(field path, message) of what is wrong inside the templates, which no schema sees."""
+    """(field path, message) of what is wrong inside the templates, which no schema sees; a pool's is not the job's."""
     reserved = topology.framework_of(job).reserved_env
     out: list[tuple[str, str]] = []
-    bases = _bases(job)
-    group = _group(job, Status(), bases, Platform(helper_image=""))
+    bases = _bases(job, _ELSEWHERE)
+    group = _group(job, Status(), bases, _ELSEWHERE)
     for replica, wiring in zip(group.replicas, topology.framework_of(job).wire(group), strict=True):
         if wiring.prefix and not _trainer(bases[replica.role]).get("command"):
             what = "a command is needed: allranks starts it by a helper, and cannot see an image's entrypoint"
@@ -94,9 +95,13 @@ def problems(job: Job) -> list[tuple[str, str]]:
     return list(dict.fromkeys(out))
 
 
-def group_of(job: Job, status: Status) -> Group:
-    """The present attempt as its framework sees it, on a cluster."""
-    return _group(job, status, _bases(job), Platform(helper_image=""))
+def group_of(job: Job, status: Status, platform: Platform) -> Group:
+    """The present attempt as its framework sees it."""
+    return _group(job, status, _bases(job, platform), platform)
+
+
+_ELSEWHERE = Platform(helper_image="")
+"""For questions whose answer is the same everywhere."""
 
 
 def _group(job: Job, status: Status, bases: dict[str, Manifest], platform: Platform) -> Group:
@@ -107,7 +112,7 @@ def _group(job: Job, status: Status, bases: dict[str, Manifest], platform: Platf
         attempt=status.attempt,
         replicas=topology.replicas(job, status),
         options=job.spec.options,
-        gpus={role: topology.gpus(_trainer(base).get("resources")) for role, base in bases.items()},
+        gpus={role: _gpus(job, base, platform) for role, base in bases.items()},
         own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
         variables={role: _variable_names(job, base) for role, base in bases.items()},
         grace_seconds=min(grace),
@@ -125,13 +130,33 @@ def _variable_names(job: Job, base: Manifest) -> tuple[str, ...]:
     )
 
 
-def _bases(job: Job) -> dict[str, Manifest]:
-    return {role: _role_template(job, spec) for role, spec in job.spec.roles.items()}
+def _gpus(job: Job, base: Manifest, platform: Platform) -> int:
+    pool = pools.of(job, platform)
+    return topology.gpus(_trainer(base).get("resources"), pool.gpu.resource if pool and pool.gpu else "")
 
 
-def _role_template(job: Job, role: RoleSpec) -> Manifest:
-    """The pod template of one role: spec.template, the role's template, then the fields of the job and of the role."""
-    template = without_nulls(merge(job.spec.template or {}, role.template or {}))
+def _bases(job: Job, platform: Platform) -> dict[str, Manifest]:
+    pool = pools.of(job, platform)
+    ranked = {role: kind.ranked for role, kind in topology.framework_of(job).roles.items()}
+    return {role: _role_template(job, spec, pool, ranked[role]) for role, spec in job.spec.roles.items()}
+
+
+def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool) -> Manifest:
+    """The pod template of one role, from the bottom: what is restricted, the pool, where the job wants to be placed,
+    spec.template, the role's template, then the fields of the job and of the role."""
+    user = merge(job.spec.template or {}, role.template or {})
+    user["spec"] = merge(user.get("spec") or {}, {"containers": [_own_trainer(job, role)]})
+    below = pools.template_of(pool, user, ranked) if pool else {"spec": {}}
+    template = without_nulls(merge(merge(below, {"spec": _placement(job, user["spec"])}), user))
+    if pool:
+        ours, theirs = below["spec"].get("tolerations"), template["spec"].get("tolerations")
+        if ours:
+            template["spec"]["tolerations"] = pools.both(ours, theirs)
+    return {"metadata": template.get("metadata") or {}, "spec": merge(_DEFAULTS, template["spec"])}
+
+
+def _own_trainer(job: Job, role: RoleSpec) -> Manifest:
+    """The training container as the fields of the job and of the role say it."""
     trainer: dict[str, Any] = {"name": names.TRAINER}
     for source in (job.spec, role):
         own = source.model_dump(
@@ -143,25 +168,20 @@ def _role_template(job: Job, role: RoleSpec) -> Manifest:
         if own.get("command") is not None and "args" not in own:
             trainer.pop("args", None)  # a role's own command does not take the job's arguments
         trainer = merge(trainer, own)
-    pod_spec = dict(template.get("spec") or {})
-    containers = pod_spec.get("containers") or []
-    if not any(container.get("name") == names.TRAINER for container in containers):
-        containers = [{"name": names.TRAINER}, *containers]
-    pod_spec["containers"] = containers
-    return {
-        "metadata": template.get("metadata") or {},
-        "spec": merge(_defaults_of(job, pod_spec), merge(pod_spec, {"containers": [trainer]})),
-    }
+    return trainer
 
 
-def _defaults_of(job: Job, pod_spec: Manifest) -> Manifest:
-    """What lies under the user's template: restricted, no token, no service variables, room in /dev/shm."""
-    out: Manifest = {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-    }
+_DEFAULTS: Manifest = {
+    "restartPolicy": "Never",
+    "automountServiceAccountToken": False,
+    "enableServiceLinks": False,
+    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+}
+"""What lies under all else: restricted, no token, no service variables."""
+
+
+def _placement(job: Job, pod_spec: Manifest) -> Manifest:
+    out: Manifest = {}
     if job.spec.scheduling.priority_class_name:
         out["priorityClassName"] = job.spec.scheduling.priority_class_name
     if job.spec.scheduling.topology_key and "affinity" not in pod_spec:
@@ -260,7 +280,7 @@ def _share(job: Job, status: Status, wiring: Wiring, base: Manifest, platform: P
         spec["volumes"] = [*spec.get("volumes", []), *volumes]
     if init:
         spec["initContainers"] = [*init, *spec.get("initContainers", [])]
-    if topology.gpus(user.get("resources")) and _GPU_TOLERATION not in spec.get("tolerations", []):
+    if _gpus(job, base, platform) and _GPU_TOLERATION not in spec.get("tolerations", []):
         spec["tolerations"] = [*spec.get("tolerations", []), _GPU_TOLERATION]
     sidecars = [container for container in spec["containers"] if container["name"] != names.TRAINER]
     return _Shared(spec, trainer, sidecars)
@@ -298,7 +318,9 @@ def _attachments(
 
     own_mounts = {mount.get("mountPath") for mount in _trainer(base).get("volumeMounts", [])}
     if "/dev/shm" not in own_mounts:
-        attach("dshm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
+        pool = pools.of(job, platform)
+        limit = {"sizeLimit": pool.shared_memory} if pool and pool.shared_memory is not None else {}
+        attach("dshm", "/dev/shm", {"emptyDir": {"medium": "Memory", **limit}})
     if job.spec.checkpoint:
         given = job.spec.checkpoint.volume
         claim = {"persistentVolumeClaim": {"claimName": job.spec.checkpoint.claim}}
@@ -353,4 +375,5 @@ def _files_name(job: Job, status: Status) -> str:
 
 
 def _secret_name(job: Job) -> str:
-    return f"{job.name}-ssh"
+    # With the UID in it: the operator cannot read Secrets, so it could not tell one that an earlier job left behind.
+    return f"{job.name}-ssh-{job.metadata.uid[:8]}"

@@ -13,8 +13,8 @@ from functools import cached_property
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
-from allranks.core import desired, names, topology
-from allranks.core.model import Pod
+from allranks.core import desired, names, pools, topology
+from allranks.core.model import Platform, Pod
 from allranks.frameworks.base import Replica, RootCause
 
 DISRUPTIONS: dict[str, str] = {
@@ -33,24 +33,35 @@ MESSAGE_LINES = 20
 MESSAGE_CHARACTERS = 2048
 
 
+_ELSEWHERE = Platform(helper_image="")
+
+
 def failed(pod: Pod) -> bool:
     """The pod's program will not end well: it failed, or the cluster or somebody is taking the pod away."""
     return not pod.succeeded and (pod.phase == "Failed" or pod.deleted_at is not None or pod.disruption is not None)
 
 
-def first_failure(job: Job, status: Status, pods: Iterable[Pod], missing: Iterable[Replica], now: datetime) -> Failure:
+def first_failure(
+    job: Job,
+    status: Status,
+    pods: Iterable[Pod],
+    missing: Iterable[Replica],
+    now: datetime,
+    platform: Platform = _ELSEWHERE,
+) -> Failure:
     """The earliest failure among `pods` (all failed) and `missing` (pods that were there and are gone)."""
     framework = topology.framework_of(job)
     endings = [_Ending(pod, framework.root_cause(pod.exit.message) if pod.exit else None, now) for pod in pods]
     if endings:
-        return _describe(job, status, min(endings, key=lambda e: (e.time, e.precedence, e.pod.role, e.pod.index)))
+        first = min(endings, key=lambda e: (e.time, e.precedence, e.pod.role, e.pod.index))
+        return _describe(job, status, first, platform)
     replica = min(missing, key=lambda r: (r.node_rank is None, r.node_rank or 0, r.role, r.index))
     restart = status.replica_restarts.get(names.replica_key(replica.role, replica.index))
     return Failure(
         attempt=status.attempt,
         role=replica.role,
         index=replica.index,
-        rank=_rank(job, status, replica.role, replica.index),
+        rank=_rank(job, status, replica.role, replica.index, platform),
         pod=names.pod_name(job.name, replica.role, replica.index, status.attempt, restart.count if restart else 0),
         reason="Deleted",
         message=_DELETED,
@@ -131,7 +142,7 @@ class _Ending:
         return _DELETED if pod.deleted_at else pod.waiting_message
 
 
-def _describe(job: Job, status: Status, ending: _Ending) -> Failure:
+def _describe(job: Job, status: Status, ending: _Ending, platform: Platform) -> Failure:
     """One failed pod as `status.lastFailure` tells it."""
     pod = ending.pod
     reported = ending.cause.rank if ending.cause else None
@@ -139,7 +150,7 @@ def _describe(job: Job, status: Status, ending: _Ending) -> Failure:
         attempt=status.attempt,
         role=pod.role,
         index=pod.index,
-        rank=_rank(job, status, pod.role, pod.index) if reported is None else reported,
+        rank=_rank(job, status, pod.role, pod.index, platform) if reported is None else reported,
         pod=pod.name,
         node=pod.node,
         exit_code=ending.code,
@@ -162,9 +173,11 @@ def same_way(one: Failure, other: Failure) -> bool:
     return way(one) == way(other)
 
 
-def _rank(job: Job, status: Status, role: str, index: int) -> int | None:
+def _rank(job: Job, status: Status, role: str, index: int, platform: Platform) -> int | None:
     """The pod's rank, where one process runs in each: then node rank and rank are the same."""
-    group = desired.group_of(job, status)
+    if pools.unavailable(job, platform):
+        return None  # how many GPUs, and so processes, its pods had was the pool's to say
+    group = desired.group_of(job, status, platform)
     framework = topology.framework_of(job)
     if any(framework.processes(group, replica.role) != 1 for replica in group.ranked()):
         return None

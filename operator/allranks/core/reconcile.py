@@ -13,7 +13,7 @@ from functools import cached_property
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, Failure, Status
-from allranks.core import desired, failures, names, policies, topology
+from allranks.core import desired, failures, names, policies, pools, topology
 from allranks.core import status as statuses
 from allranks.core.model import Event, Manifest, Observed, Plan, Pod, PodRef
 from allranks.frameworks.base import Replica
@@ -137,7 +137,8 @@ def _failure(attempt: _Attempt) -> Plan | None:
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     if not attempt.failed and not attempt.vanished:
         return None
-    failure = failures.first_failure(job, status, attempt.failed, attempt.vanished, now)
+    platform = attempt.observed.platform
+    failure = failures.first_failure(job, status, attempt.failed, attempt.vanished, now, platform)
     ruling = policies.rule_on(job, status, failure)
     blamed = statuses.blame(failure)
     told = Event("RankFailed", f"{blamed}: {ruling.why}", warning=True)
@@ -167,9 +168,10 @@ def _pursue(attempt: _Attempt) -> Plan:
     if status.phase == "Suspended":
         seen = statuses.summarise_ended(job, status, attempt.pods)
         return _plan(attempt, seen, delete=[*attempt.pods.values(), *attempt.outdated])
-    seen = _seen(attempt)
     due = [r for r in attempt.missing if (_not_before(status, r) or now) <= now and not attempt.lives(r)]
-    create = _manifests(attempt, due) if due else []
+    lacks = pools.unavailable(job, attempt.observed.platform) if due else None
+    seen = _seen(attempt, lacks)
+    create = _manifests(attempt, due) if due and not lacks else []
     waits = [
         policies.active_deadline(job, status),
         *(_not_before(status, replica) for replica in attempt.missing),
@@ -232,9 +234,9 @@ def _not_before(status: Status, replica: Replica) -> datetime | None:
     return entry.restart_time if entry else status.restart_time
 
 
-def _seen(attempt: _Attempt) -> Status:
+def _seen(attempt: _Attempt, lacks: tuple[str, str] | None = None) -> Status:
     o = attempt.observed
-    return statuses.summarise(o.job, o.status, attempt.pods, o.refused, o.now)
+    return statuses.summarise(o.job, o.status, attempt.pods, o.refused, o.now, lacks)
 
 
 def _write(status: Status, *events: Event) -> Plan:

@@ -101,8 +101,12 @@ def summarise(
     pods: Mapping[tuple[str, int], Pod],
     refused: Iterable[Refused],
     now: datetime,
+    lacks: tuple[str, str] | None = None,
 ) -> Status:
-    """What is seen of the present attempt: counts, whether it was launched, whether it runs, and if not, why not."""
+    """What is seen of the present attempt: counts, whether it was launched, whether it runs, and if not, why not.
+
+    `lacks` is the (reason, message) of what the rest of its pods cannot be made without.
+    """
     count = topology.sizes(job, status)
     roles = {role: _role(size, [pods.get((role, index)) for index in range(size)]) for role, size in count.items()}
     ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
@@ -128,7 +132,7 @@ def summarise(
             if seen.phase != "Running"
             else seen
         )
-    reason, message = _why_not_running(pods, refused, ready, desired)
+    reason, message = lacks or _why_not_running(pods, refused, ready, desired)
     return _phase(seen, seen.phase, now, reason, message)
 
 

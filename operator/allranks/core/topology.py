@@ -51,13 +51,18 @@ def success_target(job: Job, status: Status) -> list[tuple[str, int | None]]:
     return [framework.done(count)]
 
 
-def gpus(resources: Mapping[str, object] | None) -> int:
-    """GPUs that a container's resources ask for, whoever made them (`nvidia.com/gpu`, `amd.com/gpu`, ...)."""
+def gpus(resources: Mapping[str, object] | None, resource: str = "") -> int:
+    """GPUs that a container's resources ask for, whoever made them (`nvidia.com/gpu`, `amd.com/gpu`, ...).
+
+    `resource` is a further name that stands for GPUs, such as that of a part of one (`nvidia.com/mig-3g.40gb`).
+    """
     for part in ("limits", "requests"):
         amounts = (resources or {}).get(part)
         if isinstance(amounts, Mapping):
             found = [
-                int(str(amount)) for name, amount in amounts.items() if name.endswith("/gpu") and str(amount).isdigit()
+                int(str(amount))
+                for name, amount in amounts.items()
+                if (name.endswith("/gpu") or name == resource) and str(amount).isdigit()
             ]
             if found:
                 return sum(found)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from allranks.api import validate
+from allranks.api import job, pool, validate
 from allranks.api.crd import Schema, root_schema
-from allranks.api.job import KIND
 from allranks.core.model import Manifest
 from allranks.drivers.memory.store import Invalid
 from allranks.errors import InvalidManifest
@@ -16,22 +15,29 @@ from allranks.errors import InvalidManifest
 
 def admit(before: Manifest | None, after: Manifest) -> None:
     """Raises Invalid with every problem. `before` is None on creation."""
-    if after.get("kind") != KIND:
+    kind = after.get("kind")
+    if kind not in _PARSE:
         return
     problems: list[tuple[str, str]] = []
     try:
-        job = validate.parse({**after, "metadata": {"name": after["metadata"]["name"]}})
+        new_spec = _stored(after)
     except InvalidManifest as error:
         problems += error.problems
     else:
         if before is not None:
-            old = validate.parse({**before, "metadata": {"name": before["metadata"]["name"]}})
-            new_spec = validate.with_defaults(after, job)["spec"]
-            old_spec = validate.with_defaults(before, old)["spec"]
-            problems += _broken_transitions(root_schema()["properties"]["spec"], new_spec, old_spec, "spec")
+            problems += _broken_transitions(root_schema(kind)["properties"]["spec"], new_spec, _stored(before), "spec")
     if problems:
         text = ", ".join(f"{path}: Invalid value: {message}" for path, message in problems)
-        raise Invalid(f'{KIND} "{after["metadata"]["name"]}" is invalid: {text}')
+        raise Invalid(f'{kind} "{after["metadata"]["name"]}" is invalid: {text}')
+
+
+_PARSE = {job.KIND: validate.parse, pool.KIND: validate.parse_pool}
+
+
+def _stored(manifest: Manifest) -> Any:
+    """The spec as the API server stores it. Raises InvalidManifest."""
+    parsed: Any = _PARSE[manifest["kind"]]({**manifest, "metadata": {"name": manifest["metadata"]["name"]}})
+    return validate.with_defaults(manifest, parsed)["spec"]
 
 
 def _broken_transitions(schema: Schema, new: Any, old: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,8 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from allranks.api.job import KIND
+from allranks.api.job import API_VERSION, KIND
+from allranks.api.pool import KIND as POOL
 from allranks.core import reconcile as core
 from allranks.core.model import Manifest, Platform
 from allranks.drivers.memory.controller import Audit, Controller, Killed, Reconcile
@@ -144,6 +145,14 @@ class Cluster:
         if foreground:
             self.store.patch(key, {"metadata": {"finalizers": [FOREGROUND]}})
         self.store.delete(key)
+
+    def apply_pool(self, name: str, spec: dict[str, Any]) -> None:
+        """A TrainingPool is made, or its spec replaced. Raises Invalid."""
+        self.store.apply({"apiVersion": API_VERSION, "kind": POOL, "metadata": {"name": name}, "spec": spec})
+
+    def delete_pool(self, name: str) -> None:
+        """Raises NotFound."""
+        self.store.delete((POOL, "", name))
 
     def job(self, key: Key) -> Manifest | None:
         return self.store.find(key)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
@@ -122,9 +122,13 @@ class Controller:
             status=decode.status(job),
             pods=tuple(self._decode_pod(pod, uid) for pod in self.view.pods_of(job)),
             now=self._host.now,
-            platform=self._platform,
+            platform=self._platform_of(job),
             refused=tuple(self._refused.get(key_of(job), {}).values()),
         )
+
+    def _platform_of(self, job: Manifest) -> Platform:
+        found = self.view.pool_of(job)
+        return replace(self._platform, pool=decode.pool(found)) if found else self._platform
 
     def _decode_pod(self, manifest: Manifest, owner: str) -> Pod:
         """Most pods are as they were at the last look: manifests are never changed in place."""

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from allranks.api.job import Job, Metadata, Spec
+from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.core.model import Disruption, Exit, Manifest, Pod
 from allranks.core.names import ATTEMPT_LABEL, INDEX_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
@@ -16,6 +17,11 @@ def job(manifest: Manifest) -> Job:
     """Raises pydantic's ValidationError for an object that was stored before its schema changed."""
     metadata = Metadata.model_validate(manifest["metadata"], by_alias=True, by_name=False)
     return Job(metadata=metadata, spec=Spec.model_validate(manifest["spec"], by_alias=True, by_name=False))
+
+
+def pool(manifest: Manifest) -> PoolSpec:
+    """Raises pydantic's ValidationError, as `job`."""
+    return PoolSpec.model_validate(manifest["spec"], by_alias=True, by_name=False)
 
 
 def status(manifest: Manifest) -> Status:

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal
 
+from allranks.api import pool
 from allranks.core.model import Manifest
 from allranks.errors import AllranksError
 
 Key = tuple[str, str, str]
-"""(kind, namespace, name)"""
+"""(kind, namespace, name); the namespace of what belongs to the cluster is empty."""
+CLUSTER_SCOPED = frozenset({pool.KIND})
 
 GRACE_SECONDS = 30
 
@@ -93,7 +95,7 @@ class Store:
         self._uids += 1
         metadata = {
             **manifest["metadata"],
-            "uid": f"00000000-0000-4000-8000-{self._uids:012d}",
+            "uid": f"{self._uids:08x}-0000-4000-8000-{self._uids:012d}",
             "creationTimestamp": stamp(self._now()),
             "generation": 1,
         }
@@ -120,12 +122,23 @@ class Store:
         """A JSON merge patch of anything but status. A changed spec gets a new generation. Raises NotFound, Invalid."""
         before = self.get(key)
         after = merge_patch(before, {name: value for name, value in change.items() if name != "status"})
+        return self._change_spec(key, before, after)
+
+    def _change_spec(self, key: Key, before: Manifest, after: Manifest) -> Manifest:
         if after["spec"] != before["spec"]:
             if self._admit:
                 self._admit(before, after)
             generation = before["metadata"]["generation"] + 1
             after["metadata"] = {**after["metadata"], "generation": generation}
         return self._replace(key, before, after)
+
+    def apply(self, manifest: Manifest) -> Manifest:
+        """Creates the object, or replaces its spec. Raises Forbidden, Invalid."""
+        key = key_of(manifest)
+        before = self.find(key)
+        if before is None:
+            return self.create(manifest)
+        return self._change_spec(key, before, {**before, "spec": manifest["spec"]})
 
     def write_status(self, key: Key, status: Manifest, version: str | None = None) -> Manifest:
         """Replaces the status, if the object is at `version` still. Raises NotFound, Conflict."""
@@ -199,8 +212,8 @@ class Store:
 
 
 def key_of(manifest: Manifest) -> Key:
-    metadata = manifest["metadata"]
-    return manifest["kind"], metadata.get("namespace", "default"), metadata["name"]
+    kind, metadata = manifest["kind"], manifest["metadata"]
+    return kind, "" if kind in CLUSTER_SCOPED else metadata.get("namespace", "default"), metadata["name"]
 
 
 def owners(manifest: Manifest, kind: str | None = None) -> Iterable[str]:

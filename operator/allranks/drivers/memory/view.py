@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from allranks.api import pool
 from allranks.api.job import KIND
 from allranks.core.model import Manifest
 from allranks.core.names import JOB_LABEL
@@ -31,6 +32,9 @@ class Lag:
     """What the operator created is in its cache from the answer on, without waiting for the watch."""
 
 
+WATCHED = (KIND, "Pod", pool.KIND)
+
+
 class Timer(Protocol):
     """The part of a cluster that a view needs."""
 
@@ -39,7 +43,7 @@ class Timer(Protocol):
 
 
 class View:
-    """Jobs and pods by key, each as it was at some version."""
+    """Jobs, pods and pools by key, each as it was at some version."""
 
     def __init__(self, store: Store, timer: Timer, lag: Lag, wake: Callable[[Key], None]) -> None:
         self._store, self._timer, self._lag, self._wake = store, timer, lag, wake
@@ -48,6 +52,7 @@ class View:
         self._open = True
         self.jobs: dict[Key, Manifest] = {}
         self.pods: dict[Key, Manifest] = {}
+        self.pools: dict[Key, Manifest] = {}
         self.changes = 0
         """Grows with every change of the content."""
         store.watchers.append(self._changed)
@@ -60,10 +65,10 @@ class View:
     def relist(self) -> None:
         """Everything as it is now."""
         self._relist_is_due = False
-        present = {key_of(manifest): manifest for kind in (KIND, "Pod") for manifest in self._store.all(kind)}
+        present = {key_of(manifest): manifest for kind in WATCHED for manifest in self._store.all(kind)}
         for key, manifest in present.items():
             self._show(key, manifest, int(manifest["metadata"]["resourceVersion"]))
-        for key in [key for key in (*self.jobs, *self.pods) if key not in present]:
+        for key in [key for key in (*self.jobs, *self.pods, *self.pools) if key not in present]:
             self._show(key, None, self._store.version)
 
     def remember(self, manifest: Manifest) -> None:
@@ -89,8 +94,12 @@ class View:
             )
         ]
 
+    def pool_of(self, job: Manifest) -> Manifest | None:
+        """The TrainingPool that it names."""
+        return self.pools.get((pool.KIND, "", job["spec"].get("pool", "")))
+
     def _changed(self, change: Change) -> None:
-        if change.key[0] not in (KIND, "Pod"):
+        if change.key[0] not in WATCHED:
             return
         if self._lag.lost and self._timer.random() < self._lag.lost:
             if not self._relist_is_due:
@@ -118,7 +127,7 @@ class View:
             return
         self._versions[key] = version
         self.changes += 1
-        shelf = self.jobs if key[0] == KIND else self.pods
+        shelf = {KIND: self.jobs, "Pod": self.pods, pool.KIND: self.pools}[key[0]]
         if manifest is None:
             shelf.pop(key, None)
         else:
@@ -128,6 +137,11 @@ class View:
         kind, namespace, name = key_of(manifest)
         if kind == KIND:
             self._wake((kind, namespace, name))
+            return
+        if kind == pool.KIND:
+            for key, job in list(self.jobs.items()):
+                if job["spec"].get("pool") == name:
+                    self._wake(key)
             return
         owners = [r["name"] for r in manifest["metadata"].get("ownerReferences", ()) if r.get("kind") == KIND]
         label = manifest["metadata"].get("labels", {}).get(JOB_LABEL)
