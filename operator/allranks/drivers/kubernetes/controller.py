@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from allranks.api.job import Job
-from allranks.api.status import Status
+from allranks.api.status import FINISHED, Status
 from allranks.core.model import Event, Manifest, Observed, Plan, Platform
 from allranks.core.reconcile import reconcile
 from allranks.drivers.kubernetes import readable
@@ -28,6 +28,8 @@ from allranks.drivers.kubernetes.executor import Executor, Refusals, difference,
 URGENT_SECONDS = 0.2
 COUNTS_SECONDS = 1.0
 """So far apart are two writes of a job's status that only tell what is seen; of mere counts, even less often."""
+GATHER_SECONDS = 0.5
+"""Counts wait so long for more of them: pods start and end in bursts."""
 LAST_RETRY_SECONDS = 300.0
 
 logger = logging.getLogger("allranks.jobs")
@@ -52,6 +54,8 @@ class _Memory:
     timer: asyncio.TimerHandle | None = None
     retry: asyncio.TimerHandle | None = None
     postponed: asyncio.TimerHandle | None = None
+    counts_since: float | None = None
+    """Since when counts of pods have been waiting to be written."""
     job: tuple[Any, Job] | None = None
     status: tuple[str, Status] | None = None
 
@@ -153,10 +157,12 @@ class Controller:
         self._wake_at(key, memory, plan.wake_at)
         if plan.write_ahead:
             memory.only_tell = False
-            await self._write(key, raw, memory, observed, plan)
+            # After the verdict, how the other pods end is on record before they go: that too may be gathered.
+            if plan.status and not (observed.status.phase in FINISHED and self._postpone(key, memory, observed, plan)):
+                await self._write(key, raw, memory, observed, plan)
             return
         await self._objects(key, raw, memory, plan)
-        if plan.status is not None and not self._postpone(key, memory, observed.status, plan.status):
+        if plan.status is not None and not self._postpone(key, memory, observed, plan):
             await self._write(key, raw, memory, observed, plan)
         if plan.delete_job:
             await self._executor.delete_job(raw)
@@ -200,13 +206,18 @@ class Controller:
             memory.only_tell = bool(refusals.by_object)
             self._again.add(key)
 
-    def _postpone(self, key: JobKey, memory: _Memory, before: Status, after: Status) -> bool:
+    def _postpone(self, key: JobKey, memory: _Memory, observed: Observed, plan: Plan) -> bool:
         """Whether this status can wait for more of its kind."""
+        assert plan.status is not None
         if memory.postponed:
             memory.postponed.cancel()
             memory.postponed = None
-        gap = COUNTS_SECONDS if _told(before) == _told(after) else URGENT_SECONDS
-        wait = memory.wrote_at + gap - time.monotonic()
+        now = time.monotonic()
+        due_at = memory.wrote_at + URGENT_SECONDS
+        if _told(observed.status) == _told(plan.status):
+            memory.counts_since = memory.counts_since or now
+            due_at = max(memory.wrote_at + COUNTS_SECONDS, memory.counts_since + GATHER_SECONDS)
+        wait = due_at - now
         if wait <= 0:
             return False
 
@@ -226,7 +237,7 @@ class Controller:
                 self._again.add(key)
                 return
             # Our own write had come through, only its answer was lost.
-        memory.wrote_at = time.monotonic()
+        memory.wrote_at, memory.counts_since = time.monotonic(), None
         self.jobs.show(written)
         self._again.add(key)
         self._meter.wrote(observed.job, observed.status, plan.status)
@@ -290,9 +301,9 @@ class Controller:
 
 
 def _told(status: Status) -> Any:
-    """All of a status but counts of pods."""
+    """All of a status but counts of pods, and that all of them were seen, which comes to the same a moment later."""
     conditions = [(c.type, c.status, c.reason) for c in status.conditions]
-    return conditions, status.model_copy(update={"roles": {}, "ready": "", "conditions": []})
+    return conditions, status.model_copy(update={"roles": {}, "ready": "", "launched": False, "conditions": []})
 
 
 def _about(key: JobKey, memory: _Memory) -> dict[str, Any]:

@@ -197,7 +197,8 @@ class Session:
         )
         self.pools = Pools(self.client, settings, self._wake_users)
         self._watches = {f"pods{f' in {ns}' if ns else ''}": self._watch(ns) for ns in settings.namespaces or (None,)}
-        self._heard_of_jobs = time.monotonic()
+        self._heard_of_jobs: float | None = None
+        self._began = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
 
@@ -210,7 +211,7 @@ class Session:
         return self.synced and self.controller.idle and self.recorder.idle
 
     def ages(self) -> Iterator[tuple[str, float]]:
-        yield "jobs", time.monotonic() - self._heard_of_jobs
+        yield "jobs", time.monotonic() - (self._heard_of_jobs or self._began)
         yield from ((name, watch.age) for name, watch in self._watches.items())
         if self.pools.watch:
             yield "pools", self.pools.watch.age
@@ -228,7 +229,7 @@ class Session:
                 self._tasks.append(keeping)
             # kopf ends every task that began after it, so it comes last.
             kopfs = asyncio.create_task(
-                handlers.run(self.client, self._settings, self.controller.seen, self._heard, self._stop)
+                handlers.run(self.client, self._settings, self.controller.seen, lambda: self._heard(stop), self._stop)
             )
             done, _ = await asyncio.wait([*ends, kopfs], return_when=asyncio.FIRST_COMPLETED)
             if kopfs in done and kopfs.exception() is None:
@@ -312,7 +313,10 @@ class Session:
             if named and pool in (None, named):
                 self.controller.wake(key)
 
-    def _heard(self) -> None:
+    def _heard(self, stop: asyncio.Event) -> None:
+        if self._heard_of_jobs is None:
+            # kopf has put its own handlers in place of ours; told by them, it takes 5 s to end.
+            _on_signals(stop)
         self._heard_of_jobs = time.monotonic()
 
 
