@@ -124,9 +124,14 @@ def failure(**fields: Any) -> Failure:
 
 
 def observed(
-    of: Job, status: Status, pods: Iterable[Pod] = (), now: float = 0, refused: Iterable[Refused] = ()
+    of: Job,
+    status: Status,
+    pods: Iterable[Pod] = (),
+    now: float = 0,
+    refused: Iterable[Refused] = (),
+    platform: Platform = CLUSTER,
 ) -> Observed:
-    return Observed(of, status, tuple(pods), at(now), CLUSTER, tuple(refused))
+    return Observed(of, status, tuple(pods), at(now), platform, tuple(refused))
 
 
 class Life:
@@ -135,15 +140,16 @@ class Life:
     What must hold of every plan is asserted of each one.
     """
 
-    def __init__(self, of: Job, status: Status | None = None) -> None:
+    def __init__(self, of: Job, status: Status | None = None, platform: Platform = CLUSTER) -> None:
         self.job = of
+        self.platform = platform
         self.status = status or Status()
         self.pods: dict[str, Pod] = {}
         self.deleted = False
         self.events: list[str] = []
 
     def look(self, now: float) -> Observed:
-        return observed(self.job, self.status, self.pods.values(), now)
+        return observed(self.job, self.status, self.pods.values(), now, platform=self.platform)
 
     def step(self, now: float) -> Plan:
         """One reconcile, and what it asks for."""
@@ -199,9 +205,9 @@ class Life:
         )
 
 
-def started(of: Job, now: float = 0) -> Life:
+def started(of: Job, now: float = 0, platform: Platform = CLUSTER) -> Life:
     """A job whose pods all run since `now`."""
-    life = Life(of)
+    life = Life(of, platform=platform)
     life.settle(now)
     life.run(now)
     return life

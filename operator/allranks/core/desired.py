@@ -144,14 +144,12 @@ def _bases(job: Job, platform: Platform) -> dict[str, Manifest]:
 def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool) -> Manifest:
     """The pod template of one role, from the bottom: what is restricted, the pool, where the job wants to be placed,
     spec.template, the role's template, then the fields of the job and of the role."""
-    user = merge(job.spec.template or {}, role.template or {})
+    user = without_nulls(merge(job.spec.template or {}, role.template or {}))
     user["spec"] = merge(user.get("spec") or {}, {"containers": [_own_trainer(job, role)]})
     below = pools.template_of(pool, user, ranked) if pool else {"spec": {}}
-    template = without_nulls(merge(merge(below, {"spec": _placement(job, user["spec"])}), user))
-    if pool:
-        ours, theirs = below["spec"].get("tolerations"), template["spec"].get("tolerations")
-        if ours:
-            template["spec"]["tolerations"] = pools.both(ours, theirs)
+    template = merge(merge(below, {"spec": _placement(job, user["spec"])}), user)
+    if tolerated := below["spec"].get("tolerations"):
+        template["spec"]["tolerations"] = pools.both(tolerated, user["spec"].get("tolerations"))
     return {"metadata": template.get("metadata") or {}, "spec": merge(_DEFAULTS, template["spec"])}
 
 

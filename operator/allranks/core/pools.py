@@ -12,7 +12,7 @@ from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.validate import template_problems
 from allranks.core import names
-from allranks.core.merge import merge
+from allranks.core.merge import merge, without_nulls
 from allranks.core.model import Manifest, Platform
 from allranks.frameworks import FRAMEWORKS
 
@@ -68,7 +68,7 @@ def template_of(pool: PoolSpec, user: Manifest, ranked: bool) -> Manifest:
     `user` is the pod template of the job's own that will lie over it. What it says of a resource is all that is said
     of it: limits of one and requests of the other would contradict one another.
     """
-    base: Any = pool.template or {}
+    base = without_nulls(pool.template or {})
     fields: Manifest = pool.model_dump(
         by_alias=True,
         exclude_none=True,
