@@ -42,9 +42,14 @@ main() {
   echo "$target"
 }
 
+# Of all that decides what is built.
 fingerprint() {
-  { cat "$repository/tools/$name"/{,*/}go.mod "${BASH_SOURCE[0]}" 2>/dev/null; uname -sm; echo "$assets"; } |
-    sha256sum | cut -c 1-16
+  {
+    cat "$repository/tools/$name"/{,*/}go.mod 2>/dev/null || true # helm has a second module
+    declare -f build_control_plane build_helm compile
+    uname -sm
+    echo "$assets"
+  } | sha256sum | cut -c 1-16
 }
 
 build() {
@@ -84,7 +89,8 @@ build_control_plane() {
 
 build_helm() {
   compile helm '-X helm.sh/helm/v4/internal/version.version=v4.3.1' helm.sh/helm/v4/cmd/helm
-  compile helm/unittest '' github.com/helm-unittest/helm-unittest/cmd/helm-unittest
+  compile helm/unittest '-X github.com/helm-unittest/helm-unittest/internal/build.version=1.1.2' \
+    github.com/helm-unittest/helm-unittest/cmd/helm-unittest
   mv "$work/bin/helm-unittest" "$work/bin/untt"
 }
 
