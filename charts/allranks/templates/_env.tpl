@@ -1,0 +1,31 @@
+{{/* The operator's settings: operator/allranks/settings.py says what each means. */}}
+{{- define "allranks.env" -}}
+- name: ALLRANKS_NAMESPACES
+  value: {{ join "," .Values.namespaces | quote }}
+- name: ALLRANKS_POOLS
+  value: {{ include "allranks.pools" . | default "false" | quote }}
+- name: ALLRANKS_HELPER_IMAGE
+  value: {{ default (include "allranks.image" .) .Values.helperImage | quote }}
+- name: ALLRANKS_LEADER_ELECTION
+  value: {{ include "allranks.leaderElection" . | default "false" | quote }}
+- name: ALLRANKS_LEASE_NAME
+  value: {{ include "allranks.fullname" . }}
+- name: ALLRANKS_LEASE_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.namespace
+- name: ALLRANKS_LEASE_SECONDS
+  value: {{ .Values.leaderElection.leaseSeconds | int | quote }}
+- name: ALLRANKS_PORT
+  value: "8080"
+- name: ALLRANKS_CONCURRENCY
+  value: {{ .Values.settings.concurrency | int | quote }}
+- name: ALLRANKS_REQUEST_TIMEOUT
+  value: {{ .Values.settings.requestTimeout | toString | quote }}
+- name: ALLRANKS_WATCH_TIMEOUT
+  value: {{ .Values.settings.watchTimeout | int | quote }}
+- name: ALLRANKS_LOG_LEVEL
+  value: {{ .Values.settings.logLevel }}
+- name: ALLRANKS_LOG_FORMAT
+  value: {{ .Values.settings.logFormat }}
+{{- end }}
