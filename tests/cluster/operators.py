@@ -1,0 +1,127 @@
+"""The operator inside a test's own process: in a thread, with a clock that the test moves, killable at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from allranks.api.pool import PoolSpec
+from allranks.drivers.kubernetes import pods
+from allranks.drivers.kubernetes.connection import Connection
+from allranks.drivers.kubernetes.operator import Operator
+from allranks.settings import Settings
+
+T = TypeVar("T")
+
+
+class Clock:
+    """Stands still but for `advance`, so that what is due in a second is not due because the machine was slow.
+
+    The API server has its own clock, so its stamps are read as the time that this one showed when they were first seen.
+    """
+
+    def __init__(self, start: datetime) -> None:
+        self._now = start
+        self._seen: dict[tuple[str, str], datetime] = {}
+        self._lock = threading.Lock()
+
+    def now(self) -> datetime:
+        return self._now
+
+    def set(self, moment: datetime) -> None:
+        self._now = moment
+
+    def see(self, metadata: dict[str, Any]) -> None:
+        """Keeps when this object's stamps were first seen."""
+        self.created(metadata["uid"])
+        if "deletionTimestamp" in metadata:
+            self.asked_to_go(metadata["uid"])
+
+    def created(self, uid: str) -> datetime:
+        return self._first_seen(uid, "created")
+
+    def asked_to_go(self, uid: str) -> datetime:
+        """When somebody asked for the deletion, whatever grace there was."""
+        return self._first_seen(uid, "deleted")
+
+    def decode_pod(self, raw: pods.Raw) -> pods.Seen:
+        """As the operator decodes pods, but with this clock's stamps."""
+        metadata = raw.metadata
+        metadata.creation_timestamp = self.created(metadata.uid)
+        if metadata.deletion_timestamp:
+            grace = timedelta(seconds=metadata.deletion_grace_period_seconds or 0)
+            metadata.deletion_timestamp = self.asked_to_go(metadata.uid) + grace
+        return pods.seen(raw)
+
+    def _first_seen(self, uid: str, what: str) -> datetime:
+        with self._lock:
+            return self._seen.setdefault((uid, what), self._now)
+
+
+class RunningOperator:
+    """One life of the operator. Its methods are for the test's thread."""
+
+    def __init__(self, settings: Settings, connection: Connection, clock: Clock) -> None:
+        self._operator = Operator(settings, connection, now=clock.now, decode_pod=clock.decode_pod)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, name="operator", daemon=True)
+        self._thread.start()
+        self._work = asyncio.run_coroutine_threadsafe(self._operator.run(asyncio.Event()), self._loop)
+
+    def state(self) -> tuple[bool, dict[tuple[str, str, str], str]]:
+        """(nothing is left to do, versions of what it has been shown), both as of one moment."""
+        if self._work.done():
+            self._work.result()  # raises what ended it
+            raise RuntimeError("the operator ended by itself")
+        return self._ask(lambda: (self._operator.idle, self._operator.versions()))
+
+    def pool(self, name: str) -> PoolSpec | None:
+        """As it has been shown."""
+        session = self._operator.session
+        return self._ask(lambda: session.pools.get(name)) if session else None
+
+    def clock_leapt(self) -> None:
+        self._operator.clock_leapt()
+        self._ask(lambda: None)  # so that it has been told when this returns
+
+    def kill(self) -> None:
+        """As kill -9: nothing leaves any more. What the system would do for a dead process is done here."""
+        self._ask(self._operator.kill)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        # Not by a task that cancels the others: kopf cancels all there are.
+        for _ in range(500):
+            tasks = asyncio.all_tasks(self._loop)
+            if not tasks:
+                break
+            for task in tasks:
+                task.cancel()
+            self._loop.call_later(0.01, self._loop.stop)
+            self._loop.run_forever()
+        self._loop.run_until_complete(self._close())
+        self._loop.close()
+
+    def _live(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    async def _close(self) -> None:
+        with contextlib.suppress(Exception):
+            await self._operator.server.stop()
+        if self._operator.session:
+            await self._operator.session.client.close()
+        await self._loop.shutdown_asyncgens()
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        async def answer() -> T:
+            return question()
+
+        return _result(answer(), self._loop)
+
+
+def _result(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    return asyncio.run_coroutine_threadsafe(work, loop).result(10)

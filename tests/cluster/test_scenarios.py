@@ -1,0 +1,36 @@
+"""Every scenario on a real API server, with the operator as it is, real garbage collection and real quota."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from allranks.drivers.kubernetes import controller
+from scenarios.runner import Scenario, load, run
+
+from .controlplane import ControlPlane
+from .world import KubernetesWorld
+
+FILES = sorted((Path(__file__).parents[1] / "scenarios").glob("*.yaml"))
+SCENARIOS = [scenario for path in FILES for scenario in load(path)]
+
+
+def _id(scenario: Scenario) -> str:
+    return f"{scenario.name} {scenario.case}".strip()
+
+
+@pytest.fixture(autouse=True)
+def _writes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world waits after every change until the status has been written, and no second of its clock passes."""
+    monkeypatch.setattr(controller, "URGENT_SECONDS", 0.01)
+    monkeypatch.setattr(controller, "COUNTS_SECONDS", 0.01)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=_id)
+def test_scenario(scenario: Scenario, control_plane: ControlPlane, namespace: str) -> None:
+    if control_plane.has_nodes:
+        pytest.skip("this cluster's scheduler and kubelets would run the pods that the scenario plays")
+    with contextlib.closing(KubernetesWorld(control_plane, namespace)) as world:
+        run(scenario, world)
