@@ -17,9 +17,10 @@ from allranks.version import __version__
 from builders import manifest, table
 
 JOB = yaml.safe_dump(manifest())
-BAD = yaml.safe_dump(manifest(pool="a", roles={"worker": {"replica": 1}}))
+BAD = yaml.safe_dump(manifest(elastic={"minReplicas": 1, "maxReplicas": 2}, roles={"worker": {"replica": 1}}))
 CLAIM = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: runs}\n"
-LATER = "is served by a later version: write node selector, tolerations and resources in template"
+LATER = "is served by a later version: leave it out"
+POOL = "apiVersion: allranks.dev/v1alpha1\nkind: TrainingPool\nmetadata: {name: gpu}\nspec: {gpu: {count: 8}}\n"
 
 
 def allranks(*args: str, stdin: str | bytes | None = None) -> Result:
@@ -83,7 +84,7 @@ def test_a_bad_manifest_is_told_every_error_with_file_job_and_field_and_status_2
     result = allranks("validate", "job.yaml")
     assert (result.exit_code, result.stdout) == (2, "")
     assert sorted(result.stderr.splitlines()) == [
-        f"error: job.yaml: job: spec.pool: {LATER}",
+        f"error: job.yaml: job: spec.elastic: {LATER}",
         "error: job.yaml: job: spec.roles.worker.replica: unknown field, did you mean replicas?",
     ]
 
@@ -94,7 +95,7 @@ def test_a_bad_manifest_as_json():
     told = json.loads(result.stdout)
     assert told["valid"] is False
     assert sorted(told["problems"], key=lambda problem: problem["path"]) == [
-        {"path": "stdin: job: spec.pool", "message": LATER},
+        {"path": "stdin: job: spec.elastic", "message": LATER},
         {
             "path": "stdin: job: spec.roles.worker.replica",
             "message": "unknown field, did you mean replicas?",
@@ -106,7 +107,36 @@ def test_good_manifests_as_json():
     result = allranks(
         "validate", "-", "-o", "json", stdin=f"{JOB}---\n{CLAIM}---\n{yaml.safe_dump(manifest(name='b'))}"
     )
-    assert (result.exit_code, json.loads(result.stdout)) == (0, {"valid": True, "jobs": ["job", "b"]})
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"valid": True, "jobs": ["job", "b"], "pools": []})
+
+
+def test_pools_are_checked_too_alone_or_with_jobs():
+    alone = allranks("validate", "-", stdin=POOL)
+    assert (alone.exit_code, alone.stdout) == (0, "gpu is valid: a TrainingPool\n")
+    both = allranks("validate", "-", "-o", "json", stdin=f"{POOL}---\n{JOB}")
+    assert json.loads(both.stdout) == {"valid": True, "jobs": ["job"], "pools": ["gpu"]}
+
+
+@table(
+    ("by its schema", {"gpu": {"count": 0}}, "spec.gpu.count: should be greater than or equal to 1"),
+    (
+        "by its rules",
+        {"env": [{"name": "TF_CONFIG", "value": "x"}]},
+        "spec.env: variables by which the ranks of tensorflow find one another are set by allranks: remove any of "
+        "TF_CONFIG",
+    ),
+    (
+        "inside its template",
+        {"template": {"spec": {"restartPolicy": "Always"}}},
+        "spec.template.spec.restartPolicy: must be Never or OnFailure: a rank that ended would run again",
+    ),
+)
+def test_a_bad_pool_is_refused(case):
+    spec, message = case
+    document = yaml.safe_dump(yaml.safe_load(POOL) | {"spec": spec})
+    for command in ("validate", "render"):
+        result = allranks(command, "-", stdin=f"{JOB}---\n{document}")
+        assert (result.exit_code, result.stderr) == (2, f"error: stdin: gpu: {message}\n")
 
 
 def test_all_documents_of_all_files_are_checked(here):
@@ -224,6 +254,45 @@ def test_render_names_the_helper_image_that_it_is_given():
 def test_a_uid_is_the_API_servers_to_give():
     (owner,) = rendered()[0]["metadata"]["ownerReferences"]
     assert owner["uid"] == "00000000-0000-0000-0000-000000000000"
+
+
+def on_pool() -> str:
+    return yaml.safe_dump(manifest(pool="gpu"))
+
+
+def limits(result: Result) -> list[dict[str, int] | None]:
+    made = [document for document in yaml.safe_load_all(result.stdout) if document["kind"] == "Pod"]
+    return [document["spec"]["containers"][0].get("resources", {}).get("limits") for document in made]
+
+
+def test_render_lays_a_pool_that_is_in_the_files_under_the_jobs_that_name_it(here):
+    (here / "pool.yaml").write_text(POOL)
+    result = allranks("render", "-", "-f", "pool.yaml", stdin=f"{on_pool()}---\n{JOB}")
+    assert (result.exit_code, limits(result)) == (0, [{"nvidia.com/gpu": 8}, {"nvidia.com/gpu": 8}, None, None])
+
+
+def test_render_takes_the_last_pool_of_a_name_as_applying_the_files_would():
+    second = POOL.replace("8", "4")
+    assert limits(allranks("render", "-", stdin=f"{POOL}---\n{second}---\n{on_pool()}"))[0] == {"nvidia.com/gpu": 4}
+
+
+def test_render_of_a_job_whose_pool_is_not_in_the_files_says_what_to_add():
+    result = allranks("render", "-", stdin=on_pool())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        'error: job: spec.pool: TrainingPool "gpu" is not in these files: add it, for example -f pool.yaml '
+        "(kubectl get trainingpool -o yaml prints the cluster's)\n"
+    )
+
+
+def test_render_of_a_pool_alone_has_nothing_to_print():
+    result = allranks("render", "-", stdin=POOL)
+    assert (result.exit_code, result.stderr) == (2, "error: stdin: no DistributedTraining in it\n")
+
+
+def test_run_uses_no_pool_as_it_describes_other_machines():
+    result = allranks("run", "-", "--dry-run", stdin=f"{POOL}---\n{on_pool()}")
+    assert (result.exit_code, limits(result)) == (0, [None, None])
 
 
 # --- --set -----------------------------------------------------------------------------------------------------------

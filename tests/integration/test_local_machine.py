@@ -360,12 +360,14 @@ def test_what_this_machine_does_not_do_is_said_in_one_line_each(
         workingDir="/workspace/x",
         checkpoint={"claim": "weights"},
         scheduling={"priorityClassName": "high"},
+        pool="gpu",
     )
     run = tmp_path / "run/volumes"
     assert said == [
         "image me/train:1 is not used here: programs come from this machine",
         "the job asks for 6 GPUs, this machine has none: all ranks run on the CPU",
         "resources are not limited here: memory",
+        "pool gpu is not used here: it describes nodes of a cluster, their GPUs and their variables",
         "pods are not placed here, so these do nothing: nodeSelector, tolerations, scheduling.priorityClassName",
         "securityContext, livenessProbe: not applied to processes",
         "envFrom tokens is not on this machine: export its variables before allranks run",

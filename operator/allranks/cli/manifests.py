@@ -11,9 +11,11 @@ from typing import Any
 
 import yaml
 
+from allranks.api import pool
 from allranks.api.job import KIND, Job
-from allranks.api.validate import parse
-from allranks.core import desired
+from allranks.api.pool import Pool
+from allranks.api.validate import parse, parse_pool
+from allranks.core import desired, pools
 from allranks.errors import InvalidManifest
 
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -36,7 +38,7 @@ class _Loader(_FastLoader):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """An object in the file that is not a job: a claim, a config map."""
+    """An object in the file that is neither a job nor a pool: a claim, a config map."""
 
     kind: str
     name: str
@@ -49,24 +51,34 @@ class Loaded:
 
     jobs: tuple[Job, ...]
     others: tuple[Other, ...]
+    pools: tuple[Pool, ...] = ()
+
+    def pool(self, name: str) -> Pool | None:
+        """The TrainingPool of that name, if the files hold it; the last, as if they were applied in their order."""
+        return next((pool for pool in reversed(self.pools) if pool.name == name), None)
 
 
-def load(files: Iterable[str], sets: Sequence[str] = ()) -> Loaded:
-    """The jobs in `files` (`-` is stdin), with each `path=value` of `sets` laid over their spec.
+def load(files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool = False) -> Loaded:
+    """The jobs in `files` (`-` is stdin), with each `path=value` of `sets` laid over their spec, and the pools.
 
-    Raises InvalidManifest with the problems of all documents, each path beginning with its file and object.
+    There must be a job, or at least a pool where `pools_suffice`. Raises InvalidManifest with the problems of all
+    documents, each path beginning with its file and object.
     """
     overrides = [_parse_set(item) for item in sets]
     jobs: list[Job] = []
     others: list[Other] = []
+    found: list[Pool] = []
     problems: list[tuple[str, str]] = []
     for source, document in _documents(files, problems):
         kind = document.get("kind") if isinstance(document, dict) else None
         name = _name(document)
-        if kind not in (KIND, None) and isinstance(document, dict):
+        if kind not in (KIND, pool.KIND, None) and isinstance(document, dict):
             others.append(Other(str(kind), name, source))
             continue
         try:
+            if kind == pool.KIND:
+                found.append(_checked_pool(document))
+                continue
             if isinstance(document, dict):
                 for path, value in overrides:
                     _set(document, path, value)
@@ -78,11 +90,19 @@ def load(files: Iterable[str], sets: Sequence[str] = ()) -> Loaded:
             problems += [
                 (f"{source}: {name}: {path}" if path else f"{source}: {name}", m) for path, m in error.problems
             ]
-    if not jobs and not problems:
+    if not jobs and not (found and pools_suffice) and not problems:
         problems.append((", ".join("stdin" if file == "-" else file for file in files), f"no {KIND} in it"))
     if problems:
         raise InvalidManifest(problems)
-    return Loaded(tuple(jobs), tuple(others))
+    return Loaded(tuple(jobs), tuple(others), tuple(found))
+
+
+def _checked_pool(document: Any) -> Pool:
+    """Raises InvalidManifest."""
+    parsed = parse_pool(document)
+    if wrong := pools.problems(parsed.spec):
+        raise InvalidManifest(wrong)
+    return parsed
 
 
 def _documents(files: Iterable[str], problems: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:

@@ -6,12 +6,17 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from allranks.errors import AllranksError, InvalidManifest
 from allranks.version import __version__
+
+if TYPE_CHECKING:
+    from allranks.api.job import Job
+    from allranks.api.pool import PoolSpec
+    from allranks.cli.manifests import Loaded
 
 BAD_MANIFEST = 2
 """Exit status for a manifest that is refused."""
@@ -65,7 +70,7 @@ def validate(files: tuple[str, ...], sets: tuple[str, ...], output: str) -> None
     from allranks.cli.manifests import load
 
     try:
-        loaded = load(files, sets)
+        loaded = load(files, sets, pools_suffice=True)
     except InvalidManifest as error:
         if output == "json":
             problems = [{"path": path, "message": message} for path, message in error.problems]
@@ -74,8 +79,11 @@ def validate(files: tuple[str, ...], sets: tuple[str, ...], output: str) -> None
             complain(error)
         sys.exit(BAD_MANIFEST)
     if output == "json":
-        click.echo(json.dumps({"valid": True, "jobs": [job.name for job in loaded.jobs]}, indent=2))
+        names = {"jobs": [job.name for job in loaded.jobs], "pools": [pool.name for pool in loaded.pools]}
+        click.echo(json.dumps({"valid": True, **names}, indent=2))
     else:
+        for pool in loaded.pools:
+            click.echo(f"{pool.name} is valid: a TrainingPool")
         for job in loaded.jobs:
             pods = sum(role.replicas for _, role in job.spec.roles.items())
             click.echo(f"{job.name} is valid: {job.spec.framework}, {pods} pods")
@@ -86,6 +94,7 @@ def validate(files: tuple[str, ...], sets: tuple[str, ...], output: str) -> None
 Examples:
   allranks render job.yaml
   allranks render job.yaml -o json | jq .metadata.name
+  allranks render job.yaml -f pool.yaml
 """
 )
 @files_argument
@@ -95,30 +104,49 @@ Examples:
 def render(files: tuple[str, ...], sets: tuple[str, ...], output: str, helper_image: str) -> None:
     """Print the objects that the cluster would get for a job's first attempt.
 
-    The UID in their owner references is the API server's to give, and zero here. Exit status: 0, 2 for a bad manifest.
+    A job that names a pool needs that TrainingPool among the files. The UID in owner references is the API server's to
+    give, and zero here. Exit status: 0, 2 for a bad manifest.
     """
     from allranks.cli.manifests import load
     from allranks.cli.output import dump
 
     try:
         loaded = load(files, sets)
+        used = _pools_used(loaded)
     except InvalidManifest as error:
         complain(error)
         sys.exit(BAD_MANIFEST)
-    objects = [manifest for job in loaded.jobs for manifest in rendered(job, helper_image)]
+    objects = [
+        manifest for job, pool in zip(loaded.jobs, used, strict=True) for manifest in rendered(job, helper_image, pool)
+    ]
     if output == "json":
         click.echo("\n".join(json.dumps(manifest) for manifest in objects))
     else:
         click.echo(dump(objects), nl=False)
 
 
-def rendered(job: Any, helper_image: str = HELPER_IMAGE) -> list[dict[str, Any]]:
-    """The objects of a job's first attempt on a cluster."""
+def _pools_used(loaded: Loaded) -> list[PoolSpec | None]:
+    """Each job's pool. Raises InvalidManifest for those that the files do not hold."""
+    problems = []
+    used: list[PoolSpec | None] = []
+    for job in loaded.jobs:
+        pool = loaded.pool(job.spec.pool) if job.spec.pool else None
+        used.append(pool.spec if pool else None)
+        if job.spec.pool and pool is None:
+            hint = "add it, for example -f pool.yaml (kubectl get trainingpool -o yaml prints the cluster's)"
+            problems.append((f"{job.name}: spec.pool", f'TrainingPool "{job.spec.pool}" is not in these files: {hint}'))
+    if problems:
+        raise InvalidManifest(problems)
+    return used
+
+
+def rendered(job: Job, helper_image: str = HELPER_IMAGE, pool: PoolSpec | None = None) -> list[dict[str, Any]]:
+    """The objects of a job's first attempt on a cluster, on that pool."""
     from allranks.api.status import Status
     from allranks.core import desired
     from allranks.core.model import Platform
 
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": NO_UID})})
-    platform = Platform(helper_image=helper_image)
+    platform = Platform(helper_image=helper_image, pool=pool)
     objects = desired.objects(job, Status(), platform)
     return objects.companions + objects.pods

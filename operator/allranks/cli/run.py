@@ -121,8 +121,11 @@ def run(
     except AllranksError as error:
         complain(error)
         sys.exit(NOTHING_RUN)
-    for other in loaded.others:
-        _note(human, f"{other.kind} {other.name} is not needed here", quiet, colour)
+    named = {job.spec.pool for job in loaded.jobs}  # of these their jobs' own notes speak
+    others = [(other.kind, other.name) for other in loaded.others]
+    others += [("TrainingPool", pool.name) for pool in loaded.pools if pool.name not in named]
+    for kind, name in others:
+        _note(human, f"{kind} {name} is not needed here", quiet, colour)
     session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet)
     for number, (one, its_notes) in enumerate(zip(runs, notes, strict=True)):
         for text in its_notes:

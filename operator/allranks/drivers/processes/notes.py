@@ -28,7 +28,7 @@ def notes(job: Job, plans: Sequence[PodPlan], volumes: Volumes, gpus: int, workd
     """One line for each thing that the manifest has and this machine does not do."""
     return [
         *_about_images(plans),
-        *_about_gpus(plans, gpus),
+        *_about_gpus(job, plans, gpus),
         *_about_resources(plans),
         *_about_fields(job),
         *_about_volumes(plans, volumes),
@@ -43,7 +43,7 @@ def _about_images(plans: Iterable[PodPlan]) -> Iterator[str]:
         yield f"{_list('image', images)} not used here: programs come from this machine"
 
 
-def _about_gpus(plans: Sequence[PodPlan], gpus: int) -> Iterator[str]:
+def _about_gpus(job: Job, plans: Sequence[PodPlan], gpus: int) -> Iterator[str]:
     if all(plan.gpus is None for plan in plans):
         return
     asked = sum(plan.gpus or 0 for plan in plans)
@@ -55,7 +55,8 @@ def _about_gpus(plans: Sequence[PodPlan], gpus: int) -> Iterator[str]:
         yield f"the job asks for {_count(asked, 'GPU')}, {has}: each pod sees its own (CUDA_VISIBLE_DEVICES)"
     elif gpus:
         here = f"this machine has {_count(gpus, 'GPU')}"
-        yield f"{here}, the job asks for none (resources.limits, {_GPU}): all ranks run on the CPU, as on a cluster"
+        alike = "" if job.spec.pool else ", as on a cluster"
+        yield f"{here}, the job asks for none (resources.limits, {_GPU}): all ranks run on the CPU{alike}"
 
 
 def _about_resources(plans: Iterable[PodPlan]) -> Iterator[str]:
@@ -82,7 +83,8 @@ def _about_fields(job: Job) -> Iterator[str]:
     scheduling = job.spec.scheduling.model_dump(by_alias=True, exclude_defaults=True)
     placement = [*_present(specs, _PLACEMENT), *(f"scheduling.{name}" for name in scheduling)]
     if job.spec.pool:
-        placement.append(f"pool {job.spec.pool}")
+        # Variables such as NCCL_SOCKET_IFNAME name the network interfaces of other machines.
+        yield f"pool {job.spec.pool} is not used here: it describes nodes of a cluster, their GPUs and their variables"
     if placement:
         yield f"pods are not placed here, so these do nothing: {', '.join(placement)}"
     others = _unique([*_present(specs, _POD_FIELDS), *_present(containers, _CONTAINER_FIELDS)])
