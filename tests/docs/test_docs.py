@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from allranks.api.validate import parse
+from allranks.api.validate import parse, parse_pool
 from allranks.cli.main import COMMANDS, LazyGroup
-from allranks.core import desired
+from allranks.core import desired, pools
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("train/*.md")])
@@ -49,6 +49,13 @@ def test_every_complete_manifest_in_the_documentation_is_valid() -> None:
     assert jobs
     for _, document in jobs:
         assert desired.problems(parse(document)) == []
+
+
+def test_every_pool_in_the_documentation_is_valid() -> None:
+    found = [doc for _, doc in manifests() if doc["kind"] == "TrainingPool"]
+    assert found
+    for document in found:
+        assert pools.problems(parse_pool(document).spec) == []
 
 
 def test_every_allranks_command_in_the_documentation_exists_with_its_options() -> None:
