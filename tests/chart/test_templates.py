@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +313,75 @@ def test_notes_say_what_to_do_next(values: Manifest, said: list[str], helm: Helm
     notes = notes.partition("NOTES:")[2]
     for text in said:
         assert text in notes
+
+
+class Operator(BaseHTTPRequestHandler):
+    """Ready at the second question."""
+
+    asked: list[str] = []
+    metrics = 'allranks_build_info{version="1"} 1\n'
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        body = b"" if self.path == "/readyz" else self.metrics.encode()
+        self.send_response(503 if self.asked == ["/readyz"] else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def operator() -> Iterator[tuple[type[Operator], str]]:
+    class Handler(Operator):
+        asked: list[str] = []
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield Handler, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run_test_pod(helm: Helm, url: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """The program of the pod that `helm test` starts."""
+    [pod] = of_kind(helm.template(), "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    [container] = pod["spec"]["containers"]
+    env = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert env["OPERATOR"] == "http://allranks.sys:8080"
+    assert container["command"][:2] == ["python3", "-c"]
+    return subprocess.run(
+        [sys.executable, *container["command"][1:]],
+        env=env | {"OPERATOR": url, "SECONDS": str(seconds)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_helm_test_waits_until_the_operator_is_ready(operator: tuple[type[Operator], str], helm: Helm) -> None:
+    handler, url = operator
+    done = run_test_pod(helm, url, seconds=20)
+    assert done.returncode == 0, done.stderr
+    assert 'ready: allranks_build_info{version="1"} 1' in done.stdout
+    assert handler.asked == ["/readyz", "/readyz", "/metrics"]
+
+
+def test_helm_test_fails_when_somebody_else_answers(operator: tuple[type[Operator], str], helm: Helm) -> None:
+    handler, url = operator
+    handler.metrics = "go_goroutines 1\n"
+    done = run_test_pod(helm, url, seconds=20)
+    assert done.returncode == 1
+    assert "is this the operator?" in done.stderr
+
+
+def test_helm_test_says_where_to_look_when_nobody_answers(helm: Helm) -> None:
+    done = run_test_pod(helm, "http://127.0.0.1:9", seconds=0)
+    assert done.returncode == 1
+    assert "not ready: kubectl logs -n sys deploy/allranks" in done.stderr

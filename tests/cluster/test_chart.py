@@ -1,0 +1,322 @@
+"""The chart on a real API server: installed, upgraded, uninstalled; and its rights, as that server judges them.
+
+It has a control plane of its own: the one of the other tests has the CRDs already, and here a release brings them.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chart.helm import CHART, Helm, HelmError, Manifest
+from chart.helm import programs as helm_programs
+
+from .api import Api, ApiError
+from .controlplane import ControlPlane
+
+JOB: Manifest = {
+    "apiVersion": "allranks.dev/v1alpha1",
+    "kind": "DistributedTraining",
+    "metadata": {"name": "penguins"},
+    "spec": {"framework": "pytorch", "image": "x", "command": ["x"], "roles": {"worker": {"replicas": 1}}},
+}
+POOLS = {"create": {"a100": {"gpu": {"count": 8}}, "h100": {"gpu": {"count": 8}}}}
+
+
+@pytest.fixture(scope="module")
+def bare(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane without CRDs."""
+    cluster = ControlPlane(programs, tmp_path_factory.mktemp("chart"))
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def api(bare: ControlPlane) -> Iterator[Api]:
+    """The next test finds no CRDs again."""
+    yield bare.api
+    for definition in bare.api.list("CustomResourceDefinition"):
+        bare.api.delete("CustomResourceDefinition", None, definition["metadata"]["name"])
+    eventually(lambda: not bare.api.list("CustomResourceDefinition"))
+
+
+@pytest.fixture
+def helm(bare: ControlPlane, api: Api, tmp_path: Path) -> Iterator[Helm]:
+    """What it installs is uninstalled afterwards."""
+    helm = Helm(helm_programs() / "helm", tmp_path, (f"--kubeconfig={bare.kubeconfig}",))
+    yield helm
+    for release in json.loads(helm("list", "--all-namespaces", "--output=json")):
+        helm("uninstall", release["name"], f"--namespace={release['namespace']}")
+
+
+@pytest.fixture
+def sys_(api: Api) -> str:
+    """A namespace that takes restricted pods only."""
+    return new_namespace(api, "sys", {"pod-security.kubernetes.io/enforce": "restricted"})
+
+
+@pytest.fixture
+def team(api: Api) -> str:
+    return new_namespace(api, "team")
+
+
+def new_namespace(api: Api, prefix: str, labels: dict[str, str] | None = None) -> str:
+    name = f"{prefix}-{secrets.token_hex(4)}"
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}})
+    return name
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def install(helm: Helm, namespace: str, values: Manifest | None = None, release: str = "allranks") -> str:
+    return helm("install", release, str(CHART), f"--namespace={namespace}", values=values or {})
+
+
+def upgrade(helm: Helm, namespace: str, values: Manifest | None = None, release: str = "allranks") -> str:
+    return helm("upgrade", release, str(CHART), f"--namespace={namespace}", values=values or {})
+
+
+def deployment(bare: ControlPlane, namespace: str) -> Manifest:
+    return json.loads(bare.kubectl("get", "deployment", "allranks", "-o", "json", "-n", namespace).stdout)
+
+
+def counts(api: Api) -> dict[str, int]:
+    return {pool["metadata"]["name"]: pool["spec"]["gpu"]["count"] for pool in api.list("TrainingPool")}
+
+
+def uids(api: Api) -> set[str]:
+    return {pool["metadata"]["uid"] for pool in api.list("TrainingPool")}
+
+
+def test_pools_appear_with_the_first_install_and_are_the_releases_from_the_next_one_on(
+    helm: Helm, api: Api, sys_: str
+) -> None:
+    install(helm, sys_, {"pools": POOLS})
+    assert counts(api) == {"a100": 8, "h100": 8}
+    first = uids(api)
+
+    upgrade(helm, sys_, {"pools": {"create": {**POOLS["create"], "a100": {"gpu": {"count": 4}}}}})
+    assert counts(api) == {"a100": 4, "h100": 8}
+    assert uids(api) == first
+    assert "helm.sh/hook" not in api.get("TrainingPool", None, "a100")["metadata"]["annotations"]
+
+    upgrade(helm, sys_, {"pools": {"create": {"a100": {"gpu": {"count": 2}}}}})
+    assert counts(api) == {"a100": 2, "h100": 8}, "a pool that is no longer named is kept: jobs may name it"
+    assert uids(api) == first
+
+
+def test_going_back_to_the_first_release_keeps_the_pools(helm: Helm, api: Api, sys_: str) -> None:
+    install(helm, sys_, {"pools": POOLS})
+    upgrade(helm, sys_, {"pools": POOLS})
+    before = uids(api)
+    helm("rollback", "allranks", "1", f"--namespace={sys_}")
+    assert uids(api) == before
+    upgrade(helm, sys_, {"pools": POOLS})
+    assert uids(api) == before
+
+
+def test_a_pool_that_is_wrong_is_refused_with_the_servers_reason(helm: Helm, sys_: str) -> None:
+    install(helm, sys_)
+    with pytest.raises(HelmError, match=r"gpu\.count"):
+        upgrade(helm, sys_, {"pools": {"create": {"a100": {"gpu": {"count": 0}}}}})
+
+
+def test_what_users_made_outlives_the_operator_and_serves_the_next_one(
+    helm: Helm, api: Api, sys_: str, team: str
+) -> None:
+    install(helm, sys_, {"pools": POOLS})
+    api.create(JOB, team)
+    before = api.get("DistributedTraining", team, "penguins")["metadata"]["uid"]
+
+    helm("uninstall", "allranks", f"--namespace={sys_}")
+    assert len(api.list("CustomResourceDefinition")) == 2
+    assert counts(api) == {"a100": 8, "h100": 8}
+    assert not [role for role in api.list("ClusterRole") if "allranks" in role["metadata"]["name"]]
+
+    install(helm, sys_, {"pools": POOLS})
+    assert api.get("DistributedTraining", team, "penguins")["metadata"]["uid"] == before
+
+
+def test_crds_that_are_not_to_be_kept_go_with_the_release(helm: Helm, api: Api, sys_: str) -> None:
+    install(helm, sys_)
+    upgrade(helm, sys_, {"crds": {"keep": False}})
+    helm("uninstall", "allranks", f"--namespace={sys_}")
+    eventually(lambda: not api.list("CustomResourceDefinition"))
+
+
+def test_an_upgrade_brings_the_crds_up_to_date_and_leaves_jobs_alone(
+    helm: Helm, api: Api, sys_: str, team: str, tmp_path: Path
+) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(CHART, older)
+    template = older / "templates" / "crd-distributedtrainings.yaml"
+    template.write_text(template.read_text().replace("    - name: Progress\n", "    - name: Steps\n"))
+    helm("install", "allranks", str(older), f"--namespace={sys_}")
+    api.create(JOB, team)
+
+    def columns() -> list[str]:
+        spec = api.get("CustomResourceDefinition", None, "distributedtrainings.allranks.dev")["spec"]
+        return [column["name"] for column in spec["versions"][0]["additionalPrinterColumns"]]
+
+    assert "Steps" in columns()
+    upgrade(helm, sys_)
+    assert "Steps" not in columns()
+    assert "Progress" in columns()
+    assert api.get("DistributedTraining", team, "penguins")["metadata"]["generation"] == 1
+
+
+def test_replicas_can_go_up_and_down_again(helm: Helm, bare: ControlPlane, sys_: str) -> None:
+    """A Deployment that is to be recreated may not have what a rolling one has."""
+    install(helm, sys_)
+    for replicas, strategy in ((2, "RollingUpdate"), (1, "Recreate"), (3, "RollingUpdate")):
+        upgrade(helm, sys_, {"replicas": replicas})
+        spec = deployment(bare, sys_)["spec"]
+        assert (spec["replicas"], spec["strategy"]["type"]) == (replicas, strategy)
+        budgets = json.loads(bare.kubectl("get", "pdb", "-o", "json", "-n", sys_).stdout)["items"]
+        assert len(budgets) == (replicas > 1)
+
+
+def test_pods_are_let_in_where_only_restricted_ones_are(helm: Helm, bare: ControlPlane, sys_: str) -> None:
+    install(helm, sys_, {"replicas": 2})
+    operator = deployment(bare, sys_)["spec"]["template"]
+    [test] = [hook for hook in yaml.safe_load_all(helm("get", "hooks", "allranks", f"--namespace={sys_}")) if hook]
+    for name, pod in (("operator", operator), ("test", test)):
+        manifest = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": name}}
+        manifest["spec"] = {**manifest["spec"], "serviceAccountName": "allranks"}
+        bare.api.create(manifest, sys_)
+        bare.api.delete("Pod", sys_, name, grace=0)
+    operator["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    with pytest.raises(ApiError, match="violates PodSecurity"):
+        bare.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": operator["spec"]}, sys_)
+
+
+def may(bare: ControlPlane, who: str, verb: str, what: str, namespace: str | None = None) -> bool:
+    """The answer of the API server's authorizer; `what` is `resource` or `resource/subresource`, with its group."""
+    resource, _, subresource = what.partition("/")
+    plural, _, group = resource.partition(".")
+    attributes = {"verb": verb, "resource": plural, "group": group, "subresource": subresource}
+    attributes |= {"namespace": namespace} if namespace else {}
+    groups = ["system:authenticated"]
+    if who.startswith("system:serviceaccount:"):
+        groups += ["system:serviceaccounts", f"system:serviceaccounts:{who.split(':')[2]}"]
+    review = bare.api.request(
+        "POST",
+        "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": who, "groups": groups, "resourceAttributes": attributes},
+        },
+    )
+    return review["status"]["allowed"]
+
+
+JOBS, POOL = "distributedtrainings.allranks.dev", "trainingpools.allranks.dev"
+NEEDED = [
+    *(("get", JOBS), ("list", JOBS), ("watch", JOBS), ("delete", JOBS), ("patch", f"{JOBS}/status")),
+    *((verb, "pods") for verb in ("create", "get", "list", "watch", "delete")),
+    *((verb, what) for what in ("services", "configmaps") for verb in ("create", "get")),
+    *(("create", "secrets"), ("create", "events"), ("patch", "events")),
+]
+FORBIDDEN = [
+    *((verb, "secrets") for verb in ("get", "list", "watch", "update", "patch", "delete")),
+    *((verb, JOBS) for verb in ("create", "update", "patch")),
+    *(("create", "pods/exec"), ("get", "pods/log"), ("update", "pods"), ("deletecollection", "pods")),
+    *(("list", "configmaps"), ("list", "services"), ("delete", "services"), ("create", "serviceaccounts")),
+    *(("get", "namespaces"), ("list", "nodes"), ("create", "roles.rbac.authorization.k8s.io")),
+    *(("list", "customresourcedefinitions.apiextensions.k8s.io"), ("create", POOL), ("delete", POOL)),
+    *(("get", "leases.coordination.k8s.io"), ("create", "leases.coordination.k8s.io")),
+]
+
+
+def test_the_operator_has_the_rights_that_it_needs_and_no_others(
+    helm: Helm, bare: ControlPlane, sys_: str, team: str
+) -> None:
+    install(helm, sys_)
+    operator = f"system:serviceaccount:{sys_}:allranks"
+    eventually(lambda: may(bare, operator, "list", JOBS))  # the authorizer's cache follows
+    assert [needed for needed in NEEDED if not may(bare, operator, *needed, team)] == []
+    assert [wrong for wrong in FORBIDDEN if may(bare, operator, *wrong, team)] == []
+    assert may(bare, operator, "list", "pods"), "in all namespaces at once"
+    assert may(bare, operator, "watch", POOL)
+
+
+def test_confined_to_namespaces_it_has_rights_there_and_nowhere_else(
+    helm: Helm, bare: ControlPlane, sys_: str, team: str
+) -> None:
+    install(helm, sys_, {"namespaces": [team]})
+    operator = f"system:serviceaccount:{sys_}:allranks"
+    eventually(lambda: may(bare, operator, "list", JOBS, team))
+    assert [needed for needed in NEEDED if not may(bare, operator, *needed, team)] == []
+    assert [wrong for wrong in FORBIDDEN if may(bare, operator, *wrong, team)] == []
+    for namespace in ("default", sys_, None):
+        assert [wrong for wrong in NEEDED if may(bare, operator, *wrong, namespace)] == []
+    assert not may(bare, operator, "list", POOL)
+
+
+def test_two_confined_releases_share_a_cluster_and_its_crds(
+    helm: Helm, bare: ControlPlane, api: Api, sys_: str, team: str
+) -> None:
+    install(helm, sys_, {"namespaces": [sys_], "pools": {"enabled": True}})
+    with pytest.raises(HelmError, match="exists and cannot be imported"):
+        install(helm, team, {"namespaces": [team]})
+    helm("uninstall", "allranks", f"--namespace={team}", "--ignore-not-found")
+    install(helm, team, {"namespaces": [team], "pools": {"enabled": True}, "crds": {"enabled": False}})
+    for namespace, other in ((sys_, team), (team, sys_)):
+        operator = f"system:serviceaccount:{namespace}:allranks"
+        eventually(lambda operator=operator, namespace=namespace: may(bare, operator, "list", JOBS, namespace))
+        assert may(bare, operator, "list", POOL)
+        assert not may(bare, operator, "list", JOBS, other)
+
+
+def test_the_lease_is_that_of_the_release(helm: Helm, bare: ControlPlane, sys_: str, team: str) -> None:
+    install(helm, sys_, {"replicas": 2})
+    operator = f"system:serviceaccount:{sys_}:allranks"
+    token = bare.kubectl("create", "token", "allranks", "-n", sys_).stdout.strip()
+    client = Api(bare.url, bare.ca_file, token)
+    eventually(lambda: may(bare, operator, "create", "leases.coordination.k8s.io", sys_))
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "allranks"}}
+    client.create(lease, sys_)
+    assert client.get("Lease", sys_, "allranks")
+    other = {**lease, "metadata": {"name": "another"}}
+    bare.api.create(other, sys_)
+    for action in (
+        lambda: client.get("Lease", sys_, "another"),
+        lambda: client.create(lease, team),
+        lambda: client.delete("Lease", sys_, "allranks"),
+    ):
+        with pytest.raises(ApiError, match="cannot"):
+            action()
+    client.close()
+
+
+def test_roles_of_the_cluster_cover_jobs(helm: Helm, bare: ControlPlane, sys_: str, team: str) -> None:
+    install(helm, sys_)
+    for role in ("view", "edit", "admin"):
+        bare.kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}", "-n", team)
+        eventually(lambda role=role: may(bare, role, "get", f"{JOBS}/status", team))
+        assert may(bare, role, "watch", JOBS, team)
+        for verb, what in (("create", JOBS), ("delete", JOBS), ("patch", f"{JOBS}/scale")):
+            assert may(bare, role, verb, what, team) == (role != "view")
+        assert not may(bare, role, "patch", f"{JOBS}/status", team), "status is the operator's"
+        assert not may(bare, role, "create", POOL)
+
+
+def test_pools_can_be_shown_to_everyone(helm: Helm, bare: ControlPlane, sys_: str) -> None:
+    install(helm, sys_, {"pools": {"readers": ["system:authenticated"]}})
+    eventually(lambda: may(bare, "anna", "list", POOL))
+    assert not may(bare, "anna", "create", POOL)
