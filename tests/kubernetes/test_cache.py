@@ -1,0 +1,122 @@
+"""The cache: only newer versions, own writes that the watch brings later, and whom a change concerns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.core.names import JOB_LABEL
+from allranks.drivers.kubernetes.cache import JobCache, PodCache
+from allranks.drivers.kubernetes.executor import difference
+from allranks.drivers.kubernetes.pods import Meta, Owner, Raw, Seen, seen
+
+
+def pod(name: str, version: int, owner: str | None = "u-1", label: str | None = "demo", job: str = "demo") -> Seen:
+    owners = [Owner("DistributedTraining", job, owner, True)] if owner else []
+    labels = {JOB_LABEL: label} if label else None
+    return seen(Raw(Meta(name, "ns", f"uid-{name}", str(version), labels, owners)))
+
+
+class Woken(list[tuple[str, str]]):
+    def __call__(self, key: tuple[str, str]) -> None:
+        self.append(key)
+
+
+def names(cache: PodCache, uid: str = "u-1", job: str = "demo") -> dict[str, bool]:
+    return {p.name: p.owned for p in cache.of(("ns", job), uid)}
+
+
+def test_an_older_version_is_no_news() -> None:
+    cache = PodCache(woken := Woken())
+    cache.show(pod("a", 5))
+    cache.show(pod("a", 4))
+    cache.show(pod("a", 5))
+    assert woken == [("ns", "demo")]
+
+
+def test_what_we_created_is_there_before_the_watch_shows_it_and_survives_an_older_list() -> None:
+    cache = PodCache(Woken())
+    cache.show(pod("a", 8))
+    cache.relist([], 7, None)
+    assert names(cache) == {"a": True}
+    cache.relist([], 9, None)
+    assert names(cache) == {}
+
+
+def test_an_answer_that_comes_after_the_deletion_was_seen_brings_nobody_back() -> None:
+    cache = PodCache(Woken())
+    cache.show(pod("a", 9), deleted=True)
+    cache.show(pod("a", 8))
+    assert names(cache) == {}
+    cache.show(pod("a", 10))
+    assert names(cache) == {"a": True}
+
+
+def test_a_list_of_one_namespace_says_nothing_of_the_others() -> None:
+    cache = PodCache(Woken())
+    cache.show(pod("a", 1))
+    cache.relist([], 9, "other")
+    assert names(cache) == {"a": True}
+
+
+def test_a_label_alone_adopts_nothing_and_an_owner_needs_no_label() -> None:
+    cache = PodCache(Woken())
+    cache.show(pod("spoofed", 1, owner=None))
+    cache.show(pod("anothers", 2, owner="u-2"))
+    cache.show(pod("bare", 3, label=None))
+    assert names(cache) == {"spoofed": False, "anothers": False, "bare": True}
+
+
+def test_a_pod_that_changes_sides_wakes_both_jobs() -> None:
+    cache = PodCache(woken := Woken())
+    cache.show(pod("a", 1))
+    woken.clear()
+    cache.show(pod("a", 2, owner="u-2", label="next", job="next"))
+    assert sorted(woken) == [("ns", "demo"), ("ns", "next")]
+    assert names(cache) == {}
+
+
+def test_jobs_are_known_by_their_newest_version() -> None:
+    jobs = JobCache()
+
+    def job(version: int) -> dict:
+        return {"metadata": {"namespace": "ns", "name": "demo", "resourceVersion": str(version)}}
+
+    assert jobs.show(job(2))
+    assert not jobs.show(job(1))
+    assert not jobs.show(job(2))
+    assert jobs.show(job(3), deleted=True)
+    assert jobs.get(("ns", "demo")) is None
+    assert not jobs.show(job(2))
+
+
+trees = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=2), children, max_size=4),
+    max_leaves=12,
+)
+
+
+def without_nulls(value):
+    """A merge patch cannot make a null, and a status has none."""
+    if isinstance(value, dict):
+        return {k: without_nulls(v) for k, v in value.items() if v is not None}
+    return value
+
+
+@given(st.dictionaries(st.text(max_size=2), trees), st.dictionaries(st.text(max_size=2), trees))
+def test_the_difference_of_two_statuses_turns_one_into_the_other(before: dict, after: dict) -> None:
+    from allranks.drivers.memory.store import merge_patch
+
+    before, after = without_nulls(before), without_nulls(after)
+    assert merge_patch(before, difference(before, after)) == after
+    assert difference(after, after) == {}
+
+
+@pytest.mark.parametrize("versions", [[3, 1, 2], [1, 2, 3], [2, 3, 1]])
+def test_whatever_the_order_the_newest_stays(versions: list[int]) -> None:
+    cache = PodCache(Woken())
+    for version in versions:
+        cache.show(pod("a", version))
+    assert [version for _, version in cache.versions()] == [3]
