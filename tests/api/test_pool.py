@@ -91,6 +91,15 @@ def test_variables_by_which_ranks_of_any_framework_find_one_another_are_refused(
     assert "find one another" in message
 
 
+@pytest.mark.parametrize("name", ["GPU", "-gpu", "gpu.", "a b", "gpu_1"])
+def test_a_pool_has_a_name_as_Kubernetes_objects_have(name):
+    refused = problems({**document(), "metadata": {"name": name}})
+    assert refused == [
+        ("metadata.name", "must be lower-case letters, digits, '-' and '.', begin and end with a letter or digit")
+    ]
+    assert parse_pool({**document(), "metadata": {"name": "h200.eu-1"}}).name == "h200.eu-1"
+
+
 def test_another_kind_is_refused_and_nothing_else_is_said():
     assert problems({**document(), "kind": "DistributedTraining"}) == [
         ("kind", "must be TrainingPool, not 'DistributedTraining'")

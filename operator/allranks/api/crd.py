@@ -85,6 +85,7 @@ RESOURCES: Mapping[str, Resource] = {
             ("Count", "integer", ".spec.gpu.count", "GPUs of each pod that holds ranks.", 0),
             _AGE,
         ),
+        rules=rules.POOL_NAME,
     ),
 }
 """Kind -> its definition."""

@@ -27,6 +27,14 @@ NAME = (
 """Rules of the object as a whole. The API server lets CEL see of metadata the name, and no rule point at it by
 fieldPath: the message begins with the path instead."""
 
+POOL_NAME = (
+    # The API server checks names itself; `allranks validate` would not.
+    Rule(
+        rule="self.metadata.name.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",
+        message="metadata.name: must be lower-case letters, digits, '-' and '.', begin and end with a letter or digit",
+    ),
+)
+
 ENVIRONMENT = (
     Rule(
         rule="!has(self.env) || self.env.all(e, !e.name.startsWith('ALLRANKS_'))",
