@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -19,8 +19,8 @@ class Server:
         self._address, self.port, self._registry = address, port, registry
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/healthz", lambda _: _answer(healthy()))
-        app.router.add_get("/readyz", lambda _: _answer(ready()))
+        app.router.add_get("/healthz", _handler(healthy))
+        app.router.add_get("/readyz", _handler(ready))
         # Connections end with the answer: an idle one would hold up the end of the process.
         self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=0, shutdown_timeout=1)
 
@@ -38,5 +38,9 @@ class Server:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def _answer(wrong: str) -> web.Response:
-    return web.Response(text=f"{wrong}\n", status=503) if wrong else web.Response(text="ok\n")
+def _handler(check: Check) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def answer(_: web.Request) -> web.Response:
+        wrong = check()
+        return web.Response(text=f"{wrong}\n", status=503) if wrong else web.Response(text="ok\n")
+
+    return answer
