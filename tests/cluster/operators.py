@@ -90,7 +90,7 @@ class RunningOperator:
 
     def kill(self) -> None:
         """As kill -9: nothing leaves any more. What the system would do for a dead process is done here."""
-        self._ask(self._operator.kill)
+        asyncio.run_coroutine_threadsafe(self._die(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         # Not by a task that cancels the others: kopf cancels all there are.
@@ -108,6 +108,12 @@ class RunningOperator:
     def _live(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+
+    async def _die(self) -> None:
+        self._operator.kill()
+        if self._operator.session:
+            # No farewell: connections just break off.
+            await self._operator.session.client.connector.close(abort_ssl=True)
 
     async def _close(self) -> None:
         with contextlib.suppress(Exception):
