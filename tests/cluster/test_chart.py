@@ -5,10 +5,14 @@ It has a control plane of its own: the one of the other tests has the CRDs alrea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import shutil
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,11 @@ from typing import Any
 import pytest
 import yaml
 
-from chart.helm import CHART, Helm, HelmError, Manifest
+from chart.helm import CHART, ROOT, Helm, HelmError, Manifest
 from chart.helm import programs as helm_programs
 
 from .api import Api, ApiError
-from .controlplane import ControlPlane
+from .controlplane import ControlPlane, free_ports
 
 JOB: Manifest = {
     "apiVersion": "allranks.dev/v1alpha1",
@@ -320,3 +324,98 @@ def test_pools_can_be_shown_to_everyone(helm: Helm, bare: ControlPlane, sys_: st
     install(helm, sys_, {"pools": {"readers": ["system:authenticated"]}})
     eventually(lambda: may(bare, "anna", "list", POOL))
     assert not may(bare, "anna", "create", POOL)
+
+
+JOBS_TO_RUN = (
+    {"framework": "pytorch", "roles": {"master": {"replicas": 1}, "worker": {"replicas": 1}}},
+    {"framework": "tensorflow", "roles": {"worker": {"replicas": 2}}},
+    {"framework": "horovod", "roles": {"worker": {"replicas": 2}}},
+    {
+        "framework": "horovod",
+        "horovod": {"controller": "mpi", "slotsPerWorker": 1},
+        "roles": {"launcher": {"replicas": 1}, "worker": {"replicas": 2}},
+    },
+    {"framework": "pytorch", "pool": "a100", "roles": {"worker": {"replicas": 1}}},
+)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"pools": POOLS}, {"replicas": 2, "pools": POOLS}, {"namespaces": ["TEAM"], "pools": {"enabled": True, **POOLS}}],
+    ids=["cluster-wide", "two replicas", "confined"],
+)
+def test_the_operator_does_all_its_work_with_these_rights_and_settings(
+    values: Manifest, helm: Helm, bare: ControlPlane, sys_: str, team: str, tmp_path: Path
+) -> None:
+    install(helm, sys_, {**values, "namespaces": [team for _ in values.get("namespaces", ())]})
+    port, other_port = free_ports(2)
+    with contextlib.ExitStack() as running:
+        operator = running.enter_context(run_operator(bare, sys_, tmp_path, port))
+        if values.get("replicas") == 2:
+            eventually(lambda: metrics(port).get("allranks_leader") == 1)
+            running.enter_context(run_operator(bare, sys_, tmp_path, other_port))
+            eventually(lambda: asked(other_port, "/readyz") == "ok\n")
+            assert metrics(other_port)["allranks_leader"] == 0, "it stands by, and is ready for that"
+        running.enter_context(run_kubelet(bare, tmp_path))
+        eventually(lambda: asked(port, "/readyz") == "ok\n")
+        eventually(lambda: bare.api.find("ServiceAccount", team, "default"))
+        for number, spec in enumerate(JOBS_TO_RUN):
+            common = {"image": "x", "command": ["x"], "ttlSecondsAfterFinished": 0}
+            bare.api.create({**JOB, "metadata": {"name": f"job-{number}"}, "spec": {**common, **spec}}, team)
+        # They succeed, and their time to live ends at once.
+        eventually(lambda: not bare.api.list("DistributedTraining", team), 60)
+        told = {event["reason"] for event in bare.api.list("Event", team)}
+        assert "Complete" in told or "Succeeded" in told, told
+
+        assert metrics(port)['allranks_watch_age_seconds{resource="jobs"}'] < 60
+        assert [series for series in metrics(port) if 'code="403"' in series] == []
+        operator.terminate()
+        assert operator.wait(20) == 0
+    assert "forbidden" not in (tmp_path / f"operator-{port}.log").read_text().lower()
+
+
+@contextlib.contextmanager
+def run_operator(bare: ControlPlane, namespace: str, folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """As the Deployment says, with the token of its ServiceAccount, but on this machine and another port."""
+    [container] = deployment(bare, namespace)["spec"]["template"]["spec"]["containers"]
+    env = {v["name"]: namespace if "valueFrom" in v else v.get("value", "") for v in container["env"]}
+    config = json.loads(bare.kubeconfig.read_text())
+    token = bare.kubectl("create", "token", "allranks", f"--namespace={namespace}").stdout.strip()
+    config["users"][0]["user"] = {"token": token}
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(json.dumps(config))
+    env |= {"ALLRANKS_PORT": str(port), "ALLRANKS_ADDRESS": "127.0.0.1", "KUBECONFIG": str(kubeconfig)}
+    program, *arguments = container["command"]
+    assert program == "allranks"
+    with process([sys.executable, "-m", program, *arguments], folder / f"operator-{port}.log", env=env) as running:
+        yield running
+
+
+def run_kubelet(bare: ControlPlane, folder: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """Whose pods succeed after half a second."""
+    command = [sys.executable, "-m", "tests.cluster.kubelet", f"--kubeconfig={bare.kubeconfig}", "--run-seconds=0.5"]
+    return process(command, folder / "kubelet.log", cwd=ROOT)
+
+
+@contextlib.contextmanager
+def process(command: list[str], log: Path, **how: Any) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, **how) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def asked(port: int, path: str) -> str:
+    """What the operator answers; empty as long as it does not, or says no."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.read().decode()
+    except OSError:
+        return ""
+
+
+def metrics(port: int) -> dict[str, float]:
+    """Series -> value."""
+    lines = [line.rpartition(" ") for line in asked(port, "/metrics").splitlines() if not line.startswith("#")]
+    return {series: float(value) for series, _, value in lines}
