@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint generate verify bench golden clean
+.PHONY: help demo test check lint generate verify bench golden controlplane clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ verify: $(STAMP) ## Fail if a generated file differs from what the types say
 	  $(BIN)/python -m allranks.api.crd TrainingPool | diff -u crds/trainingpools.yaml - && \
 	  $(BIN)/python tools/reference.py | diff -u docs/reference.md - || \
 	  { echo "a generated file is not what the types say: run 'make generate'"; exit 1; }
+
+controlplane: ## Build etcd, API server, controller manager and kubectl for the tests (once; needs Go)
+	@tools/controlplane.sh
 
 bench: $(STAMP) ## Measure the core and the start of a rank
 	@$(BIN)/python bench/core.py
