@@ -214,9 +214,8 @@ class ControlPlane:
                     api = Api(self.url, self.ca_file, self.admin_token)
                     with contextlib.closing(api):
                         api.wait_until_ready(0.5)
-                    self._api, old = None, self._api
-                    if old:
-                        old.close()
+                    if self._api:
+                        self._api.close()  # it connects again when it is asked
                     return
             time.sleep(0.05)
         raise DoesNotStart(f"kube-apiserver is not ready after {START_SECONDS} s:\n{self.log('kube-apiserver')}")
@@ -286,5 +285,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def _established(definition: dict[str, Any]) -> bool:
-    conditions = definition.get("status", {}).get("conditions", ())
+    conditions = definition.get("status", {}).get("conditions") or ()
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
