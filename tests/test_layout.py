@@ -90,9 +90,20 @@ def test_installing_allranks_needs_no_framework_and_no_client():
 
 
 def test_no_extra_but_those_of_development_needs_a_framework():
-    frameworks = {"torch", "tensorflow", "tensorflow-cpu", "horovod", "kubernetes"}
+    frameworks = {"torch", "tensorflow", "tensorflow-cpu", "horovod"}
     for extra, requirements in project().get("optional-dependencies", {}).items():
         assert extra == "dev" or not names(requirements) & frameworks, extra
+
+
+def test_the_official_client_is_the_command_lines_alone():
+    """It doubles the operator's memory."""
+    extras = project()["optional-dependencies"]
+    assert [extra for extra, requirements in extras.items() if "kubernetes" in names(requirements)] == ["cli"]
+
+
+def test_help_of_a_command_on_a_cluster_imports_no_client():
+    statement = "from allranks.cli.main import cli\ntry: cli(['describe', '--help'])\nexcept SystemExit: pass"
+    assert imported_by(statement) & {"kubernetes", "aiohttp", "kopf", "rich", "msgspec"} == set()
 
 
 def test_every_requirement_has_an_upper_bound():

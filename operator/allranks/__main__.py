@@ -1,13 +1,17 @@
-"""`allranks` and `python -m allranks`."""
+"""`allranks`, `python -m allranks`, and `kubectl allranks`: kubectl runs what is named kubectl-allranks as its own."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 
 def main() -> None:
     """Runs the command line."""
     from allranks.cli.main import cli
 
-    cli(prog_name="allranks")
+    called = Path(sys.argv[0]).name if sys.argv else ""
+    cli(prog_name="kubectl allranks" if called.startswith("kubectl-") else "allranks")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 AllranksError
  ├─ InvalidManifest     the resource breaks its schema or a rule; carries every problem with its field path
- └─ CannotRun           this machine lacks what the job needs
+ ├─ CannotRun           this machine lacks what the job needs
+ └─ ClusterError        a cluster cannot be reached, or refuses
 """
 
 from __future__ import annotations
@@ -27,3 +28,13 @@ class InvalidManifest(AllranksError):
 
 class CannotRun(AllranksError):
     """Nothing was started: this machine lacks something that the job needs."""
+
+
+class ClusterError(AllranksError):
+    """A cluster cannot be reached, or its answer is no. `status` is the HTTP status of the answer, 0 without one."""
+
+    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        """One word of the API server's: NotFound, AlreadyExists, Conflict, Invalid, Expired, ..."""

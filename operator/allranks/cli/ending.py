@@ -51,24 +51,24 @@ def summary(name: str, status: Status, elapsed: float, how: str) -> str:
     return f"{name} {status.phase} {'in' if status.phase == 'Succeeded' else 'after'} {took}{why} ({', '.join(parts)})"
 
 
-def failure_block(status: Status, logs: Path) -> Iterator[str]:
-    """The verdict, the first rank that failed, its last lines, and where all of them are."""
+def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
+    """The verdict, the first rank that failed, its last lines, and, of a run on this machine, where all of them are."""
     failed = status.condition("Failed")
     if failed and failed.status == "True" and failed.message:
         yield failed.message
     failure = status.last_failure
     if failure is None:
         return
-    yield _who(failure)
+    yield f"First failure: {who_failed(failure)}"
     yield from (f"  | {clean(line.encode(), colour=False)}" for line in failure.message.splitlines())
-    log = logs / f"{failure.pod}.log"
-    if log.exists():
+    if logs is not None and (log := logs / f"{failure.pod}.log").exists():
         yield f"Full log: {log}"
 
 
-def _who(failure: Failure) -> str:
+def who_failed(failure: Failure) -> str:
+    """Who failed first, when and how, in one line."""
     rank = "" if failure.rank is None else f" (rank {failure.rank})"
     how = ended_how(failure.exit_code, failure.signal, failure.reason)
     ran = "" if failure.ran_seconds is None else f", after {duration(failure.ran_seconds)}"
     who = replica_key(failure.role, failure.index)
-    return f"First failure: {who}{rank} in attempt {failure.attempt}{ran}: {how}"
+    return f"{who}{rank} in attempt {failure.attempt}{ran}: {how}"

@@ -36,6 +36,15 @@ _ROWS_KEPT = 8
 """Lines of the terminal that are left to the logs."""
 
 
+def prefixed(label: str, width: int, place: int, text: str, *, colour: bool, faint: bool = False) -> str:
+    """A line with the rank that printed it in front. `place` in the order of ranks decides the colour."""
+    front = f"{label:<{width}} |"
+    if not colour:
+        return f"{front} {text}"
+    front = f"\x1b[{CODES[COLOURS[place % len(COLOURS)]]}m{front}\x1b[0m"
+    return f"{front} \x1b[2m{text}\x1b[0m" if faint else f"{front} {text}"
+
+
 def duration(seconds: float) -> str:
     """`12.3s`, `2:05`, `1:02:03`."""
     if seconds < 100:

@@ -13,9 +13,32 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("allranks.cli.run:run", "Run a job on this machine."),
     "validate": ("allranks.cli.render:validate", "Check a manifest, with every error at once."),
     "render": ("allranks.cli.render:render", "Print the objects that the cluster would get."),
+    "submit": ("allranks.cli.cluster.submit:submit", "Create a job on a cluster, and follow it if you like."),
+    "get": ("allranks.cli.cluster.get:get", "Print jobs, as a table or whole; watch them."),
+    "list": ("allranks.cli.cluster.get:list_", "Print the jobs of a namespace."),
+    "describe": (
+        "allranks.cli.cluster.describe:describe",
+        "Tell about a job: ranks, the last failure, events.",
+    ),
+    "logs": ("allranks.cli.cluster.logs:logs", "Print what all ranks print, merged."),
+    "wait": ("allranks.cli.cluster.wait:wait", "Wait until a job is over."),
+    "suspend": ("allranks.cli.cluster.change:suspend", "Delete a job's pods and keep the job."),
+    "resume": ("allranks.cli.cluster.change:resume", "Let a suspended job go on."),
+    "scale": ("allranks.cli.cluster.change:scale", "Change the number of workers."),
+    "delete": ("allranks.cli.cluster.change:delete", "Delete jobs and all that belongs to them."),
+    "operator": ("allranks.cli.operator:operator", "Run the operator: carry out jobs on a cluster."),
     "inject": ("allranks.cli.inject:inject", "Copy the in-pod helpers into a directory (an init container runs this)."),
 }
 """Name -> (where the command is, what it does): the command's module is imported when it is used."""
+
+SECTIONS = {
+    "On this machine": ("run", "validate", "render"),
+    "On a cluster": (
+        *("submit", "get", "list", "describe", "logs", "wait"),
+        *("suspend", "resume", "scale", "delete"),
+    ),
+}
+"""How the help groups them; the rest is what pods of a cluster run."""
 
 
 class LazyGroup(click.Group):
@@ -32,8 +55,11 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        grouped = {name for names in SECTIONS.values() for name in names}
+        rest = tuple(name for name in COMMANDS if name not in grouped)
+        for title, names in (*SECTIONS.items(), ("In pods", rest)):
+            with formatter.section(title):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
 
 EXAMPLES = """\b
@@ -42,6 +68,8 @@ Examples:
   allranks run job.yaml --set roles.worker.replicas=2 --volume data=./data
   allranks validate job.yaml
   allranks render job.yaml | kubectl apply --dry-run=server -f -
+  allranks submit job.yaml --logs
+  allranks get -w
 """
 
 

@@ -52,6 +52,8 @@ class Loaded:
     jobs: tuple[Job, ...]
     others: tuple[Other, ...]
     pools: tuple[Pool, ...] = ()
+    documents: tuple[dict[str, Any], ...] = ()
+    """All of them as they are written, with the overrides laid over the jobs."""
 
     def pool(self, name: str) -> Pool | None:
         """The TrainingPool of that name, if the files hold it; the last, as if they were applied in their order."""
@@ -68,10 +70,13 @@ def load(files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool 
     jobs: list[Job] = []
     others: list[Other] = []
     found: list[Pool] = []
+    written: list[dict[str, Any]] = []
     problems: list[tuple[str, str]] = []
     for source, document in _documents(files, problems):
         kind = document.get("kind") if isinstance(document, dict) else None
         name = _name(document)
+        if isinstance(document, dict):
+            written.append(document)
         if kind not in (KIND, pool.KIND, None) and isinstance(document, dict):
             others.append(Other(str(kind), name, source))
             continue
@@ -94,7 +99,7 @@ def load(files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool 
         problems.append((", ".join("stdin" if file == "-" else file for file in files), f"no {KIND} in it"))
     if problems:
         raise InvalidManifest(problems)
-    return Loaded(tuple(jobs), tuple(others), tuple(found))
+    return Loaded(tuple(jobs), tuple(others), tuple(found), tuple(written))
 
 
 def _checked_pool(document: Any) -> Pool:

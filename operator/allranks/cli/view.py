@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TextIO
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.live import CODES, COLOURS, Summary, duration, open_screen
+from allranks.cli.live import Summary, duration, open_screen, prefixed
 from allranks.cli.logs import Source, clean
 from allranks.core.model import Event, Pod
 from allranks.core.names import TRAINER, replica_key
@@ -192,9 +192,8 @@ class View:
         if not item.label:
             return item.text
         place = self._places.get(item.label.partition("/")[0], 0)
-        prefix = self._paint(f"{item.label:<{width}} |", COLOURS[place % len(COLOURS)])
         text = item.text or clean(item.raw, self._colour and not item.faint)
-        return f"{prefix} \x1b[2m{text}\x1b[0m" if item.faint and self._colour else f"{prefix} {text}"
+        return prefixed(item.label, width, place, text, colour=self._colour, faint=item.faint)
 
     def _bar(self, source: Source) -> bytes:
         """The state of a progress bar, now and then."""
@@ -206,9 +205,6 @@ class View:
             return b""
         self._bars[source.label] = now
         return source.splitter.pending.rstrip(b"\r")
-
-    def _paint(self, text: str, colour: str) -> str:
-        return f"\x1b[{CODES[colour]}m{text}\x1b[0m" if self._colour else text
 
     def _write(self, lines: Iterable[str], summary: Summary | None) -> None:
         if self._gone:

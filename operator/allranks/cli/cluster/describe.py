@@ -1,0 +1,264 @@
+"""`allranks describe`: all about a job, in sections for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from allranks.api.status import Status
+from allranks.cli.cluster.command import OK, core_path, get_job, name_callback, on_cluster
+from allranks.cli.cluster.connection import Cluster, Manifest
+from allranks.cli.cluster.happenings import Happening, happenings
+from allranks.cli.cluster.objects import pods_of, ranks_of, status_of
+from allranks.cli.cluster.table import Table, age, cell, span
+from allranks.cli.ending import who_failed
+from allranks.cli.live import duration, ended_how, state_of
+from allranks.cli.logs import clean
+from allranks.core.model import Pod
+from allranks.core.names import JOB_LABEL, TRAINER, replica_key
+from allranks.errors import ClusterError
+
+MOST_PODS = 64
+"""With more, only those that do not simply run are listed."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  allranks describe penguins
+  allranks describe dt/penguins -n team
+"""
+)
+@click.argument("name", callback=name_callback)
+@on_cluster
+async def describe(cluster: Cluster, name: str) -> int:
+    """Tell about a job: what it is, how it is, its ranks, why it last failed, and what happened to it."""
+    job = await get_job(cluster, name)
+    manifests: list[Manifest] = []
+    hidden = ""
+    try:
+        query = {"labelSelector": f"{JOB_LABEL}={name}"}
+        manifests = (await cluster.get(core_path(cluster.namespace, "pods"), query))["items"]
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        hidden = str(error)
+    events = await _events(cluster, job)
+    for line in described(job, manifests, hidden, events, datetime.now(UTC)):
+        click.echo(line)
+    return OK
+
+
+async def _events(cluster: Cluster, job: Manifest) -> list[Manifest] | str:
+    """Those of the job and of its pods; or why they are not to be seen."""
+    path, uid = core_path(cluster.namespace, "events"), job["metadata"]["uid"]
+    try:
+        own = await cluster.get(path, {"fieldSelector": f"involvedObject.uid={uid}"})
+        of_pods = await cluster.get(path, {"fieldSelector": "involvedObject.kind=Pod", "limit": 5000})
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return str(error)
+    prefix = f"{job['metadata']['name']}-"
+    born = job["metadata"]["creationTimestamp"]
+    pods = [
+        event
+        for event in of_pods["items"]
+        if event["involvedObject"].get("name", "").startswith(prefix) and event["metadata"]["creationTimestamp"] >= born
+    ]
+    return [*own["items"], *pods]
+
+
+def described(
+    job: Manifest, manifests: list[Manifest], hidden: str, events: list[Manifest] | str, now: datetime
+) -> Iterator[str]:
+    """The lines. `hidden`: why there are no pods to see."""
+    status = status_of(job)
+    yield from _head(job, status, now)
+    yield from _section("Conditions", _conditions(status, now))
+    yield from _section("Roles", _roles(status))
+    yield from _section("Pods", [f"  {hidden}"] if hidden else _pods(job, status, manifests, now))
+    yield from _section("Last failure", _failure(status, now))
+    yield from _section("Events", [f"  {events}"] if isinstance(events, str) else _happenings(events, now))
+
+
+def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
+    found = list(lines)
+    if found:
+        yield f"{title}:"
+        yield from found
+
+
+def _head(job: Manifest, status: Status, now: datetime) -> Iterator[str]:
+    metadata, spec = job["metadata"], job["spec"]
+    roles = spec.get("roles") or {}
+    sizes = [f"{(of or {}).get('replicas', 1)} {role}" for role, of in roles.items()]
+    facts: list[tuple[str, Any]] = [
+        ("Name", metadata["name"]),
+        ("Namespace", metadata["namespace"]),
+        ("Labels", ", ".join(f"{key}={value}" for key, value in (metadata.get("labels") or {}).items())),
+        ("Created", f"{_stamp(metadata['creationTimestamp'])} ({age(metadata['creationTimestamp'], now)} ago)"),
+        ("Deleted", f"{age(metadata['deletionTimestamp'], now)} ago" if metadata.get("deletionTimestamp") else ""),
+        ("Framework", spec.get("framework")),
+        ("Image", spec.get("image")),
+        ("Command", " ".join([*(spec.get("command") or []), *(spec.get("args") or [])])),
+        ("Size", ", ".join(sizes) + _elastic(spec)),
+        ("Pool", spec.get("pool")),
+        ("Phase", _phase(status)),
+        ("Attempt", status.attempt if status.start_time else ""),
+        ("Restarts", _restarts(spec, status) if status.start_time else ""),
+        ("Progress", _progress(status, now)),
+        ("Time", _times(status, now)),
+    ]
+    for title, value in facts:
+        if value not in ("", None):
+            yield f"{title + ':':<13}{cell(value)}"
+
+
+def _elastic(spec: dict[str, Any]) -> str:
+    bounds = spec.get("elastic")
+    return f" (elastic, {bounds['minReplicas']} to {bounds['maxReplicas']} workers)" if bounds else ""
+
+
+def _phase(status: Status) -> str:
+    """With the reason, and the sentence of the condition that says it."""
+    if not status.conditions:
+        return "(nobody has looked at it yet: is the operator running?)"
+    kinds = {"Succeeded": "Complete", "Pending": "Running"}
+    condition = status.condition(kinds.get(status.phase, status.phase))
+    why = condition.message or condition.reason if condition else ""
+    ready = f", {status.ready} ready" if status.ready and status.phase not in ("Succeeded", "Failed") else ""
+    return f"{status.phase}{ready}" + (f": {why}" if why else "")
+
+
+def _restarts(spec: dict[str, Any], status: Status) -> str:
+    counts = status.restarts
+    most = (spec.get("restart") or {}).get("maxRestarts", 3)
+    parts = [f"{counts.counted} of at most {most}"]
+    if counts.disruptions:
+        parts.append(f"{counts.disruptions} by disruptions, which do not count")
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.by_reason.items()))
+    return "; ".join(parts) + (f" ({reasons})" if reasons else "")
+
+
+def _progress(status: Status, now: datetime) -> str:
+    progress = status.progress
+    if progress is None:
+        return ""
+    parts = [progress.summary or (f"step {progress.step}" if progress.step is not None else "")]
+    parts += [f"{name} {value:g}" for name, value in progress.metrics.items()]
+    if progress.samples_per_second is not None:
+        parts.append(f"{progress.samples_per_second:g} samples/s")
+    if progress.eta_seconds is not None:
+        parts.append(f"done in {span(progress.eta_seconds)}")
+    if progress.stragglers:
+        parts.append(f"slow: {', '.join(progress.stragglers)}")
+    if progress.last_report:
+        parts.append(f"reported {age(progress.last_report, now)} ago")
+    return ", ".join(part for part in parts if part)
+
+
+def _times(status: Status, now: datetime) -> str:
+    parts = []
+    if status.start_time:
+        until = status.completion_time or now
+        parts.append(f"{duration((until - status.start_time).total_seconds())} since its start")
+    if status.times:
+        parts += [f"{name} {span(value)}" for name, value in status.times.model_dump().items() if value >= 1]
+    if status.goodput is not None:
+        parts.append(f"goodput {status.goodput:.0%}")
+    return ", ".join(parts)
+
+
+def _conditions(status: Status, now: datetime) -> Iterator[str]:
+    if status.conditions:
+        table = Table(["Type", "Status", "Since", "Reason", "Message"], indent="  ")
+        yield from table.lines(
+            (c.type, c.status, age(c.last_transition_time, now), c.reason, c.message) for c in status.conditions
+        )
+
+
+def _roles(status: Status) -> Iterator[str]:
+    if status.roles:
+        table = Table(["Role", "Desired", "Active", "Ready", "Succeeded", "Failed"], indent="  ")
+        yield from table.lines(
+            (role, of.desired, of.active, of.ready, of.succeeded, of.failed) for role, of in status.roles.items()
+        )
+
+
+def _pods(job: Manifest, status: Status, manifests: list[Manifest], now: datetime) -> Iterator[str]:
+    raw = {manifest["metadata"]["uid"]: manifest for manifest in manifests}
+    ranks = ranks_of(job)
+    pods = pods_of(job, manifests)
+    if not pods:
+        yield "  none"
+        return
+    dull = [pod for pod in pods if pod.phase == "Running" and pod.attempt == status.attempt and not pod.deleted_at]
+    shown = pods if len(pods) <= MOST_PODS else [pod for pod in pods if pod not in dull]
+    if shown:
+        table = Table(["Rank", "Replica", "Attempt", "Node", "State", "Restarts", "Exit", "Age"], indent="  ")
+        yield from table.lines(_pod(pod, raw[pod.uid], ranks, status, now) for pod in shown)
+    if len(shown) < len(pods):
+        yield f"  and {len(pods) - len(shown)} that run"
+
+
+def _pod(pod: Pod, raw: Manifest, ranks: dict[str, int | None], status: Status, now: datetime) -> tuple[Any, ...]:
+    key = replica_key(pod.role, pod.index)
+    rank = ranks.get(key)
+    state = state_of(pod)
+    if pod.phase == "Pending" and pod.waiting_reason and not pod.deleted_at:
+        state = pod.waiting_reason
+    statuses = (raw.get("status") or {}).get("containerStatuses") or []
+    in_place = next((status["restartCount"] for status in statuses if status["name"] == TRAINER), 0)
+    ended = ended_how(pod.exit.code, pod.exit.signal, pod.exit.reason) if pod.exit else ""
+    if pod.exit and pod.exit.code == 0:
+        ended = "0"
+    return (
+        "-" if rank is None or pod.attempt != status.attempt else rank,
+        key,
+        pod.attempt,
+        pod.node or "<none>",
+        state,
+        pod.restart + in_place,
+        ended,
+        age(pod.created_at, now),
+    )
+
+
+def _failure(status: Status, now: datetime) -> Iterator[str]:
+    failure = status.last_failure
+    if failure is None:
+        return
+    yield f"  {who_failed(failure)}"
+    yield f"  pod {failure.pod}{f' on node {failure.node}' if failure.node else ''}, {age(failure.time, now)} ago"
+    yield from (f"  | {clean(line.encode(), colour=False)}" for line in failure.message.splitlines())
+
+
+def _happenings(events: list[Manifest], now: datetime) -> Iterator[str]:
+    told = happenings(events)
+    if not told:
+        yield "  none (they are kept for an hour)"
+        return
+    table = Table(["Last seen", "Type", "Reason", "Object", "Message"], indent="  ")
+    yield from table.lines(
+        (
+            _when(one, now),
+            one.kind,
+            one.reason,
+            one.objects,
+            one.message,
+        )
+        for one in told
+    )
+
+
+def _when(one: Happening, now: datetime) -> str:
+    often = f" (x{one.count} over {span((now - one.first).total_seconds())})" if one.count > 1 else ""
+    return age(one.last, now) + often
+
+
+def _stamp(text: str) -> str:
+    return text.replace("T", " ").replace("Z", " UTC")
