@@ -145,6 +145,17 @@ def test_the_operator_may_do_what_it_needs_and_nothing_more(helm: Helm) -> None:
     assert granted(helm.template({"replicas": 2})) == ALLOWED
 
 
+def test_the_documentation_lists_the_rights(helm: Helm) -> None:
+    table = re.findall(r"^\| ([\w, /]+) \| ([\w, ;]+) \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    described = {
+        resource: set(re.findall(r"get|list|watch|create|update|patch|delete", verbs))
+        for resources, verbs in table
+        for resource in resources.split(", ")
+        if resource not in {"resource", "alert"}
+    }
+    assert described == {resource: verbs for (_, resource), verbs in granted(helm.template({"replicas": 2})).items()}
+
+
 def test_no_release_grants_more(release: list[Manifest]) -> None:
     for key, verbs in granted(release).items():
         assert verbs <= ALLOWED[key]
@@ -248,7 +259,8 @@ def test_the_dashboard_arrives_as_it_is_in_the_chart(helm: Helm) -> None:
 def test_every_alert_says_how_bad_it_is_and_what_to_do(helm: Helm) -> None:
     [rule] = of_kind(helm.template({"metrics": {"rules": {"enabled": True}}}), "PrometheusRule")
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
-    assert len(alerts) == 10
+    described = re.findall(r"^\| `(Allranks\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    assert [alert["alert"] for alert in alerts] == described
     for alert in alerts:
         assert alert["labels"]["severity"] in {"critical", "warning", "info"}
         assert alert["annotations"]["summary"]
@@ -313,6 +325,14 @@ def test_notes_say_what_to_do_next(values: Manifest, said: list[str], helm: Helm
     notes = notes.partition("NOTES:")[2]
     for text in said:
         assert text in notes
+
+
+DOCUMENTED = re.findall(r"^```yaml\n(# values\.yaml\n.*?)^```", (ROOT / "docs" / "install.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("values", DOCUMENTED)
+def test_values_in_the_documentation_are_valid(values: str, helm: Helm) -> None:
+    assert of_kind(helm.template(yaml.safe_load(values)), "Deployment")
 
 
 class Operator(BaseHTTPRequestHandler):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -324,6 +326,83 @@ def test_pools_can_be_shown_to_everyone(helm: Helm, bare: ControlPlane, sys_: st
     install(helm, sys_, {"pools": {"readers": ["system:authenticated"]}})
     eventually(lambda: may(bare, "anna", "list", POOL))
     assert not may(bare, "anna", "create", POOL)
+
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INSTALL = {
+    section.partition("\n")[0]: BLOCK.findall(section)
+    for section in (ROOT / "docs" / "install.md").read_text().split("\n## ")
+}
+"""Section of docs/install.md -> (language, text) of its blocks."""
+BEFORE = {
+    "Upgrade": "kubectl apply --server-side -f older/",
+    "Uninstall": "helm install allranks charts/allranks --namespace allranks-system",
+}
+"""What must have happened for a section to make sense."""
+SHIM = """#!/bin/sh
+# Nothing runs pods here: nobody waits for them.
+[ "$1" != test ] || exit 0
+for argument; do shift; [ "$argument" = --wait ] || set -- "$@" "$argument"; done
+exec {program} --kubeconfig={kubeconfig} "$@"
+"""
+
+
+@pytest.mark.parametrize("section", [name for name, blocks in INSTALL.items() if "zsh" in dict(blocks)])
+def test_commands_of_the_documentation_work(
+    section: str, helm: Helm, bare: ControlPlane, api: Api, tmp_path: Path
+) -> None:
+    for namespace in ("allranks-system", "team-a", "team-b"):
+        with contextlib.suppress(ApiError):
+            api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    for folder in ("charts", "crds"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    shutil.copytree(ROOT / "crds", tmp_path / "older")
+    for file in (tmp_path / "older").iterdir():
+        file.write_text(file.read_text().replace("name: Age", "name: Years"))
+    (tmp_path / "bin").mkdir()
+    for program in (helm.program, bare.programs / "kubectl"):
+        shim = tmp_path / "bin" / program.name
+        shim.write_text(SHIM.format(program=program, kubeconfig=bare.kubeconfig))
+        shim.chmod(0o755)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+
+    def run(script: str) -> str:
+        done = subprocess.run(
+            ["bash", "-ec", script],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    (tmp_path / "values.yaml").write_text("{}")
+    run(BEFORE.get(section, ""))
+    for language, text in INSTALL[section]:
+        if language == "yaml":
+            assert text.startswith("# values.yaml\n")
+            (tmp_path / "values.yaml").write_text(text)
+        else:
+            run(text)
+    if section == "Upgrade":
+        columns = yaml.safe_load(run("kubectl get crd trainingpools.allranks.dev -o yaml"))["spec"]["versions"][0]
+        assert "Years" not in json.dumps(columns)
+
+
+def test_without_helm_the_second_apply_makes_the_pools_too(
+    helm: Helm, bare: ControlPlane, api: Api, sys_: str, tmp_path: Path
+) -> None:
+    text = helm("template", "allranks", str(CHART), f"--namespace={sys_}", values={"pools": POOLS})
+    file = tmp_path / "allranks.yaml"
+    file.write_text(text)
+    bare.kubectl("apply", "--server-side", "-f", str(file))
+    done = bare.kubectl("apply", "--server-side", "-f", str(file))
+    assert done.returncode == 0, done.stderr
+    assert counts(api) == {"a100": 8, "h100": 8}
+    bare.kubectl("delete", "-f", str(file))
 
 
 JOBS_TO_RUN = (
