@@ -75,7 +75,8 @@
 
 {{- define "allranks.alerts.jobs" -}}
 - alert: AllranksJobsStuckRestarting
-  expr: min_over_time(sum by (framework) (max by (framework, phase) (allranks_jobs{ {{- .at -}} ,phase="Restarting"}))[30m:1m]) > 0
+  expr: sum by (framework) (max by (framework, phase) (allranks_jobs{ {{- .at -}} ,phase="Restarting"})) > 0
+  for: 30m
   labels: {severity: warning}
   annotations:
     summary: "{{ "{{ $labels.framework }}" }}: for 30 minutes there has always been a job that restarts."
@@ -92,9 +93,10 @@
     summary: "{{ "{{ $labels.framework }}" }}: one job in ten takes more than {{ "{{ $value | humanizeDuration }}" }} to start."
     description: Nodes that are scaled up, and images that are pulled, are the usual reasons.
 - alert: AllranksTimeLost
+  # Job-seconds that were lost, of all of them: 300 s for each job that was there every 5 minutes.
   expr: >-
-    sum by (framework) (rate(allranks_lost_seconds_total{ {{- .at -}} }[6h]))
-    / sum by (framework) (avg_over_time(max by (framework, phase) (allranks_jobs{ {{- .at -}} ,phase=~"Running|Restarting"})[6h:5m]))
+    sum by (framework) (increase(allranks_lost_seconds_total{ {{- .at -}} }[6h]))
+    / (sum by (framework) (sum_over_time(max by (framework, phase) (allranks_jobs{ {{- .at -}} ,phase=~"Running|Restarting"})[6h:5m])) * 300)
     > {{ .values.metrics.rules.lostRatio }}
   for: 1h
   labels: {severity: warning}
