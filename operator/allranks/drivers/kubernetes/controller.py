@@ -51,6 +51,8 @@ class _Memory:
     """Refused just now: the next look says so, and does not ask again at once."""
     wrote_at: float = float("-inf")
     errors: int = 0
+    complained: str = ""
+    """What was told of a job that cannot be read."""
     timer: asyncio.TimerHandle | None = None
     retry: asyncio.TimerHandle | None = None
     postponed: asyncio.TimerHandle | None = None
@@ -264,15 +266,17 @@ class Controller:
         change = readable.mark(raw, why, self._now())
         if change is None:
             return
-        logger.error("cannot be read: %s", why, extra=_about(key, memory))
+        if memory.complained != why:
+            # First the Event: of some such objects the API server refuses every status.
+            memory.complained = why
+            logger.error("cannot be read: %s", why, extra=_about(key, memory))
+            self._recorder.tell(raw, Event("InvalidSpec", why, warning=True), self._now(), 0)
         written = await self._executor.patch_status(raw["metadata"], change)
         if written is None:
             await self._read_again(key, raw)
             self._again.add(key)
             return
         self.jobs.show(written)
-        attempt = (raw.get("status") or {}).get("attempt", 0)
-        self._recorder.tell(raw, Event("InvalidSpec", why, warning=True), self._now(), attempt)
 
     def _wake_at(self, key: JobKey, memory: _Memory, moment: datetime | None) -> None:
         if memory.timer:
