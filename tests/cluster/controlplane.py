@@ -211,7 +211,8 @@ class ControlPlane:
                     raise kind(f"{name} ended with code {process.returncode}:\n{log}")
             if self.ca_file.exists():
                 with contextlib.suppress(TimeoutError):
-                    api = Api(self.url, self.ca_file, self.admin_token)
+                    # It listens long before it answers: whoever waits then does not hear that etcd has ended.
+                    api = Api(self.url, self.ca_file, self.admin_token, timeout=1)
                     with contextlib.closing(api):
                         api.wait_until_ready(0.5)
                     if self._api:

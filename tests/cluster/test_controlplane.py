@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from . import controlplane
 from .api import ApiError
 from .conftest import DEFINITIONS
 from .controlplane import ControlPlane, free_ports
@@ -82,6 +84,22 @@ control_plane.start()
 print(json.dumps(control_plane.pids), flush=True)
 time.sleep(60)
 """
+
+
+def test_where_somebody_took_a_port_it_tries_others(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        taken = [somebody.getsockname()[1]]
+        # The first time the API server's port is gone, the second time etcd's.
+        tries = [[*free_ports(2), *taken], [*taken, *free_ports(2)], free_ports(3)]
+        monkeypatch.setattr(controlplane, "free_ports", lambda count: tries.pop(0))
+        control_plane = ControlPlane(programs, tmp_path)
+        control_plane.start()
+        pids = control_plane.pids
+        assert control_plane.api.get("Namespace", None, "default")
+        control_plane.stop()
+        assert not any(_is_there(pid) for pid in pids.values())
 
 
 def test_ports_are_no_others_and_below_those_that_the_system_hands_out() -> None:
