@@ -94,7 +94,7 @@ class Controller:
 
     @property
     def idle(self) -> bool:
-        return not self._busy and not any(memory.postponed for memory in self._memory.values())
+        return not self._busy and not any(memory.postponed or memory.errors for memory in self._memory.values())
 
     def start(self) -> None:
         """Pods are known now: without them every job would seem to have lost its own."""

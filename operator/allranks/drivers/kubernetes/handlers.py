@@ -15,6 +15,7 @@ import kopf
 
 from allranks.api.job import GROUP, PLURAL, VERSION
 from allranks.core.model import Manifest
+from allranks.drivers.kubernetes import watch
 from allranks.drivers.kubernetes.client import Client
 from allranks.drivers.kubernetes.executor import identified
 from allranks.settings import Settings
@@ -24,10 +25,10 @@ class _Endless:
     """Backoffs without an end: kopf gives up, and ends the operator with it, when they are used up."""
 
     def __iter__(self) -> Iterator[float]:
-        backoff = 0.5
+        backoff = watch.FIRST_BACKOFF_SECONDS
         while True:
             yield random.uniform(0.5, 1.0) * backoff
-            backoff = min(15.0, 2 * backoff)
+            backoff = min(watch.LAST_BACKOFF_SECONDS, 2 * backoff)
 
 
 def registry(
@@ -70,7 +71,8 @@ def settings(ours: Settings) -> kopf.OperatorSettings:
     out.networking.error_backoffs = _Endless()
     out.networking.request_timeout = ours.request_timeout
     out.watching.server_timeout = ours.watch_timeout
-    out.watching.chunk_size = 500
+    out.watching.inactivity_timeout = watch.SILENCE_SECONDS
+    out.watching.chunk_size = watch.PAGE
     out.queueing.idle_timeout = 1.0
     out.queueing.exit_timeout = 1.0
     out.process.ultimate_exiting_timeout = None

@@ -98,6 +98,8 @@ class Operator:
                 logger.error("starting anew: %s", error, exc_info=None if known else error)
             finally:
                 self.metrics.leader.set(0)
+                if not self._killed:
+                    self.session = None
                 _on_signals(stop)  # kopf had put its own in their place
             if stop.is_set() or self._killed:
                 return

@@ -67,7 +67,7 @@ class Watch(Generic[T]):
         changed: Callable[[T, bool], None],
         selector: str = "",
         renewed_after: int = 240,
-        silence: float = SILENCE_SECONDS,
+        silence: float | None = None,
         forbidden: Callable[[str], None] | None = None,
     ) -> None:
         self.path = path
@@ -78,7 +78,8 @@ class Watch(Generic[T]):
         self._client, self._listed, self._changed, self._forbidden = client, listed, changed, forbidden
         self._decode: Callable[[Any], T] = msgspec.json.Decoder(kind).decode
         self._parameters = {"labelSelector": selector} if selector else {}
-        self._renewed_after, self._silence = renewed_after, silence
+        self._renewed_after = renewed_after
+        self._silence = SILENCE_SECONDS if silence is None else silence
         self._version = ""
 
     @property
