@@ -29,10 +29,12 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-generate: $(STAMP) ## Generate the CRDs and the reference from the types
+generate: $(STAMP) ## Generate the CRDs, the reference and the chart's copies from the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining > $(STAMP).crd && mv $(STAMP).crd crds/distributedtrainings.yaml
 	@$(BIN)/python -m allranks.api.crd TrainingPool > $(STAMP).crd && mv $(STAMP).crd crds/trainingpools.yaml
 	@$(BIN)/python tools/reference.py > $(STAMP).md && mv $(STAMP).md docs/reference.md
+	@$(BIN)/python tools/settings.py
+	@$(BIN)/python tools/chart.py
 
 golden: $(STAMP) ## Write the golden files anew: look at the difference before you commit it
 	@$(BIN)/python -m pytest -q tests/golden --update-golden
@@ -40,7 +42,8 @@ golden: $(STAMP) ## Write the golden files anew: look at the difference before y
 verify: $(STAMP) ## Fail if a generated file differs from what the types say
 	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \
 	  $(BIN)/python -m allranks.api.crd TrainingPool | diff -u crds/trainingpools.yaml - && \
-	  $(BIN)/python tools/reference.py | diff -u docs/reference.md - || \
+	  $(BIN)/python tools/reference.py | diff -u docs/reference.md - && \
+	  $(BIN)/python tools/settings.py --check && $(BIN)/python tools/chart.py --check || \
 	  { echo "a generated file is not what the types say: run 'make generate'"; exit 1; }
 
 controlplane: ## Build etcd, API server, controller manager and kubectl for the tests (once; needs Go)

@@ -19,8 +19,11 @@ step 'format (ruff)' "$bin/ruff" format --check .
 step 'types (mypy --strict)' "$bin/mypy"
 step 'layers (import-linter)' "$bin/lint-imports" --no-cache
 step 'generated files' make --no-print-directory verify
-step 'tests without frameworks' "$bin/python" -m pytest -q -m 'not slow'
+step 'tests without frameworks' "$bin/python" -m pytest -q -m 'not slow and not cluster'
 if [ "${1:-all}" != fast ]; then
+  step 'control plane (built once, by Go)' tools/controlplane.sh
+  step 'Helm (built once, by Go)' tools/helm.sh
+  step 'tests on a real API server' "$bin/python" -m pytest -q -m cluster --durations=10
   step 'system packages for MPI' tools/system-packages.sh
   step 'PyTorch, TensorFlow, Horovod' tools/frameworks.sh pytorch tensorflow horovod
   step 'tests with real frameworks' "$bin/python" -m pytest -q -m slow --durations=10
