@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,17 +21,6 @@ def _id(scenario: Scenario) -> str:
     return f"{scenario.name} {scenario.case}".strip()
 
 
-# The garbage collector lets a job go first unless the references of its pods say `blockOwnerDeletion`.
-KNOWN = {"with the operator up, nothing is made anew while the pods go first": "no blockOwnerDeletion"}
-"""Case -> what is wrong with us."""
-
-
-def _param(scenario: Scenario) -> Any:
-    wrong = KNOWN.get(scenario.case)
-    marks = [pytest.mark.xfail(reason=wrong, strict=True)] if wrong else []
-    return pytest.param(scenario, id=_id(scenario), marks=marks)
-
-
 @pytest.fixture(autouse=True)
 def _writes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The world waits after every change until the status has been written, and no second of its clock passes."""
@@ -40,7 +28,7 @@ def _writes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(controller, name, 0.01)
 
 
-@pytest.mark.parametrize("scenario", [_param(scenario) for scenario in SCENARIOS])
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=_id)
 def test_scenario(scenario: Scenario, control_plane: ControlPlane, namespace: str) -> None:
     if control_plane.has_nodes:
         pytest.skip("this cluster's scheduler and kubelets would run the pods that the scenario plays")

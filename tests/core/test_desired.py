@@ -17,6 +17,7 @@ OWNER = {
     "name": "job",
     "uid": UID,
     "controller": True,
+    "blockOwnerDeletion": True,
 }
 
 

@@ -360,6 +360,8 @@ def _service(job: Job) -> Manifest:
 
 def _metadata(job: Job, name: str, labels: dict[str, str]) -> Manifest:
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.metadata.uid, "controller": True}
+    # Whoever deletes the job in the foreground waits for its pods.
+    owner["blockOwnerDeletion"] = True
     return {
         "name": name,
         "namespace": job.namespace,

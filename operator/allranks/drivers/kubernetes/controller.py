@@ -159,8 +159,7 @@ class Controller:
         self._wake_at(key, memory, plan.wake_at)
         if plan.write_ahead:
             memory.only_tell = False
-            # After the verdict, how the other pods end is on record before they go: that too may be gathered.
-            if plan.status and not (observed.status.phase in FINISHED and self._postpone(key, memory, observed, plan)):
+            if not (_may_wait(observed, plan) and self._postpone(key, memory, observed, plan)):
                 await self._write(key, raw, memory, observed, plan)
             return
         await self._objects(key, raw, memory, plan)
@@ -216,7 +215,7 @@ class Controller:
             memory.postponed = None
         now = time.monotonic()
         due_at = memory.wrote_at + URGENT_SECONDS
-        if _told(observed.status) == _told(plan.status):
+        if plan.write_ahead or _told(observed.status) == _told(plan.status):
             memory.counts_since = memory.counts_since or now
             due_at = max(memory.wrote_at + COUNTS_SECONDS, memory.counts_since + GATHER_SECONDS)
         wait = due_at - now
@@ -304,10 +303,24 @@ class Controller:
             task.cancel()
 
 
+def _may_wait(observed: Observed, plan: Plan) -> bool:
+    """Ranks end together, or nearly: success waits a moment for those that still run, and so does their ending after
+    it, which is on record before they are cleaned up. Every other decision is written at once."""
+    if observed.status.phase in FINISHED:
+        return True
+    assert plan.status is not None
+    return plan.status.phase == "Succeeded" and any(pod.phase == "Running" for pod in observed.pods)
+
+
 def _told(status: Status) -> Any:
     """All of a status but counts of pods, and that all of them were seen, which comes to the same a moment later."""
-    conditions = [(c.type, c.status, c.reason) for c in status.conditions]
-    return conditions, status.model_copy(update={"roles": {}, "ready": "", "launched": False, "conditions": []})
+    conditions = [(c.type, c.status, "" if c.reason in _STARTING else c.reason) for c in status.conditions]
+    counts = {"roles": {}, "ready": "", "launched": False, "selector": "", "conditions": []}
+    return conditions, status.model_copy(update=counts)
+
+
+_STARTING = frozenset({"Created", "Resumed", "PodsPending"})
+"""Reasons that say no more than that not all pods run yet."""
 
 
 def _about(key: JobKey, memory: _Memory) -> dict[str, Any]:

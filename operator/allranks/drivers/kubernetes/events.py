@@ -42,11 +42,12 @@ class Recorder:
         self._queue: asyncio.Queue[Manifest] = asyncio.Queue(_WAITING)
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
         self._counts: OrderedDict[str, int] = OrderedDict()
+        self._sending = False
         self.dropped = 0
 
     @property
     def idle(self) -> bool:
-        return self._queue.empty()
+        return self._queue.empty() and not self._sending
 
     def tell(self, job: Manifest, event: Event, now: datetime, attempt: int) -> None:
         if not self._allowed(job["metadata"]["uid"]) or self._queue.full():
@@ -58,10 +59,13 @@ class Recorder:
         """For ever. An Event that cannot be told is given up: the status says the same."""
         while True:
             manifest = await self._queue.get()
+            self._sending = True
             try:
                 await self._send(manifest)
             except ApiError as error:
                 logger.warning("an Event was not accepted: %s", error)
+            finally:
+                self._sending = False
 
     async def flush(self, seconds: float) -> None:
         """What is waiting is sent, within that time."""

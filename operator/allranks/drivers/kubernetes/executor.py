@@ -22,7 +22,7 @@ from allranks.drivers.kubernetes.client import Client, Conflict, Fenced, NotFoun
 from allranks.drivers.kubernetes.keys import key_pair
 from allranks.drivers.kubernetes.pods import Raw, Seen
 
-AT_ONCE = 16
+AT_ONCE = 24
 """Requests of one job at the same time: a large job does not keep the others waiting."""
 
 _ObjectKey = tuple[str, str]
