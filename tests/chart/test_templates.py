@@ -121,6 +121,7 @@ def test_only_the_operators_pod_gets_a_token(release: list[Manifest]) -> None:
 ALLOWED = {
     ("allranks.dev", "distributedtrainings"): {"get", "list", "watch", "delete"},
     ("allranks.dev", "distributedtrainings/status"): {"patch"},
+    ("allranks.dev", "distributedtrainings/finalizers"): {"update"},
     ("allranks.dev", "trainingpools"): {"get", "list", "watch"},
     ("", "pods"): {"create", "get", "list", "watch", "delete"},
     ("", "services"): {"create", "get"},
