@@ -119,7 +119,7 @@ def test_describe_tells_what_it_is_how_it_is_and_why_it_failed(allranks, job, co
         ready="1/3",
         restarts={"counted": 3, "disruptions": 1, "byReason": {"Error": 3, "Evicted": 1}},
         conditions=[condition("Failed", "True", "TooManyRestarts", "worker-1 failed for the fourth time")],
-        roles={"worker": {"desired": 2, "active": 1, "ready": 0, "succeeded": 0, "failed": 1}},
+        roles={"master": {"desired": 1, "active": 1}, "worker": {"desired": 2, "active": 1, "failed": 1}},
         lastFailure=failure(message="Traceback\n\x1b[31mValueError: negative\x1b[0m"),
         completionTime=stamp(),
     )

@@ -91,17 +91,12 @@ def test_a_dry_run_is_the_servers_and_leaves_nothing(allranks, control_plane, na
 
 def test_what_the_server_alone_can_see_is_told(allranks):
     claim = {**CLAIM, "spec": {**CLAIM["spec"], "accessModes": ["Sometimes"]}}
-    result = allranks(
-        "submit", "-", stdin=text(claim, {"apiVersion": "x.dev/v1", "kind": "Odd", **named()}, document())
-    )
+    odd = {"apiVersion": "x.dev/v1", "kind": "Odd", "metadata": {"name": "odd"}}
+    result = allranks("submit", "-", stdin=text(claim, odd, document()))
     assert (result.exit_code, result.stdout) == (1, f"{JOB} created\n")
     first, second = result.stderr.splitlines()
     assert first.startswith('error: persistentvolumeclaim/runs: spec.accessModes: Unsupported value: "Sometimes"')
     assert second == "error: the cluster knows no Odd of x.dev/v1: is its apiVersion right?"
-
-
-def named() -> dict:
-    return {"metadata": {"name": "odd"}}
 
 
 def test_two_namespaces_are_one_too_many(allranks):

@@ -150,9 +150,9 @@ def _progress(status: Status, now: datetime) -> str:
         return ""
     parts = [progress.summary or (f"step {progress.step}" if progress.step is not None else "")]
     parts += [f"{name} {value:g}" for name, value in progress.metrics.items()]
-    if progress.samples_per_second is not None:
+    if progress.samples_per_second is not None and not status.completion_time:
         parts.append(f"{progress.samples_per_second:g} samples/s")
-    if progress.eta_seconds is not None:
+    if progress.eta_seconds is not None and not status.completion_time:
         parts.append(f"done in {span(progress.eta_seconds)}")
     if progress.stragglers:
         parts.append(f"slow: {', '.join(progress.stragglers)}")

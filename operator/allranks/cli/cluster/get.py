@@ -129,12 +129,16 @@ async def _rows(
 class _Rows:
     """The server's rows, as many of their columns as are wanted."""
 
-    def __init__(self, columns: list[Manifest], *, wide: bool, namespaces: bool, headers: bool) -> None:
+    def __init__(
+        self, columns: list[Manifest], *, wide: bool, namespaces: bool, headers: bool, watch: bool = False
+    ) -> None:
         self._places = [place for place, column in enumerate(columns) if wide or not column.get("priority")]
         self._names = [column["name"] for column in columns]
         self._namespaces = namespaces
         self._headers = headers
-        self._table = Table((["Namespace"] if namespaces else []) + [self._names[place] for place in self._places])
+        titles = (["Namespace"] if namespaces else []) + [self._names[place] for place in self._places]
+        # `Restarting` is the longest phase, and a job that is new has no progress yet.
+        self._table = Table(titles, room={"Phase": 10, "Ready": 7, "Progress": 12} if watch else None)
 
     def lines(self, rows: Iterable[Manifest]) -> list[str]:
         lines = list(self._table.lines([self._cells(row) for row in rows]))
@@ -164,7 +168,7 @@ async def _follow(
     table = output in (None, "wide")
     watch = Watch(cluster, path, query, table=table, told=lambda text: click.echo(text, err=True))
     listed = await watch.listed()
-    shown = _Rows(watch.columns, wide=output == "wide", namespaces=namespaces, headers=not no_headers)
+    shown = _Rows(watch.columns, wide=output == "wide", namespaces=namespaces, headers=not no_headers, watch=True)
     known: dict[str, tuple[Any, ...]] = {}
 
     def tell(items: list[Manifest]) -> None:

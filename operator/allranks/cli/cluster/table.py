@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,9 +12,10 @@ from allranks.cli.logs import clean
 class Table:
     """Rows below their headers. Rows that come later keep to the columns, which only grow."""
 
-    def __init__(self, headers: Sequence[str], indent: str = "") -> None:
+    def __init__(self, headers: Sequence[str], indent: str = "", room: Mapping[str, int] | None = None) -> None:
+        """`room`: header -> width that later rows will need."""
         self._headers = [header.upper() for header in headers]
-        self._widths = [len(header) for header in self._headers]
+        self._widths = [max(len(header), (room or {}).get(header, 0)) for header in headers]
         self._indent = indent
         self._begun = False
 
