@@ -231,6 +231,21 @@ def test_a_kubeconfig_that_does_not_serve_is_told(control_plane, tmp_path):
     assert result.stderr.endswith("there are there\n")
 
 
+def test_a_login_that_fails_is_told_and_none_at_all_too(control_plane, tmp_path):
+    config = yaml.safe_load(control_plane.kubeconfig.read_text())
+    login = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/no/such/program", "interactiveMode": "Never"}
+    allranks = Commands(tmp_path / "config", "team")
+    config["users"][0]["user"] = {"exec": login}
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    result = allranks("get")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert result.stderr.startswith("error: logging in as context tests of ")
+    assert "/no/such/program" in result.stderr
+    config["users"][0]["user"] = {}
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    assert "was asked without credentials: the kubeconfig has none for this context" in allranks("get").stderr
+
+
 def test_a_certificate_that_is_not_to_be_trusted_is_told(control_plane, tmp_path):
     (tmp_path / "config").write_text(kubeconfig(control_plane.url))
     result = Commands(tmp_path / "config", "team")("get")

@@ -60,6 +60,8 @@ def _forbidden(message: str, asked: Asked) -> str:
     if not found:
         # Not RBAC but admission: a quota, pod security, a webhook. It says itself what it wants.
         return message
+    if found["user"] == "system:anonymous":
+        return f"{asked.place} was asked without credentials: the kubeconfig has none for this context"
     user, verb, resource, group = found["user"], found["verb"], found["resource"], found["group"]
     what = f"{resource}.{group}" if group else resource
     role = "ClusterRole" if found["all"] else "Role"

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -236,15 +237,31 @@ def _configured(where: Where) -> tuple[Any, str, str]:
         if chosen is None:
             known = ", ".join(sorted(c["name"] for c in contexts))
             raise ClusterError(f"there is no context {where.context} in {chain}: there are {known}")
-        config.load_kube_config(config_file=chain, context=where.context, client_configuration=configuration)
+        with _logged() as complaints:
+            config.load_kube_config(config_file=chain, context=where.context, client_configuration=configuration)
     except (config.ConfigException, OSError, TypeError, KeyError, ValueError) as error:
         raise ClusterError(f"{chain} is no kubeconfig that can be used: {error}") from error
     except Exception as error:
         if type(error).__module__.startswith("yaml"):
             raise ClusterError(f"{chain} is not YAML: {' '.join(str(error).split())}") from error
         raise
+    if complaints and not (configuration.api_key or configuration.cert_file):
+        raise ClusterError(f"logging in as context {chosen['name']} of {chain} says failed: {'; '.join(complaints)}")
     context = chosen.get("context") or {}
     return configuration, context.get("namespace") or "default", chosen["name"]
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """The official client only logs that a login program failed, and goes on without credentials."""
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
+    before, logging.root.handlers = logging.root.handlers, [handler]
+    try:
+        yield texts
+    finally:
+        logging.root.handlers = before
 
 
 def _tls(configuration: Any) -> ssl.SSLContext:
