@@ -22,7 +22,7 @@ from allranks.core.model import Pod
 from allranks.core.names import JOB_LABEL, TRAINER, replica_key
 from allranks.errors import ClusterError
 
-LAST_LINES_SECONDS = 10.0
+LAST_LINES_SECONDS = 5.0
 """What still prints so long after the job's end (a parameter server that nobody stops) is left alone."""
 SETTLE_SECONDS = 1.0
 
