@@ -50,9 +50,25 @@ def bare(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 def api(bare: ControlPlane) -> Iterator[Api]:
     """The next test finds no CRDs again."""
     yield bare.api
+    wait_until_served(bare.api)
     for definition in bare.api.list("CustomResourceDefinition"):
         bare.api.delete("CustomResourceDefinition", None, definition["metadata"]["name"])
     eventually(lambda: not bare.api.list("CustomResourceDefinition"))
+
+
+def wait_until_served(api: Api) -> None:
+    """A CRD that is deleted before its objects were ever listed may be Terminating for ever (Kubernetes 1.36:
+    "could not list instances: storage is (re)initializing")."""
+
+    def listed(kind: str) -> bool:
+        try:
+            api.list(kind)
+        except ApiError:
+            return False
+        return True
+
+    for definition in api.list("CustomResourceDefinition"):
+        eventually(lambda kind=definition["spec"]["names"]["kind"]: listed(kind))
 
 
 @pytest.fixture
@@ -160,6 +176,7 @@ def test_what_users_made_outlives_the_operator_and_serves_the_next_one(
 def test_crds_that_are_not_to_be_kept_go_with_the_release(helm: Helm, api: Api, sys_: str) -> None:
     install(helm, sys_)
     upgrade(helm, sys_, {"crds": {"keep": False}})
+    wait_until_served(api)
     helm("uninstall", "allranks", f"--namespace={sys_}")
     eventually(lambda: not api.list("CustomResourceDefinition"))
 
@@ -386,6 +403,7 @@ def test_commands_of_the_documentation_work(
             assert text.startswith("# values.yaml\n")
             (tmp_path / "values.yaml").write_text(text)
         else:
+            wait_until_served(api)
             run(text)
     if section == "Upgrade":
         columns = yaml.safe_load(run("kubectl get crd trainingpools.allranks.dev -o yaml"))["spec"]["versions"][0]
