@@ -1,6 +1,7 @@
 """Puts the real output of commands into README.md, between `<!-- NAME -->` and `<!-- /NAME -->`.
 
 Needs all frameworks:  PATH=$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$PATH .venv/bin/python tools/readme.py
+One section alone:      .venv/bin/python tools/readme.py cluster
 """
 
 from __future__ import annotations
@@ -37,16 +38,21 @@ spec:
 
 
 def main() -> None:
-    """Runs everything, then writes the page."""
+    """Runs everything, or the sections that are named, then writes the page."""
+    import readme_cluster
+
+    wanted = sys.argv[1:] or ["demo", "failure", "frameworks", "cluster"]
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         (scratch / "broken.py").write_text(BROKEN)
         (scratch / "job.yaml").write_text(BROKEN_JOB)
-        sections = {
-            "demo": console("make demo", demo(scratch)),
-            "failure": killed(scratch) + "\n\n" + broken(scratch),
-            "frameworks": "\n\n".join(each(name, text, scratch) for name, text in FRAMEWORKS.items()),
+        makers = {
+            "demo": lambda: console("make demo", demo(scratch)),
+            "failure": lambda: killed(scratch) + "\n\n" + broken(scratch),
+            "frameworks": lambda: "\n\n".join(each(name, text, scratch) for name, text in FRAMEWORKS.items()),
+            "cluster": readme_cluster.section,
         }
+        sections = {name: makers[name]() for name in wanted}
     page = ROOT / "README.md"
     text = page.read_text()
     for section, content in sections.items():
