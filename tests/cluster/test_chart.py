@@ -251,6 +251,7 @@ def may(bare: ControlPlane, who: str, verb: str, what: str, namespace: str | Non
 JOBS, POOL = "distributedtrainings.allranks.dev", "trainingpools.allranks.dev"
 NEEDED = [
     *(("get", JOBS), ("list", JOBS), ("watch", JOBS), ("delete", JOBS), ("patch", f"{JOBS}/status")),
+    ("update", f"{JOBS}/finalizers"),
     *((verb, "pods") for verb in ("create", "get", "list", "watch", "delete")),
     *((verb, what) for what in ("services", "configmaps") for verb in ("create", "get")),
     *(("create", "secrets"), ("create", "events"), ("patch", "events")),
