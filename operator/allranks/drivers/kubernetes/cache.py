@@ -6,7 +6,7 @@ Resource versions are compared as numbers, which Kubernetes promises since 1.35 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -142,6 +142,14 @@ class JobCache:
     def forget(self, key: JobKey) -> None:
         """The API server says that there is none."""
         self._jobs.pop(key, None)
+
+    def gone(self, present: Set[JobKey], version: int, namespace: str | None) -> list[Manifest]:
+        """Those that are not `present`, which is all there is (in that namespace), as of `version`."""
+        return [
+            {**job, "metadata": {**job["metadata"], "resourceVersion": str(version)}}
+            for key, job in self._jobs.items()
+            if key not in present and namespace in (None, key[0]) and int(job["metadata"]["resourceVersion"]) <= version
+        ]
 
     def versions(self) -> Iterable[tuple[JobKey, int]]:
         return ((key, int(job["metadata"]["resourceVersion"])) for key, job in self._jobs.items())

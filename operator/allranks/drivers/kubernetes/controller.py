@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -117,6 +117,11 @@ class Controller:
         """From the job watch."""
         if self.jobs.show(job, deleted):
             self.wake((job["metadata"].get("namespace", ""), job["metadata"]["name"]))
+
+    def listed(self, present: Set[JobKey], version: int, namespace: str | None) -> None:
+        """All jobs there are (in that namespace): of those deleted before that, the watch does not tell."""
+        for job in self.jobs.gone(present, version, namespace):
+            self.seen(job, deleted=True)
 
     async def _work(self, key: JobKey) -> None:
         memory = self._memory.setdefault(key, _Memory())

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import aiohttp
 import kopf
+import msgspec
 
-from allranks.api.job import GROUP, PLURAL, VERSION
+from allranks.api.job import GROUP, KIND, PLURAL, VERSION
 from allranks.core.model import Manifest
 from allranks.drivers.kubernetes import watch
+from allranks.drivers.kubernetes.cache import JobKey
 from allranks.drivers.kubernetes.client import Client
 from allranks.drivers.kubernetes.executor import identified
 from allranks.settings import Settings
@@ -31,8 +34,12 @@ class _Endless:
             backoff = min(watch.LAST_BACKOFF_SECONDS, 2 * backoff)
 
 
+Listed = Callable[[Set[JobKey], int, str | None], None]
+"""Is told of all jobs there are (in a namespace), as of a version."""
+
+
 def registry(
-    client: Client, seen: Callable[[Manifest, bool], None], alive: Callable[[], None]
+    client: Client, seen: Callable[[Manifest, bool], None], listed: Listed, alive: Callable[[], None]
 ) -> kopf.OperatorRegistry:
     """`seen(job, deleted)` is told of every job; `alive()` of every sign of life."""
     handlers = kopf.OperatorRegistry()
@@ -41,7 +48,7 @@ def registry(
     async def login(**_: Any) -> kopf.AiohttpSession:
         # A session of its own, which kopf may close, on the one pool of connections.
         headers = client.connection.headers() | {"User-Agent": "allranks"}
-        session = client.session(headers=headers, trace_configs=[_trace(alive)])
+        session = client.session(headers=headers, trace_configs=[_trace(listed, alive)])
         return kopf.AiohttpSession(aiohttp_session=session, server=client.connection.url)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)  # type: ignore[arg-type]
@@ -51,15 +58,62 @@ def registry(
     return handlers
 
 
-def _trace(alive: Callable[[], None]) -> aiohttp.TraceConfig:
+def _trace(listed: Listed, alive: Callable[[], None]) -> aiohttp.TraceConfig:
     trace = aiohttp.TraceConfig()
+    present: dict[str, set[JobKey]] = {}
 
     async def sign(*_: Any) -> None:
         alive()
 
+    # When kopf has lost track it lists anew, and tells its handlers what is there, not what is there no more.
+    async def read(_: Any, __: Any, received: aiohttp.TraceResponseChunkReceivedParams) -> None:
+        url = received.url
+        if not url.path.endswith(f"/{PLURAL}") or "watch" in url.query:
+            return
+        try:
+            page = _page(received.chunk)
+        except msgspec.DecodeError:
+            return  # no answer of an API server: kopf will say so
+        if page.kind != f"{KIND}List":
+            return
+        if "continue" not in url.query:
+            present[url.path] = set()
+        present.setdefault(url.path, set()).update((item.metadata.namespace, item.metadata.name) for item in page.items)
+        if not page.metadata.further:
+            found = _NAMESPACE.search(url.path)
+            listed(present.pop(url.path), int(page.metadata.resource_version), found[1] if found else None)
+
     trace.on_request_start.append(sign)
     trace.on_request_end.append(sign)
+    trace.on_response_chunk_received.append(read)
     return trace
+
+
+_NAMESPACE = re.compile("/namespaces/([^/]+)/")
+
+
+class _Meta(msgspec.Struct):
+    name: str
+    namespace: str
+
+
+class _Item(msgspec.Struct):
+    metadata: _Meta
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = "0"
+    # `continue` is a keyword.
+    further: str = msgspec.field(default="", name="continue")
+
+
+class _Page(msgspec.Struct):
+    kind: str = ""
+    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
+    items: list[_Item] = []
+
+
+_page = msgspec.json.Decoder(_Page).decode
 
 
 def settings(ours: Settings) -> kopf.OperatorSettings:
@@ -83,12 +137,13 @@ async def run(
     client: Client,
     ours: Settings,
     seen: Callable[[Manifest, bool], None],
+    listed: Listed,
     alive: Callable[[], None],
     stop: asyncio.Event,
 ) -> None:
     """Until it is told to stop, by `stop` or by a signal, or fails."""
     await kopf.operator(
-        registry=registry(client, seen, alive),
+        registry=registry(client, seen, listed, alive),
         settings=settings(ours),
         clusterwide=not ours.namespaces,
         namespaces=list(ours.namespaces),

@@ -231,7 +231,14 @@ class Session:
                 self._tasks.append(keeping)
             # kopf ends every task that began after it, so it comes last.
             kopfs = asyncio.create_task(
-                handlers.run(self.client, self._settings, self.controller.seen, lambda: self._heard(stop), self._stop)
+                handlers.run(
+                    self.client,
+                    self._settings,
+                    self.controller.seen,
+                    self.controller.listed,
+                    lambda: self._heard(stop),
+                    self._stop,
+                )
             )
             done, _ = await asyncio.wait([*ends, kopfs], return_when=asyncio.FIRST_COMPLETED)
             if kopfs in done and kopfs.exception() is None:
