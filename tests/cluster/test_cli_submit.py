@@ -113,6 +113,38 @@ def test_a_namespace_that_is_not_there_is_told(control_plane):
     assert "there is no namespace nowhere: choose one that there is with -n" in result.stderr
 
 
+def test_a_pool_belongs_to_no_namespace(allranks, control_plane, namespace):
+    pool = {
+        "apiVersion": "allranks.dev/v1alpha1",
+        "kind": "TrainingPool",
+        "metadata": {"name": namespace},
+        "spec": {"nodeSelector": {"gpu": "h100"}},
+    }
+    told = f"trainingpool.allranks.dev/{namespace} created\n"
+    try:
+        assert allranks("submit", "-", stdin=text(pool)) == (0, told, "")
+        pool["spec"]["nodeSelector"]["gpu"] = "h200"
+        assert allranks("submit", "-", stdin=text(pool)).stdout == told.replace("created", "configured")
+        assert allranks("submit", "-", stdin=text(pool)).stdout == told.replace("created", "unchanged")
+    finally:
+        control_plane.api.delete("TrainingPool", None, namespace)
+
+
+def test_submit_may_follow_the_job_to_its_end(allranks, control_plane, namespace, tmp_path):
+    def status(**fields: object) -> None:
+        known = {"startTime": stamp(), "ready": "2/2"}
+        control_plane.api.patch("DistributedTraining", namespace, "penguins", {"status": known | fields}, "status")
+
+    (tmp_path / "job.yaml").write_text(text(document()))
+    with allranks.start("submit", str(tmp_path / "job.yaml"), "--logs") as following:
+        following.until(f"{JOB} created")
+        status(phase="Running")
+        following.until("Running, 2/2 pods running")
+        status(phase="Failed", completionTime=stamp())
+        following.until("penguins Failed after")
+        assert following.end() == 1
+
+
 def test_submit_may_print_names_for_scripts(allranks):
     assert allranks("submit", "-", "-o", "name", stdin=text(document())).stdout == f"{JOB}\n"
 

@@ -302,8 +302,10 @@ def _warn(headers: Any) -> None:
 
 def _cause(error: BaseException) -> str:
     inner = getattr(error, "os_error", None)
-    text = getattr(inner, "strerror", None) or str(inner or error)
-    return text.removeprefix("[Errno ").lower() if text else type(error).__name__
+    number = getattr(inner, "errno", None)
+    # asyncio puts the address, which has been told, in place of the system's text.
+    text = os.strerror(number) if number and number > 0 else getattr(inner, "strerror", None)
+    return str(text or inner or error).lower()
 
 
 def _number(text: str | None) -> float:

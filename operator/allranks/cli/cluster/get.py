@@ -168,6 +168,8 @@ async def _follow(
     table = output in (None, "wide")
     watch = Watch(cluster, path, query, table=table, told=lambda text: click.echo(text, err=True))
     listed = await watch.listed()
+    if not listed:
+        click.echo("No jobs yet.", err=True)
     shown = _Rows(watch.columns, wide=output == "wide", namespaces=namespaces, headers=not no_headers, watch=True)
     known: dict[str, tuple[Any, ...]] = {}
 
