@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -205,6 +208,25 @@ def test_sixty_four_ranks_are_followed_at_once_in_one_thread(control_plane, allr
 def _proc(running) -> str:
     with open(f"/proc/{running._process.pid}/status") as file:
         return file.read()
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(allranks, job, kubelet, namespace, control_plane):
+    pod = job.pods(kubelet.node)[0]
+    job.run(pod)
+    job.status()
+    kubelet.write(namespace, pod, "one", "two")
+    words = [sys.executable, "-m", "allranks", "logs", "penguins", "-f", "-n", namespace]
+    command = (
+        f"{shlex.join([*words, '--kubeconfig', str(control_plane.kubeconfig)])} | head -1; exit ${{PIPESTATUS[0]}}"
+    )
+    with subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as piped:
+        assert piped.stdout
+        assert piped.stdout.readline() == "master-0 | one\n"
+        time.sleep(1)
+        kubelet.write(namespace, pod, "three")
+        assert piped.wait(30) == 141
+        assert piped.stderr
+        assert "Traceback" not in piped.stderr.read()
 
 
 def test_ctrl_c_leaves_the_job_alone_and_says_so(allranks, job, kubelet, namespace):
