@@ -93,7 +93,7 @@ async def logs(
     job = await get_job(cluster, name)
     status = status_of(job)
     chosen = Chosen(attempt, frozenset(roles), frozenset(ranks), frozenset(indices), ranks_of(job), status.attempt)
-    _check(name, chosen, status)
+    _check(name, chosen)
     raise_open_files()
     wanted = Wanted(container, previous, tail, since)
     printer = Printer(container, timestamps=timestamps, prefix=not no_prefix)
@@ -117,7 +117,7 @@ async def logs(
     return OK
 
 
-def _check(name: str, chosen: Chosen, status: Status) -> None:
+def _check(name: str, chosen: Chosen) -> None:
     """Raises UsageError for what this job does not have."""
     there = {key.rpartition("-")[0] for key in chosen.rank_of}
     if not there:
