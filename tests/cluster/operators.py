@@ -121,6 +121,7 @@ class RunningOperator:
         if self._operator.session:
             await self._operator.session.client.close()
         await self._loop.shutdown_asyncgens()
+        await asyncio.sleep(0.01)  # connections end in the loop's next turns
 
     def _ask(self, question: Callable[[], T]) -> T:
         async def answer() -> T:

@@ -1,0 +1,113 @@
+"""How many runs, and from which seed: `--faults N|all` and `--faults-seed N`.
+
+Where all tests run, pytest knows these options too late: then the environment's FAULTS and FAULTS_SEED say it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from allranks.drivers.kubernetes import client, controller, operator, watch
+from cluster import world as patience
+from cluster.conftest import control_plane, programs  # noqa: F401 (fixtures)
+from cluster.controlplane import ControlPlane
+
+from .proxy import Threads
+from .runs import Referee, Run, Verdict, selection
+
+HERE = Path(__file__).parent
+DEFAULT = "200"
+AT_ONCE = 3
+"""Runs wait more than they work; more of them keep two cores busy, and requests begin to time out by themselves."""
+_ASKED = pytest.StashKey[tuple[str, int]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults", metavar="N|all", help=f"runs with faults or kills (default: {DEFAULT})")
+    parser.addoption("--faults-seed", type=int, metavar="N", help="what they are drawn from (default: another one)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    number = config.getoption("--faults", None) or os.environ.get("FAULTS") or DEFAULT
+    seed = config.getoption("--faults-seed", None)
+    if seed is None:
+        seed = int(os.environ.get("FAULTS_SEED") or random.SystemRandom().getrandbits(32))
+    config.stash[_ASKED] = number, seed
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "run" in metafunc.fixturenames:
+        runs = selection(*metafunc.config.stash[_ASKED])
+        metafunc.parametrize("run", runs, ids=[str(run) for run in runs])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.cluster)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if _runs(session):
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter:
+            reporter.write_line(f"faults: {len(_runs(session))} runs, repeat with: {_again(session.config)}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    failed = [report for report in terminalreporter.stats.get("failed", ()) if "tests/faults/" in report.nodeid]
+    for report in failed:
+        number = report.nodeid.partition("[")[2].partition(" ")[0]
+        terminalreporter.write_line(f"faults: repeat with: {_again(config)} -k '[{number} '", red=True)
+
+
+def _again(config: pytest.Config) -> str:
+    number, seed = config.stash[_ASKED]
+    return f"pytest tests/faults --faults {number} --faults-seed {seed}"
+
+
+def _runs(session: pytest.Session) -> list[Run]:
+    callspecs = (getattr(item, "callspec", None) for item in session.items if item.path.is_relative_to(HERE))
+    return [spec.params["run"] for spec in callspecs if spec and "run" in spec.params]
+
+
+@pytest.fixture(scope="session")
+def impatient() -> Iterator[None]:
+    """The operator waits less between two tries, and for what is silent; the tests wait longer for the operator."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("URGENT_SECONDS", "COUNTS_SECONDS", "GATHER_SECONDS"):
+            patch.setattr(controller, name, 0.01)
+        for module in (client, watch, operator):
+            patch.setattr(module, "LAST_BACKOFF_SECONDS", 0.3)
+        patch.setattr(watch, "SILENCE_SECONDS", 2.0)
+        patch.setattr(patience, "PATIENCE_SECONDS", 30.0)
+        yield
+
+
+@pytest.fixture(scope="session")
+def proxies() -> Iterator[Threads]:
+    threads = Threads()
+    yield threads
+    threads.close()
+
+
+@pytest.fixture(scope="session")
+def verdicts(
+    request: pytest.FixtureRequest,
+    control_plane: ControlPlane,  # noqa: F811
+    proxies: Threads,
+    impatient: None,
+) -> Iterator[dict[Run, Future[Verdict]]]:
+    """All runs, a few at once; each test waits for its own."""
+    if control_plane.has_nodes:
+        pytest.skip("this cluster's scheduler and kubelets would run the pods that the scenarios play")
+    referee = Referee(control_plane, proxies)
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="run") as pool:
+        yield {run: pool.submit(referee.judge, run) for run in _runs(request.session)}
+        pool.shutdown(cancel_futures=True)

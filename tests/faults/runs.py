@@ -1,0 +1,98 @@
+"""Which runs there are, and what is said of one: it must come to what the same scenario comes to without any harm."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.controlplane import ControlPlane
+from scenarios.runner import Scenario, load
+
+from .policy import Policy
+from .proxy import Threads
+from .world import Kill, Played, play
+
+FILES = sorted((Path(__file__).parents[1] / "scenarios").glob("*.yaml"))
+SCENARIOS = [scenario for path in FILES for scenario in load(path)]
+SEEDS = 5
+"""So many seeds of faults has each scenario when all runs are asked for."""
+_KINDS = ("faults", "kill", "kill", "both")
+
+
+@dataclass(frozen=True)
+class Run:
+    """`kind`: faults; kill, after the Nth write; both; every kill, one run for each N."""
+
+    number: int
+    scenario: int
+    kind: str
+    seed: int
+
+    def __str__(self) -> str:
+        scenario = SCENARIOS[self.scenario]
+        return f"{self.number} {self.kind} {self.seed}: {scenario.name} {scenario.case}".strip()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    differences: list[str]
+    """Empty: all is as it should be."""
+    met: list[str]
+    """What the last run met."""
+
+
+def selection(number: str, seed: int) -> list[Run]:
+    """So many, or all."""
+    dice = random.Random(seed)
+    scenarios = range(len(SCENARIOS))
+    if number == "all":
+        drawn = [(scenario, "every kill") for scenario in scenarios]
+        drawn += [(scenario, kind) for scenario in scenarios for kind in ("faults", "both") for _ in range(SEEDS)]
+    else:
+        drawn = [(dice.choice(scenarios), dice.choice(_KINDS)) for _ in range(int(number))]
+    return [Run(index, *run, dice.getrandbits(32)) for index, run in enumerate(drawn)]
+
+
+class Referee:
+    """Every scenario is run without harm once, when it is first needed. From any thread."""
+
+    def __init__(self, control_plane: ControlPlane, threads: Threads) -> None:
+        self._where = control_plane, threads
+        self._references: dict[int, Played] = {}
+        self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+
+    def judge(self, run: Run) -> Verdict:
+        """Raises AssertionError when a step did not come to what the scenario expects."""
+        wanted = self._reference(run.scenario)
+        if run.kind == "every kill":
+            return self._every_kill(SCENARIOS[run.scenario], wanted)
+        policy = Policy(run.seed) if run.kind in ("faults", "both") else None
+        dice = random.Random(run.seed)
+        kill = Kill(dice.randint(1, wanted.ending.writes), dice.random() < 0.5) if run.kind != "faults" else None
+        return self._compare(SCENARIOS[run.scenario], wanted, policy, kill)
+
+    def _every_kill(self, scenario: Scenario, wanted: Played) -> Verdict:
+        for after in range(1, 1000):
+            for exactly in (True, False):
+                verdict = self._compare(scenario, wanted, None, Kill(after, exactly))
+                if verdict.differences or not verdict.met:
+                    return verdict
+        raise AssertionError("it writes for ever")
+
+    def _compare(self, scenario: Scenario, wanted: Played, policy: Policy | None, kill: Kill | None) -> Verdict:
+        try:
+            found = play(scenario, *self._where, policy, kill)
+        except Exception as error:
+            error.add_note(str(kill or ""))
+            raise
+        about = [str(kill), *found.met] if kill else found.met
+        return Verdict(found.ending.differences(wanted.ending), about if found.met else [])
+
+    def _reference(self, scenario: int) -> Played:
+        with self._locks[scenario]:
+            if scenario not in self._references:
+                self._references[scenario] = play(SCENARIOS[scenario], *self._where)
+            return self._references[scenario]

@@ -1,0 +1,173 @@
+"""The operator as a process of its own, ended by SIGKILL after its Nth write and begun again, in real time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.core.names import ATTEMPT_LABEL
+from allranks.drivers.kubernetes.connection import Connection
+from allranks.drivers.memory.kubelets import Program
+from cluster.api import ApiError
+from cluster.controlplane import ControlPlane
+from cluster.kubelet import Hand, Kubelet
+
+from .proxy import ObjectKey, Proxy, Threads
+
+JOB = {
+    "apiVersion": "allranks.dev/v1alpha1",
+    "kind": "DistributedTraining",
+    "metadata": {"name": "demo"},
+    "spec": {
+        "framework": "pytorch",
+        "image": "example.org/train:1",
+        "command": ["python", "train.py"],
+        # A pod that was made late, by the next life, ends late: until all are done, nothing is cleaned up.
+        "success": "all",
+        "roles": {"master": {"replicas": 1}, "worker": {"replicas": 2}},
+    },
+}
+WAITS_SECONDS = 60.0
+
+
+def program(pod: dict[str, Any]) -> Program:
+    """The first attempt runs until a worker fails, by hand; the second one comes to its end."""
+    first = pod["metadata"]["labels"][ATTEMPT_LABEL] == "0"
+    return Program(seconds=None if first else 0.3, stop_seconds=0.1)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Without times, which are those of a real clock here."""
+
+    status: dict[str, Any]
+    pods: list[str]
+    creates: Counter[ObjectKey]
+    deletes: Counter[ObjectKey]
+
+
+class Life:
+    """The operator's process, begun again whenever it has been killed."""
+
+    def __init__(self, proxy: Proxy, namespace: str, folder: Path) -> None:
+        self._proxy, self._namespace, self._folder = proxy, namespace, folder
+        self.deaths = 0
+        self._process = self._begin()
+
+    def look(self) -> None:
+        """Raises AssertionError when it ended by itself."""
+        if self._proxy.dead.is_set():
+            assert self._process.wait(10) == -9
+            self.deaths += 1
+            self._proxy.revive()
+            self._process = self._begin()
+        assert self._process.poll() is None, (self._folder / "operator.log").read_text()[-4000:]
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        kubeconfig = self._folder / "kubeconfig"
+        options = [f"--kubeconfig={kubeconfig}", f"--namespaces={self._namespace}", "--address=127.0.0.1", "--port=0"]
+        with (self._folder / "operator.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "allranks", "operator", "--log-format=text", *options],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+
+def play(control_plane: ControlPlane, threads: Threads, folder: Path, kill_after: int | None) -> Ending:
+    """A job that is restarted once and then succeeds."""
+    api, namespace = control_plane.api, f"faults-{secrets.token_hex(4)}"
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    with contextlib.suppress(ApiError):
+        api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, namespace)
+    proxy = Proxy(threads, control_plane.url, str(control_plane.ca_file), control_plane.admin_token)
+    config = json.loads(control_plane.kubeconfig.read_text())
+    config["clusters"][0]["cluster"] = {"server": proxy.url}
+    folder.mkdir()
+    (folder / "kubeconfig").write_text(json.dumps(config))
+    with (
+        contextlib.closing(proxy),
+        _kubelet(control_plane, namespace),
+        contextlib.closing(Life(proxy, namespace, folder)) as life,
+    ):
+        if kill_after:
+            proxy.kill_after(kill_after, exactly=False, on_death=life.kill)
+        api.create(JOB, namespace)
+
+        def job() -> dict[str, Any]:
+            life.look()
+            return api.get("DistributedTraining", namespace, "demo").get("status", {})
+
+        _until(lambda: job().get("phase") == "Running" and job().get("launched"))
+        hand = Hand(api, namespace, lambda: datetime.now(UTC), lambda _: datetime.now(UTC))
+        hand.end("demo-worker-1-0", 137, others=137)
+        _until(lambda: job()["phase"] == "Succeeded" and job()["roles"]["worker"]["succeeded"] == 2)
+        _until(lambda: all("-1" in p["metadata"]["name"][-2:] for p in api.list("Pod", namespace)))
+        assert life.deaths == bool(kill_after)
+        status = job()
+        conditions = {(c["type"], c["status"], c["reason"]) for c in status["conditions"]}
+        kept = ("phase", "attempt", "restarts", "roles", "ready", "launched", "replicaRestarts")
+        return Ending(
+            {**{name: status.get(name) for name in kept}, "conditions": conditions},
+            sorted(f"{p['metadata']['name']} {p['status']['phase']}" for p in api.list("Pod", namespace)),
+            proxy.record.creates,
+            proxy.record.deletes,
+        )
+
+
+@contextlib.contextmanager
+def _kubelet(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
+    """By itself, in a thread."""
+    connection = Connection(control_plane.url, str(control_plane.ca_file), control_plane.admin_token)
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    work = Kubelet(connection, program, namespace=namespace).run(stop)
+    thread = threading.Thread(target=lambda: loop.run_until_complete(work), name="kubelet", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()
+
+
+def _until(so: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WAITS_SECONDS
+    while not so():
+        assert time.monotonic() < deadline, "it does not come to its end"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def unharmed(control_plane: ControlPlane, proxies: Threads, tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    if control_plane.has_nodes:
+        pytest.skip("this cluster's kubelets would run the pods that the tests play")
+    return play(control_plane, proxies, tmp_path_factory.mktemp("unharmed") / "operator", None)
+
+
+@pytest.mark.parametrize("writes", [1, 3, 6, 9, 12])
+def test_sigkill_after_the_nth_write_changes_nothing_in_the_end(
+    writes: int, unharmed: Ending, control_plane: ControlPlane, proxies: Threads, tmp_path: Path
+) -> None:
+    assert play(control_plane, proxies, tmp_path / "operator", writes) == unharmed

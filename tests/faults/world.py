@@ -1,0 +1,203 @@
+"""A scenario's world whose operator reaches the API server through a proxy that harms it, and what is compared."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from allranks.drivers.kubernetes.connection import Connection
+from allranks.settings import Settings
+from cluster import world
+from cluster.api import Api, ApiError
+from cluster.controlplane import ControlPlane
+from cluster.operators import RunningOperator
+from cluster.world import SETTINGS, KubernetesWorld
+from scenarios.runner import Scenario, run
+
+from .policy import Policy
+from .proxy import Proxy, Threads
+
+REQUEST_SECONDS = 1.0
+_QUOTA_SECONDS = 4.0
+"""So long after a made-up conflict of a quota the operator has tried again, if it still wants to."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The control plane as a world of its own thread sees it."""
+
+    url: str
+    ca_file: str
+    admin_token: str
+    api: Api
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a run came to. Times are seconds since its beginning, by its own clock, which only the scenario moves."""
+
+    status: Any
+    objects: list[str]
+    creates: dict[str, int]
+    """By object; the operator's alone."""
+    deletes: dict[str, int]
+    writes: int
+    """That had success: not compared, but so often the operator can be killed."""
+
+    def differences(self, other: Ending) -> list[str]:
+        """With the one that it should be like."""
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in _COMPARED]
+        return [difference for name, mine, theirs in pairs for difference in _differ(name, mine, theirs)]
+
+
+def _differ(where: str, mine: Any, theirs: Any) -> Iterator[str]:
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        for key in mine.keys() | theirs.keys():
+            yield from _differ(f"{where}.{key}", mine.get(key), theirs.get(key))
+    elif mine != theirs:
+        yield f"{where}: {mine}, without harm: {theirs}"
+
+
+_COMPARED = ("status", "objects", "creates", "deletes")
+
+
+class FaultyWorld(KubernetesWorld):
+    """An operator that the proxy kills is buried and begun anew as soon as somebody looks."""
+
+    def __init__(self, reached: Reached, namespace: str, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self.deaths = 0
+        self.began: datetime | None = None
+        try:
+            super().__init__(reached, namespace)  # type: ignore[arg-type]
+        except BaseException:
+            self.stop_operator()
+            raise
+
+    def start_operator(self) -> None:
+        if self.began is None:
+            # A launcher's report has a time that stands in the scenario, and is read as of any time zone.
+            self.began = self.clock.now().replace(minute=0, second=0)
+            self.clock.set(self.began)
+        self._begin()
+        self._settle()
+
+    def stop_operator(self) -> None:
+        super().stop_operator()
+        if self._proxy.dead.is_set():
+            self._proxy.revive()
+
+    def _begin(self) -> None:
+        settings = Settings(namespaces=(self.namespace,), request_timeout=REQUEST_SECONDS, **SETTINGS)
+        connection = Connection(self._proxy.url, token=self._connection.token)
+        self._operator = RunningOperator(settings, connection, self.clock)
+
+    def _settle(self) -> None:
+        """Raises AssertionError when it is not settled in time: the operator must see and do everything in the end."""
+        began = time.monotonic()
+        super()._settle()
+        if time.monotonic() - began >= world.PATIENCE_SECONDS and (found := list(self._under_way())):
+            raise AssertionError(f"still under way after {world.PATIENCE_SECONDS} s: {found}")
+
+    def _under_way(self) -> Iterator[str]:
+        if self._operator and self._proxy.dead.is_set():
+            self.deaths += 1
+            self._operator.kill()
+            self._proxy.revive()
+            self._begin()
+        yield from super()._under_way()
+        for (kind, name), since in list(self._proxy.record.to_come.items()):
+            if self._operator and time.monotonic() - since < _QUOTA_SECONDS:
+                yield f"{kind} {name} is still to be created"
+
+    def ending(self) -> Ending:
+        job = self.job() or {}
+        record = self._proxy.record
+        return Ending(
+            self._plain(job.get("status")),
+            sorted(self._described(found) for found in self.objects()),
+            {self._plain("/".join(key)): count for key, count in sorted(record.creates.items())},
+            {self._plain("/".join(key)): count for key, count in sorted(record.deletes.items())},
+            record.successes,
+        )
+
+    def _described(self, found: dict[str, Any]) -> str:
+        metadata = found["metadata"]
+        going = " on its way out" if "deletionTimestamp" in metadata else ""
+        phase = found.get("status", {}).get("phase", "") if found["kind"] == "Pod" else ""
+        return self._plain(f"{found['kind']} {metadata['name']} {phase}{going}".rstrip())
+
+    def _plain(self, value: Any) -> Any:
+        """Without what differs from run to run: the day, the namespace, the UIDs that are parts of names."""
+        if isinstance(value, dict):
+            # A forced deletion is told in two steps at once: the pod is asked to go, the pod is gone. Who looks between
+            # them still knows its node.
+            left_out = ("node", "ranSeconds") if value.get("reason") == "Deleted" else ()
+            return {key: self._plain(part) for key, part in value.items() if key not in left_out}
+        if isinstance(value, list):
+            return [self._plain(part) for part in value]
+        if not isinstance(value, str):
+            return value
+        if _TIME.fullmatch(value):
+            return (datetime.fromisoformat(value) - self.began).total_seconds()
+        return re.sub(r"-ssh-[0-9a-f]{8}", "-ssh-UID", value.replace(self.namespace, "NAMESPACE"))
+
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """After so many writes. `exactly`: what was under way with the last of them is not carried out."""
+
+    after: int
+    exactly: bool
+
+
+@dataclass(frozen=True)
+class Played:
+    """How a scenario went."""
+
+    ending: Ending
+    met: list[str]
+    """Faults, and deaths."""
+    seconds: float
+
+
+def play(
+    scenario: Scenario,
+    control_plane: ControlPlane,
+    threads: Threads,
+    policy: Policy | None = None,
+    kill: Kill | None = None,
+) -> Played:
+    """In a namespace of its own, which stays: all of them go with the control plane. Raises AssertionError."""
+    began = time.monotonic()
+    url, ca_file, token = control_plane.url, str(control_plane.ca_file), control_plane.admin_token
+    namespace = f"faults-{secrets.token_hex(4)}"
+    with (
+        contextlib.closing(Api(url, ca_file, token)) as api,
+        contextlib.closing(Proxy(threads, url, ca_file, token, policy)) as proxy,
+    ):
+        api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        # Pods are refused until it is there, and the controller that makes it has no hurry.
+        with contextlib.suppress(ApiError):
+            api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, namespace)
+        if kill:
+            proxy.kill_after(kill.after, kill.exactly)
+        with contextlib.closing(FaultyWorld(Reached(url, ca_file, token, api), namespace, proxy)) as played:
+            try:
+                # A killed operator may not have told what it did, and an Event may be lost: those are not looked at.
+                run(scenario, played, events=False)
+                ending = played.ending()
+            except Exception as error:
+                error.add_note("\n".join(["what it met:", *(policy.met if policy else ()), f"{played.deaths} deaths"]))
+                raise
+        met = [*(policy.met if policy else ()), *["killed"] * played.deaths]
+    return Played(ending, met, time.monotonic() - began)
