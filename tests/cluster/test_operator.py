@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -12,7 +13,8 @@ import pytest
 import yaml
 
 from allranks.api.job import KIND
-from allranks.drivers.kubernetes import handlers
+from allranks.drivers.kubernetes import handlers, paths
+from allranks.drivers.kubernetes.client import Client
 
 from . import live
 from .api import ApiError
@@ -66,6 +68,36 @@ def test_the_operators_restart_changes_nothing_of_jobs_that_are_settled(
             assert operator.session
             assert operator.session.client.writes == 0
         assert versions() == before
+
+
+def test_killed_in_the_midst_of_a_thousand_jobs_the_next_life_finishes_what_was_begun(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    connection, count = live.connection(control_plane), 1000
+
+    async def create() -> None:
+        client = Client(connection)
+        jobs = (job(f"demo-{number}", roles={"worker": {"replicas": 1}}) for number in range(count))
+        await asyncio.gather(*(client.create(paths.jobs(namespace), one) for one in jobs))
+        await client.close()
+
+    def made(kind: str) -> int:
+        return len(control_plane.api.list(kind, namespace))
+
+    asyncio.run(create())
+    with live.operator(connection, namespace) as operator:
+        eventually(lambda: operator.session and len(operator.session.pods) > count / 3, 60)
+    assert made("Pod") < count, "it was killed too late to tell anything"
+    with live.operator(connection, namespace) as operator:
+        eventually(lambda: operator.session and len(operator.session.pods) == count, 90)
+        eventually(lambda: operator.idle, 60)
+    assert (made("Pod"), made("Service")) == (count, count)
+    with live.operator(connection, namespace) as operator:
+        eventually(lambda: operator.idle and len(operator.versions()) == 2 * count, 60)
+        assert operator.session
+        assert operator.session.client.writes == 0
+    found = control_plane.api.list(KIND, namespace)
+    assert {(o["status"]["attempt"], o["status"]["restarts"]["disruptions"]) for o in found} == {(0, 0)}
 
 
 def test_crds_that_come_later_are_waited_for(control_plane: ControlPlane, namespace: str) -> None:
@@ -199,18 +231,15 @@ def test_what_was_stored_before_the_schema_changed_is_marked_on_that_job_alone(
 def test_a_job_that_is_deleted_while_it_starts_leaves_nothing_behind(
     control_plane: ControlPlane, namespace: str
 ) -> None:
+    def things() -> list[Any]:
+        return [found for kind in ("Pod", "Service", KIND) for found in control_plane.api.list(kind, namespace)]
+
     with live.operator(live.connection(control_plane), namespace) as operator:
         for number in range(10):
             control_plane.api.create(job(f"demo-{number}", roles={"worker": {"replicas": 10}}), namespace)
             time.sleep(0.01 * number)
             control_plane.api.delete(KIND, namespace, f"demo-{number}")
-        kinds = ("Pod", "Service", KIND)
-        eventually(
-            lambda: not any(control_plane.api.list(kind, namespace) for kind in kinds if kind), 60
-        ) if False else None
-        eventually(lambda: operator.idle and not [
-            o for kind in kinds for o in control_plane.api.list(kind, namespace)
-        ], 60)  # fmt: skip
+        eventually(lambda: operator.idle and not things(), 60)
 
 
 # What real clients see

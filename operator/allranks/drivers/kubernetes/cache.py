@@ -98,7 +98,7 @@ class PodCache:
                 self.show(known._replace(version=version), deleted=True)
 
     def versions(self) -> Iterable[tuple[tuple[str, str], int]]:
-        return ((key, seen.version) for key, seen in self._pods.items())
+        return ((key, seen.version) for key, seen in list(self._pods.items()))
 
     def _forget(self, job: JobKey, pod: str) -> None:
         pods = self._of_job[job]
@@ -152,4 +152,4 @@ class JobCache:
         ]
 
     def versions(self) -> Iterable[tuple[JobKey, int]]:
-        return ((key, int(job["metadata"]["resourceVersion"])) for key, job in self._jobs.items())
+        return ((key, int(job["metadata"]["resourceVersion"])) for key, job in list(self._jobs.items()))
