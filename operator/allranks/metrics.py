@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from allranks.api.job import Job
 from allranks.api.status import Status
+from allranks.frameworks import FRAMEWORKS
 from allranks.version import __version__
 
 _START_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
@@ -65,6 +66,10 @@ class Metrics:
             buckets=_API_SECONDS,
             registry=registry,
         )
+        # A series that begins with its first event hides that one from increase() and rate().
+        for framework in FRAMEWORKS:
+            self.start.labels(framework)
+            self.lost.labels(framework)
         self.leader = Gauge("allranks_leader", "1 while this replica acts.", registry=registry)
         Gauge("allranks_build_info", "The version that runs.", ["version"], registry=registry).labels(__version__).set(
             1

@@ -86,6 +86,8 @@ class Controller:
         self._busy: dict[JobKey, asyncio.Task[None]] = {}
         self._again: set[JobKey] = set()
         self._started = False
+        self.listed_in: set[str | None] = set()
+        """Namespaces (None: all of them) whose jobs have been listed."""
 
     @property
     def depth(self) -> int:
@@ -120,6 +122,7 @@ class Controller:
 
     def listed(self, present: Set[JobKey], version: int, namespace: str | None) -> None:
         """All jobs there are (in that namespace): of those deleted before that, the watch does not tell."""
+        self.listed_in.add(namespace)
         for job in self.jobs.gone(present, version, namespace):
             self.seen(job, deleted=True)
 

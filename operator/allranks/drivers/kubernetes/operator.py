@@ -206,7 +206,9 @@ class Session:
 
     @property
     def synced(self) -> bool:
-        return all(watch.synced.is_set() for watch in self._watches.values()) and self.pools.synced.is_set()
+        """Everything has been listed."""
+        jobs = self.controller.listed_in.issuperset(self._settings.namespaces or (None,))
+        return jobs and self.pools.synced.is_set() and all(w.synced.is_set() for w in self._watches.values())
 
     @property
     def idle(self) -> bool:
