@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help demo test check lint generate verify bench golden controlplane clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml
 	@tools/venv.sh $(VENV) $(PYTHON)
@@ -49,8 +49,9 @@ verify: $(STAMP) ## Fail if a generated file differs from what the types say
 controlplane: ## Build etcd, API server, controller manager and kubectl for the tests (once; needs Go)
 	@tools/controlplane.sh
 
-bench: $(STAMP) ## Measure the core and the start of a rank
+bench: $(STAMP) ## Measure the core, the operator on a real API server, and the start of a rank
 	@$(BIN)/python bench/core.py
+	@$(BIN)/python bench/cluster.py
 	@PATH="$$(tools/frameworks.sh pytorch)/bin:$$PATH" $(BIN)/python bench/rank_start.py
 
 clean: ## Remove what was built here (not the cache outside the repository)
