@@ -1,0 +1,54 @@
+"""Metrics: what a persisted status tells is counted once; no label names a job."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from prometheus_client.exposition import generate_latest
+
+from allranks.api.status import RestartCounts, Status
+from allranks.metrics import Metrics, Sampled
+from builders import NOW, job
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_a_restart_is_counted_by_its_reason() -> None:
+    metrics = Metrics()
+    before = Status(restarts=RestartCounts(counted=1, by_reason={"Error": 1}))
+    after = Status(restarts=RestartCounts(counted=2, by_reason={"Error": 1, "OOMKilled": 1}))
+    metrics.wrote(job(), before, after)
+    labels = {"framework": "pytorch", "counted": "true"}
+    assert value(metrics, "allranks_restarts_total", reason="OOMKilled", **labels) == 1
+    assert value(metrics, "allranks_restarts_total", reason="Error", **labels) is None
+    lost = Status(
+        restarts=RestartCounts(counted=2, disruptions=1, by_reason={"Error": 1, "OOMKilled": 1, "Evicted": 1})
+    )
+    metrics.wrote(job(), after, lost)
+    assert value(metrics, "allranks_restarts_total", framework="pytorch", reason="Evicted", counted="false") == 1
+
+
+def test_the_time_to_running_is_that_of_the_attempt_and_of_a_restart_it_is_lost() -> None:
+    metrics = Metrics()
+    begun = Status(attempt_time=NOW)
+    running = Status(attempt_time=NOW, running_time=NOW + timedelta(seconds=8))
+    metrics.wrote(job(), begun, running)
+    assert value(metrics, "allranks_job_start_seconds_sum", framework="pytorch") == 8
+    assert value(metrics, "allranks_lost_seconds_total", framework="pytorch") == 0
+    metrics.wrote(job(), running, running)
+    assert value(metrics, "allranks_job_start_seconds_count", framework="pytorch") == 1
+
+
+def test_what_is_sampled_is_what_is_there_when_somebody_asks() -> None:
+    metrics = Metrics()
+    jobs = [("pytorch", "Running"), ("pytorch", "Running"), ("horovod", "Failed")]
+    metrics.registry.register(Sampled(lambda: jobs, lambda: 3, lambda: [("pods", 1.5)]))
+    page = generate_latest(metrics.registry).decode()
+    assert 'allranks_jobs{framework="pytorch",phase="Running"} 2.0' in page
+    assert 'allranks_jobs{framework="horovod",phase="Failed"} 1.0' in page
+    assert "allranks_queue_depth 3.0" in page
+    assert 'allranks_watch_age_seconds{resource="pods"} 1.5' in page
+    jobs.clear()
+    assert "allranks_jobs{" not in generate_latest(metrics.registry).decode()
