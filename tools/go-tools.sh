@@ -5,11 +5,12 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/go-tools.sh controlplane | helm     (the same: tools/controlplane.sh, tools/helm.sh)
+usage: tools/go-tools.sh controlplane | helm | node     (the first two: tools/controlplane.sh, tools/helm.sh as well)
 
 Makes sure that the programs are in a directory of $ALLRANKS_CACHE, and prints that directory as the only line on stdout:
   controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl   (about 7 minutes on 2 cores, 4 GB of disk)
   helm          helm, untt (the runner of helm-unittest)                 (about 3 minutes)
+  node          kube-scheduler, kubelet, kube-proxy, coredns, local-path-provisioner   (about 6 minutes)
 What was built already is there at once.
 
 environment:
@@ -24,7 +25,7 @@ main() {
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case ${1-} in
     -h | --help) usage; exit 0 ;;
-    controlplane | helm) name=$1 ;;
+    controlplane | helm | node) name=$1 ;;
     *) usage >&2; exit 2 ;;
   esac
   assets=
@@ -45,8 +46,8 @@ main() {
 # Of all that decides what is built.
 fingerprint() {
   {
-    cat "$repository/tools/$name"/{,*/}go.mod 2>/dev/null || true # helm has a second module
-    declare -f build_control_plane build_helm compile
+    cat "$repository/tools/$name"/{,*/}go.mod 2>/dev/null || true # some have a second module
+    declare -f "build_$name" kubernetes_version compile
     uname -sm
     echo "$assets"
   } | sha256sum | cut -c 1-16
@@ -58,22 +59,15 @@ build() {
   work=$target.unfinished
   rm -rf "$work"
   mkdir -p "$work/bin"
-  case $name in
-    controlplane) build_control_plane ;;
-    helm) build_helm ;;
-  esac
+  "build_$name"
   # The directory appears whole, so that one which is there is finished.
   mv "$work/bin" "$target"
   rm -rf "$work"
   say "took $((SECONDS - started)) s; $target has $(du -sh "$target" | cut -f 1)"
 }
 
-build_control_plane() {
-  local version=v1.36.3 flags='' package program tools=()
-  for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
-    # Without these the API server says v0.0.0-master, which Helm and kubectl do not take for a version.
-    flags+=" -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=36 -X $package.gitTreeState=clean"
-  done
+build_controlplane() {
+  local program tools=()
   for program in kube-apiserver kube-controller-manager kubectl etcd; do
     if [[ -n $assets && -x $assets/$program ]]; then
       ln -s "$(cd "$assets" && pwd)/$program" "$work/bin/$program"
@@ -83,7 +77,7 @@ build_control_plane() {
       tools+=("k8s.io/kubernetes/cmd/$program")
     fi
   done
-  ((!${#tools[@]})) || compile controlplane "$flags" "${tools[@]}"
+  ((!${#tools[@]})) || compile controlplane "$(kubernetes_version)" "${tools[@]}"
   [[ ! -e $work/bin/server ]] || mv "$work/bin/server" "$work/bin/etcd"
 }
 
@@ -92,6 +86,21 @@ build_helm() {
   compile helm/unittest '-X github.com/helm-unittest/helm-unittest/internal/build.version=1.1.2' \
     github.com/helm-unittest/helm-unittest/cmd/helm-unittest
   mv "$work/bin/helm-unittest" "$work/bin/untt"
+}
+
+build_node() {
+  compile node "$(kubernetes_version)" k8s.io/kubernetes/cmd/{kube-scheduler,kubelet,kube-proxy}
+  # By itself: it imports logrus by the name that it had once, which Go does not take together with the one of today.
+  compile node '' github.com/rancher/local-path-provisioner
+  compile node/coredns '' github.com/coredns/coredns
+}
+
+# For the linker. Without these a server says v0.0.0-master, which Helm and kubectl do not take for a version.
+kubernetes_version() {
+  local package
+  for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+    printf ' -X %s' "$package".{gitVersion=v1.36.3,gitMajor=1,gitMinor=36,gitTreeState=clean}
+  done
 }
 
 # compile FOLDER LINKER_FLAGS PACKAGE...: in a copy, where Go may write the long form of go.mod.

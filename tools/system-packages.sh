@@ -1,35 +1,62 @@
 #!/usr/bin/env bash
-# Debian's packages for Horovod: MPI to run its MPI jobs, a compiler and cmake to build its wheel.
+# Debian's packages: for Horovod, MPI to run its MPI jobs, a compiler and cmake to build its wheel; for a cluster on this
+# machine (tools/cluster.sh), what a node runs; for images without Docker, what builds them.
 set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/system-packages.sh
+usage: tools/system-packages.sh [horovod] [node] [images]
 
-Installs Debian's Open MPI, ssh client, C++ compiler, make and cmake where they are missing, if this user is root and
-apt-get is there. Otherwise it says in one line what is missing and what will not be available, and succeeds:
-everything but MPI works without MPI. What is there already is left alone. Prints on stderr only.
+Installs Debian's packages of these groups where they are missing, if this user is root and apt-get is there; without
+an argument those of Horovod:
+  horovod  Open MPI, ssh client, C++ compiler, make and cmake
+  node     containerd, runc, network plugins, packet filter and busybox for tools/cluster.sh
+  images   buildah and debootstrap, to build images where no Docker is
+Otherwise it says in one line what is missing and what will not be available, and succeeds: everything but MPI works
+without MPI. What is there already is left alone. Prints on stderr only.
 
 examples:
   tools/system-packages.sh && tools/frameworks.sh horovod
+  tools/system-packages.sh node images
   sudo tools/system-packages.sh
 USAGE
 }
 
 # command that proves it | Debian package | what is not available without it
-packages='mpirun|openmpi-bin|MPI jobs
+horovod='mpirun|openmpi-bin|MPI jobs
 mpicxx|libopenmpi-dev|MPI in Horovod
 ssh|openssh-client|MPI jobs on several hosts
 g++|g++|building Horovod
 make|make|building Horovod
 cmake|cmake|a cmake of the system (the build fetches its own)'
 
+# busybox of the package of that name needs libraries: containers have none.
+node='containerd|containerd|a cluster on this machine
+runc|runc|a cluster on this machine
+/usr/lib/cni/ptp|containernetworking-plugins|a cluster on this machine
+iptables|iptables|a cluster on this machine
+nft|nftables|a cluster on this machine
+conntrack|conntrack|a cluster on this machine
+ip|iproute2|a cluster on this machine
+mount|mount|a cluster on this machine
+openssl|openssl|a cluster on this machine
+busybox|busybox-static|a cluster on this machine'
+
+# runc runs what a Dockerfile says, crun would do as well.
+images='buildah|buildah|images without Docker
+runc|runc|images without Docker
+debootstrap|debootstrap|base images without a registry'
+
 main() {
-  case ${1:-} in
-    '') ;;
-    -h | --help) usage; return ;;
-    *) usage >&2; fail "unknown argument '$1'" ;;
-  esac
+  local group packages=''
+  (($#)) || set -- horovod
+  for group in "$@"; do
+    case $group in
+      -h | --help) usage; return ;;
+      horovod | node | images) packages+=${packages:+$'\n'}${!group} ;;
+      *) usage >&2; fail "unknown argument '$group'" ;;
+    esac
+  done
   find_missing
   [[ -n $missing ]] || return 0
   if [[ $EUID != 0 ]]; then
@@ -45,7 +72,7 @@ find_missing() {
   local proof package loss
   missing='' lost=''
   while IFS='|' read -r proof package loss; do
-    command -v "$proof" >/dev/null && continue
+    [[ $missing == *" $package"* ]] || command -v "$proof" >/dev/null && continue
     missing+=" $package"
     [[ $lost == *"$loss"* ]] || lost+=${lost:+, }$loss
   done <<<"$packages"

@@ -1,0 +1,527 @@
+#!/usr/bin/env bash
+# A real Kubernetes on this machine, with nodes that run containers: kind where Docker runs, else one made of programs
+# that Go and Debian bring, every machine of it a set of namespaces (tools/node/machine.sh). docs/dev-cluster.md tells more.
+set -euo pipefail
+
+usage() {
+  cat <<'USAGE'
+usage: tools/cluster.sh up [--nodes N] [--gpus N]   start it, unless it runs; prints what the shell is to know of it
+       tools/cluster.sh load IMAGE.tar...           images for all nodes, as `docker save` and `buildah push` write them
+       tools/cluster.sh status                      what runs; fails if it does not run
+       tools/cluster.sh kubeconfig                  prints the path of its kubeconfig
+       tools/cluster.sh down                        end it, and check that nothing is left
+
+  --nodes N   nodes to start, 1 to 9, default 1
+  --gpus N    every node says that it has so many nvidia.com/gpu. There are none: pods are scheduled as if
+  --dir D     where it keeps everything, default $ALLRANKS_CACHE/cluster: another folder is another cluster
+  --with W    kind or node: what to make it with, default kind where both Docker and kind are there
+
+examples:
+  eval "$(tools/cluster.sh up --nodes 2 --gpus 4)"; kubectl get nodes
+  tools/cluster.sh load trainer.tar
+
+environment:
+  ALLRANKS_CACHE   where programs and the cluster are kept, default ~/.cache/allranks
+USAGE
+}
+
+main() {
+  local command='' nodes='' gpus='' with='' files=()
+  repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
+  dir=$cache/cluster
+  parse_arguments "$@"
+  dir=$(realpath --canonicalize-missing "$dir")
+  # Its cgroups and its network interface are found by this when nothing else is known.
+  mark=$(sha256sum <<<"$dir" | cut -c 1-10)
+  cgroup=allranks-$mark cable=ar-$mark
+  export KUBECONFIG=$dir/kubeconfig PATH=$PATH:/usr/sbin:/sbin
+
+  [[ $command == kubeconfig ]] || lock
+  made_with
+  case $command in
+    up) up ;;
+    load) load ;;
+    status) status ;;
+    kubeconfig) kubeconfig ;;
+    down) down ;;
+  esac
+}
+
+parse_arguments() {
+  while (($#)); do
+    case $1 in
+      -h | --help) usage; exit 0 ;;
+      --nodes | --gpus | --dir | --with)
+        [[ -n ${2-} ]] || fail "$1 needs a value"
+        local -n option=${1#--}
+        option=$2
+        shift
+        ;;
+      -*) usage >&2; fail "unknown option '$1'" ;;
+      *) if [[ -z $command ]]; then command=$1; else files+=("$1"); fi ;;
+    esac
+    shift
+  done
+  [[ $command =~ ^(up|load|status|kubeconfig|down)$ ]] || { usage >&2; fail "unknown command '$command'"; }
+  [[ $nodes =~ ^[1-9]?$ ]] || fail "--nodes is 1 to 9, not '$nodes'"
+  [[ $gpus =~ ^[0-9]{0,3}$ ]] || fail "--gpus is a number, not '$gpus'"
+  [[ $with =~ ^(kind|node)?$ ]] || fail "--with is kind or node, not '$with'"
+  [[ $command == load ]] || ((!${#files[@]})) || fail "what is '${files[*]}'?"
+  [[ ! $dir =~ [[:space:]\"\'] ]] || fail "--dir '$dir': no blanks or quotes, please"
+}
+
+# One call at a time for a cluster.
+lock() {
+  mkdir -p "$(dirname "$dir")"
+  exec 9>"$dir.lock"
+  flock --nonblock 9 || {
+    say "another call is at work on this cluster, waiting for it"
+    flock --timeout 1800 9 || fail "the other call is still at work after half an hour"
+  }
+}
+
+# What a cluster was begun with, it is ended with.
+made_with() {
+  if [[ -s $dir/with ]]; then
+    with=$(<"$dir/with")
+  elif [[ -z $with ]]; then
+    with=node
+    [[ $command != up ]] || ! command -v kind >/dev/null || ! timeout 10 docker info >/dev/null 2>&1 || with=kind
+  fi
+}
+
+up() {
+  if "${with}_runs"; then
+    local running
+    running=$("${with}_count")
+    [[ -z $nodes || $nodes == "$running" ]] ||
+      fail "it runs with $running node(s): for $nodes, call 'tools/cluster.sh down' first"
+    nodes=$running
+    say "runs already, with $nodes node(s), in $dir"
+  else
+    nodes=${nodes:-1}
+    "${with}_check"
+    if [[ -e $dir ]]; then
+      say "what is in $dir is half a cluster: starting anew"
+      "${with}_down"
+    fi
+    mkdir -p "$dir"
+    echo "$with" >"$dir/with"
+    trap 'give_up' EXIT
+    trap 'exit 130' INT TERM HUP
+    "${with}_up"
+    touch "$dir/complete"
+    trap - EXIT INT TERM HUP
+    say "up after $SECONDS s, in $dir"
+  fi
+  [[ -z $gpus ]] || step "$gpus pretended GPUs on every node" pretend_gpus
+  echo "export KUBECONFIG=$KUBECONFIG"
+  command -v kubectl >/dev/null || echo "export PATH=\$PATH:$dir/bin"
+}
+
+give_up() {
+  say "not up: ending what was started. Logs stay in $dir.failed"
+  rm -rf "$dir.failed"
+  mkdir -p "$dir.failed"
+  cp "$dir"/*/log/*.log "$dir.failed/" 2>/dev/null || true
+  "${with}_down" || true
+}
+
+down() {
+  if [[ $with == node ]]; then root; fi
+  "${with}_down"
+  rm -f "$dir.lock"
+}
+
+status() {
+  if ! "${with}_runs"; then
+    say "does not run"
+    exit 1
+  fi
+  say "runs, made with $with, in $dir"
+  kubectl get nodes --output=wide
+}
+
+kubeconfig() {
+  [[ -s $KUBECONFIG ]] || fail "it does not run: 'tools/cluster.sh up' starts it"
+  echo "$KUBECONFIG"
+}
+
+load() {
+  local file
+  ((${#files[@]})) || fail "load which image? tools/cluster.sh load IMAGE.tar"
+  "${with}_runs" || fail "it does not run: 'tools/cluster.sh up' starts it"
+  for file in "${files[@]}"; do
+    [[ -r $file ]] || fail "'$file' cannot be read"
+    step "$file on every node" "${with}_load" "$file"
+  done
+}
+
+# Patched into the nodes' status, as Kubernetes documents it for resources that no plugin knows.
+pretend_gpus() {
+  local node
+  for node in $(kubectl get nodes --output=name); do
+    kubectl label --overwrite "$node" "allranks.dev/pretended-gpus=$gpus"
+    kubectl patch "$node" --subresource=status --type=merge \
+      --patch="{\"status\": {\"capacity\": {\"nvidia.com/gpu\": \"$gpus\"}, \"allocatable\": {\"nvidia.com/gpu\": \"$gpus\"}}}"
+  done >/dev/null
+}
+
+### kind
+
+kind_check() {
+  command -v kind >/dev/null || fail "kind is not there: go install sigs.k8s.io/kind@latest, or --with node"
+  timeout 10 docker info >/dev/null 2>&1 || fail "Docker does not answer: start it, or --with node (as root)"
+}
+
+kind_up() {
+  local node
+  {
+    printf 'kind: Cluster\napiVersion: kind.x-k8s.io/v1alpha4\nnodes:\n- role: control-plane\n'
+    for ((node = 2; node <= nodes; node++)); do echo '- role: worker'; done
+  } >"$dir/kind.yaml"
+  kind create cluster --name "$cgroup" --config "$dir/kind.yaml" --kubeconfig "$KUBECONFIG" --wait 300s >&2 ||
+    fail "kind could not create the cluster, see above"
+}
+
+kind_runs() { [[ -e $dir/complete ]] && kubectl get --raw /readyz --request-timeout=5s >/dev/null 2>&1; }
+
+kind_count() { kubectl get nodes --output=name | wc -l; }
+
+kind_load() { kind load image-archive --name "$cgroup" "$1" >&2; }
+
+kind_down() {
+  kind delete cluster --name "$cgroup" --kubeconfig "$KUBECONFIG" >&2 || fail "kind could not delete the cluster, see above"
+  rm -rf "$dir"
+}
+
+### A cluster of our own
+
+node_check() {
+  local free hierarchy
+  [[ $(uname -s) == Linux ]] || fail "without Docker and kind it needs Linux: this is $(uname -s)"
+  root
+  [[ ! $dir =~ ^/(run|var/lib|var/log|var/run|proc|sys|dev)/ ]] ||
+    fail "$dir: not there, the cluster's machines have folders of their own at that place: choose another --dir"
+  free=$(($(df --output=avail -k "$(dirname "$dir")" | tail -n 1) / 1024))
+  ((free >= 2048)) || fail "$(dirname "$dir") has $free MB free and 2 GB are needed: free some, or choose another --dir"
+  if [[ ! -e /sys/fs/cgroup/cgroup.controllers ]]; then
+    for hierarchy in cpu cpuset memory pids; do
+      [[ -d /sys/fs/cgroup/$hierarchy ]] || fail "no cgroups for $hierarchy at /sys/fs/cgroup/$hierarchy, neither version 1 nor 2"
+    done
+  fi
+}
+
+root() { ((EUID == 0)) || fail "only root may make namespaces and run containers: sudo -E tools/cluster.sh $command"; }
+
+node_up() {
+  local name machines=(control-plane) node
+  for ((node = 1; node <= nodes; node++)); do machines+=("node-$node"); done
+  step "packages of the system" "$repository/tools/system-packages.sh" node
+  step "programs" programs
+  node_settings
+  step "${#machines[@]} machines plugged together" plug_together
+  step "API server" wait_for 90 kubectl get --raw /readyz
+  step "accounts and storage" wait_for 30 kubectl apply --filename="$dir/cluster.yaml"
+  step "image of busybox" busybox_image
+  step "containerd" containerd_answers
+  step "busybox on every node" node_load "$dir/busybox.tar"
+  step "nodes" nodes_ready
+  step "names and service accounts" services_ready
+}
+
+programs() {
+  local folder
+  mkdir -p "$dir/bin"
+  for name in controlplane node; do
+    folder=$("$repository/tools/go-tools.sh" "$name")
+    ln -sf "$folder"/* "$dir/bin/"
+  done
+}
+
+# What machines and programs read; all of it is in the folder, and new with every cluster.
+node_settings() {
+  local user groups token server
+  umask 077
+  network=$(free_network)
+  server=https://$network.0.1:6443
+  cat >"$dir/settings" <<SETTINGS
+network=$network
+nodes=$nodes
+cgroup=$cgroup
+cni_plugins=$(cni_plugins)
+snapshotter=$(snapshotter)
+SETTINGS
+  mkdir -p "$dir/kubeconfigs" "$dir/volumes"
+  for name in admin kube-controller-manager kube-scheduler kube-proxy coredns local-path-provisioner "${machines[@]:1}"; do
+    user=system:$name groups=
+    case $name in
+      admin) user=admin groups=system:masters ;;
+      node-*) user=system:node:$name groups=system:nodes ;;
+    esac
+    token=$(openssl rand -hex 16)
+    echo "$token,$user,$user,$groups" >>"$dir/tokens"
+    write_kubeconfig "$dir/kubeconfigs/$name"
+  done
+  cp "$dir/kubeconfigs/admin" "$KUBECONFIG"
+  openssl genrsa -out "$dir/service-accounts.key" 2048 2>/dev/null
+  openssl req -x509 -newkey rsa:2048 -nodes -days 3650 -subj /O=system:masters/CN=kube-apiserver \
+    -keyout "$dir/kubelet-client.key" -out "$dir/kubelet-client.crt" 2>/dev/null
+  echo "nameserver $network.0.1" >"$dir/resolv.conf"
+  cat >"$dir/Corefile" <<COREFILE
+cluster.local in-addr.arpa ip6.arpa {
+  bind $network.0.1
+  errors
+  kubernetes cluster.local in-addr.arpa ip6.arpa {
+    kubeconfig $dir/kubeconfigs/coredns
+    pods insecure
+  }
+}
+# There is no way out of this cluster.
+. {
+  bind $network.0.1
+  template ANY ANY . {
+    rcode NXDOMAIN
+  }
+}
+COREFILE
+  # Every node sees the same folder, so a volume may be used on several at once, as ReadWriteMany wants it.
+  sed "s|@VOLUMES@|$dir/volumes|" "$repository/tools/node/cluster.yaml" >"$dir/cluster.yaml"
+  umask 022
+}
+
+write_kubeconfig() {
+  cat >"$1" <<YAML
+apiVersion: v1
+kind: Config
+clusters: [{name: allranks, cluster: {server: "$server", certificate-authority: "$dir/control-plane/certificates/apiserver.crt"}}]
+users: [{name: "$user", user: {token: "$token"}}]
+contexts: [{name: allranks, context: {cluster: allranks, user: "$user"}}]
+current-context: allranks
+YAML
+}
+
+# The first two numbers of addresses that nobody uses here.
+free_network() {
+  local i
+  for ((i = 220; i < 236; i++)); do
+    [[ -n $(ip -4 route show root "10.$i.0.0/16") ]] || { echo "10.$i"; return; }
+  done
+  fail "10.220.0.0/16 to 10.235.0.0/16 all have routes here: end another cluster"
+}
+
+cni_plugins() {
+  local folder
+  for folder in /usr/lib/cni /opt/cni/bin /usr/libexec/cni; do
+    [[ ! -x $folder/ptp ]] || { echo "$folder"; return; }
+  done
+  fail "no CNI plugins in /usr/lib/cni or /opt/cni/bin (Debian: containernetworking-plugins)"
+}
+
+# An overlay on an overlay is not mounted: in a container files are copied.
+snapshotter() { if [[ $(stat --file-system --format=%T "$dir") == overlayfs ]]; then echo native; else echo overlayfs; fi; }
+
+# The control plane's machine has the switch; this machine and the nodes each have a cable to it.
+plug_together() {
+  local name node switch
+  make_cgroups
+  start_machine control-plane
+  wait_for 30 test -e "$dir/control-plane/switch"
+  switch=$(init_of control-plane)
+  ip link add "$cable" type veth peer name host netns "$switch"
+  ip address add "$network.0.2/24" dev "$cable"
+  ip link set "$cable" up
+  in_network "$switch" ip link set host master switch up
+  for name in "${machines[@]:1}"; do
+    node=${name#node-}
+    start_machine "$name"
+    wait_for 10 init_of "$name"
+    in_network "$switch" ip link add "$name" type veth peer name eth0 netns "$(init_of "$name")"
+    in_network "$switch" ip link set "$name" master switch up
+    ip route add "$network.$node.0/24" via "$network.0.$((10 + node))"
+  done
+}
+
+# By number: these need the network of the machine, but see the processes of this one.
+in_network() { nsenter --net --target "$@"; }
+
+in_machine() { nsenter --mount --pid --net --uts --target "$(init_of "$1")" -- "${@:2}"; }
+
+start_machine() {
+  local name=$1
+  mkdir -p "$dir/$name/log"
+  # It writes down by itself who it is: it may outlive this script by a moment.
+  setsid bash -c 'read -r -a stat <"/proc/$$/stat"; echo "$$ ${stat[21]}" >"$1/pid"
+      exec unshare --fork --kill-child --pid --mount --mount-proc --net --uts --ipc "${@:2}"' - \
+    "$dir/$name" "$repository/tools/node/machine.sh" "$dir" "$name" </dev/null >"$dir/$name/log/machine.log" 2>&1 9>&- &
+}
+
+# process_of MACHINE: the unshare that holds it, if it lives. A number is handed out anew; with its start it is not.
+process_of() {
+  local pid start stat
+  { read -r pid start <"$dir/$1/pid" && read -r -a stat <"/proc/$pid/stat"; } 2>/dev/null || return 1
+  [[ ${stat[21]} == "$start" && ${stat[2]} != Z ]] && echo "$pid"
+}
+
+# init_of MACHINE: its first process, as this machine numbers it.
+init_of() {
+  local pid init=''
+  pid=$(process_of "$1") || return 1
+  read -r init _ <"/proc/$pid/task/$pid/children" || true
+  # It is there before it is another program: only then it has its namespaces.
+  [[ -n $init && $(readlink "/proc/$init/exe") == */bash ]] && echo "$init"
+}
+
+make_cgroups() {
+  local hierarchy name file
+  if [[ -e /sys/fs/cgroup/cgroup.controllers ]]; then
+    for name in "${machines[@]:1}"; do mkdir -p "/sys/fs/cgroup/$cgroup/$name"; done
+    for file in /sys/fs/cgroup/cgroup.subtree_control "/sys/fs/cgroup/$cgroup/cgroup.subtree_control"; do
+      for name in cpu cpuset memory pids io hugetlb; do echo "+$name" >"$file" 2>/dev/null || true; done
+    done
+    return
+  fi
+  for hierarchy in /sys/fs/cgroup/*/; do
+    for name in "$cgroup" "${machines[@]/#/$cgroup/}"; do
+      mkdir -p "$hierarchy$name"
+      # Empty when new, and nothing may run in there then.
+      for file in cpuset.cpus cpuset.mems; do
+        [[ ! -e $hierarchy$file ]] || cat "$hierarchy$file" >"$hierarchy$name/$file"
+      done
+    done
+  done
+}
+
+# An image that holds busybox and nothing else, under two names: pods are held by one of the same.
+busybox_image() {
+  local work=$dir/busybox busybox applet architecture
+  busybox=$(command -v busybox)
+  ! ldd "$busybox" >/dev/null 2>&1 || fail "$busybox needs libraries, a static one is wanted (Debian: busybox-static)"
+  mkdir -p "$work"/root/{bin,etc,tmp}
+  chmod 1777 "$work/root/tmp"
+  cp "$busybox" "$work/root/bin/busybox"
+  for applet in $("$busybox" --list); do [[ $applet == busybox ]] || ln -s busybox "$work/root/bin/$applet"; done
+  tar --create --numeric-owner --owner=0 --group=0 --directory="$work/root" --file="$work/layer.tar" .
+  case $(uname -m) in
+    x86_64) architecture=amd64 ;;
+    aarch64) architecture=arm64 ;;
+    *) architecture=$(uname -m) ;;
+  esac
+  cat >"$work/config.json" <<JSON
+{"architecture": "$architecture", "os": "linux", "config": {"Env": ["PATH=/bin"], "Cmd": ["sleep", "2147483647"]},
+ "rootfs": {"type": "layers", "diff_ids": ["sha256:$(sha256sum <"$work/layer.tar" | cut -d ' ' -f 1)"]}}
+JSON
+  cat >"$work/manifest.json" <<'JSON'
+[{"Config": "config.json", "RepoTags": ["localhost/busybox:1", "localhost/pause:1"], "Layers": ["layer.tar"]}]
+JSON
+  tar --create --directory="$work" --file="$dir/busybox.tar" manifest.json config.json layer.tar
+  rm -r "$work"
+}
+
+node_load() {
+  local name snapshotter
+  snapshotter=$(sed -n 's/^snapshotter=//p' "$dir/settings")
+  for name in $(node_names); do
+    in_machine "$name" ctr --namespace k8s.io images import --snapshotter "$snapshotter" - <"$1" >"$dir/answer" 2>&1 ||
+      fail "containerd on $name did not take $1: $(tail -n 3 "$dir/answer")"
+  done
+}
+
+node_names() { (cd "$dir" && printf '%s\n' node-*); }
+
+node_count() { node_names | wc -l; }
+
+containerd_answers() {
+  local name
+  for name in "${machines[@]:1}"; do wait_for 30 in_machine "$name" ctr version; done
+}
+
+nodes_ready() { wait_for 90 kubectl wait --for=condition=Ready --timeout=1s node "${machines[@]:1}"; }
+
+services_ready() {
+  wait_for 30 busybox nslookup kubernetes.default.svc.cluster.local "$network.0.1"
+  wait_for 30 kubectl get serviceaccount default
+}
+
+node_runs() {
+  local name
+  [[ -e $dir/complete ]] || return 1
+  for name in control-plane $(node_names); do init_of "$name" >/dev/null || return 1; done
+  kubectl get --raw /readyz --request-timeout=5s >/dev/null 2>&1
+}
+
+node_down() {
+  local file left
+  for file in "$dir"/*/pid; do
+    [[ ! -e $file ]] || end_machine "$(basename "$(dirname "$file")")"
+  done
+  [[ ! -e /sys/class/net/$cable ]] || ip link delete "$cable" 2>/dev/null || true # it may be going by itself
+  remove_cgroups
+  left=$(leftovers)
+  [[ -z $left ]] || fail "these are left of the cluster in $dir: $left"
+  rm -rf "$dir"
+  say "down: no process, mount, network interface, cgroup or file of it is left"
+}
+
+# With the first process the kernel ends all others of the machine, and its parent waits until that has been done.
+end_machine() {
+  local name=$1 pid init
+  pid=$(process_of "$name") || return 0
+  init=$(init_of "$name") || init=$pid
+  kill -KILL "$init" 2>/dev/null || true
+  for _ in {1..200}; do
+    process_of "$name" >/dev/null || return 0
+    sleep 0.1
+  done
+  fail "$name does not end: process $pid"
+}
+
+remove_cgroups() {
+  for _ in {1..50}; do
+    find /sys/fs/cgroup -depth -type d -path "*/$cgroup*" -exec rmdir {} + 2>/dev/null || true
+    [[ -n $(cgroups) ]] || return 0
+    sleep 0.1
+  done
+}
+
+cgroups() { find /sys/fs/cgroup -maxdepth 3 -name "$cgroup*" 2>/dev/null || true; }
+
+leftovers() {
+  grep --files-with-matches --no-messages "/$cgroup" /proc/[0-9]*/cgroup || true
+  grep --files-with-matches --no-messages --fixed-strings "$dir/" /proc/[0-9]*/mountinfo || true
+  ip -oneline link show "$cable" 2>/dev/null || true
+  cgroups
+}
+
+### All of it
+
+# step TITLE COMMAND...: what it prints is for people, and how long it took.
+step() {
+  local title=$1 begun=${EPOCHREALTIME/[.,]/} took
+  shift
+  "$@" >&2
+  took=$(((${EPOCHREALTIME/[.,]/} - begun) / 100000))
+  printf 'cluster: %4d.%d s  %s\n' $((took / 10)) $((took % 10)) "$title" >&2
+}
+
+# wait_for SECONDS COMMAND...: until it succeeds.
+wait_for() {
+  local deadline=$((SECONDS + $1)) log
+  until "${@:2}" >"$dir/answer" 2>&1; do
+    if ((SECONDS >= deadline)); then
+      tail -n 2 "$dir"/*/log/*.log >&2
+      fail "after $1 s still no success: ${*:2}: $(tail -n 3 "$dir/answer")"
+    fi
+    sleep 0.1
+  done
+}
+
+say() { echo "cluster: $*" >&2; }
+
+fail() {
+  echo "cluster: error: $*" >&2
+  exit 1
+}
+
+main "$@"

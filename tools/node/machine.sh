@@ -1,0 +1,213 @@
+#!/usr/bin/env bash
+# The first process of one machine of the cluster: the control plane or a node, in PID, mount, network and host name
+# namespaces of its own. `tools/cluster.sh` starts it with unshare, and plugs it into the network. When it is killed,
+# the kernel ends everything that runs in it and takes its mounts, its network and its packet filter away.
+set -euo pipefail
+
+usage='usage: machine.sh DIR NAME     (by tools/cluster.sh only)'
+
+main() {
+  dir=${1:?$usage} name=${2:?$usage} home=$1/$2
+  # shellcheck source=/dev/null # network, nodes, cgroup, cni_plugins, snapshotter
+  source "$dir/settings"
+  number=${name#node-}
+  export PATH=$dir/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=$home
+  cd "$home"
+  hostname "$name"
+  own_folders
+  ip link set lo up
+  echo 1 >/proc/sys/net/ipv4/ip_forward
+  if [[ $name == control-plane ]]; then
+    switch
+    control_plane
+  else
+    connect
+    node
+  fi
+  wait # for ever: `keep` does not end
+}
+
+# What the programs write to these folders goes to folders of this machine alone.
+own_folders() {
+  local setting file
+  mount --make-rshared / # within this namespace only; kubelet asks for it
+  mount -t tmpfs -o mode=755 tmpfs /run
+  mkdir -p /run/netns /run/lock "$home"/{lib,log}
+  mount --bind "$home/lib" /var/lib
+  mount --bind "$home/log" /var/log
+  # kubelet sets these for all machines on this kernel, unless it reads that they are as it wants them.
+  for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
+    kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
+    file=/run/sysctl/${setting%=*}
+    mkdir -p "${file%/*}"
+    echo "${setting#*=}" >"$file"
+    mount --bind "$file" "/proc/sys/${setting%=*}"
+  done
+}
+
+# Every machine is plugged into a bridge in the control plane's namespace: the machine below has one interface, no bridge.
+switch() {
+  local node
+  ip link add switch address 02:00:00:00:00:01 type bridge
+  ip address add "$network.0.1/24" dev switch
+  ip link set switch up
+  for ((node = 1; node <= nodes; node++)); do
+    ip route add "$network.$node.0/24" via "$network.0.$((10 + node))"
+  done
+  touch "$home/switch"
+}
+
+control_plane() {
+  local certificates=$home/certificates
+  # With --enable-aggregator-routing webhooks are called at their pods: there is no kube-proxy here.
+  keep etcd --data-dir="$home/etcd" --unsafe-no-fsync --log-level=warn
+  keep kube-apiserver \
+    --etcd-servers=http://127.0.0.1:2379 \
+    --bind-address=0.0.0.0 \
+    --advertise-address="$network.0.1" \
+    --cert-dir="$certificates" \
+    --token-auth-file="$dir/tokens" \
+    --kubelet-client-certificate="$dir/kubelet-client.crt" \
+    --kubelet-client-key="$dir/kubelet-client.key" \
+    --kubelet-preferred-address-types=InternalIP \
+    --service-account-issuer=https://kubernetes.default.svc \
+    --service-account-key-file="$dir/service-accounts.key" \
+    --service-account-signing-key-file="$dir/service-accounts.key" \
+    --authorization-mode=Node,RBAC \
+    --service-cluster-ip-range=10.96.0.0/16 \
+    --enable-aggregator-routing \
+    --allow-privileged
+  wait_for test -s "$certificates/apiserver.crt"
+  keep kube-controller-manager \
+    --kubeconfig="$dir/kubeconfigs/kube-controller-manager" \
+    --use-service-account-credentials \
+    --root-ca-file="$certificates/apiserver.crt" \
+    --service-account-private-key-file="$dir/service-accounts.key" \
+    --leader-elect=false
+  keep kube-scheduler --kubeconfig="$dir/kubeconfigs/kube-scheduler" --leader-elect=false
+  keep coredns -conf "$dir/Corefile"
+  POD_NAMESPACE=local-path-storage keep local-path-provisioner start \
+    --kubeconfig "$dir/kubeconfigs/local-path-provisioner" --service-account-name default
+}
+
+connect() {
+  local node
+  wait_for ip link show eth0
+  ip address add "$network.0.$((10 + number))/24" dev eth0
+  ip link set eth0 up
+  ip route add default via "$network.0.1"
+  for ((node = 1; node <= nodes; node++)); do
+    ((node == number)) || ip route add "$network.$node.0/24" via "$network.0.$((10 + node))"
+  done
+}
+
+node() {
+  write_settings
+  keep containerd --config "$home/containerd.toml"
+  wait_for test -s "$dir/control-plane/certificates/apiserver.crt"
+  keep kubelet \
+    --config "$home/kubelet.yaml" \
+    --kubeconfig "$dir/kubeconfigs/$name" \
+    --hostname-override "$name" \
+    --node-ip "$network.0.$((10 + number))"
+  keep kube-proxy --config "$home/kube-proxy.yaml"
+}
+
+write_settings() {
+  mkdir -p /run/cni
+  # Each pod has a cable of its own to the node. On a bridge, answers from one pod to another of the same node would
+  # pass kube-proxy by.
+  cat >/run/cni/allranks.conflist <<JSON
+{
+  "cniVersion": "0.4.0",
+  "name": "allranks",
+  "plugins": [
+    {
+      "type": "ptp",
+      "ipam": {
+        "type": "host-local",
+        "dataDir": "/run/addresses",
+        "ranges": [[{"subnet": "$network.$number.0/24"}]],
+        "routes": [{"dst": "0.0.0.0/0"}]
+      }
+    },
+    {"type": "portmap", "capabilities": {"portMappings": true}}
+  ]
+}
+JSON
+  cat >containerd.toml <<TOML
+version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "localhost/pause:1"
+  # Where root may not lower the score of a process (no CAP_SYS_RESOURCE) runc would fail otherwise:
+  # "can't get final child's PID from pipe: EOF".
+  restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "$cni_plugins"
+  conf_dir = "/run/cni"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = "$snapshotter"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  SystemdCgroup = false
+TOML
+  cat >kubelet.yaml <<YAML
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: $network.0.$((10 + number))
+authentication:
+  anonymous: {enabled: false}
+  webhook: {enabled: true}
+  x509: {clientCAFile: $dir/kubelet-client.crt}
+authorization: {mode: Webhook}
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+cgroupDriver: cgroupfs
+cgroupRoot: /$cgroup/$name
+failCgroupV1: false
+failSwapOn: false
+clusterDomain: cluster.local
+clusterDNS: [$network.0.1]
+resolvConf: $dir/resolv.conf
+maxPods: 200
+# The disk is the machine's below, and what fills it may be nothing of ours. Images cannot be pulled again.
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: 100Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%}
+YAML
+  cat >kube-proxy.yaml <<YAML
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: nftables
+hostnameOverride: $name
+clusterCIDR: $network.0.0/16
+clientConnection: {kubeconfig: $dir/kubeconfigs/kube-proxy}
+# These belong to the kernel, not to this machine.
+conntrack: {maxPerCore: 0, min: 0}
+YAML
+}
+
+# keep PROGRAM ARGUMENT...: in the background, and again when it ends, as a service manager would.
+keep() {
+  {
+    while :; do
+      "$@" && code=0 || code=$?
+      echo "machine.sh: $1 ended with code $code"
+      sleep 1
+    done
+  } >>"/var/log/$1.log" 2>&1 </dev/null &
+}
+
+# wait_for COMMAND...: half a minute until it succeeds.
+wait_for() {
+  local deadline=$((SECONDS + 30))
+  until "$@" >/dev/null 2>&1; do
+    ((SECONDS < deadline)) || { echo "machine.sh: after 30 s not true: $*" >&2; exit 1; }
+    sleep 0.05
+  done
+}
+
+main "$@"
