@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint generate verify bench golden controlplane clean
+.PHONY: help demo test check lint generate verify bench golden controlplane images clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ verify: $(STAMP) ## Fail if a generated file differs from what the types say
 
 controlplane: ## Build etcd, API server, controller manager and kubectl for the tests (once; needs Go)
 	@tools/controlplane.sh
+
+images: ## Build the images of the operator and the frameworks (docs/images.md)
+	@tools/images.sh
 
 bench: $(STAMP) ## Measure the core, the operator on a real API server, and the start of a rank
 	@$(BIN)/python bench/core.py

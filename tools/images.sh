@@ -1,0 +1,276 @@
+#!/usr/bin/env bash
+# Builds the images, with whatever builds images on this machine; docs/images.md says what is in them.
+set -euo pipefail
+
+usage() {
+  cat <<'USAGE'
+usage: tools/images.sh [options] [operator] [pytorch] [tensorflow] [horovod] [base]
+       tools/images.sh tools
+
+Builds the images named (none named: operator, pytorch, tensorflow, horovod) with docker, podman or buildah, whichever
+is there first, and prints their names on stdout, one a line. What each took and how large it is goes to stderr. A
+second call takes seconds: layers are cached.
+
+Where the base image cannot be pulled, a test base takes its place (Debian's Python 3.11, made by debootstrap, as root):
+good for tests, not for use. `base` makes only that. `tools` installs what building takes and running needs where it is
+missing (Debian, as root): buildah, debootstrap and runc.
+
+options:
+  --base IMAGE            base image, default python:3.12-slim-bookworm; one named here is never replaced
+  --test-base             take the test base without trying to pull
+  --build-arg NAME=VALUE  as docker build has it; may be given several times
+  --push-tar DIR          put each image into DIR/NAME.tar as well (docker-archive), for `docker load`,
+                          `ctr images import`, `kind load image-archive`
+  --tag TAG               default: allranks' version. `latest` is set as well
+  --prefix PREFIX         default: ghcr.io/allranks
+  --engine ENGINE         docker, podman or buildah
+
+examples:
+  tools/images.sh operator
+  tools/images.sh --prefix registry.example.com/me --tag dev pytorch
+  tools/images.sh --build-arg TENSORFLOW_VARIANT=cuda tensorflow
+  tools/images.sh tools && tools/images.sh --test-base --push-tar /tmp/images operator pytorch
+
+environment:
+  ALLRANKS_CACHE  where the test base and wheels are kept, default ~/.cache/allranks
+USAGE
+}
+
+default_base=python:3.12-slim-bookworm
+all=(operator pytorch tensorflow horovod)
+
+main() {
+  local wanted=() base='' test_base=false arguments=() tar_folder='' tag='' prefix=ghcr.io/allranks engine='' image
+  cd "$(dirname "${BASH_SOURCE[0]}")/.."
+  cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
+  parse_arguments "$@"
+  if [[ ${wanted[0]} == tools ]]; then
+    install_tools
+    return
+  fi
+  tag=${tag:-$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' operator/allranks/version.py)}
+  find_engine
+  mkdir -p "$cache/images"
+  # Two at a time would make the same layers twice.
+  exec 9>"$cache/images/lock"
+  flock --nonblock 9 || { say "another call is building, waiting for it"; flock 9; }
+  settle_base
+  for image in "${wanted[@]}"; do
+    build "$image"
+  done
+}
+
+parse_arguments() {
+  while (($#)); do
+    case $1 in
+      -h | --help) usage; exit 0 ;;
+      --test-base) test_base=true ;;
+      --base | --build-arg | --push-tar | --tag | --prefix | --engine)
+        (($# > 1)) || { usage >&2; fail "$1 needs a value"; }
+        case $1 in
+          --base) base=$2 ;;
+          --build-arg) arguments+=(--build-arg "$2") ;;
+          --push-tar) tar_folder=$2 ;;
+          --tag) tag=$2 ;;
+          --prefix) prefix=${2%/} ;;
+          --engine) engine=$2 ;;
+        esac
+        shift
+        ;;
+      operator | pytorch | tensorflow | horovod | base | tools) wanted+=("$1") ;;
+      *) usage >&2; fail "unknown argument '$1'" ;;
+    esac
+    shift
+  done
+  ((${#wanted[@]})) || wanted=("${all[@]}")
+}
+
+install_tools() {
+  local missing=() tool
+  for tool in buildah debootstrap runc; do
+    command -v "$tool" >/dev/null || missing+=("$tool")
+  done
+  ((${#missing[@]})) || return 0
+  [[ $EUID == 0 ]] && command -v apt-get >/dev/null ||
+    fail "missing: ${missing[*]}. Debian's root may run this to install them; elsewhere use the system's own tools"
+  say "installing ${missing[*]}"
+  apt-get -o DPkg::Lock::Timeout=300 --quiet=2 update >&2 || say "the package lists could not be brought up to date"
+  DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 --quiet=2 install --yes \
+    --no-install-recommends "${missing[@]}" >"$(log_file tools)" 2>&1 ||
+    { tail -n 20 "$(log_file tools)" >&2; fail "apt-get could not install ${missing[*]}, see above"; }
+}
+
+find_engine() {
+  local candidate
+  for candidate in ${engine:-docker podman buildah}; do
+    # docker's client is of no use where its daemon does not run.
+    if timeout 20 "$candidate" info >/dev/null 2>&1; then
+      engine=$candidate
+      return
+    fi
+  done
+  fail "${engine:-none of docker, podman and buildah} does not work here. Start Docker, or on Debian: tools/images.sh tools"
+}
+
+# Sets `base` to an image that is there, or can be had.
+settle_base() {
+  if ! $test_base && [[ ${wanted[*]} != base ]]; then
+    [[ -z $base ]] || return 0
+    if have "$default_base" || timeout 300 "$engine" pull "$default_base" >"$(log_file pull)" 2>&1; then
+      base=$default_base
+      return
+    fi
+    say "$default_base cannot be pulled ($(tail -n 1 "$(log_file pull)"))"
+    say "the test base takes its place: Debian's Python 3.11, good for tests, not for use"
+  fi
+  make_test_base
+}
+
+have() {
+  case $engine in
+    buildah) buildah inspect --type image "$1" ;;
+    *) "$engine" image inspect "$1" ;;
+  esac >/dev/null 2>&1
+}
+
+make_test_base() {
+  local started=$SECONDS key archive context
+  key=$({ declare -f debootstrap_into; uname -m; } | sha256sum | cut -c 1-12)
+  archive=$cache/images/base-$key.tar
+  base=localhost/allranks/test-base:$key
+  [[ -e $archive ]] || debootstrap_into "$archive"
+  have "$base" && return
+  context=$(mktemp -d -p "$cache/images")
+  ln "$archive" "$context/root.tar"
+  printf 'FROM scratch\nADD root.tar /\nENV LANG=C.UTF-8\nCMD ["python3"]\n' >"$context/Dockerfile"
+  run_build base --tag "$base" --file "$context/Dockerfile" "$context"
+  rm -r "$context"
+  say "test base: $(size_of "$base") in $((SECONDS - started)) s"
+}
+
+debootstrap_into() {
+  local archive=$1 root
+  command -v debootstrap >/dev/null || fail "no debootstrap to make the test base with (Debian: tools/images.sh tools)"
+  [[ $EUID == 0 ]] || fail "only root can make the test base: give another one with --base"
+  root=$(mktemp -d -p "$cache/images")
+  say "making the test base"
+  timeout 900 debootstrap --variant=minbase --include=ca-certificates,python3,python3-pip,python3-venv,python-is-python3 \
+    bookworm "$root" >"$(log_file base)" 2>&1 ||
+    { tail -n 5 "$(log_file base)" >&2; rm -rf "$root"; fail "debootstrap failed, see above"; }
+  # As in Docker's own Debian images: packages do not start their services.
+  printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
+  chmod 755 "$root/usr/sbin/policy-rc.d"
+  rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/* "$root"/var/log/* "$root"/dev/*
+  tar --create --file "$archive.unfinished" --directory "$root" --numeric-owner --one-file-system .
+  rm -rf "$root"
+  mv "$archive.unfinished" "$archive"
+}
+
+build() {
+  local image=$1 started=$SECONDS name=$prefix/$1:$tag own=()
+  if [[ $image == base ]]; then
+    echo "$base"
+    return
+  fi
+  if [[ $image == horovod ]]; then
+    give_wheel && own=(--build-arg WHEEL=given)
+  fi
+  run_build "$image" --file "images/$image/Dockerfile" --tag "$name" --tag "$prefix/$image:latest" \
+    --build-arg "BASE_IMAGE=$base" --build-arg "VERSION=$tag" \
+    --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
+    --build-arg "CREATED=$(git log -1 --format=%cI 2>/dev/null || echo unknown)" \
+    ${own[@]+"${own[@]}"} ${arguments[@]+"${arguments[@]}"} .
+  rm -f images/horovod/wheels/*.whl
+  say "$image: $(size_of "$name") in $((SECONDS - started)) s, above a base of $(size_of "$base")"
+  [[ -z $tar_folder ]] || push_tar "$image" "$name"
+  echo "$name"
+}
+
+# Puts a wheel where the Dockerfile looks for it, if tools/frameworks.sh has built one that fits this base. Its folder is
+# named as build-wheel.sh --print-key would name it there.
+give_wheel() {
+  local recipe key wheel
+  [[ "${arguments[*]-}" != *HOROVOD_GPU_OPERATIONS=* && "${arguments[*]-}" != *TENSORFLOW_VARIANT=* &&
+    "${arguments[*]-}" != *WHEEL=* ]] || return
+  recipe=$(cat images/horovod/{build-wheel.sh,edit_source.py,source.txt} | sha256sum | cut -c 1-12)
+  key=$(python_tag)-$(uname -m)-torch_$(pin torch pytorch)-tensorflow_$(pin tensorflow-cpu tensorflow)-mpi_yes-gpu_none-$recipe
+  for wheel in "$cache/horovod-wheels/$key"/*.whl; do
+    [[ -e $wheel ]] || return 1
+    say "horovod: with the wheel that was built before, $key"
+    cp --preserve=timestamps "$wheel" images/horovod/wheels/
+  done
+}
+
+pin() { # PACKAGE IMAGE
+  sed -n "s/^$1==\([^ ]*\).*/\1/p" "images/$2/requirements.txt"
+}
+
+python_tag() {
+  local program='import sys; print("cp%d%d" % sys.version_info[:2])' container
+  case $engine in
+    buildah)
+      container=$(buildah from --pull-never "$base")
+      buildah run --isolation chroot "$container" -- python3 -c "$program"
+      buildah rm "$container" >/dev/null
+      ;;
+    *) "$engine" run --rm "$base" python3 -c "$program" ;;
+  esac
+}
+
+# run_build TITLE ARGUMENT...: the engine's build, with all that it says in a file.
+run_build() {
+  local log command=("$engine" build)
+  log=$(log_file "$1")
+  # Behind a proxy that has certificates of its own, what runs in a build trusts what this machine trusts.
+  local trust=()
+  [[ ! -e /etc/ssl/certs/ca-certificates.crt ]] || trust=(--volume /etc/ssl/certs:/etc/ssl/certs:ro)
+  case $engine in
+    podman) command+=(--layers ${trust[@]+"${trust[@]}"}) ;;
+    buildah) command=(buildah bud --layers --isolation chroot --network host ${trust[@]+"${trust[@]}"}) ;;
+  esac
+  "${command[@]}" "${@:2}" >"$log" 2>&1 || {
+    tail -n 30 "$log" >&2
+    rm -f images/horovod/wheels/*.whl
+    fail "$1: the build failed, see above; all that it said is in $log"
+  }
+}
+
+size_of() {
+  case $engine in
+    buildah) buildah images --format '{{.Size}}' "$1" | head -n 1 ;;
+    *) "$engine" image inspect --format '{{.Size}}' "$1" | numfmt --to si --suffix B ;;
+  esac
+}
+
+push_tar() {
+  local image=$1 name=$2 started=$SECONDS file=$tar_folder/$1.tar id
+  mkdir -p "$tar_folder"
+  id=$(case $engine in buildah) buildah images --quiet --no-trunc "$name" ;; *) "$engine" image inspect --format '{{.Id}}' "$name" ;; esac | head -n 1)
+  if [[ -e $file && $(cat "$file.id" 2>/dev/null) == "$name $id" ]]; then
+    say "$image: $file is up to date"
+    return
+  fi
+  rm -f "$file" "$file.id" "$file.unfinished"
+  case $engine in
+    docker) docker save --output "$file.unfinished" "$name" ;;
+    podman) podman save --quiet --format docker-archive --output "$file.unfinished" "$name" ;;
+    buildah) buildah push --quiet "$name" "docker-archive:$file.unfinished:$name" ;;
+  esac >&2
+  mv "$file.unfinished" "$file"
+  echo "$name $id" >"$file.id"
+  say "$image: $file, $(du -h "$file" | cut -f 1), in $((SECONDS - started)) s"
+}
+
+log_file() {
+  mkdir -p "$cache/images"
+  echo "$cache/images/$1.log"
+}
+
+say() { echo "images: $*" >&2; }
+
+fail() {
+  echo "images: error: $*" >&2
+  exit 1
+}
+
+main "$@"
