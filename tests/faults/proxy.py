@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
@@ -28,6 +28,13 @@ from .policy import CREATE, LIST, READ, STATUS, WATCH, WRITE, Fault, Policy
 T = TypeVar("T")
 ObjectKey = tuple[str, str]
 """(name of the kind in paths, name)"""
+
+Late = tuple[web.BaseRequest, Any, bytes, ObjectKey]
+"""A write: the request, its body read and as it was sent, what it is about."""
+
+Death = Literal["exactly", "together", "late"]
+"""exactly: after the Nth write, and what was under way beside it is lost. together: that is carried out too. late: the
+Nth write is on its way with all beside it, and comes to the API server long after the next operator has begun."""
 
 _PASSED_ON = ("Authorization", "Content-Type", "Accept", "User-Agent")
 _WRITES = frozenset(("POST", "PUT", "PATCH", "DELETE"))
@@ -88,16 +95,27 @@ class Proxy:
         self.record = Record()
         self.dead = threading.Event()
         """The operator was to be killed now: nothing of it is heard any more."""
+        self.late: list[Late] = []
+        """What a dead operator sent, and what has not come to the API server yet."""
         self._kill_after: int | None = None
+        self._how = ""
         self._one_by_one: asyncio.Lock | None = None
         self._on_death: Callable[[], None] = lambda: None
         self._present: set[asyncio.Task[Any]] = set()
         threads.do(self._start())
 
-    def kill_after(self, writes: int, exactly: bool, on_death: Callable[[], None] = lambda: None) -> None:
-        """After so many that had success. `exactly`: what is under way by then is not carried out."""
-        self._kill_after, self._on_death = writes, on_death
-        self._one_by_one = asyncio.Lock() if exactly else None
+    def kill_after(self, writes: int, how: Death, on_death: Callable[[], None] = lambda: None) -> None:
+        """After so many that had success."""
+        self._kill_after, self._how, self._on_death = writes, how, on_death
+        self._one_by_one = None if how == "together" else asyncio.Lock()
+
+    def deliver(self, statuses: bool) -> bool:
+        """What is late comes to the API server, in its order; statuses only if so said. Whether there was any."""
+        ready = [late for late in self.late if statuses or late[0].method != "PATCH"]
+        self.late = [late for late in self.late if late not in ready]
+        for late in ready:
+            self._threads.do(self._carry_out(*late))
+        return bool(ready)
 
     def revive(self) -> None:
         """For the operator's next life; the last one must be gone. It lives on."""
@@ -198,6 +216,12 @@ class Proxy:
         if answer := _instead(fault):
             return answer
         async with self._one_by_one or contextlib.nullcontext():
+            if self._how == "late" and self._kill_after is not None:
+                if self._kill_after <= 1 and not self.dead.is_set():
+                    self._die()
+                if self.dead.is_set():
+                    self.late.append((request, body, sent, key))
+                    raise _Reset
             await self._while_alive()
             # Not to be cancelled when the operator hangs up: the API server would not hear of that in time either.
             code, headers, answered = await asyncio.shield(self._carry_out(request, body, sent, key))
@@ -222,9 +246,12 @@ class Proxy:
         if code < 300 and self._kill_after is not None and not self.dead.is_set():
             self._kill_after -= 1
             if self._kill_after <= 0:
-                self.dead.set()
-                self._on_death()
+                self._die()
         return code, headers, answered
+
+    def _die(self) -> None:
+        self.dead.set()
+        self._on_death()
 
     async def _is_there_to_stay(self, request: web.BaseRequest, body: Any) -> bool:
         headers = {"Authorization": f"Bearer {self._token}"}

@@ -7,18 +7,20 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from cluster.controlplane import ControlPlane
 from scenarios.runner import Scenario, load
 
 from .policy import Policy
-from .proxy import Threads
+from .proxy import Death, Threads
 from .world import Kill, Played, play
 
 FILES = sorted((Path(__file__).parents[1] / "scenarios").glob("*.yaml"))
 SCENARIOS = [scenario for path in FILES for scenario in load(path)]
 SEEDS = 5
 """So many seeds of faults has each scenario when all runs are asked for."""
+DEATHS: tuple[Death, ...] = get_args(Death)
 _KINDS = ("faults", "kill", "kill", "both")
 
 
@@ -71,13 +73,13 @@ class Referee:
             return self._every_kill(SCENARIOS[run.scenario], wanted)
         policy = Policy(run.seed) if run.kind in ("faults", "both") else None
         dice = random.Random(run.seed)
-        kill = Kill(dice.randint(1, wanted.ending.writes), dice.random() < 0.5) if run.kind != "faults" else None
+        kill = Kill(dice.randint(1, wanted.ending.writes), dice.choice(DEATHS)) if run.kind != "faults" else None
         return self._compare(SCENARIOS[run.scenario], wanted, policy, kill)
 
     def _every_kill(self, scenario: Scenario, wanted: Played) -> Verdict:
         for after in range(1, 1000):
-            for exactly in (True, False):
-                verdict = self._compare(scenario, wanted, None, Kill(after, exactly))
+            for how in DEATHS:
+                verdict = self._compare(scenario, wanted, None, Kill(after, how))
                 if verdict.differences or not verdict.met:
                     return verdict
         raise AssertionError("it writes for ever")

@@ -112,7 +112,7 @@ def play(control_plane: ControlPlane, threads: Threads, folder: Path, kill_after
         contextlib.closing(Life(proxy, namespace, folder)) as life,
     ):
         if kill_after:
-            proxy.kill_after(kill_after, exactly=False, on_death=life.kill)
+            proxy.kill_after(kill_after, "together", life.kill)
         api.create(JOB, namespace)
 
         def job() -> dict[str, Any]:

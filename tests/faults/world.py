@@ -21,9 +21,11 @@ from cluster.world import SETTINGS, KubernetesWorld
 from scenarios.runner import Scenario, run
 
 from .policy import Policy
-from .proxy import Proxy, Threads
+from .proxy import Death, Proxy, Threads
 
 REQUEST_SECONDS = 1.0
+LATE_RESTS = 2
+"""A status that is late comes after so many changes of the world."""
 _QUOTA_SECONDS = 4.0
 """So long after a made-up conflict of a quota the operator has tried again, if it still wants to."""
 
@@ -73,6 +75,8 @@ class FaultyWorld(KubernetesWorld):
     def __init__(self, reached: Reached, namespace: str, proxy: Proxy) -> None:
         self._proxy = proxy
         self.deaths = 0
+        self._rests = 0
+        """How often everything came to rest since the operator died."""
         self.began: datetime | None = None
         try:
             super().__init__(reached, namespace)  # type: ignore[arg-type]
@@ -104,6 +108,11 @@ class FaultyWorld(KubernetesWorld):
         super()._settle()
         if time.monotonic() - began >= world.PATIENCE_SECONDS and (found := list(self._under_way())):
             raise AssertionError(f"still under way after {world.PATIENCE_SECONDS} s: {found}")
+        if self.deaths and self._proxy.late:
+            # A status names the version that it was decided on: however late it comes, it does no harm.
+            self._rests += 1
+            if self._proxy.deliver(statuses=self._rests > LATE_RESTS):
+                self._settle()
 
     def _under_way(self) -> Iterator[str]:
         if self._operator and self._proxy.dead.is_set():
@@ -117,6 +126,8 @@ class FaultyWorld(KubernetesWorld):
                 yield f"{kind} {name} is still to be created"
 
     def ending(self) -> Ending:
+        if self._proxy.deliver(statuses=True):
+            self._settle()
         job = self.job() or {}
         record = self._proxy.record
         return Ending(
@@ -154,10 +165,10 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 @dataclass(frozen=True)
 class Kill:
-    """After so many writes. `exactly`: what was under way with the last of them is not carried out."""
+    """Of the operator, after (about) so many writes."""
 
     after: int
-    exactly: bool
+    how: Death
 
 
 @dataclass(frozen=True)
@@ -190,7 +201,7 @@ def play(
         with contextlib.suppress(ApiError):
             api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, namespace)
         if kill:
-            proxy.kill_after(kill.after, kill.exactly)
+            proxy.kill_after(kill.after, kill.how)
         with contextlib.closing(FaultyWorld(Reached(url, ca_file, token, api), namespace, proxy)) as played:
             try:
                 # A killed operator may not have told what it did, and an Event may be lost: those are not looked at.
