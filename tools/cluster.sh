@@ -35,9 +35,10 @@ main() {
   # Its cgroups and its network interface are found by this when nothing else is known.
   mark=$(sha256sum <<<"$dir" | cut -c 1-10)
   cgroup=allranks-$mark cable=ar-$mark
-  export KUBECONFIG=$dir/kubeconfig PATH=$PATH:/usr/sbin:/sbin
+  users_kubectl=$(command -v kubectl || true)
+  export KUBECONFIG=$dir/kubeconfig PATH=$dir/bin:$PATH:/usr/sbin:/sbin
 
-  [[ $command == kubeconfig ]] || lock
+  case $command in up | load | down) lock ;; esac
   made_with
   case $command in
     up) up ;;
@@ -117,7 +118,7 @@ up() {
   fi
   [[ -z $gpus ]] || step "$gpus pretended GPUs on every node" pretend_gpus
   echo "export KUBECONFIG=$KUBECONFIG"
-  command -v kubectl >/dev/null || echo "export PATH=\$PATH:$dir/bin"
+  [[ -n $users_kubectl ]] || echo "export PATH=\$PATH:$dir/bin"
 }
 
 give_up() {
