@@ -218,7 +218,11 @@ def _condition(status: RawStatus, kind: str) -> Condition | None:
 def _asked_to_go(metadata: Meta) -> datetime | None:
     if metadata.deletion_timestamp is None:
         return None
-    return metadata.deletion_timestamp - timedelta(seconds=metadata.deletion_grace_period_seconds or 0)
+    try:
+        return metadata.deletion_timestamp - timedelta(seconds=metadata.deletion_grace_period_seconds or 0)
+    except OverflowError:
+        # The API server takes a grace of centuries, and its own sum wraps around. Nobody knows when it was.
+        return metadata.creation_timestamp or _NEVER
 
 
 def _number(label: str | None, otherwise: int) -> int:
