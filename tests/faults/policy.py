@@ -12,10 +12,11 @@ from typing import Any
 
 READ = ("429", "500", "503", "reset", "hang", "slow", "slow")
 WRITE = (
-    *("429", "500", "503", "reset", "hang", "slow"),
+    *("429", "500", "503", "reset", "hang", "slow", "outage"),
     # Carried out, and then nobody hears of it, or hears the contrary.
     *("reset after", "reset after", "hang after", "504 after", "slow after"),
 )
+"""outage: whatever is asked is answered 503, for longer than the operator tries one request again."""
 STATUS = (*WRITE, "409", "409", "409")
 CREATE = (*WRITE, "409", "409 after", "409 after")
 """409 before: a ResourceQuota that two requests counted at once. 409 after: a retry on the way met its first try."""
@@ -28,7 +29,7 @@ WATCH = (
 )
 
 
-_LONG = frozenset(("hang", "hang after", "silent"))
+_LONG = frozenset(("hang", "hang after", "silent", "outage"))
 
 
 @dataclass(frozen=True)

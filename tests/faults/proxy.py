@@ -36,6 +36,7 @@ Death = Literal["exactly", "together", "late"]
 """exactly: after the Nth write, and what was under way beside it is lost. together: that is carried out too. late: the
 Nth write is on its way with all beside it, and comes to the API server long after the next operator has begun."""
 
+OUTAGE_SECONDS = 2.5
 _PASSED_ON = ("Authorization", "Content-Type", "Accept", "User-Agent")
 _WRITES = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 _LIST_OR_ITEM = re.compile(r"/namespaces/(?P<namespace>[^/]+)/(?P<kind>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>\w+))?$")
@@ -99,6 +100,7 @@ class Proxy:
         """What a dead operator sent, and what has not come to the API server yet."""
         self._kill_after: int | None = None
         self._how = ""
+        self._away_until = 0.0
         self._one_by_one: asyncio.Lock | None = None
         self._on_death: Callable[[], None] = lambda: None
         self._present: set[asyncio.Task[Any]] = set()
@@ -163,6 +165,8 @@ class Proxy:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         await self._while_alive()
+        if time.monotonic() < self._away_until:
+            return _failure(503)
         if "watch" in request.query:
             return await self._watch(request)
         if request.method in _WRITES and _kind(request) != "events":
@@ -210,6 +214,9 @@ class Proxy:
         name = body["metadata"].get("name", "") if request.method == "POST" else ""
         key = (_kind(request), name)
         fault = self._draw(request, kinds, name)
+        if fault and fault.kind == "outage":
+            self._away_until = time.monotonic() + OUTAGE_SECONDS
+            return _failure(503)
         await _before(fault)
         if fault and fault.kind == "409" and request.method == "POST" and key not in self.record.creates:
             self.record.to_come[key] = time.monotonic()
