@@ -109,5 +109,8 @@ def verdicts(
         pytest.skip("this cluster's scheduler and kubelets would run the pods that the scenarios play")
     referee = Referee(control_plane, proxies)
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="run") as pool:
-        yield {run: pool.submit(referee.judge, run) for run in _runs(request.session)}
-        pool.shutdown(cancel_futures=True)
+        try:
+            yield {run: pool.submit(referee.judge, run) for run in _runs(request.session)}
+        finally:
+            referee.stopped = True
+            pool.shutdown(cancel_futures=True)
