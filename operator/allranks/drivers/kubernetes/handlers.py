@@ -6,8 +6,10 @@ What kopf is not asked to do, and why, is in docs/architecture.md.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import re
+import time
 from collections.abc import Callable, Iterator, Set
 from typing import Any
 
@@ -34,6 +36,9 @@ class _Endless:
             backoff = min(watch.LAST_BACKOFF_SECONDS, 2 * backoff)
 
 
+_LASTING_SECONDS = 60.0
+"""A login that was good for so long was no failure."""
+
 Listed = Callable[[Set[JobKey], int, str | None], None]
 """Is told of all jobs there are (in a namespace), as of a version."""
 
@@ -43,9 +48,18 @@ def registry(
 ) -> kopf.OperatorRegistry:
     """`seen(job, deleted)` is told of every job; `alive()` of every sign of life."""
     handlers = kopf.OperatorRegistry()
+    backoffs: Iterator[float] = iter(())
+    login_at = float("-inf")
 
     @kopf.on.login(registry=handlers)
     async def login(**_: Any) -> kopf.AiohttpSession:
+        nonlocal backoffs, login_at
+        if time.monotonic() - login_at > _LASTING_SECONDS:
+            backoffs = itertools.chain((0.0,), _Endless())
+        # After each 401 kopf asks again: for the newest token, and at once, however often that is refused.
+        client.connection.forget_token()
+        await asyncio.sleep(next(backoffs))
+        login_at = time.monotonic()
         # A session of its own, which kopf may close, on the one pool of connections.
         headers = client.connection.headers() | {"User-Agent": "allranks"}
         session = client.session(headers=headers, trace_configs=[_trace(listed, alive)])
