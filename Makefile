@@ -52,6 +52,12 @@ controlplane: ## Build etcd, API server, controller manager and kubectl for the 
 images: ## Build the images of the operator and the frameworks (docs/images.md)
 	@tools/images.sh
 
+cluster: ## Start a Kubernetes with nodes on this machine (docs/dev-cluster.md); ARGS='--nodes 2 --gpus 4'
+	@tools/cluster.sh up $(ARGS)
+
+cluster-down: ## End it, and check that nothing is left
+	@tools/cluster.sh down
+
 bench: $(STAMP) ## Measure the core, the operator on a real API server, and the start of a rank
 	@$(BIN)/python bench/core.py
 	@$(BIN)/python bench/cluster.py

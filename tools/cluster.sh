@@ -110,10 +110,10 @@ up() {
     mkdir -p "$dir"
     echo "$with" >"$dir/with"
     trap 'give_up' EXIT
-    trap 'exit 130' INT TERM HUP
+    trap 'exit 130' INT TERM HUP PIPE
     "${with}_up"
     touch "$dir/complete"
-    trap - EXIT INT TERM HUP
+    trap - EXIT INT TERM HUP PIPE
     say "up after $SECONDS s, in $dir"
   fi
   [[ -z $gpus ]] || step "$gpus pretended GPUs on every node" pretend_gpus
@@ -122,6 +122,8 @@ up() {
 }
 
 give_up() {
+  trap '' INT TERM HUP PIPE # impatience does not stop the cleaning, nor that nobody listens
+  set +e
   say "not up: ending what was started. Logs stay in $dir.failed"
   rm -rf "$dir.failed"
   mkdir -p "$dir.failed"
@@ -132,7 +134,7 @@ give_up() {
 down() {
   if [[ $with == node ]]; then root; fi
   "${with}_down"
-  rm -f "$dir.lock"
+  rm -rf "$dir.failed" "$dir.lock"
 }
 
 status() {
@@ -410,7 +412,7 @@ busybox_image() {
     *) architecture=$(uname -m) ;;
   esac
   cat >"$work/config.json" <<JSON
-{"architecture": "$architecture", "os": "linux", "config": {"Env": ["PATH=/bin"], "Cmd": ["sleep", "2147483647"]},
+{"architecture": "$architecture", "os": "linux", "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Cmd": ["sleep", "2147483647"]},
  "rootfs": {"type": "layers", "diff_ids": ["sha256:$(sha256sum <"$work/layer.tar" | cut -d ' ' -f 1)"]}}
 JSON
   cat >"$work/manifest.json" <<'JSON'

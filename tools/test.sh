@@ -19,7 +19,7 @@ step 'format (ruff)' "$bin/ruff" format --check .
 step 'types (mypy --strict)' "$bin/mypy"
 step 'layers (import-linter)' "$bin/lint-imports" --no-cache
 step 'generated files' make --no-print-directory verify
-step 'tests without frameworks' "$bin/python" -m pytest -q -m 'not slow and not cluster'
+step 'tests without frameworks' "$bin/python" -m pytest -q -m 'not slow and not cluster and not e2e'
 if [ "${1:-all}" != fast ]; then
   step 'control plane (built once, by Go)' tools/controlplane.sh
   step 'Helm (built once, by Go)' tools/helm.sh

@@ -1,0 +1,85 @@
+"""A cluster of tools/cluster.sh, as tests use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = REPOSITORY / "tools" / "cluster.sh"
+IMAGE = "localhost/busybox:1"
+
+
+class Cluster:
+    """Whatever is started with it is ended by `down`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def script(self, *arguments: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
+        """What tools/cluster.sh answered, whatever that was. The first time, programs are built: minutes."""
+        command = [SCRIPT, *arguments, "--dir", self.folder]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+    def up(self, *arguments: str) -> str:
+        done = self.script("up", *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def down(self) -> str:
+        done = self.script("down", timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def ask(self, *arguments: str, input: str | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """kubectl's answer, whatever that was."""
+        env = {
+            **os.environ,
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "KUBECONFIG": f"{self.folder}/kubeconfig",
+        }
+        command = ["kubectl", *arguments]
+        return subprocess.run(
+            command, input=input, capture_output=True, text=True, timeout=timeout, check=False, env=env
+        )
+
+    def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 60) -> str:
+        done = self.ask(*arguments, input=input, timeout=timeout)
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def apply(self, *manifests: dict[str, Any]) -> None:
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
+        self.kubectl("apply", "--filename=-", input=text)
+
+    def wait(self, *arguments: str, seconds: int = 60) -> None:
+        """kubectl wait. What did not happen is told with the events."""
+        done = self.ask("wait", *arguments, f"--timeout={seconds}s", timeout=seconds + 30)
+        if done.returncode:
+            raise AssertionError(f"{done.stderr}\n{self.kubectl('get', 'pods,events', '--all-namespaces')}")
+
+    def delete_pods(self, *names: str) -> None:
+        self.kubectl("delete", "pod", *names, "--grace-period=0", "--force")
+
+    def eventually(self, *arguments: str, contains: str, seconds: float = 30) -> str:
+        """Asks kubectl until its answer has the words in it."""
+        deadline = time.monotonic() + seconds
+        while contains not in (answer := self.ask(*arguments)).stdout:
+            assert time.monotonic() < deadline, f"no {contains!r} in {answer.stdout} {answer.stderr}"
+            time.sleep(0.2)
+        return answer.stdout
+
+
+def pod(name: str, command: str, **spec: Any) -> dict[str, Any]:
+    """That runs a line of shell. `spec` may name what belongs to the container as well."""
+    of_container = {
+        key: spec.pop(key) for key in ("volumeMounts", "resources", "readinessProbe", "image") if key in spec
+    }
+    container = {"name": "main", "image": IMAGE, "command": ["sh", "-c", command], **of_container}
+    metadata = {"name": name, "labels": {"app": spec.get("subdomain", name)}}
+    spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, **spec, "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
