@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -47,8 +47,8 @@ class _Memory:
     """What is kept of a job between two looks; losing it costs a little work."""
 
     refusals: Refusals = field(default_factory=Refusals)
-    only_tell: bool = False
-    """Refused just now: the next look says so, and does not ask again at once."""
+    refused: bool = False
+    """Since the last wake-up: it is told, and not asked for again because that was told."""
     wrote_at: float = float("-inf")
     errors: int = 0
     complained: str = ""
@@ -108,6 +108,12 @@ class Controller:
             self.wake(key)
 
     def wake(self, key: JobKey) -> None:
+        """Something happened, or its time has come: what was refused may be granted now."""
+        if memory := self._memory.get(key):
+            memory.refused = False
+        self._look_at(key)
+
+    def _look_at(self, key: JobKey) -> None:
         if not self._started:
             return
         if key in self._busy:
@@ -135,7 +141,8 @@ class Controller:
                     await self._look(key, memory)
                     memory.errors = 0
                 except Fenced:
-                    return
+                    # The session ends; or the Lease was renewed too late, and then nobody else would look at this job.
+                    self._retry_later(key, memory)
                 except Unavailable as error:
                     logger.warning("%s", error, extra=_about(key, memory))
                     self._retry_later(key, memory)
@@ -166,7 +173,7 @@ class Controller:
         self._meter.reconciled(time.perf_counter() - began)
         self._wake_at(key, memory, plan.wake_at)
         if plan.write_ahead:
-            memory.only_tell = False
+            memory.refused = False
             if not (_may_wait(observed, plan) and self._postpone(key, memory, observed, plan)):
                 await self._write(key, raw, memory, observed, plan)
             return
@@ -196,14 +203,15 @@ class Controller:
 
     async def _objects(self, key: JobKey, raw: Manifest, memory: _Memory, plan: Plan) -> None:
         refusals = memory.refusals
-        if memory.only_tell:
-            memory.only_tell = False
-            return
         if not plan.create and not plan.delete:
             refusals.by_object.clear()
             refusals.tries = 0
             return
+        if memory.refused:
+            await self._executor.objects(raw, replace(plan, create=()), Refusals())
+            return
         before = dict(refusals.by_object)
+        memory.refused = True  # unless something happens meanwhile
         await self._executor.objects(raw, plan, refusals)
         if not refusals.by_object:
             refusals.tries = 0
@@ -211,8 +219,8 @@ class Controller:
             refusals.tries += 1
             wait = min(LAST_RETRY_SECONDS, 2.0 ** (refusals.tries - 1))
             self._later(key, memory, "retry", wait)
+        memory.refused = memory.refused and bool(refusals.by_object)
         if refusals.by_object != before:
-            memory.only_tell = bool(refusals.by_object)
             self._again.add(key)
 
     def _postpone(self, key: JobKey, memory: _Memory, observed: Observed, plan: Plan) -> bool:
@@ -232,7 +240,7 @@ class Controller:
 
         def due() -> None:
             memory.postponed = None
-            self.wake(key)
+            self._look_at(key)
 
         memory.postponed = asyncio.get_running_loop().call_later(wait, due)
         return True

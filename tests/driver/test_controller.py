@@ -1,0 +1,97 @@
+"""The controller: what wakes a job again, and how often the API server is asked the same thing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from allranks.core.model import Platform
+from allranks.drivers.kubernetes import pods
+from allranks.drivers.kubernetes.cache import PodCache
+from allranks.drivers.kubernetes.controller import Controller
+from allranks.drivers.kubernetes.events import Recorder
+from allranks.drivers.kubernetes.executor import Executor
+from allranks.drivers.kubernetes.operator import utcnow
+from allranks.metrics import Metrics
+
+from .scripted import Scripted, client_of, says, status
+
+SPEC = {"framework": "pytorch", "image": "x", "command": ["a"], "roles": {"worker": {"replicas": 2}}}
+
+
+class Api:
+    """Keeps one job, and answers the creation of pods as a test says."""
+
+    def __init__(self, refusal: Callable[[], str] | None = None) -> None:
+        self.refusal = refusal
+        self.versions = itertools.count(2)
+        self.job: dict[str, Any] = {
+            "metadata": {"name": "demo", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"},
+            "spec": SPEC,
+        }
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        body = json.loads(await request.text())
+        version = str(next(self.versions))
+        if request.path.endswith("/status"):
+            merged = {**self.job.get("status", {}), **body["status"]}
+            self.job |= {"status": {key: value for key, value in merged.items() if value is not None}}
+            self.job["metadata"] = self.job["metadata"] | {"resourceVersion": version}
+            return await says(self.job)(request)
+        if request.path.endswith("/pods") and self.refusal:
+            return await status(403, "Forbidden", self.refusal())(request)
+        body["metadata"] |= {"uid": body["metadata"]["name"], "resourceVersion": version}
+        return await says(body)(request)
+
+
+@asynccontextmanager
+async def controlled(api: Api, may_write: Callable[[], bool] = lambda: True) -> AsyncIterator[Scripted]:
+    """The job is looked at."""
+    async with client_of(api, may_write=may_write) as (client, asked):
+        cache = PodCache(lambda key: controller.wake(key))
+        executor = Executor(client, cache, pods.seen)
+        controller = Controller(
+            executor, Recorder(client), lambda: cache, lambda job: Platform(helper_image="x"), Metrics(), utcnow
+        )
+        controller.seen(api.job, deleted=False)
+        controller.start()
+        yield asked
+        controller.close()
+
+
+def created(asked: Scripted) -> list[str]:
+    return [body["metadata"]["name"] for verb, path, _, body in asked.asked if path.endswith("/pods")]
+
+
+def test_a_job_that_met_a_lease_renewed_too_late_is_not_forgotten() -> None:
+    async def scenario() -> None:
+        may = iter([False])
+        async with controlled(Api(), lambda: next(may, True)) as asked, asyncio.timeout(10):
+            while len(created(asked)) < 2:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+def words() -> Callable[[], str]:
+    numbers = itertools.count()
+    return lambda: f"request {next(numbers)}: denied"
+
+
+@pytest.mark.parametrize("refusal", [words(), lambda: "denied"], ids=["in other words each time", "alike"])
+def test_what_is_refused_is_asked_again_after_its_backoff_only(refusal: Callable[[], str]) -> None:
+    async def scenario() -> None:
+        async with controlled(Api(refusal)) as asked:
+            await asyncio.sleep(0.9)
+            assert created(asked) == ["demo-worker-0-0", "demo-worker-1-0"]
+            await asyncio.sleep(0.9)
+            assert len(created(asked)) == 4
+
+    asyncio.run(scenario())
