@@ -7,6 +7,8 @@ usage() {
   cat <<'USAGE'
 usage: tools/cluster.sh up [--nodes N] [--gpus N]   start it, unless it runs; prints what the shell is to know of it
        tools/cluster.sh load IMAGE.tar...           images for all nodes, as `docker save` and `buildah push` write them
+       tools/cluster.sh stop NODE...                as if its power went: all that it runs is gone at once
+       tools/cluster.sh start NODE...               it is back
        tools/cluster.sh status                      what runs; fails if it does not run
        tools/cluster.sh kubeconfig                  prints the path of its kubeconfig
        tools/cluster.sh down                        end it, and check that nothing is left
@@ -26,7 +28,7 @@ USAGE
 }
 
 main() {
-  local command='' nodes='' gpus='' with='' files=()
+  local command='' nodes='' gpus='' with='' words=()
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   dir=$cache/cluster
@@ -38,15 +40,9 @@ main() {
   users_kubectl=$(command -v kubectl || true)
   export KUBECONFIG=$dir/kubeconfig PATH=$dir/bin:$PATH:/usr/sbin:/sbin
 
-  case $command in up | load | down) lock ;; esac
+  case $command in up | load | stop | start | down) lock ;; esac
   made_with
-  case $command in
-    up) up ;;
-    load) load ;;
-    status) status ;;
-    kubeconfig) kubeconfig ;;
-    down) down ;;
-  esac
+  "$command"
 }
 
 parse_arguments() {
@@ -60,15 +56,18 @@ parse_arguments() {
         shift
         ;;
       -*) usage >&2; fail "unknown option '$1'" ;;
-      *) if [[ -z $command ]]; then command=$1; else files+=("$1"); fi ;;
+      *) if [[ -z $command ]]; then command=$1; else words+=("$1"); fi ;;
     esac
     shift
   done
-  [[ $command =~ ^(up|load|status|kubeconfig|down)$ ]] || { usage >&2; fail "unknown command '$command'"; }
+  [[ $command =~ ^(up|load|stop|start|status|kubeconfig|down)$ ]] || { usage >&2; fail "unknown command '$command'"; }
   [[ $nodes =~ ^[1-9]?$ ]] || fail "--nodes is 1 to 9, not '$nodes'"
   [[ $gpus =~ ^[0-9]{0,3}$ ]] || fail "--gpus is a number, not '$gpus'"
   [[ $with =~ ^(kind|node)?$ ]] || fail "--with is kind or node, not '$with'"
-  [[ $command == load ]] || ((!${#files[@]})) || fail "what is '${files[*]}'?"
+  case $command in
+    load | stop | start) ((${#words[@]})) || { usage >&2; fail "$command what?"; } ;;
+    *) ((!${#words[@]})) || { usage >&2; fail "what is '${words[*]}'?"; } ;;
+  esac
   [[ ! $dir =~ [[:space:]\"\'] ]] || fail "--dir '$dir': no blanks or quotes, please"
 }
 
@@ -116,7 +115,7 @@ up() {
     trap - EXIT INT TERM HUP PIPE
     say "up after $SECONDS s, in $dir"
   fi
-  [[ -z $gpus ]] || step "$gpus pretended GPUs on every node" pretend_gpus
+  [[ -z $gpus ]] || step "$gpus pretended GPUs on every node" pretend_gpus $(kubectl get nodes --output=name)
   echo "export KUBECONFIG=$KUBECONFIG"
   [[ -n $users_kubectl ]] || echo "export PATH=\$PATH:$dir/bin"
 }
@@ -153,18 +152,51 @@ kubeconfig() {
 
 load() {
   local file
-  ((${#files[@]})) || fail "load which image? tools/cluster.sh load IMAGE.tar"
-  "${with}_runs" || fail "it does not run: 'tools/cluster.sh up' starts it"
-  for file in "${files[@]}"; do
+  must_run
+  for file in "${words[@]}"; do
     [[ -r $file ]] || fail "'$file' cannot be read"
     step "$file on every node" "${with}_load" "$file"
   done
 }
 
-# Patched into the nodes' status, as Kubernetes documents it for resources that no plugin knows.
+stop() {
+  local node
+  must_run
+  for node in "${words[@]}"; do
+    must_be_node "$node"
+    step "$node is off" "${with}_stop" "$node"
+  done
+}
+
+start() {
+  local node since
+  must_run
+  for node in "${words[@]}"; do
+    must_be_node "$node"
+    since=$(date --utc +%FT%TZ)
+    step "$node is on" "${with}_start" "$node"
+    step "$node is ready" wait_for 90 heard_of "$node" "$since"
+    # kubelet begins with none.
+    gpus=$(kubectl get node "$node" --output='jsonpath={.metadata.labels.allranks\.dev/pretended-gpus}')
+    [[ -z $gpus ]] || step "$gpus pretended GPUs" pretend_gpus "node/$node"
+  done
+}
+
+must_run() { "${with}_runs" || fail "it does not run: 'tools/cluster.sh up' starts it"; }
+
+must_be_node() { kubectl get node "$1" >/dev/null 2>&1 || fail "there is no node '$1', but $(kubectl get nodes --output=name | xargs)"; }
+
+# heard_of NODE SINCE: it is ready, and said so after that time. What was said before may not be true any more.
+heard_of() {
+  local heard
+  heard=$(kubectl get node "$1" --output='jsonpath={.status.conditions[?(@.type=="Ready")].status}@{.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}')
+  [[ $heard == True@* && ${heard#*@} > $2 ]]
+}
+
+# pretend_gpus NODE...: patched into their status, as Kubernetes documents it for resources that no plugin knows.
 pretend_gpus() {
   local node
-  for node in $(kubectl get nodes --output=name); do
+  for node in "$@"; do
     kubectl label --overwrite "$node" "allranks.dev/pretended-gpus=$gpus"
     kubectl patch "$node" --subresource=status --type=merge \
       --patch="{\"status\": {\"capacity\": {\"nvidia.com/gpu\": \"$gpus\"}, \"allocatable\": {\"nvidia.com/gpu\": \"$gpus\"}}}"
@@ -191,6 +223,10 @@ kind_up() {
 kind_runs() { [[ -e $dir/complete ]] && kubectl get --raw /readyz --request-timeout=5s >/dev/null 2>&1; }
 
 kind_count() { kubectl get nodes --output=name | wc -l; }
+
+kind_stop() { docker kill "$1"; }
+
+kind_start() { docker start "$1"; }
 
 kind_load() { kind load image-archive --name "$cgroup" "$1" >&2; }
 
@@ -338,13 +374,30 @@ plug_together() {
   in_network "$switch" ip link set host master switch up
   for name in "${machines[@]:1}"; do
     node=${name#node-}
-    start_machine "$name"
-    wait_for 10 init_of "$name"
-    in_network "$switch" ip link add "$name" type veth peer name eth0 netns "$(init_of "$name")"
-    in_network "$switch" ip link set "$name" master switch up
+    node_start "$name"
     ip route add "$network.$node.0/24" via "$network.0.$((10 + node))"
   done
 }
+
+node_start() {
+  local name=$1 switch
+  ! process_of "$name" >/dev/null || return 0
+  switch=$(init_of control-plane)
+  start_machine "$name"
+  wait_for 10 init_of "$name"
+  in_network "$switch" ip link add "$name" type veth peer name eth0 netns "$(init_of "$name")"
+  in_network "$switch" ip link set "$name" master switch up
+  rm -f "$dir/$name/stopped"
+}
+
+node_stop() {
+  touch "$dir/$1/stopped"
+  end_machine "$1"
+  wait_for 10 unplugged "$1"
+}
+
+# The kernel takes its time with a network that nobody uses any more.
+unplugged() { ! in_network "$(init_of control-plane)" ip link show "$1"; }
 
 # By number: these need the network of the machine, but see the processes of this one.
 in_network() { nsenter --net --target "$@"; }
@@ -426,6 +479,7 @@ node_load() {
   local name snapshotter
   snapshotter=$(sed -n 's/^snapshotter=//p' "$dir/settings")
   for name in $(node_names); do
+    [[ ! -e $dir/$name/stopped ]] || { say "$name is off and does not get it"; continue; }
     in_machine "$name" ctr --namespace k8s.io images import --snapshotter "$snapshotter" - <"$1" >"$dir/answer" 2>&1 ||
       fail "containerd on $name did not take $1: $(tail -n 3 "$dir/answer")"
   done
@@ -450,7 +504,9 @@ services_ready() {
 node_runs() {
   local name
   [[ -e $dir/complete ]] || return 1
-  for name in control-plane $(node_names); do init_of "$name" >/dev/null || return 1; done
+  for name in control-plane $(node_names); do
+    [[ -e $dir/$name/stopped ]] || init_of "$name" >/dev/null || return 1
+  done
   kubectl get --raw /readyz --request-timeout=5s >/dev/null 2>&1
 }
 

@@ -227,6 +227,33 @@ def test_an_image_from_a_file_runs_on_every_node(cluster, tmp_path):
     cluster.wait(*(f"pod/{name}" for name in names), "--for=jsonpath={.status.phase}=Succeeded")
 
 
+def test_a_node_that_is_stopped_loses_its_pods_and_comes_back(cluster):
+    names = ("here", "there")
+    cluster.apply(*(pod(name, "sleep 600", nodeName=f"node-{number}") for number, name in enumerate(names, 1)))
+    cluster.wait(*(f"pod/{name}" for name in names), "--for=condition=Ready")
+    assert cluster.script("stop", "node-2").returncode == 0
+    assert cluster.ask("exec", "there", "--", "true").returncode != 0
+    assert cluster.ask("exec", "here", "--", "true").returncode == 0
+    assert cluster.script("status").returncode == 0
+    done = cluster.script("start", "node-2")
+    assert done.returncode == 0, done.stderr
+    cluster.wait("pod/there", "--for=jsonpath={.status.phase}=Failed")
+    gpus = pod(
+        "again",
+        "sleep 600",
+        nodeSelector={"kubernetes.io/hostname": "node-2"},
+        resources={"limits": {"nvidia.com/gpu": 4}},
+    )
+    cluster.apply(gpus)
+    cluster.wait("pod/again", "--for=condition=Ready")
+
+
+def test_a_node_that_is_not_there_cannot_be_stopped(cluster):
+    done = cluster.script("stop", "node-7")
+    assert done.returncode == 1
+    assert "there is no node 'node-7', but node/node-1 node/node-2" in done.stderr
+
+
 def test_half_a_cluster_is_ended_and_started_anew(cluster, tmp_path):
     """Beside the other one, which it leaves alone."""
     other = Cluster(tmp_path / "other")
