@@ -15,6 +15,7 @@ from aiohttp import web
 from allranks.core.model import Platform
 from allranks.drivers.kubernetes import pods
 from allranks.drivers.kubernetes.cache import PodCache
+from allranks.drivers.kubernetes.client import Client
 from allranks.drivers.kubernetes.controller import Controller
 from allranks.drivers.kubernetes.events import Recorder
 from allranks.drivers.kubernetes.executor import Executor
@@ -51,17 +52,22 @@ class Api:
         return await says(body)(request)
 
 
+def controller_of(client: Client) -> Controller:
+    cache = PodCache(lambda key: controller.wake(key))
+    executor = Executor(client, cache, pods.seen)
+    controller = Controller(
+        executor, Recorder(client), lambda: cache, lambda job: Platform(helper_image="x"), Metrics(), utcnow
+    )
+    return controller
+
+
 @asynccontextmanager
 async def controlled(api: Api, may_write: Callable[[], bool] = lambda: True) -> AsyncIterator[Scripted]:
     """The job is looked at."""
     async with client_of(api, may_write=may_write) as (client, asked):
-        cache = PodCache(lambda key: controller.wake(key))
-        executor = Executor(client, cache, pods.seen)
-        controller = Controller(
-            executor, Recorder(client), lambda: cache, lambda job: Platform(helper_image="x"), Metrics(), utcnow
-        )
+        controller = controller_of(client)
         controller.seen(api.job, deleted=False)
-        controller.start()
+        await controller.start()
         yield asked
         controller.close()
 
@@ -93,5 +99,33 @@ def test_what_is_refused_is_asked_again_after_its_backoff_only(refusal: Callable
             assert created(asked) == ["demo-worker-0-0", "demo-worker-1-0"]
             await asyncio.sleep(0.9)
             assert len(created(asked)) == 4
+
+    asyncio.run(scenario())
+
+
+def test_the_first_look_at_many_jobs_lets_others_have_their_turn() -> None:
+    """In one go it would keep the Lease from being renewed, and the next holder after it."""
+
+    async def scenario() -> None:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        api = Api()
+        api.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        async with client_of(api) as (client, _):
+            controller = controller_of(client)
+            for number in range(1000):
+                metadata = api.job["metadata"] | {"name": f"demo-{number}", "resourceVersion": str(number + 1)}
+                controller.seen(api.job | {"metadata": metadata}, deleted=False)
+            task = asyncio.create_task(others())
+            await controller.start()
+            task.cancel()
+            assert turns >= 20
+            controller.close()
 
     asyncio.run(scenario())

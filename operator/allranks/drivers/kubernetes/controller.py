@@ -31,6 +31,8 @@ COUNTS_SECONDS = 1.0
 GATHER_SECONDS = 0.5
 """Counts wait so long for more of them: pods start and end in bursts."""
 LAST_RETRY_SECONDS = 300.0
+_BREATH = 50
+"""After so many first looks the Lease is renewed and probes are answered: ten thousand of them take seconds."""
 
 logger = logging.getLogger("allranks.jobs")
 
@@ -98,10 +100,13 @@ class Controller:
     def idle(self) -> bool:
         return not self._busy and not any(memory.postponed or memory.errors for memory in self._memory.values())
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Pods are known now: without them every job would seem to have lost its own."""
         self._started = True
-        self.wake_all()
+        for number, key in enumerate(self.jobs):
+            self.wake(key)
+            if number % _BREATH == 0:
+                await asyncio.sleep(0)
 
     def wake_all(self, keys: Iterable[JobKey] | None = None) -> None:
         for key in list(self.jobs if keys is None else keys):

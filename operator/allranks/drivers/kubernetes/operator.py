@@ -284,7 +284,7 @@ class Session:
         for watch in self._watches.values():
             await watch.synced.wait()
         await self.pools.synced.wait()
-        self.controller.start()
+        await self.controller.start()
         logger.info("pods are listed: deciding begins")
         await asyncio.Event().wait()
 
