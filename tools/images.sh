@@ -226,7 +226,7 @@ run_build() {
   [[ ! -e /etc/ssl/certs/ca-certificates.crt ]] || trust=(--volume /etc/ssl/certs:/etc/ssl/certs:ro)
   case $engine in
     podman) command+=(--layers ${trust[@]+"${trust[@]}"}) ;;
-    buildah) command=(buildah bud --layers --isolation chroot --network host ${trust[@]+"${trust[@]}"}) ;;
+    buildah) command=(buildah bud --layers --force-rm --isolation chroot --network host ${trust[@]+"${trust[@]}"}) ;;
   esac
   "${command[@]}" "${@:2}" >"$log" 2>&1 || {
     tail -n 30 "$log" >&2

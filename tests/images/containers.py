@@ -90,6 +90,7 @@ class Image:
         volatile = ["nosuid", "nodev"]
         own = [
             {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*volatile, "ro"]},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
             {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": [*volatile, "mode=1777"]},
             {
