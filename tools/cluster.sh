@@ -394,6 +394,8 @@ node_stop() {
   touch "$dir/$1/stopped"
   end_machine "$1"
   wait_for 10 unplugged "$1"
+  # kubelet would look for their containers, three seconds each.
+  remove_cgroups "$cgroup/$1/"
 }
 
 # The kernel takes its time with a network that nobody uses any more.
@@ -516,7 +518,7 @@ node_down() {
     [[ ! -e $file ]] || end_machine "$(basename "$(dirname "$file")")"
   done
   [[ ! -e /sys/class/net/$cable ]] || ip link delete "$cable" 2>/dev/null || true # it may be going by itself
-  remove_cgroups
+  remove_cgroups "$cgroup"
   left=$(leftovers)
   [[ -z $left ]] || fail "these are left of the cluster in $dir: $left"
   rm -rf "$dir"
@@ -536,21 +538,22 @@ end_machine() {
   fail "$name does not end: process $pid"
 }
 
+# remove_cgroups PREFIX
 remove_cgroups() {
   for _ in {1..50}; do
-    find /sys/fs/cgroup -depth -type d -path "*/$cgroup*" -exec rmdir {} + 2>/dev/null || true
-    [[ -n $(cgroups) ]] || return 0
+    find /sys/fs/cgroup -depth -type d -path "*/$1*" -exec rmdir {} + 2>/dev/null || true
+    [[ -n $(cgroups "$1") ]] || return 0
     sleep 0.1
   done
 }
 
-cgroups() { find /sys/fs/cgroup -maxdepth 3 -name "$cgroup*" 2>/dev/null || true; }
+cgroups() { find /sys/fs/cgroup -maxdepth 4 -type d -path "*/$1*" 2>/dev/null || true; }
 
 leftovers() {
   grep --files-with-matches --no-messages "/$cgroup" /proc/[0-9]*/cgroup || true
   grep --files-with-matches --no-messages --fixed-strings "$dir/" /proc/[0-9]*/mountinfo || true
   ip -oneline link show "$cable" 2>/dev/null || true
-  cgroups
+  cgroups "$cgroup"
 }
 
 ### All of it
