@@ -1,0 +1,282 @@
+"""The images, built and run: by any user ID, with a read-only root and without a capability they do what pods ask."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.api.status import Status
+from allranks.core import desired
+from allranks.drivers.kubernetes.keys import key_pair
+from allranks.version import __version__
+from builders import CLUSTER, job
+
+from .conftest import BUILD_SECONDS
+from .containers import HOSTNAME, Image, Mount, any_user
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(BUILD_SECONDS)]
+
+Images = Callable[[str], Image]
+MEGABYTE = 1_000_000
+CHECKPOINTS = "/tmp/checkpoints"
+EVERY_IMAGE = ["operator", "pytorch", "tensorflow", "horovod"]
+
+
+def succeeded(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def size(root: Path) -> int:
+    found = subprocess.run(["du", "--summarize", "--bytes", root], capture_output=True, text=True, check=True)
+    return int(found.stdout.split()[0])
+
+
+@pytest.mark.parametrize("name", EVERY_IMAGE)
+def test_any_user_has_a_home_to_write_to(image: Images, name: str):
+    user = any_user()
+    said = succeeded(
+        image(name).run("sh", "-c", 'touch "$HOME/a" && python3 -c "import os; print(os.getuid())"', user=user)
+    )
+    assert said.strip() == user.partition(":")[0]
+
+
+@pytest.mark.parametrize("name", EVERY_IMAGE)
+def test_an_image_holds_no_key_and_no_package_list(image: Images, name: str):
+    root = image(name).root
+    assert list(root.glob("etc/ssh/ssh_host_*")) == []
+    assert list(root.glob("var/lib/apt/lists/*")) == []
+    assert list(root.glob("root/.cache/*")) == []
+
+
+@pytest.mark.parametrize("name", EVERY_IMAGE)
+def test_an_image_says_which_version_of_what_it_is(image: Images, name: str):
+    built = image(name)
+    labels = {key.removeprefix("org.opencontainers.image."): value for key, value in built.config["Labels"].items()}
+    assert labels["version"] == __version__
+    assert re.fullmatch("[0-9a-f]{40}", labels["revision"])
+    assert labels["title"] == f"allranks {name}"
+    assert built.config["User"] == "65532:65532"
+
+
+# The operator.
+
+
+def test_the_operators_image_runs_the_command_line(image: Images):
+    operator = image("operator")
+    assert (
+        succeeded(operator.run("allranks", "--version", user=any_user())).strip() == f"allranks, version {__version__}"
+    )
+    assert "--kubeconfig" in succeeded(operator.run("allranks", "operator", "--help", user=any_user()))
+    manifest = Mount(Path(__file__).parents[2] / "examples", "/examples")
+    succeeded(operator.run("allranks", "validate", "/examples/penguins-pytorch.yaml", mounts=[manifest]))
+
+
+def test_the_operators_image_runs_the_operator_by_itself(image: Images):
+    """Here there is no cluster, which it says in a sentence."""
+    done = image("operator").run(user=any_user())
+    assert done.returncode == 1
+    assert done.stdout.startswith("Error: not inside a cluster")
+
+
+def test_the_operators_image_brings_the_helpers_into_a_pod(image: Images, tmp_path: Path):
+    tmp_path.chmod(0o777)  # an emptyDir
+    helpers = [Mount(tmp_path, "/allranks", writable=True)]
+    succeeded(image("operator").run("allranks", "inject", "/allranks", user=any_user(), mounts=helpers))
+    assert [path.name for path in tmp_path.iterdir()] == ["horovod_gloo.py"]
+
+
+def test_the_operators_image_is_small(image: Images):
+    root = image("operator").root
+    assert size(root / "opt" / "allranks") < 150 * MEGABYTE
+    packages = next((root / "opt" / "allranks" / "lib").glob("python3*/site-packages"))
+    there = {path.name for path in packages.iterdir()}
+    assert not there & {"kubernetes", "torch", "tensorflow", "horovod", "numpy", "pip", "setuptools"}
+
+
+MEASURE = """
+import json, resource, time
+start = time.perf_counter()
+import allranks.drivers.kubernetes.operator
+print(json.dumps([time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+"""
+
+
+def test_the_operators_program_needs_less_memory_than_the_chart_asks_for(image: Images):
+    said = succeeded(image("operator").run("python3", "-c", MEASURE, user=any_user()))
+    seconds, memory = json.loads(said)
+    print(f"import: {seconds:.2f} s, {memory / MEGABYTE:.0f} MB")
+    assert memory < 128 * 1024 * 1024
+
+
+# PyTorch.
+
+
+def test_pytorch_can_use_GPUs_and_CPUs(image: Images):
+    program = """
+import torch, torch.distributed as dist
+assert dist.is_gloo_available() and dist.is_nccl_available() and torch.version.cuda
+print(torch.__version__, torch.version.cuda, torch.cuda.nccl.version())
+"""
+    assert succeeded(image("pytorch").run("python3", "-c", program, user=any_user())).startswith("2.")
+
+
+def test_pytorch_trains_with_two_ranks(image: Images):
+    command = ["torchrun", "--standalone", "--nproc-per-node", "2", "train/penguins_pytorch.py"]
+    options = ["--epochs=8", f"--checkpoint-dir={CHECKPOINTS}"]
+    said = succeeded(image("pytorch").run(*command, *options, user=any_user(), timeout=300))
+    assert "rank 0 of 2: started on cpu (gloo)" in said
+    assert_learned(said)
+
+
+def test_pytorch_trains_on_images(image: Images):
+    """Scikit-learn's data sets are files of it, read-only like all else."""
+    said = succeeded(
+        image("pytorch").run("python3", "train/digits_pytorch.py", "--epochs=1", user=any_user(), timeout=300)
+    )
+    assert "epoch 1/1" in said
+
+
+def assert_learned(said: str) -> None:
+    [accuracy] = re.findall(r"rank 0 of 2: test accuracy ([\d.]+)", said)
+    assert float(accuracy) > 0.9, said
+
+
+# TensorFlow.
+
+
+def test_tensorflow_trains_with_two_workers(image: Images):
+    tensorflow = image("tensorflow")
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    with (
+        tensorflow.start(*tensorflow_worker(), user=any_user(), env=tf_config(addresses, 1)) as other,
+        tensorflow.start(*tensorflow_worker(), user=any_user(), env=tf_config(addresses, 0)) as chief,
+    ):
+        said, _ = chief.communicate(timeout=300)
+        others, _ = other.communicate(timeout=60)
+    assert (chief.returncode, other.returncode) == (0, 0), said + others
+    assert_learned(said)
+
+
+def tensorflow_worker() -> list[str]:
+    return ["python3", "train/penguins_tensorflow.py", "--epochs=8", f"--checkpoint-dir={CHECKPOINTS}"]
+
+
+def tf_config(addresses: list[str], index: int) -> dict[str, str]:
+    task = {"type": "worker", "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})}
+
+
+def free_ports(wanted: int, host: str = "127.0.0.1") -> list[int]:
+    sockets = [socket.create_server((host, 0)) for _ in range(wanted)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def test_tensorflow_has_legacy_keras_too(image: Images):
+    program = "import tensorflow as tf; print(tf.keras.Sequential.__module__)"
+    tensorflow = image("tensorflow")
+    for legacy, beginning in (("0", "keras."), ("1", "tf_keras.")):
+        env = {"TF_USE_LEGACY_KERAS": legacy, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        said = succeeded(tensorflow.run("python3", "-c", program, user=any_user(), env=env))
+        assert said.splitlines()[-1].startswith(beginning), said
+
+
+# Horovod.
+
+
+@pytest.mark.parametrize("program", ["penguins_horovod.py", "penguins_horovod_keras.py"])
+def test_horovod_trains_by_gloo(image: Images, program: str):
+    command = ["horovodrun", "-np", "2", "--gloo", "python3", f"train/{program}", "--epochs=8"]
+    said = succeeded(image("horovod").run(*command, user=any_user(), env={"HOROVOD_GLOO_IFACE": "lo"}, timeout=300))
+    assert_learned(said)
+
+
+def test_horovod_trains_with_the_operators_helper(image: Images, tmp_path: Path):
+    """As a job's pod does: the init container brings the helper, which starts the ranks."""
+    tmp_path.chmod(0o777)
+    helpers = Mount(tmp_path, "/allranks", writable=True)
+    succeeded(image("operator").run("allranks", "inject", "/allranks", user=any_user(), mounts=[helpers]))
+
+    [port] = free_ports(1)
+    pods = desired.objects(
+        job(framework="horovod", roles={"worker": 1}, horovod={"slotsPerWorker": 2}), Status(), CLUSTER
+    )
+    [pod] = pods.pods
+    trainer = pod["spec"]["containers"][0]
+    own = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost", "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+    own |= {"HOROVOD_HOSTNAME": HOSTNAME, "ALLRANKS_HOROVOD_HOSTS": f"{HOSTNAME}:2"}
+    env = environment(trainer) | own
+    command = [*trainer["command"][:2], "python3", "train/penguins_horovod.py", "--epochs=8"]
+    said = succeeded(image("horovod").run(*command, user=any_user(), env=env, mounts=[helpers], timeout=300))
+    assert_learned(said)
+
+
+def test_horovod_trains_by_MPI_over_an_sshd_without_root(image: Images, tmp_path: Path):
+    """The pods of an MPI job, word for word but for names and port: the worker's sshd, and the launcher's mpirun that
+    starts the ranks through it. mpirun would not use ssh for 127.0.0.1, which it knows to be its own."""
+    horovod = image("horovod")
+    worker_address = "127.0.0.2"
+    [port] = free_ports(1, worker_address)
+    made = desired.objects(
+        job(
+            framework="horovod",
+            command=["python3", "train/penguins_horovod.py", "--epochs=8"],
+            roles={"worker": 1, "launcher": 1},
+            horovod={"controller": "mpi", "slotsPerWorker": 2},
+        ),
+        Status(),
+        CLUSTER,
+    )
+    pods = {pod["metadata"]["name"]: pod["spec"]["containers"][0] for pod in made.pods}
+    worker, launcher = pods["job-worker-0-0"], pods["job-launcher-0-0"]
+    files, keys = tmp_path / "files", tmp_path / "keys"
+    for folder, contents in (
+        (files, {"hostfile": f"{worker_address} slots=2\n".encode()}),
+        (keys, decoded(key_pair())),
+    ):
+        folder.mkdir()
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+            (folder / name).chmod(0o444)
+    secret = Mount(keys, "/etc/allranks-ssh")
+
+    sshd = [word.replace("Port=2222", f"Port={port}") for word in worker["command"]]
+    env = {name: value.replace("-p 2222", f"-p {port}") for name, value in environment(launcher).items()}
+    env |= {"OMPI_MCA_oob_tcp_if_include": "lo", "OMPI_MCA_btl_tcp_if_include": "lo"}
+    with horovod.start(*sshd, mounts=[secret]) as serving:
+        wait_for(worker_address, port, serving)
+        config = [secret, Mount(files, "/etc/allranks")]
+        said = succeeded(horovod.run(*launcher["command"], env=env, mounts=config, timeout=300))
+    assert_learned(said)
+
+
+def environment(trainer: dict[str, Any]) -> dict[str, str]:
+    return {variable["name"]: variable["value"] for variable in trainer["env"]}
+
+
+def decoded(data: dict[str, str]) -> dict[str, bytes]:
+    return {name: base64.b64decode(content) for name, content in data.items()}
+
+
+def wait_for(host: str, port: int, serving: subprocess.Popen[str], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection((host, port), timeout=5):
+                return
+        except OSError:
+            assert serving.poll() is None, serving.communicate()[0]
+            time.sleep(0.1)
+    raise TimeoutError(f"nothing listens at {host}:{port} after {seconds} s")
