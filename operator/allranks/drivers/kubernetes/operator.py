@@ -200,7 +200,7 @@ class Session:
         self.pools = Pools(self.client, settings, self._wake_users)
         self._watches = {f"pods{f' in {ns}' if ns else ''}": self._watch(ns) for ns in settings.namespaces or (None,)}
         self._heard_of_jobs: float | None = None
-        self._began = time.monotonic()
+        self._began: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
 
@@ -215,6 +215,8 @@ class Session:
         return self.synced and self.controller.idle and self.recorder.idle
 
     def ages(self) -> Iterator[tuple[str, float]]:
+        if self._began is None:
+            return  # while the CRDs are missing nothing is watched
         yield "jobs", time.monotonic() - (self._heard_of_jobs or self._began)
         yield from ((name, watch.age) for name, watch in self._watches.items())
         if self.pools.watch:
@@ -223,14 +225,18 @@ class Session:
     async def run(self, stop: asyncio.Event, stopping: asyncio.Task[bool]) -> None:
         """Returns when told to stop or when the Lease is lost. Raises what ended it otherwise."""
         try:
-            await self._installed(stopping)
-            runs = [watch.run() for watch in self._watches.values()] + [self.pools.run(), self.recorder.run()]
-            self._tasks = [asyncio.create_task(run) for run in (*runs, self._begin())]
-            ends: list[asyncio.Task[None] | asyncio.Task[bool]] = [*self._tasks[:-1], stopping]
             if self._lease:
-                keeping = asyncio.create_task(self._lease.keep(), name="lease")
-                ends.append(keeping)
-                self._tasks.append(keeping)
+                self._tasks.append(asyncio.create_task(self._lease.keep(), name="lease"))
+            installed = asyncio.create_task(self._installed())
+            await asyncio.wait([installed, *self._tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not installed.done():
+                installed.cancel()
+                return
+            installed.result()
+            self._began = time.monotonic()
+            runs = [watch.run() for watch in self._watches.values()] + [self.pools.run(), self.recorder.run()]
+            self._tasks += [asyncio.create_task(run) for run in (*runs, self._begin())]
+            ends: list[asyncio.Task[None] | asyncio.Task[bool]] = [*self._tasks, stopping]
             # kopf ends every task that began after it, so it comes last.
             kopfs = asyncio.create_task(
                 handlers.run(
@@ -266,11 +272,11 @@ class Session:
         self.client.cut()
         self.controller.close()
 
-    async def _installed(self, stopping: asyncio.Task[bool]) -> None:
+    async def _installed(self) -> None:
         """Waits until the API server serves our resource: kopf would look for it once, and then never again."""
         namespace = self._settings.namespaces[0] if self._settings.namespaces else None
         told = False
-        while not stopping.done():
+        while True:
             try:
                 await self.client.get(paths.jobs(namespace), limit="1")
                 return
@@ -278,7 +284,7 @@ class Session:
                 if not told:
                     logger.error("the CustomResourceDefinitions are not installed (kubectl apply -f crds/): waiting")
                     told = True
-                await asyncio.wait([stopping], timeout=5.0)
+                await asyncio.sleep(5.0)
 
     async def _begin(self) -> None:
         for watch in self._watches.values():

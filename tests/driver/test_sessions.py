@@ -1,0 +1,67 @@
+"""Sessions of the operator: how it waits, and how it stops waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from allranks.drivers.kubernetes import operator as operators
+from allranks.drivers.kubernetes.connection import Connection
+from allranks.drivers.kubernetes.operator import Operator
+from allranks.settings import Settings
+
+from .scripted import Answer, Scripted, hangs, says, server, status
+
+
+def lived(answer: Answer, seconds: float, **settings: Any) -> tuple[Scripted, str, float]:
+    """(what it asked, what was wrong with it meanwhile, how long it then took to stop)."""
+
+    async def scenario() -> tuple[Scripted, str, float]:
+        async with server(answer) as api, asyncio.timeout(20):
+            operator = Operator(Settings(address="127.0.0.1", port=0, **settings), Connection(api.url))
+            stop, loop = asyncio.Event(), asyncio.get_running_loop()
+            run = asyncio.create_task(operator.run(stop))
+            await asyncio.sleep(seconds)
+            wrong = operator._unhealthy()
+            stop.set()
+            told_at = loop.time()
+            await run
+            return api, wrong, loop.time() - told_at
+
+    return asyncio.run(scenario())
+
+
+def test_while_the_crds_are_missing_it_waits_in_good_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "MARGIN_SECONDS", -5.0)
+    api, wrong, took = lived(status(404), 0.3, watch_timeout=5)
+    assert api.asked
+    assert not wrong, "a restart would not bring the CRDs"
+    assert took < 1
+
+
+def test_told_to_stop_it_does_not_wait_for_an_api_server_that_says_nothing() -> None:
+    api, _, took = lived(hangs, 0.3)
+    assert api.asked
+    assert took < 1
+
+
+def test_while_the_crds_are_missing_the_lease_is_renewed() -> None:
+    leases: list[Any] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "leases" not in request.path:
+            return await status(404)(request)
+        if request.method != "GET":
+            leases.append(json.loads(await request.text()))
+            leases[-1]["metadata"]["resourceVersion"] = str(len(leases))
+        return await (says(leases[-1]) if leases else status(404))(request)
+
+    lived(answer, 2.0, leader_election=True, lease_seconds=3, lease_namespace="ns")
+    holders = [lease["spec"]["holderIdentity"] for lease in leases]
+    assert len(holders) > 2
+    assert len(set(holders[:-1])) == 1
+    assert holders[-1] == "", "it is given back"
