@@ -218,6 +218,12 @@ kind_up() {
   } >"$dir/kind.yaml"
   kind create cluster --name "$cgroup" --config "$dir/kind.yaml" --kubeconfig "$KUBECONFIG" --wait 300s >&2 ||
     fail "kind could not create the cluster, see above"
+  # kind's own provisioner gives no ReadWriteMany unless it is told that nodes share the folder: one does, with itself.
+  ((nodes > 1)) || {
+    kubectl patch configmap local-path-config --namespace=local-path-storage --type=merge \
+      --patch='{"data": {"config.json": "{\"sharedFileSystemPath\": \"/var/local-path-provisioner\"}"}}' &&
+      kubectl rollout restart deployment local-path-provisioner --namespace=local-path-storage
+  } >/dev/null || say "this kind has other volumes than expected: claims of ReadWriteMany may stay Pending"
 }
 
 kind_runs() { [[ -e $dir/complete ]] && kubectl get --raw /readyz --request-timeout=5s >/dev/null 2>&1; }
@@ -271,7 +277,10 @@ node_up() {
 }
 
 programs() {
-  local folder
+  local name folder
+  for name in containerd ctr runc nft iptables conntrack ip busybox openssl unshare nsenter; do
+    command -v "$name" >/dev/null || fail "'$name' is not there (Debian: tools/system-packages.sh node)"
+  done
   mkdir -p "$dir/bin"
   for name in controlplane node; do
     folder=$("$repository/tools/go-tools.sh" "$name")
@@ -283,7 +292,7 @@ programs() {
 node_settings() {
   local user groups token server
   umask 077
-  network=$(free_network)
+  reserve_network
   server=https://$network.0.1:6443
   cat >"$dir/settings" <<SETTINGS
 network=$network
@@ -341,11 +350,16 @@ current-context: allranks
 YAML
 }
 
-# The first two numbers of addresses that nobody uses here.
-free_network() {
+# The first two numbers of addresses that nobody uses here. The route keeps them for this cluster: a second one of the
+# same addresses is refused, whoever asks for it.
+reserve_network() {
   local i
+  ip link add "$cable" type veth peer name "$cable-p"
+  ip link set "$cable" up
   for ((i = 220; i < 236; i++)); do
-    [[ -n $(ip -4 route show root "10.$i.0.0/16") ]] || { echo "10.$i"; return; }
+    [[ -z $(ip -4 route show root "10.$i.0.0/16") ]] || continue
+    network=10.$i
+    ! ip route add "$network.0.0/24" dev "$cable" 2>/dev/null || return 0
   done
   fail "10.220.0.0/16 to 10.235.0.0/16 all have routes here: end another cluster"
 }
@@ -368,9 +382,8 @@ plug_together() {
   start_machine control-plane
   wait_for 30 test -e "$dir/control-plane/switch"
   switch=$(init_of control-plane)
-  ip link add "$cable" type veth peer name host netns "$switch"
-  ip address add "$network.0.2/24" dev "$cable"
-  ip link set "$cable" up
+  ip link set "$cable-p" netns "$switch" name host
+  ip address add "$network.0.2/24" dev "$cable" noprefixroute
   in_network "$switch" ip link set host master switch up
   for name in "${machines[@]:1}"; do
     node=${name#node-}
