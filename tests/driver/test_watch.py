@@ -119,6 +119,23 @@ def test_whatever_goes_wrong_the_watch_goes_on_where_it_was(fault: Answer) -> No
     assert sum(1 for item in log if item[0] == "listed") == 1
 
 
+def test_a_watch_that_is_ended_as_soon_as_it_began_is_not_asked_for_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watches, "FIRST_BACKOFF_SECONDS", 0.2)
+    monkeypatch.setattr(watches, "LAST_BACKOFF_SECONDS", 0.2)
+
+    async def scenario() -> int:
+        async with client_of(page(7), streams()) as (client, api):
+            watch = Watch(client, "/pods", Raw, listed=lambda *_: None, changed=lambda *_: None)
+            task = asyncio.create_task(watch.run())
+            await asyncio.sleep(0.5)
+            task.cancel()
+            return len(api.asked)
+
+    assert asyncio.run(scenario()) <= 7
+
+
 def test_a_watch_that_is_silent_beyond_its_heartbeat_is_given_up() -> None:
     log, asked, _ = told(2, page(7), streams(then="hang"), streams(event("ADDED", "a", 8), then="hang"), silence=0.1)
     assert log[-1] == ("a", 8, False)

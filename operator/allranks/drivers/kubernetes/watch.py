@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 PAGE = 500
 FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 15.0
+BRIEF_SECONDS = 1.0
+"""A watch that tells nothing and ends sooner is no renewal: whoever is in between may be answering for the server."""
 SILENCE_SECONDS = 90.0
 """API servers send a bookmark every minute: a watch that says nothing for longer is dead."""
 
@@ -96,10 +98,13 @@ class Watch(Generic[T]):
                 if not self._version:
                     await self._list()
                     backoff, told = 0.0, ""
+                began, heard = time.monotonic(), False
                 async for line in self._lines():
                     self._take(line)
-                    backoff = 0.0
-                continue  # it was renewed by the server, as agreed
+                    backoff, heard = 0.0, True
+                if heard or time.monotonic() - began > BRIEF_SECONDS:
+                    continue  # it was renewed by the server, as agreed
+                logger.debug("%s: the watch was ended as soon as it began", self.path)
             except Gone:
                 logger.debug("%s: listing anew", self.path)
                 self._version = ""
