@@ -60,6 +60,14 @@ def test_what_a_former_life_told_already_is_counted_too() -> None:
     assert asked[1][3]["count"] == 2
 
 
+def test_what_repeats_itself_after_the_event_has_expired_is_told_anew() -> None:
+    _, asked = told(
+        *(says({}), status(404), says({})), tell=lambda r: [r.tell(job(), Event("A", "b"), NOW, 0) for _ in range(3)]
+    )
+    assert [verb for verb, *_ in asked] == ["POST", "PATCH", "POST", "PATCH"]
+    assert [body["count"] for *_, body in asked] == [1, 2, 1, 2]
+
+
 def test_another_attempt_and_another_job_of_the_same_name_tell_events_of_their_own() -> None:
     def tell(recorder: Recorder) -> None:
         recorder.tell(job(), Event("A", "b"), NOW, 0)

@@ -17,7 +17,7 @@ from typing import Any
 from allranks.api.job import API_VERSION, KIND
 from allranks.core.model import Event, Manifest
 from allranks.drivers.kubernetes import paths
-from allranks.drivers.kubernetes.client import ApiError, Client, Conflict
+from allranks.drivers.kubernetes.client import ApiError, Client, Conflict, NotFound
 
 BURST = 25
 REFILL_SECONDS = 60.0
@@ -91,7 +91,12 @@ class Recorder:
             except Conflict:
                 count = self._counts[name] = 2  # a former life of ours told it
         change = {"count": count, "lastTimestamp": manifest["lastTimestamp"]}
-        await self._client.patch(paths.item("Event", namespace, name), change)
+        try:
+            await self._client.patch(paths.item("Event", namespace, name), change)
+        except NotFound:
+            # Events are kept for an hour; or the first one was not accepted.
+            self._counts[name] = 1
+            await self._client.create(paths.collection("Event", namespace), manifest)
 
     def _allowed(self, uid: str) -> bool:
         now = time.monotonic()
