@@ -84,6 +84,21 @@ def test_what_runs_is_left_running_and_told_of_once() -> None:
     assert readable.mark(job({}, status | change), "why", NOW) is None
 
 
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"phase": ["Running"], "startTime": "2025"},
+        {"startTime": "2025", "conditions": [{"type": "Running", "status": "True"}]},
+        {"conditions": [{"type": "Failed", "status": "True"}]},
+    ],
+)
+def test_what_its_status_lacks_does_not_keep_it_from_being_told(status: Any) -> None:
+    change = readable.mark(job({}, status), "why", NOW)
+    assert change is not None
+    assert [c["message"] for c in change["conditions"]] == ["why"]
+    assert change["conditions"][0]["lastTransitionTime"]
+
+
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_verdict_never_changes_even_where_nothing_can_be_read(phase: str) -> None:
     assert readable.mark(job({}, {"phase": phase}), "why", NOW) is None

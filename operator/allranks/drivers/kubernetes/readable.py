@@ -44,7 +44,7 @@ def mark(manifest: Manifest, why: str, now: datetime) -> Manifest | None:
     """The merge patch of status that tells it. What never began fails; what runs is left running, and told of."""
     seen = manifest.get("status")
     seen = seen if isinstance(seen, dict) else {}
-    if seen.get("phase") in FINISHED:
+    if str(seen.get("phase")) in FINISHED:
         return None
     begun = bool(seen.get("startTime"))
     kind, state = ("Running", _state_of(seen, "Running")) if begun else ("Failed", "True")
@@ -55,7 +55,7 @@ def mark(manifest: Manifest, why: str, now: datetime) -> Manifest | None:
         "status": state,
         "reason": "InvalidSpec",
         "message": why[:_MESSAGE],
-        "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == state else at,
+        "lastTransitionTime": before.get("lastTransitionTime", at) if before.get("status") == state else at,
         "observedGeneration": manifest["metadata"].get("generation", 0),
     }
     if before == condition:
