@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from prometheus_client import generate_latest
 
 from allranks.drivers.kubernetes import operator as operators
 from allranks.drivers.kubernetes.connection import Connection
-from allranks.drivers.kubernetes.operator import Operator
+from allranks.drivers.kubernetes.operator import Operator, Session
 from allranks.settings import Settings
 
 from .scripted import Answer, Scripted, hangs, says, server, status
@@ -41,6 +42,20 @@ def test_while_the_crds_are_missing_it_waits_in_good_health(monkeypatch: pytest.
     assert api.asked
     assert not wrong, "a restart would not bring the CRDs"
     assert took < 1
+
+
+@pytest.mark.parametrize("shape", [{"spec": [], "status": 5}, {"spec": "x"}, {"spec": None}, {}])
+def test_a_job_of_any_shape_spoils_neither_metrics_nor_pools(shape: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        operator = Operator(Settings(), Connection("http://127.0.0.1:1"))
+        session = operator.session = Session(operator, None)
+        metadata = {"name": "demo", "namespace": "ns", "uid": "u", "resourceVersion": "1"}
+        session.controller.seen({"metadata": metadata, **shape}, deleted=False)
+        session._wake_users(None)
+        assert 'allranks_jobs{framework="",phase="Pending"} 1.0' in generate_latest(operator.metrics.registry).decode()
+        await session.client.close()
+
+    asyncio.run(scenario())
 
 
 def test_told_to_stop_it_does_not_wait_for_an_api_server_that_says_nothing() -> None:

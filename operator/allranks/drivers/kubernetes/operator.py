@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from datetime import UTC, datetime
 
 from allranks.api.job import KIND, Job
-from allranks.core.model import Platform
+from allranks.core.model import Manifest, Platform
 from allranks.core.names import JOB_LABEL
 from allranks.drivers.kubernetes import handlers, paths, pods
 from allranks.drivers.kubernetes.cache import JobKey, PodCache
@@ -160,7 +160,7 @@ class Operator:
         if self.session:
             for key in self.session.controller.jobs:
                 job = self.session.controller.jobs.get(key) or {}
-                spec, status = job.get("spec") or {}, job.get("status") or {}
+                spec, status = _part(job, "spec"), _part(job, "status")
                 yield str(spec.get("framework", "")), str(status.get("phase") or "Pending")
 
     def _ages(self) -> Iterable[tuple[str, float]]:
@@ -326,7 +326,7 @@ class Session:
     def _wake_users(self, pool: str | None) -> None:
         """Jobs that name this pool, or any."""
         for key in self.controller.jobs:
-            named = ((self.controller.jobs.get(key) or {}).get("spec") or {}).get("pool")
+            named = _part(self.controller.jobs.get(key) or {}, "spec").get("pool")
             if named and pool in (None, named):
                 self.controller.wake(key)
 
@@ -335,6 +335,12 @@ class Session:
             # kopf has put its own handlers in place of ours; told by them, it takes 5 s to end.
             _on_signals(stop)
         self._heard_of_jobs = time.monotonic()
+
+
+def _part(job: Manifest, name: str) -> Manifest:
+    """Of a job that no schema has checked, too."""
+    part = job.get(name)
+    return part if isinstance(part, dict) else {}
 
 
 def _on_signals(stop: asyncio.Event) -> None:
