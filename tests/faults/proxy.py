@@ -54,7 +54,7 @@ class Threads:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
     def close(self) -> None:
-        self.do(asyncio.sleep(0.1))  # connections end in the loop's next turns
+        self.do(asyncio.sleep(0.25))  # connections end in the loop's next turns
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
         self.loop.close()
@@ -379,15 +379,16 @@ async def _after(fault: Fault | None) -> web.Response | None:
     if what == "slow":
         await asyncio.sleep(fault.seconds)
         return None
-    return _failure(int(what))
+    return _failure(int(what), reason="AlreadyExists" if what == "409" else "")
 
 
-def _failure(code: int, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(status=code, headers=headers, body=_status(code), content_type="application/json")
+def _failure(code: int, headers: dict[str, str] | None = None, reason: str = "") -> web.Response:
+    return web.Response(status=code, headers=headers, body=_status(code, reason), content_type="application/json")
 
 
-def _status(code: int) -> bytes:
-    about = {"code": code, "reason": _REASONS[code], "message": f"the tests answer {code}", "status": "Failure"}
+def _status(code: int, reason: str = "") -> bytes:
+    reason = reason or _REASONS[code]
+    about = {"code": code, "reason": reason, "message": f"the tests answer {code}", "status": "Failure"}
     return json.dumps({"kind": "Status", "apiVersion": "v1", "metadata": {}, **about}).encode()
 
 

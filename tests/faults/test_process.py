@@ -142,7 +142,12 @@ def _kubelet(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
     connection = Connection(control_plane.url, str(control_plane.ca_file), control_plane.admin_token)
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     work = Kubelet(connection, program, namespace=namespace).run(stop)
-    thread = threading.Thread(target=lambda: loop.run_until_complete(work), name="kubelet", daemon=True)
+
+    def live() -> None:
+        loop.run_until_complete(work)
+        loop.run_until_complete(asyncio.sleep(0.25))  # connections end in the loop's next turns
+
+    thread = threading.Thread(target=live, name="kubelet", daemon=True)
     thread.start()
     try:
         yield

@@ -115,7 +115,8 @@ class Executor:
         """The name exists. If it is ours, it is what we wanted; else it is left alone, and the job says so."""
         kind, name = _key(manifest)
         if kind == "Secret":
-            return None  # may not be read; its name holds the job's UID
+            # It may not be read, and its name holds the job's UID. A quota that is counted answers 409 too.
+            return None if error.reason == "AlreadyExists" else Refusal(kind, name, error.reason, str(error))
         try:
             answer = await self._client.get(paths.item(kind, manifest["metadata"]["namespace"], name))
         except NotFound:
