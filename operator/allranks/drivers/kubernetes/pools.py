@@ -75,8 +75,9 @@ class Pools:
         self._changed(raw.metadata.name)
 
     def _forbidden(self, message: str) -> None:
-        """Confined to namespaces, without the ClusterRole that reads pools: everything else goes on."""
-        self.refused = f"this operator may not read TrainingPools ({message}): its ClusterRole for them is missing"
+        """Without the ClusterRole that reads pools, or without their CRD: everything else goes on."""
+        missing = "its ClusterRole for them, or their CustomResourceDefinition, is missing"
+        self.refused = f"this operator cannot read TrainingPools ({message}): {missing}"
         self.synced.set()
         self._changed(None)
 
@@ -86,5 +87,8 @@ def _spec(raw: Raw) -> PoolSpec | None:
     try:
         return PoolSpec.model_validate(raw.spec, by_alias=True, by_name=False)
     except ValidationError as error:
-        logger.error("TrainingPool %s cannot be read, so that it counts as absent: %s", raw.metadata.name, error)
+        # Without the values: those of variables are nobody's business.
+        wrong = error.errors(include_url=False, include_input=False, include_context=False)
+        told = "; ".join(f"{'.'.join(map(str, ('spec', *detail['loc'])))}: {detail['msg']}" for detail in wrong)
+        logger.error("TrainingPool %s cannot be read, so that it counts as absent: %s", raw.metadata.name, told)
         return None
