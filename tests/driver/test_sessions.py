@@ -64,6 +64,15 @@ def test_told_to_stop_it_does_not_wait_for_an_api_server_that_says_nothing() -> 
     assert took < 1
 
 
+def test_a_lease_that_cannot_be_read_is_not_held() -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="<html>")
+
+    asked, _, _ = lived(answer, 1.0, leader_election=True, lease_namespace="ns")
+    assert asked.asked
+    assert all("leases" in path for _, path, *_ in asked.asked), "it acted"
+
+
 def test_while_the_crds_are_missing_the_lease_is_renewed() -> None:
     leases: list[Any] = []
 

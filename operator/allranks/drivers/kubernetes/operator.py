@@ -120,6 +120,8 @@ class Operator:
         acquiring = asyncio.create_task(lease.acquire(), name="lease")
         try:
             await asyncio.wait([acquiring, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if acquiring.done():
+                acquiring.result()
             yield lease
         finally:
             acquiring.cancel()
