@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -63,8 +64,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     failed = [report for report in terminalreporter.stats.get("failed", ()) if "tests/faults/" in report.nodeid]
     for report in failed:
-        number = report.nodeid.partition("[")[2].partition(" ")[0]
-        terminalreporter.write_line(f"faults: repeat with: {_again(config)} -k '[{number} '", red=True)
+        number = re.search(r"test_faults\.py.*?\[(\d+) ", report.nodeid)
+        command = f"{_again(config)} -k '[{number[1]} '" if number else f"pytest '{report.nodeid}'"
+        terminalreporter.write_line(f"faults: repeat with: {command}", red=True)
 
 
 def _again(config: pytest.Config) -> str:
