@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -30,8 +32,8 @@ SPEC = {"framework": "pytorch", "image": "x", "command": ["a"], "roles": {"worke
 class Api:
     """Keeps one job, and answers the creation of pods as a test says."""
 
-    def __init__(self, refusal: Callable[[], str] | None = None) -> None:
-        self.refusal = refusal
+    def __init__(self, refusal: Callable[[], str] | None = None, unknown: str = "") -> None:
+        self.refusal, self.unknown = refusal, unknown
         self.versions = itertools.count(2)
         self.job: dict[str, Any] = {
             "metadata": {"name": "demo", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"},
@@ -42,9 +44,11 @@ class Api:
         body = json.loads(await request.text())
         version = str(next(self.versions))
         if request.path.endswith("/status"):
+            body["status"].pop(self.unknown, None)
             merged = {**self.job.get("status", {}), **body["status"]}
-            self.job |= {"status": {key: value for key, value in merged.items() if value is not None}}
-            self.job["metadata"] = self.job["metadata"] | {"resourceVersion": version}
+            after = {key: value for key, value in merged.items() if value is not None}
+            if after != self.job.get("status"):
+                self.job |= {"status": after, "metadata": self.job["metadata"] | {"resourceVersion": version}}
             return await says(self.job)(request)
         if request.path.endswith("/pods") and self.refusal:
             return await status(403, "Forbidden", self.refusal())(request)
@@ -94,13 +98,28 @@ def words() -> Callable[[], str]:
 @pytest.mark.parametrize("refusal", [words(), lambda: "denied"], ids=["in other words each time", "alike"])
 def test_what_is_refused_is_asked_again_after_its_backoff_only(refusal: Callable[[], str]) -> None:
     async def scenario() -> None:
-        async with controlled(Api(refusal)) as asked:
-            await asyncio.sleep(0.9)
-            assert created(asked) == ["demo-worker-0-0", "demo-worker-1-0"]
-            await asyncio.sleep(0.9)
-            assert len(created(asked)) == 4
+        began, api = time.monotonic(), Api(refusal)
+        async with controlled(api) as asked, asyncio.timeout(20):
+            while "Forbidden" not in str(api.job.get("status")):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            # After 1, 2, 4, ... seconds.
+            assert 2 <= len(created(asked)) <= 2 * (1 + math.log2(1 + time.monotonic() - began))
 
     asyncio.run(scenario())
+
+
+def test_a_status_that_the_api_server_prunes_is_not_written_over_and_over(caplog: pytest.LogCaptureFixture) -> None:
+    """An operator that is newer than its CRDs."""
+
+    async def scenario() -> list[Any]:
+        async with controlled(Api(unknown="selector")) as asked, asyncio.timeout(20):
+            while "older than the operator" not in caplog.text:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
+            return [body for verb, _, _, body in asked.asked if verb == "PATCH"]
+
+    assert len(asyncio.run(scenario())) <= 5
 
 
 def test_the_first_look_at_many_jobs_lets_others_have_their_turn() -> None:

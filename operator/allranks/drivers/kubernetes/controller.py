@@ -259,6 +259,8 @@ class Controller:
                 self._again.add(key)
                 return
             # Our own write had come through, only its answer was lost.
+        elif written["metadata"]["resourceVersion"] == raw["metadata"]["resourceVersion"]:
+            raise ApiError("it keeps nothing of this status: the CustomResourceDefinitions are older than the operator")
         memory.wrote_at, memory.counts_since = time.monotonic(), None
         self.jobs.show(written)
         self._again.add(key)
