@@ -21,7 +21,7 @@ options:
   --build-arg NAME=VALUE  as docker build has it; may be given several times
   --push-tar DIR          put each image into DIR/NAME.tar as well (docker-archive), for `docker load`,
                           `ctr images import`, `kind load image-archive`
-  --tag TAG               default: allranks' version. `latest` is set as well
+  --tag TAG               default: allranks' version and `latest`; `test-only` where a build argument is for tests
   --prefix PREFIX         default: ghcr.io/allranks
   --engine ENGINE         docker, podman or buildah
 
@@ -40,7 +40,7 @@ default_base=python:3.12-slim-bookworm
 all=(operator pytorch tensorflow horovod)
 
 main() {
-  local wanted=() base='' test_base=false arguments=() tar_folder='' tag='' prefix=ghcr.io/allranks engine='' image
+  local wanted=() base='' test_base=false arguments=() tar_folder='' tag='' tags=() version prefix=ghcr.io/allranks engine='' image
   cd "$(dirname "${BASH_SOURCE[0]}")/.."
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   parse_arguments "$@"
@@ -48,7 +48,9 @@ main() {
     install_tools
     return
   fi
-  tag=${tag:-$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' operator/allranks/version.py)}
+  version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' operator/allranks/version.py)
+  [[ "${arguments[*]-}" != *TEST_ONLY_* ]] || tag=${tag:-test-only}
+  settle_tags
   find_engine
   mkdir -p "$cache/images"
   # Two at a time would make the same layers twice.
@@ -58,6 +60,13 @@ main() {
   for image in "${wanted[@]}"; do
     build "$image"
   done
+}
+
+# Sets `tag` to the one that is told, and `tags` to all of them.
+settle_tags() {
+  tags=("${tag:-latest}")
+  [[ -n $tag ]] || tags=("$version" latest)
+  tag=${tags[0]}
 }
 
 parse_arguments() {
@@ -167,7 +176,7 @@ debootstrap_into() {
 }
 
 build() {
-  local image=$1 started=$SECONDS name=$prefix/$1:$tag own=()
+  local image=$1 started=$SECONDS name=$prefix/$1:$tag own=() each
   if [[ $image == base ]]; then
     echo "$base"
     return
@@ -175,11 +184,14 @@ build() {
   if [[ $image == horovod ]]; then
     give_wheel && own=(--build-arg WHEEL=given)
   fi
-  run_build "$image" --file "images/$image/Dockerfile" --tag "$name" --tag "$prefix/$image:latest" \
-    --build-arg "BASE_IMAGE=$base" --build-arg "VERSION=$tag" \
+  for each in "${tags[@]}"; do
+    own+=(--tag "$prefix/$image:$each")
+  done
+  run_build "$image" --file "images/$image/Dockerfile" \
+    --build-arg "BASE_IMAGE=$base" --build-arg "VERSION=$version" \
     --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
     --build-arg "CREATED=$(git log -1 --format=%cI 2>/dev/null || echo unknown)" \
-    ${own[@]+"${own[@]}"} ${arguments[@]+"${arguments[@]}"} .
+    "${own[@]}" ${arguments[@]+"${arguments[@]}"} .
   rm -f images/horovod/wheels/*.whl
   say "$image: $(size_of "$name") in $((SECONDS - started)) s, above a base of $(size_of "$base")"
   [[ -z $tar_folder ]] || push_tar "$image" "$name"
