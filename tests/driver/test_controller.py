@@ -90,6 +90,26 @@ def test_a_job_that_met_a_lease_renewed_too_late_is_not_forgotten() -> None:
     asyncio.run(scenario())
 
 
+def test_after_an_hour_without_an_api_server_a_job_waits_for_half_a_minute_and_no_longer() -> None:
+    async def scenario() -> None:
+        async with client_of(status(503), patience=0.0) as (client, _), asyncio.timeout(20):
+            controller = controller_of(client)
+            controller.seen(Api().job, deleted=False)
+            await controller.start()
+            while not controller._memory or controller.depth:
+                await asyncio.sleep(0.01)
+            [memory] = controller._memory.values()
+            memory.errors = 100
+            controller.wake(("ns", "demo"))
+            while controller.depth:
+                await asyncio.sleep(0.01)
+            assert memory.retry
+            assert 10 < memory.retry.when() - asyncio.get_running_loop().time() <= 30
+            controller.close()
+
+    asyncio.run(scenario())
+
+
 def words() -> Callable[[], str]:
     numbers = itertools.count()
     return lambda: f"request {next(numbers)}: denied"

@@ -31,6 +31,8 @@ COUNTS_SECONDS = 1.0
 GATHER_SECONDS = 0.5
 """Counts wait so long for more of them: pods start and end in bursts."""
 LAST_RETRY_SECONDS = 300.0
+AWAY_RETRY_SECONDS = 30.0
+"""However long the API server was away, so soon after its return what was left undone is done."""
 _BREATH = 50
 """After so many first looks the Lease is renewed and probes are answered: ten thousand of them take seconds."""
 
@@ -150,7 +152,7 @@ class Controller:
                     self._retry_later(key, memory)
                 except Unavailable as error:
                     logger.warning("%s", error, extra=_about(key, memory))
-                    self._retry_later(key, memory)
+                    self._retry_later(key, memory, AWAY_RETRY_SECONDS)
                 except ApiError as error:
                     logger.error("the API server refuses: %s", error, extra=_about(key, memory))
                     self._retry_later(key, memory)
@@ -307,9 +309,9 @@ class Controller:
         if moment:
             self._later(key, memory, "timer", max(0.0, (moment - self._now()).total_seconds()))
 
-    def _retry_later(self, key: JobKey, memory: _Memory) -> None:
+    def _retry_later(self, key: JobKey, memory: _Memory, last: float = LAST_RETRY_SECONDS) -> None:
         memory.errors += 1
-        wait = min(LAST_RETRY_SECONDS if memory.errors > 8 else 30.0, 0.5 * 2.0 ** min(memory.errors, 10))
+        wait = min(last if memory.errors > 8 else AWAY_RETRY_SECONDS, 0.5 * 2.0 ** min(memory.errors, 10))
         self._later(key, memory, "retry", random.uniform(0.5, 1.0) * wait)
 
     def _later(self, key: JobKey, memory: _Memory, name: str, seconds: float) -> None:
