@@ -100,6 +100,17 @@ def test_killed_in_the_midst_of_a_thousand_jobs_the_next_life_finishes_what_was_
     assert {(o["status"]["attempt"], o["status"]["restarts"]["disruptions"]) for o in found} == {(0, 0)}
 
 
+def test_a_user_without_a_name_can_run_it_as_in_a_container(
+    control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 65532")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    with live.operator(live.connection(control_plane), namespace) as operator:
+        eventually(lambda: operator.session and operator.session.synced)
+
+
 def test_crds_that_come_later_are_waited_for(control_plane: ControlPlane, namespace: str) -> None:
     connection = live.connection(control_plane)
     names = [yaml.safe_load(path.read_text())["metadata"]["name"] for path in DEFINITIONS]

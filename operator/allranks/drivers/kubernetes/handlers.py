@@ -161,5 +161,7 @@ async def run(
         settings=settings(ours),
         clusterwide=not ours.namespaces,
         namespaces=list(ours.namespaces),
+        # Unasked, kopf makes one of the user's name; a user ID in a container has none.
+        identity="allranks",  # type: ignore[arg-type]
         stop_flag=stop,
     )
