@@ -99,6 +99,8 @@ class Proxy:
         self.late: list[Late] = []
         """What a dead operator sent, and what has not come to the API server yet."""
         self._kill_after: int | None = None
+        self._going: set[str] = set()
+        """UIDs of what the operator has deleted."""
         self._how = ""
         self._away_until = 0.0
         self._one_by_one: asyncio.Lock | None = None
@@ -240,7 +242,7 @@ class Proxy:
     async def _carry_out(
         self, request: web.BaseRequest, body: Any, sent: bytes, key: ObjectKey
     ) -> tuple[int, dict[str, str], bytes]:
-        begins = request.method == "DELETE" and await self._is_there_to_stay(request, body)
+        begins = await self._is_there_to_stay(request, body) if request.method == "DELETE" else ""
         code, headers, answered = await self._ask(request, dict(request.query), sent)
         record = self.record
         record.writes.append(Write(request.method, request.path, body, code))
@@ -248,7 +250,9 @@ class Proxy:
             record.to_come.pop(key, None)
             if code == 201:
                 record.creates[key] += 1
-        if begins and code < 300:
+        # One that is asked for twice at once, because the first answer took too long, begins once.
+        if begins and code < 300 and begins not in self._going:
+            self._going.add(begins)
             record.deletes[(_kind(request), request.path.rsplit("/", 1)[-1])] += 1
         if code < 300 and self._kill_after is not None and not self.dead.is_set():
             self._kill_after -= 1
@@ -260,14 +264,16 @@ class Proxy:
         self.dead.set()
         self._on_death()
 
-    async def _is_there_to_stay(self, request: web.BaseRequest, body: Any) -> bool:
+    async def _is_there_to_stay(self, request: web.BaseRequest, body: Any) -> str:
+        """The UID of what the deletion is for; empty where it changes nothing."""
         headers = {"Authorization": f"Bearer {self._token}"}
         async with self._session.get(self._upstream + request.path, headers=headers) as response:
             if response.status != 200:
-                return False
+                return ""
             metadata = (await response.json())["metadata"]
-        wanted = ((body or {}).get("preconditions") or {}).get("uid", metadata["uid"])
-        return wanted == metadata["uid"] and "deletionTimestamp" not in metadata
+        uid: str = metadata["uid"]
+        wanted = ((body or {}).get("preconditions") or {}).get("uid", uid)
+        return uid if wanted == uid and "deletionTimestamp" not in metadata else ""
 
     # Watches
 

@@ -12,6 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from allranks.drivers.kubernetes.connection import Connection
+from allranks.drivers.memory import podstatus
+from allranks.drivers.memory.store import ended
 from allranks.settings import Settings
 from cluster import world
 from cluster.api import Api, ApiError
@@ -96,6 +98,14 @@ class FaultyWorld(KubernetesWorld):
         super().stop_operator()
         if self._proxy.dead.is_set():
             self._proxy.revive()
+
+    def remove_node(self, node: str) -> None:
+        """First its pods are told why, then they are gone: who sees both at once takes them for deleted by somebody."""
+        for pod in self._hand._on(node):
+            if not ended(pod["status"]):
+                self._hand._report(pod["metadata"]["name"], podstatus.collected)
+        self._settle()
+        super().remove_node(node)
 
     def _begin(self) -> None:
         settings = Settings(namespaces=(self.namespace,), request_timeout=REQUEST_SECONDS, **SETTINGS)
