@@ -41,9 +41,9 @@ all=(operator pytorch tensorflow horovod)
 
 main() {
   local wanted=() base='' test_base=false arguments=() tar_folder='' tag='' tags=() version prefix=ghcr.io/allranks engine='' image
-  cd "$(dirname "${BASH_SOURCE[0]}")/.."
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   parse_arguments "$@"
+  cd "$(dirname "${BASH_SOURCE[0]}")/.."
   if [[ ${wanted[0]} == tools ]]; then
     install_tools
     return
@@ -79,7 +79,7 @@ parse_arguments() {
         case $1 in
           --base) base=$2 ;;
           --build-arg) arguments+=(--build-arg "$2") ;;
-          --push-tar) tar_folder=$2 ;;
+          --push-tar) tar_folder=$(realpath --canonicalize-missing "$2") ;;
           --tag) tag=$2 ;;
           --prefix) prefix=${2%/} ;;
           --engine) engine=$2 ;;
