@@ -37,10 +37,11 @@ USAGE
 }
 
 default_base=python:3.12-slim-bookworm
+test_base=localhost/allranks/test-base:bookworm-1 # count it up when what `debootstrap_into` does changes
 all=(operator pytorch tensorflow horovod)
 
 main() {
-  local wanted=() base='' test_base=false arguments=() tar_folder='' tag='' tags=() version prefix=ghcr.io/allranks engine='' image
+  local wanted=() base='' without_pull=false arguments=() tar_folder='' tag='' tags=() version prefix=ghcr.io/allranks engine='' image
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   parse_arguments "$@"
   cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -73,7 +74,7 @@ parse_arguments() {
   while (($#)); do
     case $1 in
       -h | --help) usage; exit 0 ;;
-      --test-base) test_base=true ;;
+      --test-base) without_pull=true ;;
       --base | --build-arg | --push-tar | --tag | --prefix | --engine)
         (($# > 1)) || { usage >&2; fail "$1 needs a value"; }
         case $1 in
@@ -100,7 +101,7 @@ install_tools() {
     command -v "$tool" >/dev/null || missing+=("$tool")
   done
   ((${#missing[@]})) || return 0
-  [[ $EUID == 0 ]] && command -v apt-get >/dev/null ||
+  { [[ $EUID == 0 ]] && command -v apt-get >/dev/null; } ||
     fail "missing: ${missing[*]}. Debian's root may run this to install them; elsewhere use the system's own tools"
   say "installing ${missing[*]}"
   apt-get -o DPkg::Lock::Timeout=300 --quiet=2 update >&2 || say "the package lists could not be brought up to date"
@@ -123,7 +124,7 @@ find_engine() {
 
 # Sets `base` to an image that is there, or can be had.
 settle_base() {
-  if ! $test_base && [[ ${wanted[*]} != base ]]; then
+  if ! $without_pull && [[ ${wanted[*]} != base ]]; then
     [[ -z $base ]] || return 0
     if have "$default_base" || timeout 300 "$engine" pull "$default_base" >"$(log_file pull)" 2>&1; then
       base=$default_base
@@ -143,10 +144,9 @@ have() {
 }
 
 make_test_base() {
-  local started=$SECONDS key archive context
-  key=$({ declare -f debootstrap_into; uname -m; } | sha256sum | cut -c 1-12)
-  archive=$cache/images/base-$key.tar
-  base=localhost/allranks/test-base:$key
+  local started=$SECONDS archive context
+  archive=$cache/images/test-base-${test_base##*:}-$(uname -m).tar
+  base=$test_base
   [[ -e $archive ]] || debootstrap_into "$archive"
   have "$base" && return
   context=$(mktemp -d -p "$cache/images")
@@ -169,7 +169,7 @@ debootstrap_into() {
   # As in Docker's own Debian images: packages do not start their services.
   printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
   chmod 755 "$root/usr/sbin/policy-rc.d"
-  rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/* "$root"/var/log/* "$root"/dev/*
+  rm -rf "${root:?}"/{var/lib/apt/lists,var/cache/apt,var/log,dev}/*
   tar --create --file "$archive.unfinished" --directory "$root" --numeric-owner --one-file-system .
   rm -rf "$root"
   mv "$archive.unfinished" "$archive"
