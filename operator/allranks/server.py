@@ -27,7 +27,7 @@ class Server:
     async def start(self) -> None:
         """Raises OSError when the port is taken."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._address, self.port)
+        site = web.TCPSite(self._runner, self._address or None, self.port)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

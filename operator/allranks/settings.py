@@ -38,7 +38,9 @@ class Settings(BaseSettings):
     lease_seconds: Annotated[int, Field(ge=3, le=600)] = Field(
         10, description="So long after the holder's last sign of life another replica takes over."
     )
-    address: str = Field("0.0.0.0", description="Where /metrics, /healthz and /readyz are served.")
+    address: str = Field(
+        "", description="Where /metrics, /healthz and /readyz are served. Empty: on all addresses, IPv4 and IPv6."
+    )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="Port of the same; 0 takes a free one.")
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(
         32, description="Requests to the API server at the same time."

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,37 @@ def test_killed_in_the_midst_of_a_thousand_jobs_the_next_life_finishes_what_was_
         assert operator.session.client.writes == 0
     found = control_plane.api.list(KIND, namespace)
     assert {(o["status"]["attempt"], o["status"]["restarts"]["disruptions"]) for o in found} == {(0, 0)}
+
+
+def test_a_namespace_that_may_not_be_read_holds_up_no_other(control_plane: ControlPlane, namespace: str) -> None:
+    rules = [{"apiGroups": ["", "allranks.dev"], "resources": ["*"], "verbs": ["*"]}]
+    group = "rbac.authorization.k8s.io"
+    for kind, what in (
+        ("Role", {"rules": rules}),
+        (
+            "RoleBinding",
+            {
+                "roleRef": {"apiGroup": group, "kind": "Role", "name": "all"},
+                "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace}],
+            },
+        ),
+    ):
+        manifest = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": "all"}, **what}
+        done = control_plane.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(manifest))
+        assert done.returncode == 0, done.stderr
+    token = control_plane.kubectl("create", "token", "default", "-n", namespace).stdout.strip()
+    confined = replace(live.connection(control_plane), token=token)
+    with (
+        live.operator(confined, "kube-public", namespace) as operator,
+        live.kubelet(live.connection(control_plane), BRIEF, namespace=namespace),
+    ):
+        control_plane.api.create(job(pool="gpu"), namespace)
+        control_plane.api.create(job("other"), namespace)
+        eventually(lambda: phase(control_plane, namespace, "other") == "Succeeded", 40)
+        [condition] = control_plane.api.get(KIND, namespace, "demo")["status"]["conditions"]
+        assert condition["reason"] == "PoolsNotServed"
+        assert operator.session
+        assert not operator.session.synced, "and readiness says so"
 
 
 def test_a_user_without_a_name_can_run_it_as_in_a_container(

@@ -393,3 +393,16 @@ def test_one_error_in_two_attempts_under_torchrun_is_the_same_failure():
     again = log("raise-1").replace("961", "17").replace("12:11:14", "12:12:33")
     one, two = (first(job(), failed(message=as_kubelet(text))) for text in (log("raise-1"), again))
     assert failures.same_way(one, two)
+
+
+@pytest.mark.parametrize(
+    ("code", "told_code"), [(300, 300), (-1073741510, -1073741510), (2**31, None)], ids=["300", "Windows", "no int32"]
+)
+def test_an_exit_code_of_any_size_is_a_failure_like_others(code, told_code):
+    assert first(job(), replace(failed(index=0), exit=Exit(code, at(5)))).exit_code == told_code
+
+
+def test_a_log_that_claims_what_cannot_be_is_not_believed():
+    text = log("kill-2").replace("  rank      : ", "  rank      : 99999999999")
+    failure = first(job(), replace(failed(index=0), exit=Exit(1, at(5), "Error", as_kubelet(text))))
+    assert failure.rank is None

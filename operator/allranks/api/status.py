@@ -56,7 +56,9 @@ class Failure(Model):
     rank: Count | None = Field(None, description="Global rank, where it is known.")
     pod: Name = Field("unknown", description="Name of the pod.")
     node: Name | None = Field(None, description="Node it ran on.")
-    exit_code: Annotated[int, Field(ge=-255, le=255)] | None = Field(None, description="Exit code of the program.")
+    exit_code: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        None, description="Exit code of the program."
+    )
     signal: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Signal that ended it.")
     reason: Reason = Field("Error", description="OOMKilled, Evicted, NodeLost, Deleted, Error, ...")
     message: Message = Field("", description="Its last lines.")

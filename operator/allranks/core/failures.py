@@ -150,16 +150,21 @@ def _describe(job: Job, status: Status, ending: _Ending, platform: Platform) -> 
         attempt=status.attempt,
         role=pod.role,
         index=pod.index,
-        rank=_rank(job, status, pod.role, pod.index, platform) if reported is None else reported,
+        rank=_rank(job, status, pod.role, pod.index, platform) if reported is None else _within(reported, 0),
         pod=pod.name,
         node=pod.node,
-        exit_code=ending.code,
-        signal=ending.signal,
+        exit_code=_within(ending.code, -(2**31)),
+        signal=_within(ending.signal, 1, 128),
         reason=ending.reason[:128],
         message=_last_lines(ending.message),
         time=ending.time,
         ran_seconds=max(0.0, (ending.time - pod.started_at).total_seconds()) if pod.started_at else 0.0,
     )
+
+
+def _within(number: int | None, least: int, most: int = 2**31 - 1) -> int | None:
+    """A log can claim anything: what makes no sense is not told."""
+    return number if number is not None and least <= number <= most else None
 
 
 def same_way(one: Failure, other: Failure) -> bool:

@@ -97,7 +97,7 @@ class Client:
 
     def session(self, **how: Any) -> aiohttp.ClientSession:
         """A session on the one pool."""
-        return aiohttp.ClientSession(connector=self.connector, connector_owner=False, **how)
+        return aiohttp.ClientSession(connector=self.connector, connector_owner=False, trust_env=True, **how)
 
     async def close(self) -> None:
         await self._session.close()

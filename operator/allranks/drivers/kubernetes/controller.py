@@ -89,7 +89,7 @@ class Controller:
         self._memory: dict[JobKey, _Memory] = {}
         self._busy: dict[JobKey, asyncio.Task[None]] = {}
         self._again: set[JobKey] = set()
-        self._started = False
+        self._started: set[str | None] = set()
         self.listed_in: set[str | None] = set()
         """Namespaces (None: all of them) whose jobs have been listed."""
 
@@ -102,9 +102,9 @@ class Controller:
     def idle(self) -> bool:
         return not self._busy and not any(memory.postponed or memory.errors for memory in self._memory.values())
 
-    async def start(self) -> None:
-        """Pods are known now: without them every job would seem to have lost its own."""
-        self._started = True
+    async def start(self, namespace: str | None = None) -> None:
+        """Pods are known now (of that namespace): without them every job would seem to have lost its own."""
+        self._started.add(namespace)
         for number, key in enumerate(self.jobs):
             self.wake(key)
             if number % _BREATH == 0:
@@ -121,7 +121,7 @@ class Controller:
         self._look_at(key)
 
     def _look_at(self, key: JobKey) -> None:
-        if not self._started:
+        if None not in self._started and key[0] not in self._started:
             return
         if key in self._busy:
             self._again.add(key)
@@ -321,7 +321,7 @@ class Controller:
         setattr(memory, name, asyncio.get_running_loop().call_later(seconds, self.wake, key))
 
     def close(self) -> None:
-        self._started = False
+        self._started.clear()
         for memory in self._memory.values():
             memory.forget()
         for task in self._busy.values():

@@ -6,6 +6,7 @@ Every request may be repeated without harm: names are computed, deletions name t
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from allranks.drivers.kubernetes.cache import PodCache
 from allranks.drivers.kubernetes.client import Client, Conflict, Fenced, NotFound, Refused
 from allranks.drivers.kubernetes.keys import key_pair
 from allranks.drivers.kubernetes.pods import Raw, Seen
+
+logger = logging.getLogger("allranks.jobs")
 
 AT_ONCE = 24
 """Requests of one job at the same time: a large job does not keep the others waiting."""
@@ -135,6 +138,10 @@ class Executor:
             answer = await self._client.delete(paths.item("Pod", namespace, reference.name), reference.uid)
         except (NotFound, Conflict):
             return  # the watch tells
+        except Refused as error:
+            # It holds up nothing: whatever the new attempt needs is made beside it.
+            logger.error("%s/%s may not be deleted: %s", namespace, reference.name, error)
+            return
         self._remember(answer)
 
     def _remember(self, answer: bytes) -> None:
@@ -179,8 +186,9 @@ def difference(before: Any, after: Any) -> Any:
 
 
 def identified(job: Manifest) -> Manifest:
-    """With kind and version, which items of lists lack."""
-    return {"apiVersion": API_VERSION, "kind": KIND, **job}
+    """With kind and version, which items of lists lack, and without what nobody reads and weighs most."""
+    metadata = {name: value for name, value in job["metadata"].items() if name != "managedFields"}
+    return {"apiVersion": API_VERSION, "kind": KIND, **job, "metadata": metadata}
 
 
 def _key(manifest: Manifest) -> _ObjectKey:

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from allranks.api.job import KIND, Job
+from allranks.api.job import KIND, PLURAL, Job
 from allranks.core.model import Manifest, Platform
 from allranks.core.names import JOB_LABEL
 from allranks.drivers.kubernetes import handlers, paths, pods
@@ -237,7 +237,9 @@ class Session:
             installed.result()
             self._began = time.monotonic()
             runs = [watch.run() for watch in self._watches.values()] + [self.pools.run(), self.recorder.run()]
-            self._tasks += [asyncio.create_task(run) for run in (*runs, self._begin())]
+            namespaces = self._settings.namespaces or (None,)
+            runs += [self._begin(ns, watch) for ns, watch in zip(namespaces, self._watches.values(), strict=True)]
+            self._tasks += [asyncio.create_task(run) for run in runs]
             ends: list[asyncio.Task[None] | asyncio.Task[bool]] = [*self._tasks, stopping]
             # kopf ends every task that began after it, so it comes last.
             kopfs = asyncio.create_task(
@@ -276,24 +278,22 @@ class Session:
 
     async def _installed(self) -> None:
         """Waits until the API server serves our resource: kopf would look for it once, and then never again."""
-        namespace = self._settings.namespaces[0] if self._settings.namespaces else None
         told = False
         while True:
-            try:
-                await self.client.get(paths.jobs(namespace), limit="1")
-                return
-            except NotFound:
-                if not told:
-                    logger.error("the CustomResourceDefinitions are not installed (kubectl apply -f crds/): waiting")
-                    told = True
-                await asyncio.sleep(5.0)
+            with contextlib.suppress(NotFound):
+                if PLURAL.encode() in await self.client.get(paths.GROUP_VERSION):
+                    return
+            if not told:
+                logger.error("the CustomResourceDefinitions are not installed (kubectl apply -f crds/): waiting")
+                told = True
+            await asyncio.sleep(5.0)
 
-    async def _begin(self) -> None:
-        for watch in self._watches.values():
-            await watch.synced.wait()
+    async def _begin(self, namespace: str | None, watch: Watch[pods.Raw]) -> None:
+        """Of each namespace by itself: one that may not be read holds up no other."""
+        await watch.synced.wait()
         await self.pools.synced.wait()
-        await self.controller.start()
-        logger.info("pods are listed: deciding begins")
+        await self.controller.start(namespace)
+        logger.info("pods%s are listed: deciding begins", f" in {namespace}" if namespace else "")
         await asyncio.Event().wait()
 
     def _watch(self, namespace: str | None) -> Watch[pods.Raw]:

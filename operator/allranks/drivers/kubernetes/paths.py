@@ -7,6 +7,10 @@ from allranks.api.job import GROUP, PLURAL, VERSION
 _COLLECTIONS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "Event": "events"}
 
 
+GROUP_VERSION = f"/apis/{GROUP}/{VERSION}"
+"""What the API server says of our group: the resources that it serves."""
+
+
 def collection(kind: str, namespace: str | None) -> str:
     """Of one namespace, or of all (None)."""
     inside = f"/namespaces/{namespace}" if namespace else ""
