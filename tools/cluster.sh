@@ -300,7 +300,9 @@ nodes=$nodes
 cgroup=$cgroup
 cni_plugins=$(cni_plugins)
 snapshotter=$(snapshotter)
+$(declare -f address_of pods_of)
 SETTINGS
+  cp "$repository/tools/node/machine.sh" "$dir/" # what was begun with it goes on with it
   mkdir -p "$dir/kubeconfigs" "$dir/volumes"
   for name in admin kube-controller-manager kube-scheduler kube-proxy coredns local-path-provisioner "${machines[@]:1}"; do
     user=system:$name groups=
@@ -364,6 +366,12 @@ reserve_network() {
   fail "10.220.0.0/16 to 10.235.0.0/16 all have routes here: end another cluster"
 }
 
+# Of a node, by number.
+address_of() { echo "$network.0.$((10 + $1))"; }
+
+# 4,094 addresses: one that a pod has had is free again only when all of the pod is gone.
+pods_of() { echo "$network.$((16 * $1)).0/20"; }
+
 cni_plugins() {
   local folder
   for folder in /usr/lib/cni /opt/cni/bin /usr/libexec/cni; do
@@ -388,7 +396,7 @@ plug_together() {
   for name in "${machines[@]:1}"; do
     node=${name#node-}
     node_start "$name"
-    ip route add "$network.$node.0/24" via "$network.0.$((10 + node))"
+    ip route add "$(pods_of "$node")" via "$(address_of "$node")"
   done
 }
 
@@ -425,7 +433,7 @@ start_machine() {
   # It writes down by itself who it is: it may outlive this script by a moment.
   setsid bash -c 'read -r -a stat <"/proc/$$/stat"; echo "$$ ${stat[21]}" >"$1/pid"
       exec unshare --fork --kill-child --pid --mount --mount-proc --net --uts --ipc "${@:2}"' - \
-    "$dir/$name" "$repository/tools/node/machine.sh" "$dir" "$name" </dev/null >"$dir/$name/log/machine.log" 2>&1 9>&- &
+    "$dir/$name" "$dir/machine.sh" "$dir" "$name" </dev/null >"$dir/$name/log/machine.log" 2>&1 9>&- &
 }
 
 # process_of MACHINE: the unshare that holds it, if it lives. A number is handed out anew; with its start it is not.

@@ -8,7 +8,7 @@ usage='usage: machine.sh DIR NAME     (by tools/cluster.sh only)'
 
 main() {
   dir=${1:?$usage} name=${2:?$usage} home=$1/$2
-  # shellcheck source=/dev/null # network, nodes, cgroup, cni_plugins, snapshotter
+  # shellcheck source=/dev/null # network, nodes, cgroup, cni_plugins, snapshotter, address_of, pods_of
   source "$dir/settings"
   number=${name#node-}
   export PATH=$dir/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=$home
@@ -52,7 +52,7 @@ switch() {
   ip address add "$network.0.1/24" dev switch
   ip link set switch up
   for ((node = 1; node <= nodes; node++)); do
-    ip route add "$network.$node.0/24" via "$network.0.$((10 + node))"
+    ip route add "$(pods_of "$node")" via "$(address_of "$node")"
   done
   touch "$home/switch"
 }
@@ -93,11 +93,11 @@ control_plane() {
 connect() {
   local node
   wait_for ip link show eth0
-  ip address add "$network.0.$((10 + number))/24" dev eth0
+  ip address add "$(address_of "$number")/24" dev eth0
   ip link set eth0 up
   ip route add default via "$network.0.1"
   for ((node = 1; node <= nodes; node++)); do
-    ((node == number)) || ip route add "$network.$node.0/24" via "$network.0.$((10 + node))"
+    ((node == number)) || ip route add "$(pods_of "$node")" via "$(address_of "$node")"
   done
 }
 
@@ -109,7 +109,7 @@ node() {
     --config "$home/kubelet.yaml" \
     --kubeconfig "$dir/kubeconfigs/$name" \
     --hostname-override "$name" \
-    --node-ip "$network.0.$((10 + number))"
+    --node-ip "$(address_of "$number")"
   keep kube-proxy --config "$home/kube-proxy.yaml"
 }
 
@@ -127,7 +127,7 @@ write_settings() {
       "ipam": {
         "type": "host-local",
         "dataDir": "/run/addresses",
-        "ranges": [[{"subnet": "$network.$number.0/24"}]],
+        "ranges": [[{"subnet": "$(pods_of "$number")"}]],
         "routes": [{"dst": "0.0.0.0/0"}]
       }
     },
@@ -159,7 +159,7 @@ TOML
   cat >kubelet.yaml <<YAML
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
-address: $network.0.$((10 + number))
+address: $(address_of "$number")
 authentication:
   anonymous: {enabled: false}
   webhook: {enabled: true}
