@@ -24,7 +24,7 @@ check: $(STAMP) ## The fast part of `make test`: lint, types, generated files, t
 	@tools/test.sh fast
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter
-	@$(BIN)/ruff check .
+	@$(BIN)/ruff check --no-cache .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache

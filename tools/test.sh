@@ -14,7 +14,7 @@ step() {
   summary+=("$(printf '%5s s  %s' "$((SECONDS - start))" "$title")")
 }
 
-step 'lint (ruff)' "$bin/ruff" check .
+step 'lint (ruff)' "$bin/ruff" check --no-cache .
 step 'format (ruff)' "$bin/ruff" format --check .
 step 'types (mypy --strict)' "$bin/mypy"
 step 'layers (import-linter)' "$bin/lint-imports" --no-cache

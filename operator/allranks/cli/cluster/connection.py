@@ -211,9 +211,8 @@ class _Busy(ClusterError):
 
 def _configured(where: Where) -> tuple[Any, str, str]:
     """(the official client's configuration, namespace, context)"""
-    from kubernetes.client import Configuration
-
     from kubernetes import config as untyped
+    from kubernetes.client import Configuration
 
     config: Any = untyped
     configuration = Configuration()
