@@ -56,7 +56,7 @@ class Failure(Model):
     rank: Count | None = Field(None, description="Global rank, where it is known.")
     pod: Name = Field("unknown", description="Name of the pod.")
     node: Name | None = Field(None, description="Node it ran on.")
-    exit_code: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
+    exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
         None, description="Exit code of the program."
     )
     signal: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Signal that ended it.")
