@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint generate verify bench golden controlplane images clean
+.PHONY: help demo test check lint generate verify bench golden controlplane images cluster cluster-down e2e clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ cluster: ## Start a Kubernetes with nodes on this machine (docs/dev-cluster.md);
 
 cluster-down: ## End it, and check that nothing is left
 	@tools/cluster.sh down
+
+e2e: $(STAMP) ## Build the images and run examples in real pods, as root (20 GB of disk, half an hour)
+	@$(BIN)/python -m pytest -q -m e2e tests/images tests/e2e
 
 bench: $(STAMP) ## Measure the core, the operator on a real API server, and the start of a rank
 	@$(BIN)/python bench/core.py
