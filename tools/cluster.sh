@@ -81,8 +81,10 @@ lock() {
   }
 }
 
-# What a cluster was begun with, it is ended with.
+# What a cluster was begun with, it is ended with; and what was not begun here is not touched.
 made_with() {
+  [[ ! -e $dir || -s $dir/with || (-d $dir && -z $(ls -A "$dir")) ]] ||
+    fail "$dir is there, and no cluster's folder: choose another --dir"
   if [[ -s $dir/with ]]; then
     with=$(<"$dir/with")
   elif [[ -z $with ]]; then
@@ -134,6 +136,13 @@ down() {
   if [[ $with == node ]]; then root; fi
   "${with}_down"
   rm -rf "$dir.failed" "$dir.lock"
+}
+
+# What says that it is a cluster's goes last.
+remove_folder() {
+  [[ -e $dir ]] || return 0
+  find "$dir" -mindepth 1 -maxdepth 1 ! -name with -exec rm -rf {} +
+  rm -rf "$dir"
 }
 
 status() {
@@ -238,7 +247,7 @@ kind_load() { kind load image-archive --name "$cgroup" "$1" >&2; }
 
 kind_down() {
   kind delete cluster --name "$cgroup" --kubeconfig "$KUBECONFIG" >&2 || fail "kind could not delete the cluster, see above"
-  rm -rf "$dir"
+  remove_folder
 }
 
 ### A cluster of our own
@@ -542,7 +551,7 @@ node_down() {
   remove_cgroups "$cgroup"
   left=$(leftovers)
   [[ -z $left ]] || fail "these are left of the cluster in $dir: $left"
-  rm -rf "$dir"
+  remove_folder
   say "down: no process, mount, network interface, cgroup or file of it is left"
 }
 

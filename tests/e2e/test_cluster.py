@@ -318,6 +318,16 @@ def test_no_cluster_has_no_status_no_kubeconfig_and_takes_no_image(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_a_folder_of_something_else_is_not_touched(tmp_path, command):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").write_text("years")
+    done = Cluster(tmp_path / "folder").script(command)
+    assert done.returncode == 1
+    assert "is there, and no cluster's folder: choose another --dir" in done.stderr
+    assert (tmp_path / "folder" / "thesis.txt").read_text() == "years"
+
+
 def test_somebody_else_than_root_is_told_so(tmp_path):
     command = ["unshare", "--user", "--map-user=65534", SCRIPT, "up", "--with", "node", "--dir", tmp_path / "cluster"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
