@@ -68,7 +68,10 @@ def wait_until_served(api: Api) -> None:
     """A CRD that is deleted before its objects were ever listed may be Terminating for ever (Kubernetes 1.36:
     "could not list instances: storage is (re)initializing")."""
 
-    def listed(kind: str) -> bool:
+    def listed(name: str, kind: str) -> bool:
+        present = api.find("CustomResourceDefinition", None, name)
+        if present is None or "deletionTimestamp" in present["metadata"]:
+            return True  # it is going already
         try:
             api.list(kind)
         except ApiError:
@@ -76,7 +79,8 @@ def wait_until_served(api: Api) -> None:
         return True
 
     for definition in api.list("CustomResourceDefinition"):
-        eventually(lambda kind=definition["spec"]["names"]["kind"]: listed(kind))
+        name, kind = definition["metadata"]["name"], definition["spec"]["names"]["kind"]
+        eventually(lambda name=name, kind=kind: listed(name, kind))
 
 
 @pytest.fixture
