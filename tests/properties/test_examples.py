@@ -61,6 +61,13 @@ def test_a_pod_that_never_ran_fails_no_earlier_than_it_is_seen() -> None:
     roughly(spec, [*history, ("restart_operator", 0, 0)], Lag(seconds=2.0), 0, 0.0, None)
 
 
+def test_a_pod_that_is_made_while_its_job_goes_in_the_foreground_goes_too() -> None:
+    spec = _spec("tensorflow", {"chief": 1, "worker": 1, "ps": 2}, restart={"maxRestarts": 3, "backoffSeconds": 0})
+    history: list[Action] = [RUN_ALL, ("exit", 3, 9), RUN_ALL, ("lose_node", 5, 6), ("exit", 1, 0)]
+    lag = Lag(lost=0.6, repeated=0.5, relist_seconds=30.0)
+    roughly(spec, history, lag, 0, 0.0, "Foreground")
+
+
 def test_a_replica_whose_loss_is_ignored_does_not_stand_in_for_one_that_must_run() -> None:
     rules = [{"reasons": ["Deleted", "Evicted"], "action": "ignore"}]
     spec = _spec("horovod", {"worker": 3}, restart={"maxRestarts": 3, "backoffSeconds": 10, "rules": rules})

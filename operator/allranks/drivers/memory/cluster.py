@@ -181,7 +181,9 @@ class Cluster:
                 self.store.delete(key_of(manifest))
 
     def _delete_orphan(self, manifest: Manifest) -> None:
-        present = {other["metadata"]["uid"] for other in self.store.all(KIND)}
+        # What is made while its owner waits for its dependents to go, goes with them.
+        staying = (o for o in self.store.all(KIND) if not (_deleted(o) and FOREGROUND in _finalizers(o)))
+        present = {other["metadata"]["uid"] for other in staying}
         if not present.intersection(owners(manifest, KIND)):
             try:
                 self.store.delete(key_of(manifest), uid=manifest["metadata"]["uid"])
@@ -193,6 +195,11 @@ class Cluster:
         waits = owner is not None and FOREGROUND in owner["metadata"].get("finalizers", ()) and _deleted(owner)
         if owner is not None and waits and not any(uid in owners(manifest) for manifest in self.store.all()):
             self.store.remove(key_of(owner))
+
+
+def _finalizers(manifest: Manifest) -> list[str]:
+    found: list[str] = manifest["metadata"].get("finalizers", [])
+    return found
 
 
 def _deleted(manifest: Manifest) -> bool:
