@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from .api import ApiError, path
+from .commands import Commands, JobOnCluster
 from .controlplane import ControlPlane
 from .userscluster import UsersCluster
 
@@ -65,6 +66,16 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
     # Pods on nodes that nobody plays any more would keep it for their grace.
     api.request("DELETE", path("Pod", name), {"gracePeriodSeconds": 0})
     api.delete("Namespace", None, name)
+
+
+@pytest.fixture
+def allranks(control_plane: ControlPlane, namespace: str) -> Commands:
+    return Commands(control_plane.kubeconfig, namespace)
+
+
+@pytest.fixture
+def job(control_plane: ControlPlane, namespace: str) -> JobOnCluster:
+    return JobOnCluster(control_plane.api, namespace)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -37,7 +37,7 @@ def connection(control_plane: ControlPlane) -> Connection:
 def operator(connection: Connection, *namespaces: str, **settings: Any) -> Iterator[Operator]:
     running = RunningOperator(Settings(namespaces=namespaces, **{**SETTINGS, **settings}), connection, RealTime())  # type: ignore[arg-type]
     try:
-        yield running._operator
+        yield running.operator
     finally:
         running.kill()
 

@@ -66,26 +66,26 @@ class RunningOperator:
     """One life of the operator. Its methods are for the test's thread."""
 
     def __init__(self, settings: Settings, connection: Connection, clock: Clock) -> None:
-        self._operator = Operator(settings, connection, now=clock.now, decode_pod=clock.decode_pod)
+        self.operator = Operator(settings, connection, now=clock.now, decode_pod=clock.decode_pod)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._live, name="operator", daemon=True)
         self._thread.start()
-        self._work = asyncio.run_coroutine_threadsafe(self._operator.run(asyncio.Event()), self._loop)
+        self._work = asyncio.run_coroutine_threadsafe(self.operator.run(asyncio.Event()), self._loop)
 
     def state(self) -> tuple[bool, dict[tuple[str, str, str], str]]:
         """(nothing is left to do, versions of what it has been shown), both as of one moment."""
         if self._work.done():
             self._work.result()  # raises what ended it
             raise RuntimeError("the operator ended by itself")
-        return self._ask(lambda: (self._operator.idle, self._operator.versions()))
+        return self._ask(lambda: (self.operator.idle, self.operator.versions()))
 
     def pool(self, name: str) -> PoolSpec | None:
         """As it has been shown."""
-        session = self._operator.session
+        session = self.operator.session
         return self._ask(lambda: session.pools.get(name)) if session else None
 
     def clock_leapt(self) -> None:
-        self._operator.clock_leapt()
+        self.operator.clock_leapt()
         self._ask(lambda: None)  # so that it has been told when this returns
 
     def kill(self) -> None:
@@ -110,16 +110,16 @@ class RunningOperator:
         self._loop.run_forever()
 
     async def _die(self) -> None:
-        self._operator.kill()
-        if self._operator.session:
+        self.operator.kill()
+        if self.operator.session:
             # No farewell: connections just break off.
-            await self._operator.session.client.connector.close(abort_ssl=True)
+            await self.operator.session.client.connector.close(abort_ssl=True)
 
     async def _close(self) -> None:
         with contextlib.suppress(Exception):
-            await self._operator.server.stop()
-        if self._operator.session:
-            await self._operator.session.client.close()
+            await self.operator.server.stop()
+        if self.operator.session:
+            await self.operator.session.client.close()
         await self._loop.shutdown_asyncgens()
         await asyncio.sleep(0.01)  # connections end in the loop's next turns
 

@@ -13,17 +13,6 @@ from builders import manifest
 
 from .commands import Commands, JobOnCluster, condition, failure, stamp
 
-
-@pytest.fixture
-def allranks(control_plane, namespace) -> Commands:
-    return Commands(control_plane.kubeconfig, namespace)
-
-
-@pytest.fixture
-def job(control_plane, namespace) -> JobOnCluster:
-    return JobOnCluster(control_plane.api, namespace)
-
-
 RUNNING = {"ready": "3/3", "restarts": {"counted": 1}, "progress": {"summary": "120/900"}}
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from .commands import Commands, JobOnCluster, failure
+from .commands import JobOnCluster, failure
 from .kubelet_logs import LogKubelet
 
 NOW = datetime.now(UTC)
@@ -27,16 +27,6 @@ def kubelet(control_plane, tmp_path_factory) -> Iterator[LogKubelet]:
     made = LogKubelet(control_plane.api, tmp_path_factory.mktemp("kubelet"))
     yield made
     made.stop()
-
-
-@pytest.fixture
-def allranks(control_plane, namespace) -> Commands:
-    return Commands(control_plane.kubeconfig, namespace)
-
-
-@pytest.fixture
-def job(control_plane, namespace) -> JobOnCluster:
-    return JobOnCluster(control_plane.api, namespace)
 
 
 def test_lines_of_all_ranks_are_merged_by_time_with_their_rank_in_front(allranks, job, kubelet, namespace):

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from builders import manifest
 
 from .commands import Commands, JobOnCluster, stamp, text
-
-
-@pytest.fixture
-def allranks(control_plane, namespace) -> Commands:
-    return Commands(control_plane.kubeconfig, namespace)
-
-
-@pytest.fixture
-def job(control_plane, namespace) -> JobOnCluster:
-    return JobOnCluster(control_plane.api, namespace)
 
 
 def document(name: str = "penguins", **spec) -> dict:

@@ -6,17 +6,7 @@ import re
 
 import pytest
 
-from .commands import Commands, JobOnCluster, condition, failure, stamp
-
-
-@pytest.fixture
-def allranks(control_plane, namespace) -> Commands:
-    return Commands(control_plane.kubeconfig, namespace)
-
-
-@pytest.fixture
-def job(control_plane, namespace) -> JobOnCluster:
-    return JobOnCluster(control_plane.api, namespace)
+from .commands import condition, failure, stamp
 
 
 def told(lines: list[str]) -> list[str]:

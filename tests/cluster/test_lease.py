@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.api.job import KIND
+from allranks.drivers.kubernetes.operator import utcnow
 
 from .controlplane import ControlPlane, free_ports
 from .kubelet import Hand
@@ -67,8 +68,6 @@ def replica(control_plane: ControlPlane, namespace: str, folder: Path, name: str
 def test_a_replica_that_was_paused_while_another_took_over_does_nothing_when_it_wakes(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    from allranks.drivers.kubernetes.operator import utcnow
-
     api, hand = control_plane.api, Hand(control_plane.api, namespace, utcnow, lambda _: utcnow())
 
     def started(name: str) -> bool:

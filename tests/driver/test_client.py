@@ -8,7 +8,7 @@ import time
 import pytest
 
 from allranks.drivers.kubernetes import client as clients
-from allranks.drivers.kubernetes.client import Client, Conflict, Fenced, Gone, NotFound, Refused, Unavailable
+from allranks.drivers.kubernetes.client import Conflict, Fenced, Gone, NotFound, Refused, Unavailable
 from allranks.drivers.kubernetes.connection import CannotConnect, Connection, connect
 
 from .scripted import Answer, client_of, hangs, resets, says, status
@@ -195,7 +195,7 @@ def test_a_kubeconfig_that_does_not_serve_is_told_in_one_sentence(tmp_path, text
         connect(str(file))
 
 
-def test_a_client_certificate_inside_a_kubeconfig_leaves_no_file_behind_when_it_is_given_by_name(tmp_path) -> None:
+def test_files_that_a_kubeconfig_names_are_found_beside_it(tmp_path) -> None:
     file = tmp_path / "config"
     file.write_text(
         "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
@@ -205,4 +205,3 @@ def test_a_client_certificate_inside_a_kubeconfig_leaves_no_file_behind_when_it_
     found = connect(str(file))
     assert (found.url, found.ca_file) == ("https://h:1", str(tmp_path / "ca.crt"))
     assert found.client_certificate == (str(tmp_path / "c.pem"), "/k.pem")
-    assert isinstance(Client.__doc__, str)

@@ -60,7 +60,7 @@ def controller_of(client: Client) -> Controller:
     cache = PodCache(lambda key: controller.wake(key))
     executor = Executor(client, cache, pods.seen)
     controller = Controller(
-        executor, Recorder(client), lambda: cache, lambda job: Platform(helper_image="x"), Metrics(), utcnow
+        executor, Recorder(client), cache, lambda job: Platform(helper_image="x"), Metrics(), utcnow
     )
     return controller
 

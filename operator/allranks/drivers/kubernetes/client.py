@@ -204,9 +204,8 @@ class Client:
                 self.connection.forget_token()
             if response.status != 200:
                 answer = await response.read()
-                wait = _retry_after(response.headers)
                 if response.status in (401, 429) or response.status >= 500:
-                    raise Unavailable(f"WATCH {path}: {response.status} {_told(answer)[0]}", response.status, str(wait))
+                    raise Unavailable(f"WATCH {path}: {response.status} {_told(answer)[0]}", response.status)
                 raise _error(response.status, answer)
             yield response.content
 

@@ -23,7 +23,7 @@ from allranks.drivers.kubernetes import readable
 from allranks.drivers.kubernetes.cache import JobCache, JobKey, PodCache
 from allranks.drivers.kubernetes.client import ApiError, Fenced, Unavailable
 from allranks.drivers.kubernetes.events import Recorder
-from allranks.drivers.kubernetes.executor import Executor, Refusals, difference, encode
+from allranks.drivers.kubernetes.executor import Executor, Refusals, difference
 
 URGENT_SECONDS = 0.2
 COUNTS_SECONDS = 1.0
@@ -78,13 +78,13 @@ class Controller:
         self,
         executor: Executor,
         recorder: Recorder,
-        pods: Callable[[], PodCache],
+        pods: PodCache,
         platform: Callable[[Job], Platform],
         meter: Meter,
         now: Callable[[], datetime],
     ) -> None:
         self.jobs = JobCache()
-        self._executor, self._recorder, self._pods_of = executor, recorder, pods
+        self._executor, self._recorder, self._pods = executor, recorder, pods
         self._platform, self._meter, self._now = platform, meter, now
         self._memory: dict[JobKey, _Memory] = {}
         self._busy: dict[JobKey, asyncio.Task[None]] = {}
@@ -110,8 +110,8 @@ class Controller:
             if number % _BREATH == 0:
                 await asyncio.sleep(0)
 
-    def wake_all(self, keys: Iterable[JobKey] | None = None) -> None:
-        for key in list(self.jobs if keys is None else keys):
+    def wake_all(self) -> None:
+        for key in self.jobs:
             self.wake(key)
 
     def wake(self, key: JobKey) -> None:
@@ -202,7 +202,7 @@ class Controller:
         return Observed(
             job=job,
             status=memory.status[1],
-            pods=self._pods_of().of(key, metadata["uid"]),
+            pods=self._pods.of(key, metadata["uid"]),
             now=self._now(),
             platform=self._platform(job),
             refused=tuple(memory.refusals.by_object.values()),
@@ -257,7 +257,7 @@ class Controller:
         written = await self._executor.status(raw, plan.status)
         if written is None:
             written = await self._read_again(key, raw)
-            if written is None or difference(written.get("status") or {}, encode(plan.status)):
+            if written is None or difference(written.get("status") or {}, readable.encode(plan.status)):
                 self._again.add(key)
                 return
             # Our own write had come through, only its answer was lost.

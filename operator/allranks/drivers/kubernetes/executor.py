@@ -17,9 +17,9 @@ from allranks.api.job import API_VERSION, KIND
 from allranks.api.status import Status
 from allranks.core.model import Manifest, Plan, PodRef
 from allranks.core.model import Refused as Refusal
-from allranks.drivers.kubernetes import paths
+from allranks.drivers.kubernetes import paths, readable
 from allranks.drivers.kubernetes.cache import PodCache
-from allranks.drivers.kubernetes.client import Client, Conflict, Fenced, NotFound, Refused
+from allranks.drivers.kubernetes.client import Client, Conflict, NotFound, Refused
 from allranks.drivers.kubernetes.keys import key_pair
 from allranks.drivers.kubernetes.pods import Raw, Seen
 
@@ -67,7 +67,7 @@ class Executor:
         Raises Unavailable, Fenced, Refused.
         """
         metadata = job["metadata"]
-        change = difference(job.get("status") or {}, encode(status))
+        change = difference(job.get("status") or {}, readable.encode(status))
         return await self.patch_status(metadata, change)
 
     async def patch_status(self, metadata: Manifest, change: Manifest) -> Manifest | None:
@@ -106,8 +106,6 @@ class Executor:
             else:
                 refusals.by_object.pop(key, None)
         except (Refused, NotFound) as error:
-            if isinstance(error, Fenced):
-                raise
             refusals.by_object[key] = Refusal(kind, key[1], error.reason or "Refused", str(error))
         else:
             refusals.by_object.pop(key, None)
@@ -166,10 +164,6 @@ async def _together(requests: list[Callable[[], Awaitable[None]]]) -> None:
                 group.create_task(work())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
-
-
-def encode(status: Status) -> Manifest:
-    return status.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def difference(before: Any, after: Any) -> Any:

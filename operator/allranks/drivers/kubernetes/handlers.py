@@ -10,6 +10,7 @@ import itertools
 import random
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Set
 from typing import Any
 
@@ -39,14 +40,23 @@ class _Endless:
 _LASTING_SECONDS = 60.0
 """A login that was good for so long was no failure."""
 
+_OPEN_SESSIONS = 4
+"""kopf closes a session when its token is refused, under requests that it still has in it. aiohttp fails those by an
+assertion, which ends kopf: so a session is closed when this many newer ones are there."""
+
 Listed = Callable[[Set[JobKey], int, str | None], None]
 """Is told of all jobs there are (in a namespace), as of a version."""
 
 
 def registry(
-    client: Client, seen: Callable[[Manifest, bool], None], listed: Listed, alive: Callable[[], None]
+    client: Client,
+    seen: Callable[[Manifest, bool], None],
+    listed: Listed,
+    alive: Callable[[], None],
+    sessions: deque[aiohttp.ClientSession],
 ) -> kopf.OperatorRegistry:
-    """`seen(job, deleted)` is told of every job; `alive()` of every sign of life."""
+    """`seen(job, deleted)` is told of every job; `alive()` of every sign of life. `sessions` are to be closed in
+    the end."""
     handlers = kopf.OperatorRegistry()
     backoffs: Iterator[float] = iter(())
     login_at = float("-inf")
@@ -60,9 +70,13 @@ def registry(
         client.connection.forget_token()
         await asyncio.sleep(next(backoffs))
         login_at = time.monotonic()
-        # A session of its own, which kopf may close, on the one pool of connections.
+        # A session of its own, on the one pool of connections.
         headers = client.connection.headers() | {"User-Agent": "allranks"}
         session = client.session(headers=headers, trace_configs=[_trace(listed, alive)])
+        session.close = _later  # type: ignore[method-assign]
+        sessions.append(session)
+        if len(sessions) > _OPEN_SESSIONS:
+            await aiohttp.ClientSession.close(sessions.popleft())
         return kopf.AiohttpSession(aiohttp_session=session, server=client.connection.url)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)  # type: ignore[arg-type]
@@ -70,6 +84,10 @@ def registry(
         seen(identified(dict(event["object"])), event["type"] == "DELETED")
 
     return handlers
+
+
+async def _later() -> None:
+    pass
 
 
 def _trace(listed: Listed, alive: Callable[[], None]) -> aiohttp.TraceConfig:
@@ -115,15 +133,9 @@ class _Item(msgspec.Struct):
     metadata: _Meta
 
 
-class _ListMeta(msgspec.Struct, rename="camel"):
-    resource_version: str = "0"
-    # `continue` is a keyword.
-    further: str = msgspec.field(default="", name="continue")
-
-
 class _Page(msgspec.Struct):
     kind: str = ""
-    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
+    metadata: watch.ListMeta = msgspec.field(default_factory=watch.ListMeta)
     items: list[_Item] = []
 
 
@@ -156,12 +168,17 @@ async def run(
     stop: asyncio.Event,
 ) -> None:
     """Until it is told to stop, by `stop` or by a signal, or fails."""
-    await kopf.operator(
-        registry=registry(client, seen, listed, alive),
-        settings=settings(ours),
-        clusterwide=not ours.namespaces,
-        namespaces=list(ours.namespaces),
-        # Unasked, kopf makes one of the user's name; a user ID in a container has none.
-        identity="allranks",  # type: ignore[arg-type]
-        stop_flag=stop,
-    )
+    sessions: deque[aiohttp.ClientSession] = deque()
+    try:
+        await kopf.operator(
+            registry=registry(client, seen, listed, alive, sessions),
+            settings=settings(ours),
+            clusterwide=not ours.namespaces,
+            namespaces=list(ours.namespaces),
+            # Unasked, kopf makes one of the user's name; a user ID in a container has none.
+            identity="allranks",  # type: ignore[arg-type]
+            stop_flag=stop,
+        )
+    finally:
+        for session in sessions:
+            await aiohttp.ClientSession.close(session)

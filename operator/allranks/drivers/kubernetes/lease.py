@@ -74,9 +74,7 @@ class Lease:
         self._valid_until = float("-inf")
         body = {**self._held, "spec": {**self._held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
         try:
-            await self._client.request(
-                "PUT", paths.lease(self._namespace, self._name), body, patience=self._seconds / 5
-            )
+            await self._ask("PUT", self._name, body)
         except ApiError as error:
             logger.warning("the Lease could not be released: %s", error)
 
@@ -98,12 +96,9 @@ class Lease:
 
     async def _read(self) -> Manifest | None:
         try:
-            answer = await self._client.request(
-                "GET", paths.lease(self._namespace, self._name), patience=self._seconds / 5
-            )
+            return await self._ask("GET", self._name)
         except NotFound:
             return None
-        return msgspec.json.decode(answer, type=dict[str, Any])
 
     async def _create(self) -> Manifest | None:
         body = {
@@ -112,24 +107,25 @@ class Lease:
             "metadata": {"name": self._name, "namespace": self._namespace},
             "spec": self._spec({}),
         }
-        try:
-            answer = await self._client.request("POST", paths.lease(self._namespace), body, patience=self._seconds / 5)
-        except Conflict:
-            return None
-        return msgspec.json.decode(answer, type=dict[str, Any])
+        return await self._write("POST", "", body)
 
     async def _take(self, found: Manifest) -> Manifest | None:
         spec = found.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         if holder not in ("", self.identity) and not self._expired(found, spec):
             return None
-        body = {**found, "spec": self._spec(spec)}
+        return await self._write("PUT", self._name, {**found, "spec": self._spec(spec)})
+
+    async def _write(self, verb: str, name: str, body: Manifest) -> Manifest | None:
+        """None: another was quicker."""
         try:
-            answer = await self._client.request(
-                "PUT", paths.lease(self._namespace, self._name), body, patience=self._seconds / 5
-            )
+            return await self._ask(verb, name, body)
         except Conflict:
             return None
+
+    async def _ask(self, verb: str, name: str, body: Manifest | None = None) -> Manifest:
+        path = paths.lease(self._namespace, name)
+        answer = await self._client.request(verb, path, body, patience=self._seconds / 5)
         return msgspec.json.decode(answer, type=dict[str, Any])
 
     def _expired(self, found: Manifest, spec: Manifest) -> bool:

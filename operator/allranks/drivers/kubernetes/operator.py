@@ -197,7 +197,7 @@ class Session:
         self.pods = PodCache(self._wake)
         executor = Executor(self.client, self.pods, operator._decode_pod)
         self.controller = Controller(
-            executor, self.recorder, lambda: self.pods, self._platform, operator.metrics, operator._now
+            executor, self.recorder, self.pods, self._platform, operator.metrics, operator._now
         )
         self.pools = Pools(self.client, settings, self._wake_users)
         self._watches = {f"pods{f' in {ns}' if ns else ''}": self._watch(ns) for ns in settings.namespaces or (None,)}

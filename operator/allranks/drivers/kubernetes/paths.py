@@ -23,7 +23,7 @@ def item(kind: str, namespace: str, name: str) -> str:
 
 def jobs(namespace: str | None) -> str:
     inside = f"/namespaces/{namespace}" if namespace else ""
-    return f"/apis/{GROUP}/{VERSION}{inside}/{PLURAL}"
+    return f"{GROUP_VERSION}{inside}/{PLURAL}"
 
 
 def job(namespace: str, name: str) -> str:
@@ -31,7 +31,7 @@ def job(namespace: str, name: str) -> str:
 
 
 def pools() -> str:
-    return f"/apis/{GROUP}/{VERSION}/trainingpools"
+    return f"{GROUP_VERSION}/trainingpools"
 
 
 def lease(namespace: str, name: str = "") -> str:

@@ -1,4 +1,4 @@
-"""From a job's JSON to what the core reads, and what to say of one that cannot be read.
+"""From a job's JSON to what the core reads, and back; and what to say of one that cannot be read.
 
 Such a job was written before a change of the schema, or by a newer version; it is marked, and no other job feels it.
 """
@@ -38,6 +38,10 @@ def status(manifest: Manifest) -> Status:
         return Status.model_validate(manifest.get("status") or {}, by_alias=True, by_name=False)
     except ValidationError as error:
         raise Unreadable(_paths("status", error)) from error
+
+
+def encode(status: Status) -> Manifest:
+    return status.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def mark(manifest: Manifest, why: str, now: datetime) -> Manifest | None:

@@ -29,14 +29,16 @@ SILENCE_SECONDS = 90.0
 """API servers send a bookmark every minute: a watch that says nothing for longer is dead."""
 
 
-class _ListMeta(msgspec.Struct, rename="camel"):
+class ListMeta(msgspec.Struct, rename="camel"):
+    """Of a page of a list, and of a single object as far as its version."""
+
     resource_version: str = "0"
     # `continue` is a keyword.
     further: str = msgspec.field(default="", name="continue")
 
 
 class _Page(msgspec.Struct):
-    metadata: _ListMeta
+    metadata: ListMeta
     items: list[msgspec.Raw] = []
 
 
@@ -46,7 +48,7 @@ class _Line(msgspec.Struct):
 
 
 class _Versioned(msgspec.Struct):
-    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
+    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
     code: int = 0
     message: str = ""
 

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from allranks.api.job import Job
 from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod, PodRef, Refused
+from allranks.drivers.kubernetes import readable
 from allranks.drivers.memory import decode
 from allranks.drivers.memory.store import AlreadyExists, ApiError, Conflict, Key, NotFound, Store, controller_of, key_of
 from allranks.drivers.memory.view import Lag, Timer, View
@@ -119,7 +120,7 @@ class Controller:
         uid = job["metadata"]["uid"]
         return Observed(
             job=self._decode_job(job),
-            status=decode.status(job),
+            status=readable.status(job),
             pods=tuple(self._decode_pod(pod, uid) for pod in self.view.pods_of(job)),
             now=self._host.now,
             platform=self._platform_of(job),
@@ -143,7 +144,7 @@ class Controller:
         key, metadata = key_of(manifest), {**manifest["metadata"], "resourceVersion": ""}
         known = self._jobs.get(key)
         if known is None or known[0] is not manifest["spec"] or known[1] != metadata:
-            known = self._jobs[key] = (manifest["spec"], metadata, decode.job(manifest))
+            known = self._jobs[key] = (manifest["spec"], metadata, readable.job(manifest))
         return known[2]
 
     def _apply(self, key: Key, job: Manifest, plan: Plan) -> None:
@@ -175,7 +176,7 @@ class Controller:
         if plan.status is not None:
             try:
                 written = self._store.write_status(
-                    key, decode.encode_status(plan.status), job["metadata"]["resourceVersion"]
+                    key, readable.encode(plan.status), job["metadata"]["resourceVersion"]
                 )
             except (Conflict, NotFound):
                 self.view.refresh(key)
