@@ -30,6 +30,11 @@ class Settings(BaseSettings):
         "ghcr.io/allranks/operator:latest",
         description="Image of the init container that brings helpers into pods: the operator's own.",
     )
+    node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
+        30,
+        description="So long after Kubernetes found a node to be gone (about 50 s) its pods are given up and the job "
+        "restarts. What a job's template tolerates comes first.",
+    )
     leader_election: bool = Field(
         False, description="Hold a Lease while acting: needed as soon as there is more than one replica."
     )

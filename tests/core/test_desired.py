@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -360,6 +361,31 @@ def test_tolerations(case):
     own, expected = case
     spec = {"spec": {"tolerations": own}} if own else {}
     assert first(resources=GPU, template=spec)["spec"]["tolerations"] == expected
+
+
+LOST = [
+    {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+    for key in ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+]
+OWN = {"key": LOST[0]["key"], "operator": "Exists", "tolerationSeconds": 900}
+ALL = {"operator": "Exists"}
+SCHEDULING = {"key": LOST[0]["key"], "operator": "Exists", "effect": "NoSchedule"}
+
+# Sentence, tolerations in the template, tolerations of a pod that may bear a lost node for 30 s.
+NODE_LOST = [
+    ("a node that is lost is given up", [], LOST),
+    ("the template's own patience comes first", [OWN], [OWN, LOST[1]]),
+    ("who tolerates all is left alone", [ALL], [ALL]),
+    ("tolerating that the scheduler puts pods there is something else", [SCHEDULING], [SCHEDULING, *LOST]),
+]
+
+
+@table(*NODE_LOST)
+def test_node_lost(case):
+    own, expected = case
+    platform = replace(CLUSTER, node_lost_seconds=30)
+    [pod] = desired.objects(job(roles={"worker": 1}, template={"spec": {"tolerations": own}}), Status(), platform).pods
+    assert pod["spec"]["tolerations"] == expected
 
 
 def test_the_trainers_own_security_context_lies_over_the_restricted_one():

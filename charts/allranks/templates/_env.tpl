@@ -24,6 +24,8 @@
   value: {{ .Values.settings.requestTimeout | toString | quote }}
 - name: ALLRANKS_WATCH_TIMEOUT
   value: {{ .Values.settings.watchTimeout | int | quote }}
+- name: ALLRANKS_NODE_LOST_SECONDS
+  value: {{ .Values.settings.nodeLostSeconds | int | quote }}
 - name: ALLRANKS_LOG_LEVEL
   value: {{ .Values.settings.logLevel }}
 - name: ALLRANKS_LOG_FORMAT

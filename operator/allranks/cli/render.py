@@ -145,8 +145,11 @@ def rendered(job: Job, helper_image: str = HELPER_IMAGE, pool: PoolSpec | None =
     from allranks.api.status import Status
     from allranks.core import desired
     from allranks.core.model import Platform
+    from allranks.settings import Settings
 
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": NO_UID})})
-    platform = Platform(helper_image=helper_image, pool=pool)
+    platform = Platform(
+        helper_image=helper_image, node_lost_seconds=Settings.model_fields["node_lost_seconds"].default, pool=pool
+    )
     objects = desired.objects(job, Status(), platform)
     return objects.companions + objects.pods

@@ -198,6 +198,21 @@ _TRAINER_DEFAULTS: Manifest = {
 _GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
+_LOST = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+"""Taints of a node that does not answer. Without a word about them the API server lets pods bear them for 300 s."""
+
+
+def _tolerations(job: Job, base: Manifest, platform: Platform) -> list[Manifest]:
+    """Those that the template has not."""
+    own = base["spec"].get("tolerations", [])
+    out = [_GPU_TOLERATION] if _gpus(job, base, platform) and _GPU_TOLERATION not in own else []
+    if platform.node_lost_seconds is not None:
+        spoken_of = {each.get("key") for each in own if each.get("effect", "NoExecute") == "NoExecute"}
+        short: Manifest = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": platform.node_lost_seconds}
+        out += [{"key": key, **short} for key in _LOST if not spoken_of & {key, None}]
+    return out
+
+
 def _trainer(base: Manifest) -> Manifest:
     found: Manifest = next(c for c in base["spec"]["containers"] if c["name"] == names.TRAINER)
     return found
@@ -278,8 +293,8 @@ def _share(job: Job, status: Status, wiring: Wiring, base: Manifest, platform: P
         spec["volumes"] = [*spec.get("volumes", []), *volumes]
     if init:
         spec["initContainers"] = [*init, *spec.get("initContainers", [])]
-    if _gpus(job, base, platform) and _GPU_TOLERATION not in spec.get("tolerations", []):
-        spec["tolerations"] = [*spec.get("tolerations", []), _GPU_TOLERATION]
+    if tolerations := _tolerations(job, base, platform):
+        spec["tolerations"] = [*spec.get("tolerations", []), *tolerations]
     sidecars = [container for container in spec["containers"] if container["name"] != names.TRAINER]
     return _Shared(spec, trainer, sidecars)
 

@@ -119,6 +119,8 @@ class Platform:
     """This machine: processes share one network, there is no DNS for them, no image, no ssh."""
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     """(pod hostname, port) -> (address, port) where it is not `hostname.job.namespace.svc:port`."""
+    node_lost_seconds: int | None = None
+    """So long after a node was found to be gone its pods are given up. None: as long as the cluster has it, 300 s."""
     pool: PoolSpec | None = None
     """The TrainingPool that the job names, as it is now; None where there is none of that name."""
     pool_refused: str = ""

@@ -314,12 +314,12 @@ class Session:
         )
 
     def _platform(self, job: Job) -> Platform:
-        if job.spec.pool is None:
-            return Platform(helper_image=self._settings.helper_image)
+        ours = self._settings
         return Platform(
-            helper_image=self._settings.helper_image,
-            pool=self.pools.get(job.spec.pool),
-            pool_refused=self.pools.refused,
+            helper_image=ours.helper_image,
+            node_lost_seconds=ours.node_lost_seconds,
+            pool=self.pools.get(job.spec.pool) if job.spec.pool else None,
+            pool_refused=self.pools.refused if job.spec.pool else "",
         )
 
     def _wake(self, key: JobKey) -> None:
