@@ -6,7 +6,8 @@ set -euo pipefail
 usage() {
   cat <<'USAGE'
 usage: tools/cluster.sh up [--nodes N] [--gpus N]   start it, unless it runs; prints what the shell is to know of it
-       tools/cluster.sh load IMAGE.tar...           images for all nodes, as `docker save` and `buildah push` write them
+       tools/cluster.sh load [--on NODE] IMAGE.tar...   images for all nodes, or one, as `docker save` and `buildah push`
+                                                    write them; `-` is what comes by stdin, for one node
        tools/cluster.sh stop NODE...                as if its power went: all that it runs is gone at once
        tools/cluster.sh start NODE...               it is back
        tools/cluster.sh status                      what runs; fails if it does not run
@@ -28,7 +29,7 @@ USAGE
 }
 
 main() {
-  local command='' nodes='' gpus='' with='' words=()
+  local command='' nodes='' gpus='' with='' on='' words=()
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   dir=$cache/cluster
@@ -49,13 +50,13 @@ parse_arguments() {
   while (($#)); do
     case $1 in
       -h | --help) usage; exit 0 ;;
-      --nodes | --gpus | --dir | --with)
+      --nodes | --gpus | --dir | --with | --on)
         [[ -n ${2-} ]] || fail "$1 needs a value"
         local -n option=${1#--}
         option=$2
         shift
         ;;
-      -*) usage >&2; fail "unknown option '$1'" ;;
+      -?*) usage >&2; fail "unknown option '$1'" ;;
       *) if [[ -z $command ]]; then command=$1; else words+=("$1"); fi ;;
     esac
     shift
@@ -160,11 +161,17 @@ kubeconfig() {
 }
 
 load() {
-  local file
+  local file where="on ${on:-every node}"
   must_run
+  [[ -z $on ]] || must_be_node "$on"
   for file in "${words[@]}"; do
-    [[ -r $file ]] || fail "'$file' cannot be read"
-    step "$file on every node" "${with}_load" "$file"
+    if [[ $file == - ]]; then
+      [[ -n $on ]] || fail "load - needs --on NODE: what comes by stdin can be read once"
+      step "image from stdin $where" "${with}_load" /dev/stdin
+    else
+      [[ -r $file ]] || fail "'$file' cannot be read"
+      step "$file $where" "${with}_load" "$file"
+    fi
   done
 }
 
@@ -243,7 +250,16 @@ kind_stop() { docker kill "$1"; }
 
 kind_start() { docker start "$1"; }
 
-kind_load() { kind load image-archive --name "$cgroup" "$1" >&2; }
+# kind wants a file.
+kind_load() {
+  local file=$1
+  if [[ $file == /dev/stdin ]]; then
+    file=$dir/image.tar
+    cat >"$file"
+  fi
+  kind load image-archive --name "$cgroup" ${on:+--nodes "$on"} "$file" >&2
+  rm -f "$dir/image.tar"
+}
 
 kind_down() {
   kind delete cluster --name "$cgroup" --kubeconfig "$KUBECONFIG" >&2 || fail "kind could not delete the cluster, see above"
@@ -510,7 +526,7 @@ JSON
 node_load() {
   local name snapshotter
   snapshotter=$(sed -n 's/^snapshotter=//p' "$dir/settings")
-  for name in $(node_names); do
+  for name in ${on:-$(node_names)}; do
     [[ ! -e $dir/$name/stopped ]] || { say "$name is off and does not get it"; continue; }
     in_machine "$name" ctr --namespace k8s.io images import --snapshotter "$snapshotter" - <"$1" >"$dir/answer" 2>&1 ||
       fail "containerd on $name did not take $1: $(tail -n 3 "$dir/answer")"
