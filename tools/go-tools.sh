@@ -5,12 +5,13 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/go-tools.sh controlplane | helm | node     (the first two: tools/controlplane.sh, tools/helm.sh as well)
+usage: tools/go-tools.sh controlplane | helm | node | argo     (the first two: tools/controlplane.sh, tools/helm.sh as well)
 
 Makes sure that the programs are in a directory of $ALLRANKS_CACHE, and prints that directory as the only line on stdout:
   controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl   (about 7 minutes on 2 cores, 4 GB of disk)
   helm          helm, untt (the runner of helm-unittest)                 (about 3 minutes)
   node          kube-scheduler, kubelet, kube-proxy, coredns, local-path-provisioner   (about 6 minutes)
+  argo          workflow-controller, argoexec, and the manifests to install them with     (about 4 minutes)
 What was built already is there at once.
 
 environment:
@@ -25,7 +26,7 @@ main() {
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case ${1-} in
     -h | --help) usage; exit 0 ;;
-    controlplane | helm | node) name=$1 ;;
+    controlplane | helm | node | argo) name=$1 ;;
     *) usage >&2; exit 2 ;;
   esac
   assets=
@@ -46,7 +47,7 @@ main() {
 # Of all that decides what is built.
 fingerprint() {
   {
-    cat "$repository/tools/$name"/{,*/}go.mod 2>/dev/null || true # some have a second module
+    cat "$repository/tools/$name"/{{,*/}go.mod,*.go} 2>/dev/null || true # some have a second module, or a file of Go
     declare -f "build_$name" kubernetes_version compile
     uname -sm
     echo "$assets"
@@ -93,6 +94,19 @@ build_node() {
   # By itself: it imports logrus by the name that it had once, which Go does not take together with the one of today.
   compile node '' github.com/rancher/local-path-provisioner
   compile node/coredns '' github.com/coredns/coredns
+}
+
+# The published module lacks a file, and does not compile (`undefined: Setpgid`). It is built from a copy that has ours:
+# go build -overlay does not do it, in the cache of modules it replaces nothing.
+build_argo() {
+  local module=github.com/argoproj/argo-workflows/v3 version=v3.6.10 source copy=$work/argo-workflows
+  source=$(cd "$work" && GOWORK=off "$go" mod download -json "$module@$version" | awk -F '"' '$2 == "Dir" { print $4 }')
+  cp -r "$source" "$copy"
+  chmod -R u+w "$copy"
+  cp "$repository/tools/argo/signal_linux.go" "$copy/workflow/executor/os-specific/"
+  compile argo "-X $module.version=$version" "$module"/cmd/{argoexec,workflow-controller}
+  mkdir "$work/bin/manifests"
+  cp -r "$copy"/manifests/{base,cluster-install} "$work/bin/manifests/"
 }
 
 # For the linker. Without these a server says v0.0.0-master, which Helm and kubectl do not take for a version.
