@@ -58,8 +58,8 @@ cluster: ## Start a Kubernetes with nodes on this machine (docs/dev-cluster.md);
 cluster-down: ## End it, and check that nothing is left
 	@tools/cluster.sh down
 
-e2e: $(STAMP) ## Build the images and run examples in real pods, as root (20 GB of disk, half an hour)
-	@$(BIN)/python -m pytest -q -m e2e tests/images tests/e2e
+e2e: $(STAMP) ## Build the images, and run every example and fault in real pods, as root (docs/e2e.md)
+	@tools/test.sh e2e
 
 bench: $(STAMP) ## Measure the core, the operator on a real API server, and the start of a rank
 	@$(BIN)/python bench/core.py

@@ -21,6 +21,7 @@ options:
   --build-arg NAME=VALUE  as docker build has it; may be given several times
   --push-tar DIR          put each image into DIR/NAME.tar as well (docker-archive), for `docker load`,
                           `ctr images import`, `kind load image-archive`
+  --into COMMAND          hand each image to this command's stdin, as such an archive that lies nowhere
   --tag TAG               default: allranks' version and `latest`; `test-only` where a build argument is for tests
   --prefix PREFIX         default: ghcr.io/allranks
   --engine ENGINE         docker, podman or buildah
@@ -30,6 +31,7 @@ examples:
   tools/images.sh --prefix registry.example.com/me --tag dev pytorch
   tools/images.sh --build-arg TENSORFLOW_VARIANT=cuda tensorflow
   tools/images.sh tools && tools/images.sh --test-base --push-tar /tmp/images operator pytorch
+  tools/images.sh --into 'tools/cluster.sh load --on node-1 -' operator
 
 environment:
   ALLRANKS_CACHE  where the test base and wheels are kept, default ~/.cache/allranks
@@ -41,7 +43,7 @@ test_base=localhost/allranks/test-base:bookworm-1 # count it up when what `deboo
 all=(operator pytorch tensorflow horovod)
 
 main() {
-  local wanted=() base='' without_pull=false arguments=() tar_folder='' tag='' tags=() version prefix=ghcr.io/allranks engine='' image
+  local wanted=() base='' without_pull=false arguments=() tar_folder='' into='' tag='' tags=() version prefix=ghcr.io/allranks engine='' image
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   parse_arguments "$@"
   cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -75,12 +77,13 @@ parse_arguments() {
     case $1 in
       -h | --help) usage; exit 0 ;;
       --test-base) without_pull=true ;;
-      --base | --build-arg | --push-tar | --tag | --prefix | --engine)
+      --base | --build-arg | --push-tar | --into | --tag | --prefix | --engine)
         (($# > 1)) || { usage >&2; fail "$1 needs a value"; }
         case $1 in
           --base) base=$2 ;;
           --build-arg) arguments+=(--build-arg "$2") ;;
           --push-tar) tar_folder=$(realpath --canonicalize-missing "$2") ;;
+          --into) into=$2 ;;
           --tag) tag=$2 ;;
           --prefix) prefix=${2%/} ;;
           --engine) engine=$2 ;;
@@ -195,6 +198,7 @@ build() {
   rm -f images/horovod/wheels/*.whl
   say "$image: $(size_of "$name") in $((SECONDS - started)) s, above a base of $(size_of "$base")"
   [[ -z $tar_folder ]] || push_tar "$image" "$name"
+  [[ -z $into ]] || push_into "$image" "$name"
   echo "$name"
 }
 
@@ -271,6 +275,15 @@ push_tar() {
   mv "$file.unfinished" "$file"
   echo "$name $id" >"$file.id"
   say "$image: $file, $(du -h "$file" | cut -f 1), in $((SECONDS - started)) s"
+}
+
+push_into() {
+  local image=$1 name=$2 started=$SECONDS
+  case $engine in
+    buildah) buildah push --quiet "$name" "docker-archive:/dev/stdout:$name" ;;
+    *) "$engine" save "$name" ;;
+  esac | bash -c "$into" >&2 || fail "$image: '$into' did not take it, see above"
+  say "$image: handed over in $((SECONDS - started)) s"
 }
 
 log_file() {

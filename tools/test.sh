@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# `make test`: every test, fast ones first; says what runs and how long it took. `tools/test.sh fast` stops before the
-# frameworks. Further arguments of pytest come from PYTEST_ADDOPTS.
+# `make test`: every test, fast ones first; says what runs and how long it took. `tools/test.sh fast` stops before
+# anything has to be built, `tools/test.sh e2e` runs what needs real pods alone. Further arguments of pytest come from
+# PYTEST_ADDOPTS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
+which=${1:-all}
 summary=()
 
 step() {
@@ -14,20 +16,43 @@ step() {
   summary+=("$(printf '%5s s  %s' "$((SECONDS - start))" "$title")")
 }
 
-step 'lint (ruff)' "$bin/ruff" check --no-cache .
-step 'format (ruff)' "$bin/ruff" format --check .
-step 'types (mypy --strict)' "$bin/mypy"
-step 'layers (import-linter)' "$bin/lint-imports" --no-cache
-step 'generated files' make --no-print-directory verify
-step 'tests without frameworks' "$bin/python" -m pytest -q -m 'not slow and not cluster and not e2e'
-if [ "${1:-all}" != fast ]; then
-  step 'control plane (built once, by Go)' tools/controlplane.sh
-  step 'Helm (built once, by Go)' tools/helm.sh
-  step 'tests on a real API server' "$bin/python" -m pytest -q -m cluster --durations=10
+# The first time, half an hour of building goes on beside the first tests. Steps below call the same scripts: those wait
+# for one another, and what was built is there.
+build_ahead() {
+  local log
+  log=$(mktemp)
+  setsid nice -n 10 bash -c 'tools/controlplane.sh; tools/helm.sh; tools/e2e-prepare.sh' >"$log" 2>&1 &
+  builder=$!
+  trap 'kill -- "-$builder" 2>/dev/null || true; rm -f "$log"' EXIT
+}
+
+real_pods() {
+  if [ "$EUID" = 0 ]; then
+    step 'nodes, Argo and images (built once)' tools/e2e-prepare.sh
+    step 'tests with real pods' "$bin/python" -m pytest -q -m e2e --durations=15
+  else
+    summary+=('skipped: tests with real pods, which only root may run (sudo -E make e2e)')
+  fi
+}
+
+if [ "$which" != e2e ]; then
+  [ "$which" = fast ] || build_ahead
+  step 'lint (ruff)' "$bin/ruff" check --no-cache .
+  step 'format (ruff)' "$bin/ruff" format --check .
+  step 'types (mypy --strict)' "$bin/mypy"
+  step 'layers (import-linter)' "$bin/lint-imports" --no-cache
+  step 'generated files' make --no-print-directory verify
+  step 'tests without frameworks' "$bin/python" -m pytest -q -m 'not slow and not cluster and not e2e'
+fi
+if [ "$which" = all ]; then
   step 'system packages for MPI' tools/system-packages.sh
   step 'PyTorch, TensorFlow, Horovod' tools/frameworks.sh pytorch tensorflow horovod
   step 'tests with real frameworks' "$bin/python" -m pytest -q -m slow --durations=10
+  step 'control plane (built once, by Go)' tools/controlplane.sh
+  step 'Helm (built once, by Go)' tools/helm.sh
+  step 'tests on a real API server' "$bin/python" -m pytest -q -m cluster --durations=10
 fi
+[ "$which" = fast ] || real_pods
 
 printf '\nall passed:\n'
 printf '%s\n' "${summary[@]}"

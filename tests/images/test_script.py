@@ -18,7 +18,8 @@ echo "$(basename "$0") $*" >>"$ASKED"
 case "$1 $*" in
   *{refuses}*) echo "{refuses}: no" >&2; exit 1 ;;
   image*--format*) echo 123456789 ;;
-  save*) touch "$3" ;;
+  save*--output*) touch "$3" ;;
+  save*) echo "an archive" ;;
 esac
 """
 
@@ -110,6 +111,17 @@ def test_an_archive_is_written_when_one_is_asked_for(builders, tmp_path):
     assert archive.exists()
     assert "is up to date" in builders.run("--push-tar", str(archive.parent), "operator").stderr
     assert len(builders.asked("docker save")) == 1
+
+
+def test_an_archive_may_go_to_a_command_alone(builders, tmp_path):
+    builders.add("docker")
+    builders.run("--into", f"cat >>{tmp_path}/got", "operator", "pytorch")
+    assert [line.split()[-1] for line in builders.asked("docker save")] == [
+        f"ghcr.io/allranks/{image}:{__version__}" for image in ("operator", "pytorch")
+    ]
+    assert (tmp_path / "got").read_text() == 2 * "an archive\n"
+    done = builders.run("--into", "cat >/dev/null; exit 3", "operator", code=1)
+    assert "'cat >/dev/null; exit 3' did not take it, see above" in done.stderr
 
 
 def test_a_build_that_fails_says_where_its_log_is(builders, tmp_path):

@@ -1,0 +1,110 @@
+"""The manifests of examples/, as tests start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+import yaml
+
+from .cluster import REPOSITORY, Cluster
+
+GIVEN = os.environ.get("ALLRANKS_E2E_IMAGES", "")
+"""PREFIX:TAG of images that the cluster can have already."""
+PREFIX, TAG = (GIVEN or "ghcr.io/allranks:e2e").rsplit(":", 1)
+
+Manifest = dict[str, Any]
+
+
+def image(name: str) -> str:
+    return f"{PREFIX}/{name}:{TAG}"
+
+
+def of_tests(text: str) -> str:
+    """A manifest's text with the images that tests have built in place of the published ones."""
+    return re.sub(r"\bghcr\.io/allranks/(\w+):[\w.]+", rf"{PREFIX}/\1:{TAG}", text)
+
+
+def example(name: str, **spec: Any) -> list[Manifest]:
+    """The documents of an example, with the images of the tests, and parts of the job's spec replaced."""
+    text = of_tests((REPOSITORY / "examples" / f"{name}.yaml").read_text())
+    documents = [document for document in yaml.safe_load_all(text) if document]
+    for document in documents:
+        if document["kind"] == "DistributedTraining":
+            document["spec"] |= spec
+    return documents
+
+
+def training(name: str, *command: str, claim: str | None = None, **spec: Any) -> list[Manifest]:
+    """A job of one PyTorch pod that runs a command, and its claim."""
+    fields = {"framework": "pytorch", "image": image("pytorch"), "command": list(command), "roles": {"master": {}}}
+    metadata = {"name": name}
+    job = {"apiVersion": "allranks.dev/v1alpha1", "kind": "DistributedTraining", "metadata": metadata}
+    out: list[Manifest] = [{**job, "spec": {**fields, **spec}}]
+    if claim:
+        out[0]["spec"]["checkpoint"] = {"claim": claim}
+        volume = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        named: Manifest = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}}
+        out.insert(0, {**named, "spec": volume})
+    return out
+
+
+class Team:
+    """A namespace of a test's own."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+
+    def kubectl(self, *arguments: str, **options: Any) -> str:
+        return self.cluster.kubectl("-n", self.namespace, *arguments, **options)
+
+    def start(self, documents: list[Manifest]) -> str:
+        """Applies them; the job's name."""
+        self.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
+        [job] = [document["metadata"]["name"] for document in documents if document["kind"] == "DistributedTraining"]
+        return str(job)
+
+    def get(self, kind: str, name: str) -> Manifest:
+        return dict(json.loads(self.kubectl("get", kind, name, "-o", "json")))
+
+    def status(self, job: str) -> Manifest:
+        return dict(self.get("dt", job).get("status") or {})
+
+    def wait(self, *arguments: str, seconds: int = 60) -> None:
+        self.cluster.wait(*arguments, "-n", self.namespace, seconds=seconds)
+
+    def completes(self, job: str, seconds: int = 420) -> Manifest:
+        """Its status, when it is Complete. A job that fails is told at once."""
+        self.wait(f"dt/{job}", "--for=jsonpath={.status.completionTime}", seconds=seconds)
+        status = self.status(job)
+        assert status["phase"] == "Succeeded", json.dumps(status, indent=1)
+        return status
+
+    def attempt(self, job: str, number: int, seconds: int = 120) -> None:
+        """Waits until the job's attempt of that number runs."""
+        self.wait(f"dt/{job}", f"--for=jsonpath={{.status.attempt}}={number}", seconds=seconds)
+        self.wait(f"dt/{job}", "--for=condition=Running", seconds=seconds)
+
+    def says(self, pod: str, words: str, seconds: float = 120) -> str:
+        """Waits until a pod's log has the words; the log."""
+        return self.cluster.eventually("logs", pod, "-n", self.namespace, contains=words, seconds=seconds)
+
+    def told(self, job: str, words: str, seconds: float = 60) -> str:
+        """Waits until the job's status has the words."""
+        asked = ("get", "dt", job, "-o", "jsonpath={.status}", "-n", self.namespace)
+        return self.cluster.eventually(*asked, contains=words, seconds=seconds)
+
+    def run(self, pod: str, *command: str) -> str:
+        """What a command in the pod's training container said."""
+        return self.kubectl("exec", pod, "-c", "trainer", "--", *command)
+
+    def signal(self, pod: str, name: str) -> None:
+        """To the first process of its training container. The command in there may die with it, which is no fault."""
+        self.cluster.ask("-n", self.namespace, "exec", pod, "-c", "trainer", "--", "sh", "-c", f"kill -{name} 1")
+
+    def left_of(self, job: str) -> str:
+        """Names of what still carries the job's label."""
+        kinds = "pods,services,configmaps,secrets"
+        return self.kubectl("get", kinds, "-l", f"allranks.dev/job-name={job}", "-o", "name")

@@ -1,0 +1,31 @@
+"""The operator by its chart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from .cluster import REPOSITORY, Cluster
+from .jobs import PREFIX, TAG
+
+NAMESPACE = "allranks-system"
+
+
+def helm(cluster: Cluster, *arguments: str) -> str:
+    found = subprocess.run([REPOSITORY / "tools" / "helm.sh"], stdout=subprocess.PIPE, text=True, check=True)
+    env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    command = [f"{found.stdout.strip()}/helm", *arguments, f"--namespace={NAMESPACE}", "--timeout=120s"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr + cluster.ask("get", "pods,events", "-A").stdout
+    return done.stdout
+
+
+def install(cluster: Cluster, *arguments: str) -> None:
+    """Or upgrades. Ready when it returns."""
+    image = (f"--set=image.repository={PREFIX}/operator", f"--set=image.tag={TAG}")
+    chart = REPOSITORY / "charts" / "allranks"
+    helm(cluster, "upgrade", "--install", "allranks", str(chart), "--create-namespace", *image, *arguments, "--wait")
+
+
+def uninstall(cluster: Cluster) -> None:
+    helm(cluster, "uninstall", "allranks", "--wait")

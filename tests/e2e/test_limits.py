@@ -1,0 +1,31 @@
+"""What a cluster refuses: the job says so in the cluster's own words, and goes on when there is room."""
+
+from __future__ import annotations
+
+import json
+
+from .jobs import PREFIX, Team, training
+
+GOES_WELL = ("sh", "-c", "exit 0")
+
+
+def test_more_gpus_than_there_are_is_told_in_the_schedulers_words(team: Team) -> None:
+    job = team.start(training("gpus", *GOES_WELL, resources={"limits": {"nvidia.com/gpu": 800}}))
+    team.told(job, "Insufficient nvidia.com/gpu")
+    assert team.status(job)["phase"] == "Pending"
+
+
+def test_an_image_that_does_not_exist_fails_the_job_after_its_deadline(team: Team) -> None:
+    job = team.start(training("image", *GOES_WELL, image=f"{PREFIX}/pytorch:nowhere", startupDeadlineSeconds=20))
+    team.told(job, "ErrImagePull", seconds=90)
+    team.wait(f"dt/{job}", "--for=condition=Failed", seconds=90)
+    [failed] = [condition for condition in team.status(job)["conditions"] if condition["type"] == "Failed"]
+    assert "pytorch:nowhere" in failed["message"], failed
+
+
+def test_a_quota_holds_the_job_until_it_is_raised(team: Team) -> None:
+    team.kubectl("create", "quota", "few", "--hard=pods=1")
+    job = team.start(training("quota", *GOES_WELL, roles={"worker": {"replicas": 2}}))
+    team.told(job, "exceeded quota: few")
+    team.kubectl("patch", "quota", "few", "-p", json.dumps({"spec": {"hard": {"pods": "2"}}}))
+    team.completes(job)

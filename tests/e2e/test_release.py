@@ -1,0 +1,40 @@
+"""An upgrade of the chart and its removal, while a job runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from .jobs import Team, training
+from .release import NAMESPACE, install, uninstall
+
+UNTIL_TOLD = "trap 'exit 0' USR1; trap 'exit 143' TERM; echo ready; sleep 600 & wait"
+
+
+@pytest.fixture(autouse=True)
+def installed(cluster):
+    yield
+    install(cluster)
+
+
+def test_upgrade_and_uninstall_leave_jobs_and_CRDs_and_the_next_operator_goes_on(team: Team) -> None:
+    job = team.start(training("running", "sh", "-c", UNTIL_TOLD))
+    team.says(f"{job}-master-0-0", "ready")
+    uid = team.get("pod", f"{job}-master-0-0")["metadata"]["uid"]
+    operator = ("get", "pods", "-n", NAMESPACE, "-o", "name")
+    before = team.cluster.kubectl(*operator)
+
+    install(team.cluster, "--set=settings.logLevel=debug")
+    assert team.cluster.kubectl(*operator) != before
+    assert team.get("pod", f"{job}-master-0-0")["metadata"]["uid"] == uid
+
+    uninstall(team.cluster)
+    team.cluster.kubectl("wait", "--for=delete", "pods", "--all", "-n", NAMESPACE, "--timeout=60s", timeout=90)
+    assert team.status(job)["phase"] == "Running"
+    assert team.get("pod", f"{job}-master-0-0")["metadata"]["uid"] == uid
+    team.signal(f"{job}-master-0-0", "USR1")
+    team.wait(f"pod/{job}-master-0-0", "--for=jsonpath={.status.phase}=Succeeded")
+    assert team.status(job)["phase"] == "Running"  # nobody there to say more
+
+    install(team.cluster)
+    status = team.completes(job)
+    assert (status["attempt"], status["restarts"]["counted"]) == (0, 0)
