@@ -87,8 +87,9 @@ class Metrics:
         """A status was persisted: what it tells is counted once."""
         framework = job.spec.framework
         counted = after.restarts.counted > before.restarts.counted
+        corrected = after.restarts.counted < before.restarts.counted  # told again, for another reason
         for reason, count in after.restarts.by_reason.items():
-            if (more := count - before.restarts.by_reason.get(reason, 0)) > 0:
+            if (more := count - before.restarts.by_reason.get(reason, 0)) > 0 and not corrected:
                 self.restarts.labels(framework, reason, str(counted).lower()).inc(more)
         if after.running_time and before.running_time is None and after.attempt_time:
             seconds = max(0.0, (after.running_time - after.attempt_time).total_seconds())

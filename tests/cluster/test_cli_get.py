@@ -109,6 +109,16 @@ def test_describe_tells_what_it_is_how_it_is_and_why_it_failed(allranks, job, co
         restarts={"counted": 3, "disruptions": 1, "byReason": {"Error": 3, "Evicted": 1}},
         conditions=[condition("Failed", "True", "TooManyRestarts", "worker-1 failed for the fourth time")],
         roles={"master": {"desired": 1, "active": 1}, "worker": {"desired": 2, "active": 1, "failed": 1}},
+        history=[
+            {
+                "attempt": 0,
+                "startTime": stamp(),
+                "endTime": stamp(),
+                "reason": "Error",
+                "counted": True,
+                "failure": failure(message=""),
+            }
+        ],
         lastFailure=failure(message="Traceback\n\x1b[31mValueError: negative\x1b[0m"),
         completionTime=stamp(),
     )
@@ -127,6 +137,9 @@ def test_describe_tells_what_it_is_how_it_is_and_why_it_failed(allranks, job, co
     assert rows["worker-1"][4:-1] == ["Failed", "0", "OOMKilled,", "signal", "9", "(SIGKILL)"]
     assert "  worker-1 (rank 2) in attempt 0, after 12.5s: exit code 1\n" in told
     assert "  | Traceback\n  | ValueError: negative\n" in told
+    [past] = told.partition("Past attempts:\n")[2].partition("Last failure:")[0].splitlines()[1:]
+    assert past.split()[0] == "0"
+    assert past.endswith("worker-1 failed with exit code 1 (Error)   yes")
     scheduling, failed = told.partition("Events:\n")[2].splitlines()[1:]
     assert scheduling.split("   ")[1:] == ["Warning", "FailedScheduling", "2 pods", "0/3 nodes are available"]
     assert failed.split()[-5:] == ["Warning", "RankFailed", "job", "worker-1", "failed"]

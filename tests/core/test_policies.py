@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from allranks.api.status import Failure, ReplicaRestarts, RestartCounts, Status
+from allranks.api.status import Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core import policies
 from allranks.core.policies import Ruling
 from builders import NOW, at, failure, job, pending, pod, succeeded, table
@@ -19,6 +19,11 @@ OOM = {"reason": "OOMKilled", "exit_code": 137, "signal": 9}
 
 def lost(reason: str) -> Failure:
     return failure(exit_code=None, reason=reason, message="")
+
+
+def past(failure: Failure | None) -> list[PastAttempt]:
+    """A history that ends with it."""
+    return [PastAttempt(attempt=0, end_time=NOW, reason=failure.reason, failure=failure)] if failure else []
 
 
 def disruption(reason: str) -> Ruling:
@@ -160,7 +165,7 @@ def test_default_rule(case):
     now, before, ruling = case
     # What ended the attempt before is on record only if that attempt is the one before.
     ended = before if before and before.attempt == now.attempt - 1 else None
-    status = Status(attempt=now.attempt, attempt_failure=ended)
+    status = Status(attempt=now.attempt, history=past(ended))
     assert policies.rule_on(job(), status, now) == ruling
 
 
@@ -307,7 +312,7 @@ def test_users_rule(case):
     restart, counted, now, ruling = case
     of = job(restart=restart)
     before = failure() if now.attempt else None
-    status = Status(attempt=now.attempt, attempt_failure=before, restarts=RestartCounts(counted=counted))
+    status = Status(attempt=now.attempt, history=past(before), restarts=RestartCounts(counted=counted))
     assert policies.rule_on(of, status, now) == (ruling or PROGRAM_FAILED)
 
 

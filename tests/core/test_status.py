@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allranks.api.status import Condition, ReplicaRestarts, RestartCounts, RoleStatus, Status
+from allranks.api.status import Condition, Failure, PastAttempt, ReplicaRestarts, RestartCounts, RoleStatus, Status
 from allranks.core import status as statuses
 from allranks.core.model import Pod
 from builders import NOW, at, failed, failure, job, observed, pending, pod, started, succeeded, table
@@ -28,6 +28,20 @@ def condition(kind: Any, status: Any, reason: str, message: str, since: float = 
 
 
 CREATED = condition("Running", "False", "Created", "the pods are being created")
+
+
+def over(reason: str, end: float, counted: bool = False, cause: Failure | None = None, attempt: int = 0) -> PastAttempt:
+    """What the history says of the attempt that `running()` is in, once it has ended."""
+    was = running()
+    return PastAttempt(
+        attempt=attempt,
+        start_time=was.attempt_time,
+        running_time=was.running_time,
+        end_time=at(end),
+        reason=reason,
+        counted=counted,
+        failure=cause,
+    )
 
 
 def begun(**fields: Any) -> Status:
@@ -91,6 +105,7 @@ def test_suspend_stops_the_time_that_counts():
             "running_time": None,
             "active_since": None,
             "active_seconds": 60.0,
+            "history": [over("Suspended", 60)],
         }
     )
 
@@ -110,6 +125,7 @@ def test_resume_begins_the_next_attempt_and_the_time_that_counts_goes_on():
             "launched": False,
             "active_since": at(100),
             "active_seconds": 60.0,
+            "history": [over("Suspended", 60)],
             "roles": BY_RANK,
             "ready": "0/3",
         }
@@ -143,7 +159,7 @@ def test_restart():
             "running_time": None,
             "restarts": RestartCounts(counted=1, by_reason={"Error": 1}),
             "last_failure": first,
-            "attempt_failure": first,
+            "history": [over("Error", 61, True, first)],
             "restart_time": None,
             "roles": BY_RANK,
             "ready": "0/3",
@@ -185,6 +201,7 @@ def test_success():
                 condition("Complete", "True", "Completed", "training completed", since=90),
             ],
             "completion_time": at(90),
+            "history": [over("Completed", 90)],
         }
     )
 
@@ -200,8 +217,17 @@ def test_failure():
             ],
             "completion_time": at(90),
             "last_failure": first,
+            "history": [over("Error", 90, False, first)],
         }
     )
+
+
+def test_the_last_ten_attempts_are_on_record():
+    status = running()
+    for number in range(12):
+        status = statuses.restart(job(**GROUP), status, failure(attempt=number), True, "", at(90 + number))
+    assert [past.attempt for past in status.history] == list(range(2, 12))
+    assert [past.end_time for past in status.history] == [at(90 + number) for number in range(2, 12)]
 
 
 def test_a_failure_that_is_not_of_a_rank_leaves_the_last_one():

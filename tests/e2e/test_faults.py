@@ -94,6 +94,7 @@ def node_2(cluster: Cluster) -> Iterator[str]:
     cluster.kubectl("uncordon", "node-2")
     yield "node-2"
     cluster.kubectl("cordon", "node-2")
+    cluster.script("start", "node-2")
     for kubelet in kubelets(cluster, "node-2"):
         os.kill(kubelet, signal.SIGCONT)
     cluster.wait("node/node-2", "--for=condition=Ready", seconds=90)
@@ -129,6 +130,30 @@ def test_ranks_of_a_node_that_is_silent_are_replaced_on_another_one_and_that_doe
     log = team.says(f"{job}-master-0-1", "epoch ")
     assert "resumed from epoch" in log
     assert team.get("pod", f"{job}-{there}-0-1")["spec"]["nodeName"] == "node-1"
+
+
+def test_a_node_whose_power_goes_is_found_to_be_why_the_ranks_elsewhere_failed(team: Team, node_2: str) -> None:
+    """They do so within a second, and are blamed until Kubernetes knows of the node."""
+    job = team.start(penguins("power", epochs=1000))
+    team.says(f"{job}-master-0-0", "epoch 2/1000")
+    nodes = {role: team.get("pod", f"{job}-{role}-0-0")["spec"]["nodeName"] for role in ("master", "worker")}
+    assert sorted(nodes.values()) == ["node-1", "node-2"]
+
+    assert team.cluster.script("stop", node_2).returncode == 0
+    team.attempt(job, 1, seconds=60)
+    team.told(job, '"reason":"NodeLost"', seconds=180)
+    team.wait(f"dt/{job}", "--for=jsonpath={.status.restarts.counted}=0", seconds=30)
+    team.wait(f"dt/{job}", "--for=condition=Running", seconds=60)
+    status = team.status(job)
+    first = status["history"][0]
+    [there] = [role for role, node in nodes.items() if node == node_2]
+    found = (first["attempt"], first["reason"], first["failure"]["role"], first["failure"]["node"])
+    assert found == (0, "NodeLost", there, node_2), json.dumps(status, indent=1)
+    assert status["restarts"]["disruptions"] == status["attempt"]
+    placed = [team.get("pod", f"{job}-{role}-0-{status['attempt']}")["spec"]["nodeName"] for role in nodes]
+    assert placed == ["node-1", "node-1"]
+    log = team.says(f"{job}-master-0-{status['attempt']}", "epoch ")
+    assert "resumed from epoch" in log
 
 
 def kill_operator(cluster: Cluster) -> None:

@@ -219,7 +219,15 @@ class Happenings:
         hit = [p for p in self.pods() if p["spec"].get("nodeName") == node and not ended(p["status"])]
         for other in hit:
             self._inject(other, "NodeLost")
+        own = [p for p in self.cluster.pods() if controller_of(p) == self.tally.uid and is_going(p)]
+        former = [p for p in own if p["spec"].get("nodeName") == node and not ended(p["status"])]
         self.cluster.kubelets.lose(node)
+        self.cluster.settle()
+        for other in former:
+            role, index, attempt = place_of(other)
+            self._inject(other, "NodeLost")
+            if self.reference:
+                self.reference.found_lost(attempt, (role, index))
         for other in hit:
             self._tell("lost", other, "NodeLost", False)
 

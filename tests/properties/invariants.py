@@ -112,7 +112,9 @@ class Watchdog:
         counts = [status["restarts"][kind] - before["restarts"][kind] for kind in ("counted", "disruptions")]
         alone = _restarted_alone(status) - (0 if attempts else _restarted_alone(before))
         hold(attempts in (0, 1), f"attempt went from {before['attempt']} to {status['attempt']}")
-        hold(min(counts) >= 0 and sum(counts) <= 1, f"restarts: {before['restarts']}, then {status['restarts']}")
+        corrected = counts == [-1, 1] and not attempts + alone  # what was counted turned out to be a disruption
+        expected = min(counts) >= 0 and sum(counts) <= 1
+        hold(expected or corrected, f"restarts: {before['restarts']}, then {status['restarts']}")
         if before["phase"] in ("Succeeded", "Failed"):
             verdict = ("phase", "attempt", "restarts", "completionTime", "lastFailure", "conditions")
             same = all(status.get(part) == before.get(part) for part in verdict)
@@ -191,6 +193,9 @@ def _check_cause(observed: Observed, status: Status) -> None:
     """The first that failed is blamed, and it is counted as the rules say."""
     before, failure = observed.status, status.last_failure
     assert failure is not None
+    if failure.attempt < before.attempt:
+        hold(failure.reason == "NodeLost", f"{failure} is told of an attempt that is over")
+        return
     seen = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before) and _fell(pod)]
     fell = {pod.name: _fell_at(pod, observed.now) for pod in seen}
     hold(not fell or fell.get(failure.pod) == min(fell.values()), f"{failure.pod} was not the first of {fell}")

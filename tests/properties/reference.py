@@ -99,6 +99,8 @@ class Reference:
     """(attempt, role, index, exit code, reason) of the last failure that was ruled on."""
     before: tuple[int, Failure] | None = None
     """(attempt, failure) that ended an attempt."""
+    ends: dict[int, str] = field(default_factory=dict)
+    """Attempt -> reason of the failure of a rank that ended it, where that counted."""
     begun: bool = False
     active_since: datetime | None = None
     active: timedelta = timedelta(0)
@@ -171,6 +173,29 @@ class Reference:
         self._failed(place, Failure(reason, True))
         self._look()
 
+    def found_lost(self, attempt: int, place: tuple[str, int]) -> None:
+        """The node is lost on which a pod of a past attempt has still to end: that was why the attempt failed."""
+        role, index = place
+        was = self.ends.get(attempt)
+        if self.over or was is None or was == "NodeLost" or stands_alone(self.spec, role):
+            return
+        cause = Failure("NodeLost", True)
+        action = rule_on(self.spec, -1, cause, None)
+        if action == "restartUncounted":
+            self.counted, self.disruptions = self.counted - 1, self.disruptions + 1
+            del self.ends[attempt]
+        elif action == "restart":
+            self.ends[attempt] = "NodeLost"
+        else:
+            return
+        self.by_reason[was] -= 1
+        self.by_reason["NodeLost"] += 1
+        self.by_reason = +self.by_reason
+        if self.blamed and self.blamed[0] == attempt:
+            self.blamed = (attempt, role, index, None, "NodeLost")
+        if self.before and self.before[0] == attempt:
+            self.before = (attempt, cause)
+
     def patched(self, change: dict[str, Any]) -> None:
         """A merge patch of the spec."""
         for name, value in change.items():
@@ -220,6 +245,8 @@ class Reference:
                 self.places[place] = Place(self.now + wait, there.restarts + 1, last=failure)
             else:
                 self.before = (self.attempt, failure)
+                if counts and not failure.disruption:
+                    self.ends[self.attempt] = failure.reason
                 self._begin(self.attempt + 1, "Restarting", wait)
 
     def _look(self) -> None:

@@ -68,6 +68,18 @@ class Failure(Model):
     )
 
 
+class PastAttempt(Model):
+    """An attempt that is over."""
+
+    attempt: Count = Field(0, description="Its number, from 0.")
+    start_time: Time | None = Field(None, description="When it was decided on.")
+    running_time: Time | None = Field(None, description="When all of its pods were running.")
+    end_time: Time = Field(description="When its end was decided on.")
+    reason: Reason = Field(description="Why it ended: its first failure's reason, Resized, Suspended, Completed, ...")
+    counted: bool = Field(False, description="Its end counts against maxRestarts.")
+    failure: Failure | None = Field(None, description="What failed first, with its last line only.")
+
+
 class ReplicaRestarts(Model):
     """A replica that was restarted alone in the present attempt."""
 
@@ -130,8 +142,8 @@ class Status(Model):
         "", description="Ready pods of all, for example 5/5."
     )
     last_failure: Failure | None = Field(None, description="The first failure of the last attempt that failed.")
-    attempt_failure: Failure | None = Field(
-        None, description="What ended the attempt before this one, with its last line only."
+    history: Annotated[list[PastAttempt], Field(max_length=10)] = Field(
+        default_factory=list, description="The last ten attempts that are over, oldest first."
     )
     start_time: Time | None = Field(None, description="When the job was first acted on.")
     completion_time: Time | None = Field(None, description="When the job was over.")
@@ -146,6 +158,11 @@ class Status(Model):
     selector: Annotated[str, StringConstraints(max_length=512)] = Field(
         "", description="Label selector of the workers, for the scale subresource."
     )
+
+    @property
+    def attempt_failure(self) -> Failure | None:
+        """What ended the attempt before this one, with its last line only."""
+        return self.history[-1].failure if self.history else None
 
     def condition(self, kind: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == kind), None)

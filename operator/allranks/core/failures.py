@@ -167,6 +167,17 @@ def _within(number: int | None, least: int, most: int = 2**31 - 1) -> int | None
     return number if number is not None and least <= number <= most else None
 
 
+def lost_with_its_node(pod: Pod) -> bool:
+    """Its node does not answer, or is gone; how its program ended nobody knows."""
+    return pod.exit is None and pod.disruption is not None and DISRUPTIONS.get(pod.disruption.reason) == "NodeLost"
+
+
+def of_lost(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
+    """As a failure of its attempt."""
+    of_then = status.model_copy(update={"attempt": pod.attempt})
+    return _describe(job, of_then, _Ending(pod, None, now), platform)
+
+
 def same_way(one: Failure, other: Failure) -> bool:
     """Both ended alike: code, signal, reason and the last line, numbers aside (addresses, times, pids differ)."""
 

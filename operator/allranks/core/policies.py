@@ -39,7 +39,7 @@ class Ruling:
 
 def rule_on(job: Job, status: Status, failure: Failure) -> Ruling:
     """First match wins: the user's rules, then the default ones in the order of the design."""
-    action, why = _by_rules(job.spec.restart.rules or [], failure) or _by_default(
+    action, why = by_rules(job.spec.restart.rules or [], failure) or _by_default(
         _just_before(job, status, failure), failure
     )
     counted = status.restarts.counted
@@ -52,7 +52,8 @@ def rule_on(job: Job, status: Status, failure: Failure) -> Ruling:
     return Ruling(action, why, failure.reason)
 
 
-def _by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, str] | None:
+def by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, str] | None:
+    """What the user's rules say, and why; None: nothing."""
     for number, rule in enumerate(rules):
         matches = (
             (rule.exit_codes is not None and failure.exit_code in rule.exit_codes)

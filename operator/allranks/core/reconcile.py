@@ -13,7 +13,7 @@ from functools import cached_property
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, Failure, Status
-from allranks.core import desired, failures, names, policies, pools, topology
+from allranks.core import desired, failures, hindsight, names, policies, pools, topology
 from allranks.core import status as statuses
 from allranks.core.model import Event, Manifest, Observed, Plan, Pod, PodRef
 from allranks.frameworks.base import Replica
@@ -107,6 +107,8 @@ def _decision(attempt: _Attempt) -> Plan | None:
             return _write(failed, Event("InvalidSpec", message, warning=True))
         return _write(begun)
 
+    if corrected := _hindsight(attempt):
+        return corrected
     if status.phase == "Suspended":
         return None if job.spec.suspend else _write(statuses.resume(job, status, now), Event("Resumed", "resumed"))
     if policies.succeeded(job, status, attempt.pods):
@@ -153,6 +155,17 @@ def _failure(attempt: _Attempt) -> Plan | None:
         restarted = statuses.restart(job, status, failure, counted, ruling.why, now)
         return _write(restarted, told, Event("Restarting", ruling.why))
     return _write(statuses.restart_replica(job, status, failure, counted, now), told)
+
+
+def _hindsight(attempt: _Attempt) -> Plan | None:
+    """A past attempt failed for another reason than was known then."""
+    job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
+    cause = hindsight.cause(job, status, attempt.outdated, now, attempt.observed.platform)
+    counted = hindsight.counts(job, cause) if cause else None
+    if cause is None or counted is None:
+        return None
+    message = f"attempt {cause.attempt} failed because {statuses.blame(cause)}, as is known now"
+    return _write(statuses.correct(status, cause, counted), Event("CauseFound", message))
 
 
 def _resize(attempt: _Attempt) -> Plan | None:

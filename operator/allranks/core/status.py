@@ -10,13 +10,23 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, cast
 
 from allranks.api.job import Job
-from allranks.api.status import Condition, Failure, Phase, ReplicaRestarts, RestartCounts, RoleStatus, Status
+from allranks.api.status import (
+    Condition,
+    Failure,
+    PastAttempt,
+    Phase,
+    ReplicaRestarts,
+    RestartCounts,
+    RoleStatus,
+    Status,
+)
 from allranks.core import names, policies, topology
 from allranks.core.failures import UNCOUNTED
 from allranks.core.model import Pod, Refused
 
 ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
 _MESSAGE_LENGTH = 4096
+_HISTORY = 10
 
 
 def begin(job: Job, status: Status, now: datetime) -> Status:
@@ -30,9 +40,13 @@ def begin(job: Job, status: Status, now: datetime) -> Status:
 def suspend(job: Job, status: Status, now: datetime) -> Status:
     """Time stops for the job; its pods go because the phase says so."""
     active = (now - status.active_since).total_seconds() if status.active_since else 0.0
-    stopped = status.model_copy(
-        update={"active_since": None, "active_seconds": status.active_seconds + max(0.0, active), "running_time": None}
-    )
+    update: dict[str, Any] = {
+        "active_since": None,
+        "active_seconds": status.active_seconds + max(0.0, active),
+        "running_time": None,
+        "history": _ended(status, "Suspended", now),
+    }
+    stopped = status.model_copy(update=update)
     return _phase(stopped, "Suspended", now, "Suspended", "spec.suspend is true")
 
 
@@ -45,7 +59,8 @@ def resume(job: Job, status: Status, now: datetime) -> Status:
 
 def resize(job: Job, status: Status, now: datetime) -> Status:
     """A group that is not elastic starts again at its new size; that counts against nothing."""
-    return _phase(_attempt(job, status, status.attempt + 1, now), "Restarting", now, "Resized", "the size changed")
+    ended = status.model_copy(update={"history": _ended(status, "Resized", now)})
+    return _phase(_attempt(job, ended, status.attempt + 1, now), "Restarting", now, "Resized", "the size changed")
 
 
 def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str, now: datetime) -> Status:
@@ -56,10 +71,31 @@ def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str,
     update = {
         "restarts": restarts,
         "last_failure": failure,
-        "attempt_failure": _brief(failure),
+        "history": _ended(status, failure.reason, now, failure, counted),
         "restart_time": now + wait if wait else None,
     }
     return _phase(begun.model_copy(update=update), "Restarting", now, failure.reason, f"{blame(failure)}: {why}")
+
+
+def correct(status: Status, cause: Failure, counted: bool) -> Status:
+    """An attempt that was counted is told to have ended by this instead, which counts or does not."""
+    [past] = [past for past in status.history if past.attempt == cause.attempt]
+    right = past.model_copy(update={"reason": cause.reason, "counted": counted, "failure": _brief(cause)})
+    by_reason = dict(status.restarts.by_reason)
+    by_reason[past.reason] = by_reason.get(past.reason, 1) - 1
+    others = RestartCounts(
+        counted=status.restarts.counted - 1,
+        disruptions=status.restarts.disruptions,
+        by_reason={reason: count for reason, count in by_reason.items() if count},
+    )
+    told = status.last_failure
+    return status.model_copy(
+        update={
+            "restarts": _count(others, cause.reason, counted),
+            "history": [right if one.attempt == cause.attempt else one for one in status.history],
+            "last_failure": cause if told is None or told.attempt == cause.attempt else told,
+        }
+    )
 
 
 def restart_replica(job: Job, status: Status, failure: Failure, counted: bool, now: datetime) -> Status:
@@ -86,12 +122,17 @@ def ignore(status: Status, failure: Failure) -> Status:
 
 
 def succeed(job: Job, status: Status, now: datetime) -> Status:
-    done = status.model_copy(update={"completion_time": now})
+    done = status.model_copy(update={"completion_time": now, "history": _ended(status, "Completed", now)})
     return _phase(done, "Succeeded", now, "Completed", "training completed")
 
 
 def fail(job: Job, status: Status, reason: str, message: str, now: datetime, failure: Failure | None = None) -> Status:
-    done = status.model_copy(update={"completion_time": now, "last_failure": failure or status.last_failure})
+    update = {
+        "completion_time": now,
+        "last_failure": failure or status.last_failure,
+        "history": _ended(status, reason, now, failure),
+    }
+    done = status.model_copy(update=update)
     return _phase(done, "Failed", now, reason, message)
 
 
@@ -182,11 +223,28 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
             "restart_time": None,
             "replica_restarts": {},
             "ignored": [],
-            "attempt_failure": None,
             "active_since": status.active_since or now,
             "observed_generation": job.metadata.generation,
         }
     )
+
+
+def _ended(
+    status: Status, reason: str, now: datetime, failure: Failure | None = None, counted: bool = False
+) -> list[PastAttempt]:
+    """The history with the present attempt in it, if one was begun."""
+    if status.attempt_time is None:
+        return status.history
+    past = PastAttempt(
+        attempt=status.attempt,
+        start_time=status.attempt_time,
+        running_time=status.running_time,
+        end_time=now,
+        reason=reason[:128],
+        counted=counted,
+        failure=_brief(failure) if failure else None,
+    )
+    return [*status.history, past][-_HISTORY:]
 
 
 def _roles_wanted(job: Job, status: Status) -> Status:

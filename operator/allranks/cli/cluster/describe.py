@@ -19,6 +19,7 @@ from allranks.cli.live import duration, ended_how, state_of
 from allranks.cli.logs import clean
 from allranks.core.model import Pod
 from allranks.core.names import JOB_LABEL, TRAINER, replica_key
+from allranks.core.status import blame
 from allranks.errors import ClusterError
 
 MOST_PODS = 64
@@ -81,6 +82,7 @@ def described(
     yield from _section("Conditions", _conditions(status, now))
     yield from _section("Roles", _roles(status))
     yield from _section("Pods", [f"  {hidden}"] if hidden else _pods(job, status, manifests, now))
+    yield from _section("Past attempts", _attempts(status, now))
     yield from _section("Last failure", _failure(status, now))
     yield from _section("Events", [f"  {events}"] if isinstance(events, str) else _happenings(events, now))
 
@@ -225,6 +227,22 @@ def _pod(pod: Pod, raw: Manifest, ranks: dict[str, int | None], status: Status, 
         pod.restart + in_place,
         ended,
         age(pod.created_at, now),
+    )
+
+
+def _attempts(status: Status, now: datetime) -> Iterator[str]:
+    if not status.history:
+        return
+    table = Table(["Attempt", "Ended", "Took", "Because", "Counted"], indent="  ")
+    yield from table.lines(
+        (
+            past.attempt,
+            f"{age(past.end_time, now)} ago",
+            span((past.end_time - past.start_time).total_seconds()) if past.start_time else "",
+            blame(past.failure) if past.failure else past.reason,
+            "yes" if past.counted else "no",
+        )
+        for past in status.history
     )
 
 
