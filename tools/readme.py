@@ -1,7 +1,9 @@
 """Puts the real output of commands into README.md, between `<!-- NAME -->` and `<!-- /NAME -->`.
 
 Needs all frameworks:  PATH=$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$PATH .venv/bin/python tools/readme.py
-One section alone:      .venv/bin/python tools/readme.py cluster
+One section alone:      .venv/bin/python tools/readme.py failure
+
+The section `cluster` is tools/tour.py's.
 """
 
 from __future__ import annotations
@@ -39,9 +41,7 @@ spec:
 
 def main() -> None:
     """Runs everything, or the sections that are named, then writes the page."""
-    import readme_cluster
-
-    wanted = sys.argv[1:] or ["demo", "failure", "frameworks", "cluster"]
+    wanted = sys.argv[1:] or ["demo", "failure", "frameworks"]
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         (scratch / "broken.py").write_text(BROKEN)
@@ -50,7 +50,6 @@ def main() -> None:
             "demo": lambda: console("make demo", demo(scratch)),
             "failure": lambda: killed(scratch) + "\n\n" + broken(scratch),
             "frameworks": lambda: "\n\n".join(each(name, text, scratch) for name, text in FRAMEWORKS.items()),
-            "cluster": readme_cluster.section,
         }
         sections = {name: makers[name]() for name in wanted}
     page = ROOT / "README.md"
