@@ -189,6 +189,10 @@ start() {
   must_run
   for node in "${words[@]}"; do
     must_be_node "$node"
+    if [[ $with == node ]] && process_of "$node" >/dev/null; then
+      say "$node is on"
+      continue
+    fi
     since=$(date --utc +%FT%TZ)
     step "$node is on" "${with}_start" "$node"
     step "$node is ready" wait_for 90 heard_of "$node" "$since"
@@ -438,6 +442,8 @@ node_start() {
 
 node_stop() {
   touch "$dir/$1/stopped"
+  # First of all: no connection of a machine without power is closed.
+  in_network "$(init_of control-plane)" ip link set "$1" down 2>/dev/null || true
   end_machine "$1"
   wait_for 10 unplugged "$1"
   # kubelet would look for their containers, three seconds each.

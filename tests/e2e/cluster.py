@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -29,6 +30,11 @@ class Cluster:
         if self._folder is None:
             pytest.skip("needs nodes that can be stopped: a cluster of tools/cluster.sh")
         return self._folder
+
+    @property
+    def mark(self) -> str:
+        """That tools/cluster.sh puts into the names of all that lies outside of the folder."""
+        return hashlib.sha256(f"{self.folder}\n".encode()).hexdigest()[:10]
 
     def script(self, *arguments: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
         """What tools/cluster.sh answered, whatever that was. The first time, programs are built: minutes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -47,9 +46,8 @@ def machine() -> dict[str, set[str]]:
 
 
 def of_another(entry: str, cluster: Cluster) -> bool:
-    """Somebody may start one meanwhile. The mark in its names is made of its folder."""
-    mark = hashlib.sha256(f"{cluster.folder}\n".encode()).hexdigest()[:10]
-    return bool(re.search(r"\b(ar|allranks)-", entry)) and mark not in entry
+    """Somebody may start one meanwhile."""
+    return bool(re.search(r"\b(ar|allranks)-", entry)) and cluster.mark not in entry
 
 
 def processes_of(folder: Path) -> list[str]:
