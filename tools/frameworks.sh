@@ -135,8 +135,8 @@ install_horovod() {
 
 pip_install_requirements() {
   local framework=$1 folder=$repository/images/$1 other constraints=()
-  for other in "$repository"/images/*/requirements.txt; do # no framework moves a version under another one
-    constraints+=(--constraint "$other")
+  for other in pytorch tensorflow horovod; do # no framework moves a version under another one
+    constraints+=(--constraint "$repository/images/$other/requirements.txt")
   done
   pip_install "$framework" --requirement "$folder/requirements.txt" "${constraints[@]}"
   [[ ! -e $folder/requirements-no-deps.txt ]] ||
