@@ -233,13 +233,17 @@ def test_what_happened_to_many_pods_alike_is_one_line_newest_last():
             happened("job", "worker-1 failed: exit code 1", 30, kind="DistributedTraining"),
             happened("job-worker-0-0", "assigned team/job-worker-0-0 to node-1", 5),
             happened("job-worker-1-0", "assigned team/job-worker-1-0 to node-2", 9, count=3),
-            happened("job", "worker-1 failed: exit code 2", 40, kind="DistributedTraining"),
+            happened("job", "restarted", 40, kind="DistributedTraining", metadata={"resourceVersion": "100"}),
+            happened(
+                "job", "worker-1 failed: exit code 2", 40, "DistributedTraining", metadata={"resourceVersion": "99"}
+            ),
         ]
     )
     assert [(one.objects, one.count, one.message) for one in told] == [
         ("2 pods", 4, "assigned team/job-worker-1-0 to node-2"),
         ("job", 1, "worker-1 failed: exit code 1"),
         ("job", 1, "worker-1 failed: exit code 2"),
+        ("job", 1, "restarted"),
     ]
 
 

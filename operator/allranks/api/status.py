@@ -141,6 +141,10 @@ class Status(Model):
     ready: Annotated[str, StringConstraints(max_length=32)] = Field(
         "", description="Ready pods of all, for example 5/5."
     )
+    avoided_nodes: Annotated[list[Name], Field(max_length=10)] = Field(
+        default_factory=list,
+        description="Nodes that earlier attempts lost pods with: this attempt's pods run elsewhere where they can.",
+    )
     last_failure: Failure | None = Field(None, description="The first failure of the last attempt that failed.")
     history: Annotated[list[PastAttempt], Field(max_length=10)] = Field(
         default_factory=list, description="The last ten attempts that are over, oldest first."

@@ -11,7 +11,7 @@ from typing import Any
 from allranks.api.job import API_VERSION, KIND, Job, RoleSpec
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
-from allranks.core import names, pools, topology
+from allranks.core import names, placement, pools, topology
 from allranks.core.merge import merge, without_nulls
 from allranks.core.model import Manifest, Platform
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SSH_DIR, Group, Replica, Wiring
@@ -147,7 +147,7 @@ def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool
     user = without_nulls(merge(job.spec.template or {}, role.template or {}))
     user["spec"] = merge(user.get("spec") or {}, {"containers": [_own_trainer(job, role)]})
     below = pools.template_of(pool, user, ranked) if pool else {"spec": {}}
-    template = merge(merge(below, {"spec": _placement(job, user["spec"])}), user)
+    template = merge(merge(below, {"spec": placement.wanted(job, user["spec"])}), user)
     if tolerated := below["spec"].get("tolerations"):
         template["spec"]["tolerations"] = pools.both(tolerated, user["spec"].get("tolerations"))
     return {"metadata": template.get("metadata") or {}, "spec": merge(_DEFAULTS, template["spec"])}
@@ -178,39 +178,10 @@ _DEFAULTS: Manifest = {
 """What lies under all else: restricted, no token, no service variables."""
 
 
-def _placement(job: Job, pod_spec: Manifest) -> Manifest:
-    out: Manifest = {}
-    if job.spec.scheduling.priority_class_name:
-        out["priorityClassName"] = job.spec.scheduling.priority_class_name
-    if job.spec.scheduling.topology_key and "affinity" not in pod_spec:
-        term = {
-            "topologyKey": job.spec.scheduling.topology_key,
-            "labelSelector": {"matchLabels": {names.JOB_LABEL: job.name}},
-        }
-        out["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    return out
-
-
 _TRAINER_DEFAULTS: Manifest = {
     "terminationMessagePolicy": "FallbackToLogsOnError",
     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
 }
-_GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-
-
-_LOST = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
-"""Taints of a node that does not answer. Without a word about them the API server lets pods bear them for 300 s."""
-
-
-def _tolerations(job: Job, base: Manifest, platform: Platform) -> list[Manifest]:
-    """Those that the template has not."""
-    own = base["spec"].get("tolerations", [])
-    out = [_GPU_TOLERATION] if _gpus(job, base, platform) and _GPU_TOLERATION not in own else []
-    if platform.node_lost_seconds is not None:
-        spoken_of = {each.get("key") for each in own if each.get("effect", "NoExecute") == "NoExecute"}
-        short: Manifest = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": platform.node_lost_seconds}
-        out += [{"key": key, **short} for key in _LOST if not spoken_of & {key, None}]
-    return out
 
 
 def _trainer(base: Manifest) -> Manifest:
@@ -293,8 +264,7 @@ def _share(job: Job, status: Status, wiring: Wiring, base: Manifest, platform: P
         spec["volumes"] = [*spec.get("volumes", []), *volumes]
     if init:
         spec["initContainers"] = [*init, *spec.get("initContainers", [])]
-    if tolerations := _tolerations(job, base, platform):
-        spec["tolerations"] = [*spec.get("tolerations", []), *tolerations]
+    spec |= placement.given(spec, status, bool(_gpus(job, base, platform)), platform)
     sidecars = [container for container in spec["containers"] if container["name"] != names.TRAINER]
     return _Shared(spec, trainer, sidecars)
 

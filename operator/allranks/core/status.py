@@ -66,12 +66,12 @@ def resize(job: Job, status: Status, now: datetime) -> Status:
 def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str, now: datetime) -> Status:
     """All pods of the attempt are given up, and a new attempt begins, after the backoff if it counts."""
     restarts = _count(status.restarts, failure.reason, counted)
-    begun = _attempt(job, status, status.attempt + 1, now)
+    ended = status.model_copy(update={"history": _ended(status, failure.reason, now, failure, counted)})
+    begun = _attempt(job, ended, status.attempt + 1, now)
     wait = policies.backoff(job, restarts.counted) if counted else None
     update = {
         "restarts": restarts,
         "last_failure": failure,
-        "history": _ended(status, failure.reason, now, failure, counted),
         "restart_time": now + wait if wait else None,
     }
     return _phase(begun.model_copy(update=update), "Restarting", now, failure.reason, f"{blame(failure)}: {why}")
@@ -223,6 +223,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
             "restart_time": None,
             "replica_restarts": {},
             "ignored": [],
+            "avoided_nodes": _lost_with(status.history),
             "active_since": status.active_since or now,
             "observed_generation": job.metadata.generation,
         }
@@ -245,6 +246,12 @@ def _ended(
         failure=_brief(failure) if failure else None,
     )
     return [*status.history, past][-_HISTORY:]
+
+
+def _lost_with(history: list[PastAttempt]) -> list[str]:
+    """The nodes that failed past attempts, newest first: `NodeLost`, or their kubelets evicted a pod."""
+    failures = [past.failure for past in reversed(history) if past.failure]
+    return list(dict.fromkeys(f.node for f in failures if f.node and f.reason in ("NodeLost", "Evicted")))
 
 
 def _roles_wanted(job: Job, status: Status) -> Status:

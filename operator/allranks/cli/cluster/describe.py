@@ -97,7 +97,7 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
 def _head(job: Manifest, status: Status, now: datetime) -> Iterator[str]:
     metadata, spec = job["metadata"], job["spec"]
     roles = spec.get("roles") or {}
-    sizes = [f"{(of or {}).get('replicas', 1)} {role}" for role, of in roles.items()]
+    sizes = [_so_many((of or {}).get("replicas", 1), role) for role, of in roles.items()]
     facts: list[tuple[str, Any]] = [
         ("Name", metadata["name"]),
         ("Namespace", metadata["namespace"]),
@@ -118,6 +118,10 @@ def _head(job: Manifest, status: Status, now: datetime) -> Iterator[str]:
     for title, value in facts:
         if value not in ("", None):
             yield f"{title + ':':<13}{cell(value)}"
+
+
+def _so_many(number: int, role: str) -> str:
+    return f"{number} {role}{'s' if number != 1 and not role.endswith('s') else ''}"
 
 
 def _elastic(spec: dict[str, Any]) -> str:

@@ -24,6 +24,8 @@ class Happening:
     count: int
     first: datetime
     last: datetime
+    version: int
+    """Of the newest event: within a second it tells the order."""
 
 
 def happenings(events: Iterable[dict[str, Any]]) -> list[Happening]:
@@ -40,11 +42,11 @@ def happenings(events: Iterable[dict[str, Any]]) -> list[Happening]:
         key = (event.get("type") or "", event.get("reason") or "", about.get("kind", ""), same)
         alike.setdefault(key, []).append(event)
     told = [_together(key, some) for key, some in alike.items()]
-    return sorted(told, key=lambda one: one.last)[-MOST:]
+    return sorted(told, key=lambda one: (one.last, one.version))[-MOST:]
 
 
 def _together(key: tuple[str, ...], events: list[dict[str, Any]]) -> Happening:
-    newest = max(events, key=_last)
+    newest = max(events, key=lambda event: (_last(event), _version(event)))
     names = sorted({event["involvedObject"].get("name", "") for event in events})
     if newest["involvedObject"].get("kind") != "Pod":
         objects = "job"
@@ -58,7 +60,13 @@ def _together(key: tuple[str, ...], events: list[dict[str, Any]]) -> Happening:
         count=sum(_count(event) for event in events),
         first=min(_first(event) for event in events),
         last=_last(newest),
+        version=_version(newest),
     )
+
+
+def _version(event: dict[str, Any]) -> int:
+    version = str((event.get("metadata") or {}).get("resourceVersion", ""))
+    return int(version) if version.isdigit() else 0
 
 
 def _without_numbers(text: str) -> str:
