@@ -54,7 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                 give(cluster, "node-1", *IMAGES)
                 give(cluster, "node-2", *ON_SECOND_NODE)
         if not lent:
-            cluster.kubectl("cordon", "node-2")
+            cluster.ask("cordon", "node-2")
         install(cluster)
         yield cluster
     finally:
