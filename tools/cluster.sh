@@ -72,13 +72,15 @@ parse_arguments() {
   [[ ! $dir =~ [[:space:]\"\'] ]] || fail "--dir '$dir': no blanks or quotes, please"
 }
 
-# One call at a time for a cluster.
+# One call at a time for a cluster; but images may come to it side by side.
 lock() {
+  local kind=--exclusive
+  [[ $command != load ]] || kind=--shared
   mkdir -p "$(dirname "$dir")"
   exec 9>"$dir.lock"
-  flock --nonblock 9 || {
+  flock $kind --nonblock 9 || {
     say "another call is at work on this cluster, waiting for it"
-    flock --timeout 1800 9 || fail "the other call is still at work after half an hour"
+    flock $kind --timeout 1800 9 || fail "the other call is still at work after half an hour"
   }
 }
 
@@ -530,12 +532,12 @@ JSON
 }
 
 node_load() {
-  local name snapshotter
+  local name snapshotter said
   snapshotter=$(sed -n 's/^snapshotter=//p' "$dir/settings")
   for name in ${on:-$(node_names)}; do
     [[ ! -e $dir/$name/stopped ]] || { say "$name is off and does not get it"; continue; }
-    in_machine "$name" ctr --namespace k8s.io images import --snapshotter "$snapshotter" - <"$1" >"$dir/answer" 2>&1 ||
-      fail "containerd on $name did not take $1: $(tail -n 3 "$dir/answer")"
+    said=$(in_machine "$name" ctr --namespace k8s.io images import --snapshotter "$snapshotter" - <"$1" 2>&1) ||
+      fail "containerd on $name did not take $1: $(tail -n 3 <<<"$said")"
   done
 }
 

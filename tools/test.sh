@@ -29,7 +29,8 @@ build_ahead() {
 real_pods() {
   if [ "$EUID" = 0 ]; then
     step 'nodes, Argo and images (built once)' tools/e2e-prepare.sh
-    step 'tests with real pods' "$bin/python" -m pytest -q -m e2e --durations=15
+    [ "$which" = e2e ] || step 'tests of images and nodes' "$bin/python" -m pytest -q -m e2e tests/images tests/nodes
+    step 'tests with real pods' "$bin/python" -m pytest -q -m e2e tests/e2e --durations=15
   else
     summary+=('skipped: tests with real pods, which only root may run (sudo -E make e2e)')
   fi

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from readme import replaced  # noqa: E402
 from tests.e2e.cluster import Cluster  # noqa: E402
-from tests.e2e.conftest import ON_SECOND_NODE, give  # noqa: E402
+from tests.e2e.conftest import FIRST, give  # noqa: E402
 from tests.e2e.jobs import Team, of_tests  # noqa: E402
 from tests.e2e.release import NAMESPACE, install  # noqa: E402
 
@@ -94,7 +94,7 @@ def cluster_of(running: Path | None) -> Iterator[Cluster]:
         try:
             cluster.up("--nodes", "2", "--gpus", "4")
             for node in ("node-1", "node-2"):
-                give(cluster, node, *ON_SECOND_NODE)
+                give(cluster, node, *FIRST)
             yield cluster
         finally:
             cluster.down()

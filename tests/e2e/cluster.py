@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ class Cluster:
 
     def __init__(self, folder: Path | None, kubeconfig: Path | None = None) -> None:
         self._folder = folder
+        self.coming: dict[str, Future[None]] = {}
+        """Images of some name, or all of a node, that are being loaded."""
         self.kubeconfig = kubeconfig or self.folder / "kubeconfig"
 
     @property
@@ -35,6 +38,11 @@ class Cluster:
     def mark(self) -> str:
         """That tools/cluster.sh puts into the names of all that lies outside of the folder."""
         return hashlib.sha256(f"{self.folder}\n".encode()).hexdigest()[:10]
+
+    def arrived(self, what: str) -> None:
+        """Waits for images that are being loaded."""
+        if what in self.coming:
+            self.coming[what].result(timeout=3000)
 
     def script(self, *arguments: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
         """What tools/cluster.sh answered, whatever that was. The first time, programs are built: minutes."""

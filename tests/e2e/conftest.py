@@ -10,30 +10,42 @@ import os
 import re
 import shutil
 import subprocess
-import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from .cluster import REPOSITORY, SCRIPT, Cluster
-from .jobs import GIVEN, TAG, Team
+from .jobs import GIVEN, TAG, Team, namespace
 from .release import NAMESPACE, install
 
 HERE = Path(__file__).parent
 KEPT = REPOSITORY / "build" / "e2e"
 """Where everything about a test that failed is written to."""
 
-IMAGES = ("operator", "pytorch", "tensorflow", "horovod")
-ON_SECOND_NODE = ("operator", "pytorch")
-"""An image takes room, and time to load, on every node that has it. The second one is cordoned until it is needed."""
+FIRST = ("operator", "pytorch")
+"""Images that every node has. The others come to node-1 while the first tests run: they take room, and time to load. So
+node-2 is cordoned until a test wants it."""
+LATER = ("tensorflow", "horovod")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.timeout(3600))  # the first one builds images else 1800))
+            item.add_marker(pytest.mark.timeout(3600))  # the first one builds images
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Of a test that failed, what its namespaces hold is kept."""
+    report = yield
+    if call.when == "call" and call.excinfo and not call.excinfo.errisinstance(pytest.skip.Exception):
+        for value in getattr(item, "funcargs", {}).values():
+            if isinstance(value, Team):
+                keep(value.cluster, value.namespace, item.name)
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -47,17 +59,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.skip("only root may start nodes")
     else:
         cluster = Cluster(Path(running) if running else tmp_path_factory.mktemp("e2e") / "cluster")
+    loader = ThreadPoolExecutor(1)
     try:
         if not lent and not running:
             cluster.up("--nodes", "2", "--gpus", "4")
             if not GIVEN:
-                give(cluster, "node-1", *IMAGES)
-                give(cluster, "node-2", *ON_SECOND_NODE)
+                give(cluster, "node-1", *FIRST)
+                for image in LATER:
+                    cluster.coming[image] = loader.submit(give, cluster, "node-1", image)
+                cluster.coming["node-2"] = loader.submit(give, cluster, "node-2", *FIRST)
         if not lent:
             cluster.ask("cordon", "node-2")
         install(cluster)
         yield cluster
     finally:
+        loader.shutdown(cancel_futures=True)
         if not lent and not running:
             cluster.down()
 
@@ -70,16 +86,10 @@ def give(cluster: Cluster, node: str, *images: str) -> None:
 
 
 @pytest.fixture
-def team(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Team]:
+def team(cluster: Cluster) -> Iterator[Team]:
     """A namespace that lets only restricted pods in."""
-    name = f"e2e-{uuid.uuid4().hex[:8]}"
-    metadata = {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    failures = request.session.testsfailed
-    yield Team(cluster, name)
-    if request.session.testsfailed > failures:
-        keep(cluster, name, request.node.name)
-    cluster.kubectl("delete", "namespace", name, "--wait=true", timeout=180)
+    with namespace(cluster) as team:
+        yield team
 
 
 def keep(cluster: Cluster, namespace: str, test: str) -> None:

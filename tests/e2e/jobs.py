@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
@@ -51,6 +54,18 @@ def training(name: str, *command: str, claim: str | None = None, **spec: Any) ->
     return out
 
 
+@contextmanager
+def namespace(cluster: Cluster) -> Iterator[Team]:
+    """Lets only restricted pods in. Its end is not waited for."""
+    name = f"e2e-{uuid.uuid4().hex[:8]}"
+    metadata = {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    try:
+        yield Team(cluster, name)
+    finally:
+        cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
 class Team:
     """A namespace of a test's own."""
 
@@ -61,7 +76,10 @@ class Team:
         return self.cluster.kubectl("-n", self.namespace, *arguments, **options)
 
     def start(self, documents: list[Manifest]) -> str:
-        """Applies them; the job's name."""
+        """Applies them, once their images are there; the job's name."""
+        for name in ("tensorflow", "horovod"):
+            if image(name) in json.dumps(documents):
+                self.cluster.arrived(name)
         self.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
         [job] = [document["metadata"]["name"] for document in documents if document["kind"] == "DistributedTraining"]
         return str(job)

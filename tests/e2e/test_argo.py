@@ -11,7 +11,7 @@ import yaml
 
 from . import argo
 from .cluster import IMAGE, REPOSITORY, Cluster
-from .jobs import Manifest, Team, of_tests
+from .jobs import Manifest, Team, namespace, of_tests
 
 EXAMPLES = REPOSITORY / "examples" / "argo"
 ALONE = {"master": {"replicas": 1}}
@@ -23,8 +23,37 @@ def controller(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
         yield
 
 
-def test_a_workflow_trains_and_hands_the_result_to_its_next_step(team: Team) -> None:
-    name = submit(team)
+# All three workflows begin at once: most of their time is Argo's, which looks every five seconds.
+
+
+@pytest.fixture(scope="module")
+def trains(cluster: Cluster) -> Iterator[Team]:
+    with namespace(cluster) as team:
+        submit(team)
+        yield team
+
+
+@pytest.fixture(scope="module")
+def fails(cluster: Cluster) -> Iterator[Team]:
+    with namespace(cluster) as team:
+        submit(team, command=["sh", "-c", "exit 1"], restart={"maxRestarts": 0}, roles=ALONE)
+        yield team
+
+
+@pytest.fixture(scope="module")
+def waits(cluster: Cluster) -> Iterator[Team]:
+    with namespace(cluster) as team:
+        submit(team, command=["sh", "-c", "until [ -e /tmp/enough ]; do sleep 0.1; done"], roles=ALONE)
+        yield team
+
+
+@pytest.fixture(scope="module", autouse=True)
+def submitted(controller: None, trains: Team, fails: Team, waits: Team) -> None:
+    pass
+
+
+def test_a_workflow_trains_and_hands_the_result_to_its_next_step(trains: Team) -> None:
+    team, name = trains, the_workflow(trains)
     workflow = finished(team, name, "Succeeded")
 
     [train] = nodes(workflow, "Retry", "train")
@@ -43,8 +72,8 @@ def test_a_workflow_trains_and_hands_the_result_to_its_next_step(team: Team) -> 
     assert team.kubectl("get", "dt,pods", "-o", "name") == ""
 
 
-def test_a_job_that_fails_fails_its_step_and_no_second_one_is_made(team: Team) -> None:
-    name = submit(team, command=["sh", "-c", "exit 1"], restart={"maxRestarts": 0}, roles=ALONE)
+def test_a_job_that_fails_fails_its_step_and_no_second_one_is_made(fails: Team) -> None:
+    team, name = fails, the_workflow(fails)
     workflow = finished(team, name, "Failed")
 
     tries = nodes(workflow, "Pod", "train")
@@ -55,8 +84,8 @@ def test_a_job_that_fails_fails_its_step_and_no_second_one_is_made(team: Team) -
     assert (job["status"]["phase"], job["status"]["attempt"]) == ("Failed", 0)
 
 
-def test_a_step_whose_pod_is_lost_finds_its_job_again(team: Team) -> None:
-    name = submit(team, command=["sh", "-c", "until [ -e /tmp/enough ]; do sleep 0.1; done"], roles=ALONE)
+def test_a_step_whose_pod_is_lost_finds_its_job_again(waits: Team) -> None:
+    team, name = waits, the_workflow(waits)
     running = ("get", "dt", name, "-n", team.namespace, "-o=jsonpath={.status.phase}")
     team.cluster.eventually(*running, contains="Running", seconds=60)
     uid = the_job(team)["metadata"]["uid"]
@@ -68,8 +97,8 @@ def test_a_step_whose_pod_is_lost_finds_its_job_again(team: Team) -> None:
     team.cluster.eventually("get", "workflow", name, "-n", team.namespace, phase, contains="Running", seconds=60)
 
     team.kubectl("delete", "pod", first["metadata"]["name"], "--grace-period=0", "--force")
-    waits = ("logs", *steps, "-n", team.namespace, "-c", "main", "--tail=-1")
-    team.cluster.eventually(*waits, contains="0/1 success conditions matched", seconds=90)
+    logs = ("logs", *steps, "-n", team.namespace, "-c", "main", "--tail=-1")
+    team.cluster.eventually(*logs, contains="0/1 success conditions matched", seconds=90)
     team.kubectl("exec", f"{name}-master-0-0", "--", "touch", "/tmp/enough")
 
     workflow = finished(team, name, "Succeeded")
@@ -81,8 +110,8 @@ def test_a_step_whose_pod_is_lost_finds_its_job_again(team: Team) -> None:
 OF_WORKFLOW = "workflows.argoproj.io/workflow"
 
 
-def submit(team: Team, **spec: Any) -> str:
-    """The example, with images that the nodes have, and parts of the job's spec replaced. The workflow's name."""
+def submit(team: Team, **spec: Any) -> None:
+    """The example, with images that the nodes have, and parts of the job's spec replaced."""
     workflow = yaml.safe_load(of_tests((EXAMPLES / "workflow.yaml").read_text()))
     templates = {template["name"]: template for template in workflow["spec"]["templates"]}
     resource = templates["train"]["resource"]
@@ -91,8 +120,12 @@ def submit(team: Team, **spec: Any) -> str:
         resource["manifest"] = yaml.safe_dump({**manifest, "spec": {**manifest["spec"], **spec}})
     templates["report"]["container"]["image"] = IMAGE
     team.kubectl("apply", "-f", str(EXAMPLES / "rbac.yaml"))
-    created = team.kubectl("create", "-f", "-", "-o", "json", input=json.dumps(workflow))
-    return str(json.loads(created)["metadata"]["name"])
+    team.kubectl("create", "-f", "-", input=json.dumps(workflow))
+
+
+def the_workflow(team: Team) -> str:
+    """Its name."""
+    return team.kubectl("get", "workflows", "-o", "jsonpath={.items[*].metadata.name}")
 
 
 def finished(team: Team, name: str, phase: str) -> Manifest:

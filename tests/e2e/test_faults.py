@@ -92,6 +92,7 @@ def test_a_rank_killed_an_exit_138_and_too_much_memory_cost_the_work_since_the_c
 def node_2(cluster: Cluster) -> Iterator[str]:
     """For a test that stops it, or its kubelet. The operator is on the other one."""
     assert cluster.folder
+    cluster.arrived("node-2")
     cluster.kubectl("uncordon", "node-2")
     yield "node-2"
     cluster.kubectl("cordon", "node-2")
@@ -107,67 +108,52 @@ def kubelets(cluster: Cluster, node: str) -> list[int]:
     return [int(file.parent.name) for file, words in lines.items() if words[:3] == wanted]
 
 
-def ranks(cluster: Cluster, node: str) -> list[int]:
-    """Process IDs on this machine of the programs that train on a node."""
+def ranks(cluster: Cluster, node: str, job: str) -> list[int]:
+    """Process IDs on this machine of a job's programs on a node."""
     cgroup, found = f"allranks-{cluster.mark}/{node}/", []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if "train/" in file.read_text() and cgroup in (file.parent / "cgroup").read_text():
+            ours = f"ALLRANKS_JOB={job}".encode() in (file.parent / "environ").read_bytes().split(b"\0")
+            if ours and "train/" in file.read_text() and cgroup in (file.parent / "cgroup").read_text():
                 found.append(int(file.parent.name))
     return found
 
 
-def test_ranks_of_a_node_that_is_silent_are_replaced_on_another_one_and_that_does_not_count(
-    team: Team, node_2: str
-) -> None:
-    job = team.start(penguins("lost", epochs=1000))
-    team.says(f"{job}-master-0-0", "epoch 2/1000")
-    pods = {role: team.get("pod", f"{job}-{role}-0-0") for role in ("master", "worker")}
-    nodes = {role: pod["spec"]["nodeName"] for role, pod in pods.items()}
-    assert sorted(nodes.values()) == ["node-1", "node-2"]
-    tolerated = {t["key"]: t.get("tolerationSeconds") for t in pods["worker"]["spec"]["tolerations"]}
-    assert tolerated["node.kubernetes.io/unreachable"] == 30
+def test_a_lost_node_is_the_cause_and_does_not_count_whoever_was_blamed_first(team: Team, node_2: str) -> None:
+    """Two jobs. Of one the rank on the node lives on, out of sight. That of the other dies with the node: its peer
+    fails within a second, and is blamed until Kubernetes knows of the node."""
+    silent, dead = team.start(penguins("silent", epochs=1000)), team.start(penguins("dead", epochs=1000))
+    there = {}
+    for job in (silent, dead):
+        team.says(f"{job}-master-0-0", "epoch 2/1000")
+        pods = {role: team.get("pod", f"{job}-{role}-0-0") for role in ("master", "worker")}
+        assert sorted(pod["spec"]["nodeName"] for pod in pods.values()) == ["node-1", node_2]
+        [there[job]] = [role for role, pod in pods.items() if pod["spec"]["nodeName"] == node_2]
+        tolerated = {t["key"]: t.get("tolerationSeconds") for t in pods["worker"]["spec"]["tolerations"]}
+        assert tolerated["node.kubernetes.io/unreachable"] == 30
 
     [kubelet] = kubelets(team.cluster, node_2)
     os.kill(kubelet, signal.SIGSTOP)
-    [there] = [role for role, node in nodes.items() if node == node_2]
-    team.attempt(job, 1, seconds=180)
-    status = team.status(job)
-    found = status["lastFailure"]
-    assert (found["reason"], found["role"], found["node"]) == ("NodeLost", there, node_2), json.dumps(status, indent=1)
-    assert (status["restarts"].get("counted", 0), status["restarts"]["disruptions"]) == (0, 1)
-    assert team.get("pod", f"{job}-{there}-0-0")["metadata"]["deletionTimestamp"]  # nobody waits for it
-    log = team.says(f"{job}-master-0-1", "epoch ")
-    assert "resumed from epoch" in log
-    assert team.get("pod", f"{job}-{there}-0-1")["spec"]["nodeName"] == "node-1"
-
-
-def test_a_node_that_crashes_is_found_to_be_why_the_ranks_elsewhere_failed(team: Team, node_2: str) -> None:
-    """They do so within a second, and are blamed until Kubernetes knows of the node."""
-    job = team.start(penguins("crash", epochs=1000))
-    team.says(f"{job}-master-0-0", "epoch 2/1000")
-    nodes = {role: team.get("pod", f"{job}-{role}-0-0")["spec"]["nodeName"] for role in ("master", "worker")}
-    assert sorted(nodes.values()) == ["node-1", "node-2"]
-
-    [kubelet] = kubelets(team.cluster, node_2)
-    os.kill(kubelet, signal.SIGSTOP)
-    for rank in ranks(team.cluster, node_2):
+    for rank in ranks(team.cluster, node_2, dead):
         os.kill(rank, signal.SIGKILL)
-    team.wait(f"dt/{job}", "--for=jsonpath={.status.restarts.counted}=1", seconds=60)
-    assert team.status(job)["lastFailure"]["reason"] == "Error"
-    team.told(job, '"reason":"NodeLost"', seconds=180)
-    team.wait(f"dt/{job}", "--for=jsonpath={.status.restarts.counted}=0", seconds=30)
-    team.wait(f"dt/{job}", "--for=condition=Running", seconds=60)
-    status = team.status(job)
-    first = status["history"][0]
-    [there] = [role for role, node in nodes.items() if node == node_2]
-    found = (first["attempt"], first["reason"], first["failure"]["role"], first["failure"]["node"])
-    assert found == (0, "NodeLost", there, node_2), json.dumps(status, indent=1)
-    assert status["restarts"]["disruptions"] == status["attempt"]
-    placed = [team.get("pod", f"{job}-{role}-0-{status['attempt']}")["spec"]["nodeName"] for role in nodes]
-    assert placed == ["node-1", "node-1"]
-    log = team.says(f"{job}-master-0-{status['attempt']}", "epoch ")
-    assert "resumed from epoch" in log
+    team.wait(f"dt/{dead}", "--for=jsonpath={.status.restarts.counted}=1", seconds=60)
+    assert team.status(dead)["lastFailure"]["reason"] == "Error"
+    assert team.status(silent)["attempt"] == 0
+
+    for job in (silent, dead):
+        team.told(job, '"reason":"NodeLost"', seconds=180)
+        team.wait(f"dt/{job}", "--for=jsonpath={.status.restarts.counted}=0", seconds=30)
+        team.wait(f"dt/{job}", "--for=condition=Running", seconds=60)
+        status = team.status(job)
+        last, first = status["attempt"], status["history"][0]
+        found = (first["attempt"], first["reason"], first["failure"]["role"], first["failure"]["node"])
+        assert found == (0, "NodeLost", there[job], node_2), json.dumps(status, indent=1)
+        assert status["restarts"]["disruptions"] == last
+        assert status["avoidedNodes"] == [node_2]
+        assert team.get("pod", f"{job}-{there[job]}-0-0")["metadata"]["deletionTimestamp"]  # nobody waits for it
+        placed = [team.get("pod", f"{job}-{role}-0-{last}")["spec"]["nodeName"] for role in ("master", "worker")]
+        assert placed == ["node-1", "node-1"]
+        assert "resumed from epoch" in team.says(f"{job}-master-0-{last}", "epoch ")
 
 
 def kill_operator(cluster: Cluster) -> None:

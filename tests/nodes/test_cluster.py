@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import SCRIPT, Cluster, pod
+from e2e.cluster import SCRIPT, Cluster, pod
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may start nodes")
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(os.geteuid() != 0, reason="only root may start nodes")]
 
 # busybox's programs resolve names their own way; those of the node ask as a training program does.
 FOLDERS = ("usr", "lib", "lib64")
