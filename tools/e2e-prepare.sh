@@ -3,10 +3,10 @@
 # first time, seconds afterwards.
 set -euo pipefail
 cd "$(dirname "$0")"
-./system-packages.sh node
+./system-packages.sh node images
 ./controlplane.sh
 ./helm.sh
 ./go-tools.sh node
 ./go-tools.sh argo
-./images.sh tools
-./images.sh --tag e2e --build-arg TEST_ONLY_STUB_CUDA=1
+# As the tests do: with buildah and a base of Debian's, whatever else there is, so that all machines test the same.
+./images.sh --engine buildah --test-base --tag e2e --build-arg TEST_ONLY_STUB_CUDA=1

@@ -129,7 +129,7 @@ find_engine() {
 settle_base() {
   if ! $without_pull && [[ ${wanted[*]} != base ]]; then
     [[ -z $base ]] || return 0
-    if have "$default_base" || timeout 300 "$engine" pull "$default_base" >"$(log_file pull)" 2>&1; then
+    if have "$default_base" || timeout --foreground 300 "$engine" pull "$default_base" >"$(log_file pull)" 2>&1; then
       base=$default_base
       return
     fi
@@ -166,7 +166,7 @@ debootstrap_into() {
   [[ $EUID == 0 ]] || fail "only root can make the test base: give another one with --base"
   root=$(mktemp -d -p "$cache/images")
   say "making the test base"
-  timeout 900 debootstrap --variant=minbase --include=ca-certificates,python3,python3-pip,python3-venv,python-is-python3 \
+  timeout --foreground 900 debootstrap --variant=minbase --include=ca-certificates,python3,python3-pip,python3-venv,python-is-python3 \
     bookworm "$root" >"$(log_file base)" 2>&1 ||
     { tail -n 5 "$(log_file base)" >&2; rm -rf "$root"; fail "debootstrap failed, see above"; }
   # As in Docker's own Debian images: packages do not start their services.

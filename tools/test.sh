@@ -37,7 +37,10 @@ real_pods() {
 }
 
 if [ "$which" != e2e ]; then
-  [ "$which" = fast ] || build_ahead
+  if [ "$which" = all ]; then
+    step 'packages of the system' tools/system-packages.sh horovod $([ "$EUID" != 0 ] || echo node images)
+    build_ahead
+  fi
   step 'lint (ruff)' "$bin/ruff" check --no-cache .
   step 'format (ruff)' "$bin/ruff" format --check .
   step 'types (mypy --strict)' "$bin/mypy"
@@ -46,7 +49,6 @@ if [ "$which" != e2e ]; then
   step 'tests without frameworks' "$bin/python" -m pytest -q -m 'not slow and not cluster and not e2e'
 fi
 if [ "$which" = all ]; then
-  step 'system packages for MPI' tools/system-packages.sh
   step 'PyTorch, TensorFlow, Horovod' tools/frameworks.sh pytorch tensorflow horovod
   step 'tests with real frameworks' "$bin/python" -m pytest -q -m slow --durations=10
   step 'control plane (built once, by Go)' tools/controlplane.sh

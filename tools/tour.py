@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "tests"))
 
 from readme import replaced  # noqa: E402
-from tests.e2e.cluster import Cluster  # noqa: E402
-from tests.e2e.conftest import FIRST, give  # noqa: E402
-from tests.e2e.jobs import Team, of_tests  # noqa: E402
-from tests.e2e.release import NAMESPACE, install  # noqa: E402
+
+from e2e.cluster import Cluster  # noqa: E402
+from e2e.conftest import FIRST, give  # noqa: E402
+from e2e.jobs import Team, of_tests  # noqa: E402
+from e2e.release import NAMESPACE, install  # noqa: E402
 
 PAGE = ROOT / "docs" / "tour.md"
 TEAM, README_TEAM = "tour", "tour-readme"

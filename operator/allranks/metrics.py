@@ -87,7 +87,8 @@ class Metrics:
         """A status was persisted: what it tells is counted once."""
         framework = job.spec.framework
         counted = after.restarts.counted > before.restarts.counted
-        corrected = after.restarts.counted < before.restarts.counted  # told again, for another reason
+        # A cause that was told anew is no further restart.
+        corrected = _restarts(after) == _restarts(before)
         for reason, count in after.restarts.by_reason.items():
             if (more := count - before.restarts.by_reason.get(reason, 0)) > 0 and not corrected:
                 self.restarts.labels(framework, reason, str(counted).lower()).inc(more)
@@ -96,6 +97,10 @@ class Metrics:
             self.start.labels(framework).observe(seconds)
             if after.attempt_failure:
                 self.lost.labels(framework).inc(seconds)
+
+
+def _restarts(status: Status) -> int:
+    return status.restarts.counted + status.restarts.disruptions
 
 
 class Sampled(Collector):

@@ -30,6 +30,19 @@ def test_a_restart_is_counted_by_its_reason() -> None:
     assert value(metrics, "allranks_restarts_total", framework="pytorch", reason="Evicted", counted="false") == 1
 
 
+def test_a_cause_that_is_told_anew_is_no_further_restart() -> None:
+    metrics = Metrics()
+    before = Status(restarts=RestartCounts(counted=1, by_reason={"Error": 1}))
+    for told in (
+        RestartCounts(counted=0, disruptions=1, by_reason={"NodeLost": 1}),
+        RestartCounts(counted=1, by_reason={"NodeLost": 1}),
+    ):
+        metrics.wrote(job(), before, Status(restarts=told))
+    for counted in ("true", "false"):
+        labels = {"framework": "pytorch", "reason": "NodeLost", "counted": counted}
+        assert value(metrics, "allranks_restarts_total", **labels) is None
+
+
 def test_the_time_to_running_is_that_of_the_attempt_and_of_a_restart_it_is_lost() -> None:
     metrics = Metrics()
     begun = Status(attempt_time=NOW)

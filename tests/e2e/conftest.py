@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from images.building import build
+
 from .cluster import REPOSITORY, SCRIPT, Cluster
-from .jobs import GIVEN, TAG, Team, namespace
-from .release import NAMESPACE, install
+from .jobs import GIVEN, Team, namespace
+from .release import NAMESPACE, install, uninstall
 
 HERE = Path(__file__).parent
 KEPT = REPOSITORY / "build" / "e2e"
@@ -74,15 +76,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
     finally:
         loader.shutdown(cancel_futures=True)
-        if not lent and not running:
+        if lent:
+            uninstall(cluster)
+        elif running:
+            cluster.ask("uncordon", "node-2")
+        else:
             cluster.down()
 
 
 def give(cluster: Cluster, node: str, *images: str) -> None:
     """Builds images, as far as they are not, and loads them. PyTorch goes without CUDA here, which takes 4 GB."""
-    into = f"{SCRIPT} load --on {node} - --dir {cluster.folder}"
-    command = [REPOSITORY / "tools" / "images.sh", "--tag", TAG, "--build-arg", "TEST_ONLY_STUB_CUDA=1", "--into", into]
-    subprocess.run([*command, *images], stdout=subprocess.DEVNULL, check=True, timeout=3000)
+    into = shlex.join([str(SCRIPT), "load", "--on", node, "-", "--dir", str(cluster.folder)])
+    build(*images, "--into", into)
 
 
 @pytest.fixture

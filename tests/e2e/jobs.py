@@ -12,11 +12,13 @@ from typing import Any
 
 import yaml
 
+from images import building
+
 from .cluster import REPOSITORY, Cluster
 
 GIVEN = os.environ.get("ALLRANKS_E2E_IMAGES", "")
 """PREFIX:TAG of images that the cluster can have already."""
-PREFIX, TAG = (GIVEN or "ghcr.io/allranks:e2e").rsplit(":", 1)
+PREFIX, TAG = (GIVEN or f"ghcr.io/allranks:{building.TAG}").rsplit(":", 1)
 
 Manifest = dict[str, Any]
 

@@ -65,7 +65,9 @@ def test_the_example_of_a_pool_trains_on_its_nodes_with_a_process_for_each_gpu(t
 
 
 def test_the_ranks_addresses_are_names_that_dns_knows(team: Team) -> None:
-    job = team.start(example("penguins-tensorflow", args=["--epochs=1"], roles={"worker": {"replicas": 2}}))
+    job = team.start(
+        example("penguins-tensorflow", args=["--epochs=2", "--pause=5"], roles={"worker": {"replicas": 2}})
+    )
     team.wait(f"dt/{job}", "--for=condition=Running", seconds=120)
     resolve = "import json, os, socket; print(json.dumps([socket.gethostbyname(a.rpartition(':')[0]) for a in "
     resolve += "json.loads(os.environ['TF_CONFIG'])['cluster']['worker']]))"

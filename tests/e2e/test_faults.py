@@ -95,17 +95,21 @@ def node_2(cluster: Cluster) -> Iterator[str]:
     cluster.arrived("node-2")
     cluster.kubectl("uncordon", "node-2")
     yield "node-2"
-    cluster.kubectl("cordon", "node-2")
     for kubelet in kubelets(cluster, "node-2"):
         os.kill(kubelet, signal.SIGCONT)
+    cluster.kubectl("cordon", "node-2")
     cluster.wait("node/node-2", "--for=condition=Ready", seconds=90)
 
 
 def kubelets(cluster: Cluster, node: str) -> list[int]:
     """Process IDs on this machine."""
     wanted = ["kubelet", "--config", str(cluster.folder / node / "kubelet.yaml")]
-    lines = {file: file.read_text(errors="replace").split("\0") for file in Path("/proc").glob("[0-9]*/cmdline")}
-    return [int(file.parent.name) for file, words in lines.items() if words[:3] == wanted]
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if file.read_text(errors="replace").split("\0")[:3] == wanted:
+                found.append(int(file.parent.name))
+    return found
 
 
 def ranks(cluster: Cluster, node: str, job: str) -> list[int]:

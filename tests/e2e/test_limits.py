@@ -7,6 +7,11 @@ import json
 from .jobs import PREFIX, Team, training
 
 GOES_WELL = ("sh", "-c", "exit 0")
+MEETS = """
+other=quota-worker-$((1 - ALLRANKS_INDEX))-0.quota
+until getent hosts "$other"; do sleep 0.2; done
+sleep 5 # as long as the other one may take to see this one
+"""
 
 
 def test_more_gpus_than_there_are_is_told_in_the_schedulers_words(team: Team) -> None:
@@ -25,7 +30,7 @@ def test_an_image_that_does_not_exist_fails_the_job_after_its_deadline(team: Tea
 
 def test_a_quota_holds_the_job_until_it_is_raised(team: Team) -> None:
     team.kubectl("create", "quota", "few", "--hard=pods=1")
-    job = team.start(training("quota", *GOES_WELL, roles={"worker": {"replicas": 2}}))
+    job = team.start(training("quota", "sh", "-c", MEETS, roles={"worker": {"replicas": 2}}))
     team.told(job, "exceeded quota: few")
     team.kubectl("patch", "quota", "few", "-p", json.dumps({"spec": {"hard": {"pods": "2"}}}))
     team.completes(job)

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from . import containers
-
-SCRIPT = Path(__file__).parents[2] / "tools" / "images.sh"
-BUILD_SECONDS = 3000
-WITHOUT_CUDA = ["--tag", "e2e", "--build-arg", "TEST_ONLY_STUB_CUDA=1"]
-"""CUDA's libraries take 4 GB twice. Set ALLRANKS_IMAGES_WITH_CUDA to anything to build and run what is released."""
-
-
-def build(*args: str) -> list[str]:
-    """Runs tools/images.sh; returns the names on its stdout."""
-    options = [] if os.environ.get("ALLRANKS_IMAGES_WITH_CUDA") else WITHOUT_CUDA
-    command = [SCRIPT, "--engine", "buildah", "--test-base", *options, *args]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=BUILD_SECONDS)
-    return done.stdout.split()
+from .building import SCRIPT, build
 
 
 @pytest.fixture(scope="session")

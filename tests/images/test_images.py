@@ -20,10 +20,10 @@ from allranks.drivers.kubernetes.keys import key_pair
 from allranks.version import __version__
 from builders import CLUSTER, job
 
-from .conftest import BUILD_SECONDS
+from . import building
 from .containers import HOSTNAME, Image, Mount, any_user
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(BUILD_SECONDS)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(building.SECONDS)]
 
 Images = Callable[[str], Image]
 MEGABYTE = 1_000_000

@@ -40,7 +40,7 @@ def _tolerations(own: list[Manifest], gpus: bool, platform: Platform) -> list[Ma
     """Those that the template has not."""
     out: list[Manifest] = [_GPU_TOLERATION] if gpus and _GPU_TOLERATION not in own else []
     if platform.node_lost_seconds is not None:
-        spoken_of = {each.get("key") for each in own if each.get("effect", "NoExecute") == "NoExecute"}
+        spoken_of = {each.get("key") or None for each in own if (each.get("effect") or "NoExecute") == "NoExecute"}
         short: Manifest = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": platform.node_lost_seconds}
         out += [{"key": key, **short} for key in _LOST if not spoken_of & {key, None}]
     return out
@@ -49,7 +49,8 @@ def _tolerations(own: list[Manifest], gpus: bool, platform: Platform) -> list[Ma
 def _elsewhere(affinity: Manifest, nodes: list[str]) -> Manifest:
     """Preferred and not required: where there are no other nodes, pods run on these rather than not at all."""
     kind = "preferredDuringSchedulingIgnoredDuringExecution"
-    term = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": list(nodes)}]}
+    # A field takes one value, unlike a label; the parts of a term are all to hold.
+    term = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]}
     of_nodes = affinity.get("nodeAffinity") or {}
     return {
         **affinity,
