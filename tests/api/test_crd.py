@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,11 @@ def test_every_path_that_kubectl_reads_leads_to_a_field(kind, place):
         if path.startswith(".metadata."):
             continue
         node = root_schema(kind)
-        for step in path.removeprefix(".").split("."):
+        for step in re.sub(r"\[\?\(@\.(\w+)==.*?\)\]", r".\1!", path).removeprefix(".").split("."):
+            if step.endswith("!"):  # one of a list, found by a field of it
+                assert step.removesuffix("!") in node["items"]["properties"]
+                node = node["items"]
+                continue
             node = node["properties"][step] if "properties" in node else node["additionalProperties"]
         assert node["type"] in ("string", "integer")
 

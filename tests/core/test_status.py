@@ -197,7 +197,7 @@ def test_success():
         update={
             "phase": "Succeeded",
             "conditions": [
-                condition("Running", "False", "Succeeded", "", since=90),
+                condition("Running", "False", "Completed", "", since=90),
                 condition("Complete", "True", "Completed", "training completed", since=90),
             ],
             "completion_time": at(90),
@@ -212,7 +212,7 @@ def test_failure():
         update={
             "phase": "Failed",
             "conditions": [
-                condition("Running", "False", "Failed", "", since=90),
+                condition("Running", "False", "Error", "", since=90),
                 condition("Failed", "True", "Error", "why", since=90),
             ],
             "completion_time": at(90),

@@ -59,7 +59,7 @@ RESOURCES: Mapping[str, Resource] = {
             ("Restarts", "integer", ".status.restarts.counted", "Restarts that count against maxRestarts.", 0),
             ("Progress", "string", ".status.progress.summary", "Step of all steps.", 0),
             _AGE,
-            ("Reason", "string", ".status.lastFailure.reason", "Reason of the last failure.", 1),
+            ("Reason", "string", '.status.conditions[?(@.type=="Running")].reason', "Why it is in this phase.", 1),
         ),
         categories=("all",),
         status=Status,

@@ -343,7 +343,8 @@ def _phase(status: Status, phase: Phase, now: datetime, reason: str, message: st
             Condition(
                 type=kind,
                 status=cast("Any", state),
-                reason=reason[:128] if tells else kept_reason,
+                # That of Running tells of every phase: `kubectl get -o wide` shows it.
+                reason=reason[:128] if tells or kind == "Running" else kept_reason,
                 message=message[:_MESSAGE_LENGTH] if tells else kept_message,
                 last_transition_time=now if before is None or changed else before.last_transition_time,
                 observed_generation=status.observed_generation,
