@@ -305,7 +305,7 @@ def test_a_pod_that_holds_no_rank_gets_no_gpus_but_those_that_its_role_asks_for(
 def test_slots_of_an_mpi_job_are_the_pools_gpus():
     companions = desired.objects(job(pool="gpu", **MPI), Status(), platform(**DEVICES)).companions
     files = next(made for made in companions if made["kind"] == "ConfigMap")
-    assert files["data"] == {"hostfile": "job-worker-0-0.job.team.svc slots=8\n"}
+    assert files["data"]["hostfile"] == "job-worker-0-0.job.team.svc slots=8\n"
 
 
 def test_a_pool_that_the_job_does_not_name_changes_nothing():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from typing import Any
+
+import pytest
 
 from allranks.api.status import Status
 from allranks.core import desired
@@ -110,7 +114,8 @@ def test_mpi_has_a_hostfile_and_a_key_of_the_job_alone():
     service, files, key = objects(**MPI, resources={"limits": {"nvidia.com/gpu": 2}}).companions
     assert service["kind"] == "Service"
     assert (files["kind"], files["metadata"]["name"]) == ("ConfigMap", "job-files-0")
-    assert files["data"] == {"hostfile": "job-worker-0-0.job.team.svc slots=2\njob-worker-1-0.job.team.svc slots=2\n"}
+    hosts = "job-worker-0-0.job.team.svc slots=2\njob-worker-1-0.job.team.svc slots=2\n"
+    assert files["data"]["hostfile"] == hosts
     assert (key["kind"], key["type"]) == ("Secret", "kubernetes.io/ssh-auth")
     assert key["metadata"]["name"] == "job-ssh-6d9ce3a2", "with the beginning of the job's UID"
     assert "data" not in key, "its data is random: whoever creates it makes it"
@@ -126,7 +131,24 @@ def test_mpi_starts_all_ranks_from_the_launcher():
     assert mounts["/etc/allranks-ssh"] == "allranks-ssh"
     found = environment(launcher, "OMPI_")
     assert found["OMPI_MCA_orte_default_hostfile"] == "/etc/allranks/hostfile"
-    assert "-p 2222 -i /etc/allranks-ssh/ssh-privatekey" in found["OMPI_MCA_plm_rsh_args"]
+    assert found["OMPI_MCA_plm_rsh_args"] == "-F /etc/allranks/ssh_config -p 2222 -i /etc/allranks-ssh/ssh-privatekey"
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs an ssh client")
+@pytest.mark.parametrize("tries", [1, 3])
+def test_ssh_waits_for_a_name_that_dns_does_not_know_yet(tmp_path, tries):
+    """It is refused then, and would try again: the name alone is not asked for twice by ssh itself."""
+    [config] = [made["data"]["ssh_config"] for made in objects(**MPI).companions if made["kind"] == "ConfigMap"]
+    assert "ConnectionAttempts 60" in config
+    (tmp_path / "config").write_text(config.replace("ConnectionAttempts 60", "ConnectionAttempts 1"))
+    getent = tmp_path / "getent"
+    getent.write_text(f'#!/bin/sh\necho "$2" >>{tmp_path}/asked\n[ $(wc -l <{tmp_path}/asked) -ge {tries} ]\n')
+    getent.chmod(0o755)
+    command = ["ssh", "-F", str(tmp_path / "config"), "-p", "1", "localhost", "true"]
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SHELL": "/bin/sh"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert "Connection refused" in done.stderr
+    assert (tmp_path / "asked").read_text() == tries * "localhost\n"
 
 
 def forwarded(made: Objects) -> list[str]:

@@ -242,8 +242,10 @@ def test_horovod_trains_by_MPI_over_an_sshd_without_root(image: Images, tmp_path
     pods = {pod["metadata"]["name"]: pod["spec"]["containers"][0] for pod in made.pods}
     worker, launcher = pods["job-worker-0-0"], pods["job-launcher-0-0"]
     files, keys = tmp_path / "files", tmp_path / "keys"
+    [config] = [companion["data"] for companion in made.companions if companion["kind"] == "ConfigMap"]
+    config = {**config, "hostfile": f"{worker_address} slots=2\n"}
     for folder, contents in (
-        (files, {"hostfile": f"{worker_address} slots=2\n".encode()}),
+        (files, {name: content.encode() for name, content in config.items()}),
         (keys, decoded(key_pair())),
     ):
         folder.mkdir()
@@ -257,8 +259,8 @@ def test_horovod_trains_by_MPI_over_an_sshd_without_root(image: Images, tmp_path
     env |= {"OMPI_MCA_oob_tcp_if_include": "lo", "OMPI_MCA_btl_tcp_if_include": "lo"}
     with horovod.start(*sshd, mounts=[secret]) as serving:
         wait_for(worker_address, port, serving)
-        config = [secret, Mount(files, "/etc/allranks")]
-        said = succeeded(horovod.run(*launcher["command"], env=env, mounts=config, timeout=300))
+        mounts = [secret, Mount(files, "/etc/allranks")]
+        said = succeeded(horovod.run(*launcher["command"], env=env, mounts=mounts, timeout=300))
     assert_learned(said)
 
 

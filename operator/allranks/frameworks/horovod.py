@@ -131,7 +131,7 @@ def _mpi_wiring(replica: Replica, group: Group) -> Wiring:
     if replica.role == "worker":
         if group.local:
             return Wiring(command=("sleep", "infinity"))
-        return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, ssh_key=True)
+        return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=_files(group), ssh_key=True)
 
     mpirun = ("mpirun", "-np", ranks, "--allow-run-as-root", "--bind-to", "none", *forward)
     own = replica.role in group.own_command
@@ -142,11 +142,27 @@ def _mpi_wiring(replica: Replica, group: Group) -> Wiring:
     env = {
         "OMPI_MCA_orte_default_hostfile": f"{FILES_DIR}/hostfile",
         "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
-        "OMPI_MCA_plm_rsh_args": f"-p {SSH_PORT} -i {SSH_DIR}/ssh-privatekey -o StrictHostKeyChecking=no "
-        "-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR -o ConnectionAttempts=60",
+        "OMPI_MCA_plm_rsh_args": f"-F {FILES_DIR}/ssh_config -p {SSH_PORT} -i {SSH_DIR}/ssh-privatekey",
     }
-    names = [f"{worker.hostname}.{group.job}.{group.namespace}.svc slots={slots}\n" for worker in workers]
-    return Wiring(env=env, prefix=() if own else mpirun, files={"hostfile": "".join(names)}, ssh_key=True)
+    return Wiring(env=env, prefix=() if own else mpirun, files=_files(group), ssh_key=True)
+
+
+def _files(group: Group) -> dict[str, str]:
+    """For mpirun, and for its daemons in the workers, which start further ones where there are many."""
+    hosts = [f"{worker.hostname}.{group.job}.{group.namespace}.svc" for worker in group.of("worker")]
+    return {"hostfile": "".join(f"{host} slots={_slots(group)}\n" for host in hosts), "ssh_config": _SSH_CONFIG}
+
+
+# A connection that is refused ssh tries again, a name that is not known yet it does not: DNS hears of a pod a moment
+# after it was made. `Match exec` runs before ssh looks the name up; whatever comes of it, ssh goes on.
+_SSH_CONFIG = """\
+Match exec "i=0; until getent hosts %h || [ $((i += 1)) -gt 300 ]; do sleep 0.2; done"
+Match all
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  LogLevel ERROR
+  ConnectionAttempts 60
+"""
 
 
 def _sshd() -> tuple[str, ...]:
