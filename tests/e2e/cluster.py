@@ -31,7 +31,7 @@ class Cluster:
     def folder(self) -> Path:
         """Of tools/cluster.sh; a test that needs it does not run on other clusters."""
         if self._folder is None:
-            pytest.skip("needs nodes that can be stopped: a cluster of tools/cluster.sh")
+            pytest.skip("needs a cluster of tools/cluster.sh, whose nodes tests may stop, change and give images to")
         return self._folder
 
     @property
