@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint generate verify bench golden controlplane images cluster cluster-down e2e clean
+.PHONY: help demo test check lint generate verify bench recovery golden controlplane images cluster cluster-down e2e clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,10 +61,16 @@ cluster-down: ## End it, and check that nothing is left
 e2e: $(STAMP) ## Build the images, and run every example and fault in real pods, as root (docs/e2e.md)
 	@tools/test.sh e2e
 
-bench: $(STAMP) ## Measure the core, the operator on a real API server, and the start of a rank
+bench: $(STAMP) ## Measure the core, the operator on a real API server, the speed of training, and recoveries
+	@$(BIN)/python -m bench
 	@$(BIN)/python bench/core.py
-	@$(BIN)/python bench/cluster.py
-	@PATH="$$(tools/frameworks.sh pytorch)/bin:$$PATH" $(BIN)/python bench/rank_start.py
+	@$(BIN)/python bench/report_call.py
+	@$(BIN)/python bench/reports.py
+	@PATH="$$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$$PATH" $(BIN)/python bench/train.py
+	@PATH="$$(tools/frameworks.sh pytorch)/bin:$$PATH" $(BIN)/python bench/elastic.py
+
+recovery: $(STAMP) ## Kill and break real ranks of each framework, and write down what comes of it (docs/recovery.md)
+	@PATH="$$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$$PATH" $(BIN)/python tools/recovery.py
 
 clean: ## Remove what was built here (not the cache outside the repository)
 	rm -rf $(VENV) build dist runs *.egg-info operator/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,6 +16,7 @@ from allranks.api.status import Failure, Status
 from allranks.api.validate import parse
 from allranks.core import names
 from allranks.core.model import Disruption, Exit, Observed, Plan, Platform, Pod, Refused
+from allranks.core.progress import RankReport
 from allranks.core.reconcile import reconcile
 
 NOW = datetime(2026, 3, 4, 10, 0, 0, tzinfo=UTC)
@@ -55,9 +56,25 @@ def manifest(
     }
 
 
+def rank(number: int, step: int | None = None, **known: Any) -> RankReport:
+    """The newest report of `worker-{number}`, which has made its last step at `stepped` (0 s)."""
+    moment = at(known.pop("stepped", 0)) if step is not None else None
+    return RankReport(
+        role="worker",
+        index=number,
+        local_rank=0,
+        rank=number,
+        pod=f"job-worker-{number}-0",
+        node=f"node-{number}",
+        step=step,
+        stepped_at=moment,
+        **{"first_step_at": moment, "received_at": NOW} | known,
+    )
+
+
 def job(framework: str = "pytorch", roles: Mapping[str, Any] | None = None, name: str = "job", **spec: Any) -> Job:
     """The job of such a manifest, as the API server has it: with a UID. `generation=` and the like are metadata."""
-    meta = {key: spec.pop(key) for key in ("generation", "deletion_timestamp") if key in spec}
+    meta = {key: spec.pop(key) for key in ("generation", "deletion_timestamp", "creation_timestamp") if key in spec}
     parsed = parse(manifest(framework, roles, name, **spec))
     metadata = parsed.metadata.model_copy(update={"uid": UID, **meta})
     assert isinstance(metadata, Metadata)

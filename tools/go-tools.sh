@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
 # Programs that tests need and that no package registry for Python has, built from source by Go: the same versions on
-# every machine, and nothing else to download. A folder below tools/ says which: its go.mod files name them as tools.
+# every machine, and nothing else to download. tools/programs/go.mod names most of them as tools.
 set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/go-tools.sh controlplane | helm | node | argo     (the first two: tools/controlplane.sh, tools/helm.sh as well)
+usage: tools/go-tools.sh controlplane | helm | untt | node | argo | bench | peers     (the first two: tools/controlplane.sh, tools/helm.sh as well)
 
 Makes sure that the programs are in a directory of $ALLRANKS_CACHE, and prints that directory as the only line on stdout:
-  controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl   (about 7 minutes on 2 cores, 4 GB of disk)
-  helm          helm, untt (the runner of helm-unittest)                 (about 3 minutes)
-  node          kube-scheduler, kubelet, kube-proxy, coredns, local-path-provisioner   (about 6 minutes)
-  argo          workflow-controller, argoexec, and the manifests to install them with     (about 4 minutes)
-What was built already is there at once.
+  controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl
+  helm          helm
+  untt          the runner of helm-unittest, for the chart's own tests
+  node          kube-scheduler, kubelet, kube-proxy, coredns, local-path-provisioner
+  argo          workflow-controller, argoexec, and the manifests to install them with
+  bench         raw, which posts objects as fast as the API server takes them
+  peers         training-operator, which the benchmarks can run beside ours, and its CRDs
+What was built already is there at once. On two idle cores the control plane takes 4 minutes, helm, untt and node 2 minutes more
+(they share what they are made of), argo and peers 3 to 4 minutes each. Go needs 4 GB of disk for it.
 
 environment:
   ALLRANKS_CACHE       where they are kept, default ~/.cache/allranks
@@ -26,7 +30,7 @@ main() {
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case ${1-} in
     -h | --help) usage; exit 0 ;;
-    controlplane | helm | node | argo) name=$1 ;;
+    controlplane | helm | untt | node | argo | bench | peers) name=$1 ;;
     *) usage >&2; exit 2 ;;
   esac
   assets=
@@ -47,11 +51,19 @@ main() {
 # Of all that decides what is built.
 fingerprint() {
   {
-    cat "$repository/tools/$name"/{{,*/}go.mod,*.go} 2>/dev/null || true # some have a second module, or a file of Go
-    declare -f "build_$name" kubernetes_version compile
+    cat "$repository/tools/$(module)"/{go.mod,*.go} 2>/dev/null || true # not all have both
+    declare -f "build_$name" kubernetes_version compile modules
     uname -sm
     echo "$assets"
   } | sha256sum | cut -c 1-16
+}
+
+# The folder below tools/ that says what is compiled.
+module() {
+  case $name in
+    controlplane | helm | untt | node) echo programs ;;
+    *) echo "$name" ;;
+  esac
 }
 
 build() {
@@ -78,22 +90,25 @@ build_controlplane() {
       tools+=("k8s.io/kubernetes/cmd/$program")
     fi
   done
-  ((!${#tools[@]})) || compile controlplane "$(kubernetes_version)" "${tools[@]}"
+  ((!${#tools[@]})) || compile "$(kubernetes_version)" "${tools[@]}"
   [[ ! -e $work/bin/server ]] || mv "$work/bin/server" "$work/bin/etcd"
 }
 
 build_helm() {
-  compile helm '-X helm.sh/helm/v4/internal/version.version=v4.3.1' helm.sh/helm/v4/cmd/helm
-  compile helm/unittest '-X github.com/helm-unittest/helm-unittest/internal/build.version=1.1.2' \
+  compile '-X helm.sh/helm/v4/internal/version.version=v4.2.4' helm.sh/helm/v4/cmd/helm
+}
+
+build_untt() {
+  compile '-X github.com/helm-unittest/helm-unittest/internal/build.version=1.1.2' \
     github.com/helm-unittest/helm-unittest/cmd/helm-unittest
   mv "$work/bin/helm-unittest" "$work/bin/untt"
 }
 
 build_node() {
-  compile node "$(kubernetes_version)" k8s.io/kubernetes/cmd/{kube-scheduler,kubelet,kube-proxy}
+  compile "$(kubernetes_version)" k8s.io/kubernetes/cmd/{kube-scheduler,kubelet,kube-proxy}
+  compile '' github.com/coredns/coredns
   # By itself: it imports logrus by the name that it had once, which Go does not take together with the one of today.
-  compile node '' github.com/rancher/local-path-provisioner
-  compile node/coredns '' github.com/coredns/coredns
+  compile '' github.com/rancher/local-path-provisioner
 }
 
 # The published module lacks a file, and does not compile (`undefined: Setpgid`). It is built from a copy that has ours:
@@ -104,9 +119,38 @@ build_argo() {
   cp -r "$source" "$copy"
   chmod -R u+w "$copy"
   cp "$repository/tools/argo/signal_linux.go" "$copy/workflow/executor/os-specific/"
-  compile argo "-X $module.version=$version" "$module"/cmd/{argoexec,workflow-controller}
+  compile "-X $module.version=$version" "$module"/cmd/{argoexec,workflow-controller}
   mkdir "$work/bin/manifests"
   cp -r "$copy"/manifests/{base,cluster-install} "$work/bin/manifests/"
+}
+
+build_bench() {
+  CGO_ENABLED=0 "$go" build -C "$repository/tools/bench" -o "$work/bin/raw" .
+}
+
+# Twice: as it comes, with its client's throttle, and without that. Both without its webhooks, for which an API server
+# would need a way to it, and which would cost it time.
+build_peers() {
+  local module=github.com/kubeflow/training-operator version=v1.8.1 source copy=$work/training-operator main
+  main=$copy/cmd/training-operator.v1/main.go
+  source=$(cd "$work" && GOWORK=off "$go" mod download -json "$module@$version" | awk -F '"' '$2 == "Dir" { print $4 }')
+  cp -r "$source" "$copy"
+  chmod -R u+w "$copy"
+  sed -i -e 's/if err = cert.ManageCerts(mgr, certGenerationConfig, certsReady)/_, _ = cert.ManageCerts, certGenerationConfig\
+	go func() { certsReady <- struct{}{} }()\
+	if err/' -e 's/if err := setupWebhookFunc(mgr)/_ = setupWebhookFunc\
+		if err := error(nil)/' "$main"
+  say "compiling $module $version"
+  (
+    cd "$copy"
+    export CGO_ENABLED=0 GOWORK=off GOTMPDIR=$work
+    "$go" build -o "$work/bin/training-operator" ./cmd/training-operator.v1
+    sed -i 's/mgr, err := ctrl.NewManager(ctrl.GetConfigOrDie(),/client := ctrl.GetConfigOrDie()\
+	client.QPS, client.Burst = 10000, 20000\
+	mgr, err := ctrl.NewManager(client,/' "$main"
+    "$go" build -o "$work/bin/training-operator-unthrottled" ./cmd/training-operator.v1
+  )
+  cp -r "$copy/manifests/base/crds" "$work/bin/crds"
 }
 
 # For the linker. Without these a server says v0.0.0-master, which Helm and kubectl do not take for a version.
@@ -117,20 +161,26 @@ kubernetes_version() {
   done
 }
 
-# compile FOLDER LINKER_FLAGS PACKAGE...: in a copy, where Go may write the long form of go.mod.
+# compile LINKER_FLAGS PACKAGE...
 compile() {
-  local module=$work/$1 flags=$2
-  mkdir -p "$module"
-  cp "$repository/tools/$1/go.mod" "$module/"
-  say "compiling ${*:3}"
+  say "compiling ${*:2}"
   (
-    cd "$module"
-    # No go.sum is kept in the repository: Go's checksum database vouches for what the proxy hands out.
-    export GOWORK=off GOFLAGS="${GOFLAGS:-} -mod=mod" CGO_ENABLED=0 GOTMPDIR=$work
-    "$go" mod tidy 2>"$work/log" || { tail -n 30 "$work/log" >&2; fail "Go could not load the modules, see above"; }
-    "$go" build -v -ldflags "-s -w $flags" -o "$work/bin/" "${@:3}" 2> >(count) ||
+    modules
+    # What debuggers need takes Go a tenth of the time.
+    "$go" build -v -gcflags=all=-dwarf=false -ldflags "-s -w $1" -o "$work/bin/" "${@:2}" 2> >(count) ||
       fail "Go could not compile them, see above: the same command again goes on from there"
   )
+}
+
+# Goes to a copy of the go.mod, where Go may write its long form, and downloads what that names.
+modules() {
+  mkdir -p "$work/module"
+  cd "$work/module"
+  # No go.sum is kept in the repository: Go's checksum database vouches for what the proxy hands out.
+  export GOWORK=off GOFLAGS="${GOFLAGS:-} -mod=mod" CGO_ENABLED=0 GOTMPDIR=$work
+  [[ ! -e go.mod ]] || return 0
+  cp "$repository/tools/$(module)/go.mod" .
+  "$go" mod tidy 2>"$work/log" || { tail -n 30 "$work/log" >&2; fail "Go could not load the modules, see above"; }
 }
 
 # Go names every package that it has compiled: counted, and all else is let through.

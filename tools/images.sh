@@ -185,6 +185,7 @@ build() {
     return
   fi
   if [[ $image == horovod ]]; then
+    own=(--build-arg WHEEL=built) # said, too, where it is the default: buildah would not find the stage
     give_wheel && own=(--build-arg WHEEL=given)
   fi
   for each in "${tags[@]}"; do

@@ -16,30 +16,36 @@ step() {
   summary+=("$(printf '%5s s  %s' "$((SECONDS - start))" "$title")")
 }
 
-# The first time, half an hour of building goes on beside the first tests. Steps below call the same scripts: those wait
-# for one another, and what was built is there.
+# The first time, a quarter of an hour of building goes on beside the first tests. What needs it calls the same scripts: those
+# wait for one another, and what was built is there.
 build_ahead() {
-  local programs='tools/controlplane.sh; tools/helm.sh'
-  [ "$EUID" != 0 ] || programs='tools/e2e-prepare.sh'
-  setsid nice -n 10 bash -c "$programs" >/dev/null 2>&1 &
+  setsid nice -n 10 bash -c "$1" >/dev/null 2>&1 &
   builder=$!
   trap 'kill -- "-$builder" 2>/dev/null || true' EXIT
 }
 
 real_pods() {
-  if [ "$EUID" = 0 ]; then
-    step 'nodes, Argo and images (built once)' tools/e2e-prepare.sh
-    [ "$which" = e2e ] || step 'tests of images and nodes' "$bin/python" -m pytest -q -m e2e tests/images tests/nodes
-    step 'tests with real pods' "$bin/python" -m pytest -q -m e2e tests/e2e --durations=15
-  else
+  if [ "$EUID" != 0 ]; then
     summary+=('skipped: tests with real pods, which only root may run (sudo -E make e2e)')
+    return
   fi
+  if [ "$which" = e2e ]; then
+    step 'nodes and first images (built once)' tools/e2e-prepare.sh operator pytorch
+    # The fixtures build the other images, and wait for them.
+    build_ahead 'tools/go-tools.sh argo'
+  else
+    step 'nodes, Argo and images (built once)' tools/e2e-prepare.sh
+    step 'tests of images and nodes' "$bin/python" -m pytest -q -m e2e tests/images tests/nodes
+  fi
+  step 'tests with real pods' "$bin/python" -m pytest -q -m e2e tests/e2e --durations=15
 }
 
 if [ "$which" != e2e ]; then
   if [ "$which" = all ]; then
     step 'packages of the system' tools/system-packages.sh horovod $([ "$EUID" != 0 ] || echo node images)
-    build_ahead
+    # Horovod's image takes the wheel that its environment was made with: it is compiled once.
+    pods='tools/e2e-prepare.sh operator pytorch tensorflow && tools/frameworks.sh horovod && tools/e2e-prepare.sh'
+    build_ahead "$([ "$EUID" = 0 ] && echo "$pods" || echo 'tools/controlplane.sh; tools/helm.sh')"
   fi
   step 'lint (ruff)' "$bin/ruff" check --no-cache .
   step 'format (ruff)' "$bin/ruff" format --check .
@@ -52,7 +58,7 @@ if [ "$which" = all ]; then
   step 'PyTorch, TensorFlow, Horovod' tools/frameworks.sh pytorch tensorflow horovod
   step 'tests with real frameworks' "$bin/python" -m pytest -q -m slow --durations=10
   step 'control plane (built once, by Go)' tools/controlplane.sh
-  step 'Helm (built once, by Go)' tools/helm.sh
+  step 'Helm and its runner of tests (built once, by Go)' bash -c "tools/helm.sh && tools/go-tools.sh untt"
   step 'tests on a real API server' "$bin/python" -m pytest -q -m cluster --durations=10
 fi
 [ "$which" = fast ] || real_pods

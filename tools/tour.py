@@ -75,13 +75,17 @@ def main() -> None:
             if running:
                 install(cluster)
             tour.forget(TEAM, README_TEAM)
-    page = tour.page()
-    for text in (page, section):
+    readme = ROOT / "README.md"
+    write({PAGE: tour.page(HEAD), readme: replaced(readme.read_text(), "cluster", section)})
+
+
+def write(pages: dict[Path, str]) -> None:
+    """All of them, or none where one would tell of this machine's own folders."""
+    for text in pages.values():
         if found := re.search(r"/(root|work|tmp|home|mnt|Users)/\S*", text):
             raise SystemExit(f"a path of this machine, not written: {found[0]}")
-    PAGE.write_text(page)
-    readme = ROOT / "README.md"
-    readme.write_text(replaced(readme.read_text(), "cluster", section))
+    for page, text in pages.items():
+        page.write_text(text)
 
 
 @contextlib.contextmanager
@@ -158,8 +162,8 @@ class Tour:
             process.terminate()
             process.wait(15)
 
-    def page(self) -> str:
-        head = HEAD.format(cores=os.cpu_count())
+    def page(self, head: str) -> str:
+        head = head.format(cores=os.cpu_count())
         return head + "\n" + "\n".join(self.text)
 
 

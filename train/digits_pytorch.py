@@ -22,6 +22,7 @@ from common.journal import Journal
 from common.models_pytorch import DigitNet
 from common.options import make_parser, parse_options, positive_int
 from common.pytorch import SUFFIX, pack, seed_epoch
+from common.report import waiting, watch
 from common.schedules import cosine
 from common.termination import Termination
 
@@ -50,6 +51,7 @@ def main() -> None:
     early = EarlyStopping(options.patience, **more.get("early", {}))
     best = more.get("best") or snapshot(net)
     model = DistributedDataParallel(net)
+    watch(model)
 
     def checkpoint() -> bytes:
         return pack(net, optimizer, progress, early=early.as_dict(), best=best)
@@ -64,14 +66,19 @@ def main() -> None:
         for group in optimizer.param_groups:
             group["lr"] = cosine(options.lr, progress.epoch, options.epochs)
         net.train()
+        journal.begin_epoch(progress, len(loader))
         totals = torch.zeros(2, device=device)  # loss and samples of this rank
         for x, y in loader:
             if any_rank_terminated(termination, device):
                 stop(termination, journal, progress, checkpoint)
-            totals += train_step(model, optimizer, x.to(device), y.to(device))
+            journal.begin_step(progress)
+            sums = train_step(model, optimizer, x.to(device), y.to(device))
+            totals += sums
             progress.step += 1
-        dist.all_reduce(totals)
-        loss, samples = totals.tolist()
+            journal.end_step(progress, len(y), sums[0] / len(y))
+        with waiting():
+            dist.all_reduce(totals)
+            loss, samples = totals.tolist()
         seconds = time.monotonic() - started
 
         validation_loss, accuracy = evaluate(net, images.validation_x, images.validation_y, options.batch_size, device)

@@ -15,6 +15,7 @@ from common.images import load_images
 from common.journal import Journal
 from common.models_tensorflow import digit_net
 from common.options import make_parser, parse_options, positive_int
+from common.report import mark
 from common.schedules import cosine
 from common.tensorflow import (
     SUFFIX,
@@ -69,19 +70,24 @@ def main() -> None:
     batches, steps = endless_batches(
         strategy, (images.train_x, images.train_y), options.batch_size, options.seed, progress.epoch
     )
+    batch = options.batch_size * strategy.num_replicas_in_sync  # of all ranks
     while progress.epoch < options.epochs and not early.exhausted:
         started = time.monotonic()
         optimizer.learning_rate.assign(cosine(options.lr, progress.epoch, options.epochs))
         loss = tf.zeros(())  # the sum over all ranks
+        journal.begin_epoch(progress, steps)
         for _ in range(steps):
             if any_rank_terminated():
                 termination.agreed()
                 journal.stop(progress, checkpoint)
                 any_rank_terminated()  # none ends before rank 0 has saved
                 termination.exit()
-            loss += train_step(next(batches))
+            journal.begin_step(progress)
+            sum_of_step = train_step(next(batches))
+            loss += sum_of_step
             progress.step += 1
-        samples = steps * options.batch_size * strategy.num_replicas_in_sync
+            journal.end_step(progress, batch // size, sum_of_step / batch)
+        samples = steps * batch
         mean_loss = float(loss) / samples
         seconds = time.monotonic() - started
 
@@ -112,7 +118,7 @@ def make_train_step(
             logits = net(tf.cast(x, tf.float32), training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
             loss = tf.reduce_sum(losses) / samples  # the optimizer sums the gradients of all ranks
-        gradients = tape.gradient(loss, net.trainable_variables)
+        gradients = mark(tape.gradient(loss, net.trainable_variables))
         optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
         return tf.reduce_sum(losses)
 

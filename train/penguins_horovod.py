@@ -16,6 +16,7 @@ from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
 from common.penguins import Penguins, load_penguins
 from common.pytorch import SUFFIX, pack, seed_epoch, unpack
+from common.report import waiting, watch
 from common.termination import Termination
 
 EXAMPLE = "horovodrun -np 2 --gloo python penguins_horovod.py --epochs 20 --checkpoint-dir /tmp/penguins"
@@ -37,6 +38,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=options.lr * size)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())  # drops state: wrap first
     progress = resume(journal, net, optimizer, options.lr * size, device)
+    watch(net)
 
     train_rows = TensorDataset(torch.from_numpy(penguins.train_x), torch.from_numpy(penguins.train_y))
     sampler = DistributedSampler(train_rows, num_replicas=size, rank=rank, seed=options.seed)
@@ -45,6 +47,7 @@ def main() -> None:
         started = time.monotonic()
         sampler.set_epoch(progress.epoch)  # without it every epoch has the same order
         seed_epoch(options.seed, progress.epoch, rank)
+        journal.begin_epoch(progress, len(loader))
         totals = torch.zeros(3, device=device)  # loss, correct answers and samples of this rank
         for x, y in loader:
             if any_rank_terminated(termination):
@@ -52,9 +55,13 @@ def main() -> None:
                 journal.stop(progress, lambda: pack(net, optimizer, progress))
                 any_rank_terminated(termination)  # none ends before rank 0 has saved
                 termination.exit()
-            totals += train_step(net, optimizer, x.to(device), y.to(device))
+            journal.begin_step(progress)
+            sums = train_step(net, optimizer, x.to(device), y.to(device))
+            totals += sums
             progress.step += 1
-        loss, correct, samples = hvd.allreduce(totals, op=hvd.Sum, name="totals").tolist()
+            journal.end_step(progress, len(y), sums[0] / len(y))
+        with waiting():
+            loss, correct, samples = hvd.allreduce(totals, op=hvd.Sum, name="totals").tolist()
         progress.epoch += 1
         progress.losses.append(loss / samples)
         journal.end_epoch(
@@ -109,7 +116,8 @@ def train_step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor
 
 def any_rank_terminated(termination: Termination) -> bool:
     """Whether a rank got SIGTERM, the same answer on all ranks. A large model would ask only every few steps."""
-    return bool(hvd.allreduce(torch.tensor([int(termination.requested)]), op=hvd.Max, name="terminated").item())
+    with waiting():  # for the slowest rank
+        return bool(hvd.allreduce(torch.tensor([int(termination.requested)]), op=hvd.Max, name="terminated").item())
 
 
 @torch.no_grad()

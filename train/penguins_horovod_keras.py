@@ -98,6 +98,7 @@ class Together(tf.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.started = time.monotonic()
+        self.journal.begin_epoch(self.progress, self.steps)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         if self.any_rank_terminated():
@@ -105,9 +106,11 @@ class Together(tf.keras.callbacks.Callback):
             self.journal.stop(self.progress, self.checkpoint)
             self.any_rank_terminated()  # none ends before rank 0 has saved
             self.termination.exit()
+        self.journal.begin_step(self.progress)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self.progress.step += 1
+        self.journal.end_step(self.progress, self.options.batch_size, logs["loss"])
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.progress.epoch = epoch + 1

@@ -18,6 +18,7 @@ from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
 from common.penguins import Penguins, load_penguins
 from common.pytorch import SUFFIX, pack, seed_epoch
+from common.report import waiting, watch
 from common.termination import Termination
 
 EXAMPLE = """torchrun --standalone --nproc-per-node 2 penguins_pytorch.py --epochs 20 --checkpoint-dir /tmp/penguins"""
@@ -37,6 +38,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=options.lr)
     progress, _ = resume(journal, net, optimizer, device)
     model = DistributedDataParallel(net)
+    watch(model)
 
     train_rows = TensorDataset(torch.from_numpy(penguins.train_x), torch.from_numpy(penguins.train_y))
     sampler = DistributedSampler(train_rows, seed=options.seed)
@@ -45,14 +47,19 @@ def main() -> None:
         started = time.monotonic()
         sampler.set_epoch(progress.epoch)  # without it every epoch has the same order
         seed_epoch(options.seed, progress.epoch, rank)
+        journal.begin_epoch(progress, len(loader))
         totals = torch.zeros(3, device=device)  # loss, correct answers and samples of this rank
         for x, y in loader:
             if any_rank_terminated(termination, device):
                 stop(termination, journal, progress, lambda: pack(net, optimizer, progress))
-            totals += train_step(model, optimizer, x.to(device), y.to(device))
+            journal.begin_step(progress)
+            sums = train_step(model, optimizer, x.to(device), y.to(device))
+            totals += sums
             progress.step += 1
-        dist.all_reduce(totals)
-        loss, correct, samples = totals.tolist()
+            journal.end_step(progress, len(y), sums[0] / len(y))
+        with waiting():
+            dist.all_reduce(totals)
+            loss, correct, samples = totals.tolist()
         progress.epoch += 1
         progress.losses.append(loss / samples)
         journal.end_epoch(

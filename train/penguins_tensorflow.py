@@ -10,6 +10,7 @@ from common.journal import Journal
 from common.models_tensorflow import penguin_net
 from common.options import make_parser, parse_options
 from common.penguins import Penguins, load_penguins
+from common.report import mark
 from common.tensorflow import (
     SUFFIX,
     describe_devices,
@@ -51,18 +52,23 @@ def main() -> None:
     rows, steps = endless_batches(
         strategy, (penguins.train_x, penguins.train_y), options.batch_size, options.seed, progress.epoch
     )
+    batch = options.batch_size * strategy.num_replicas_in_sync  # of all ranks
     while progress.epoch < options.epochs:
         started = time.monotonic()
         totals = tf.zeros(2)  # loss and correct answers of all ranks
+        journal.begin_epoch(progress, steps)
         for _ in range(steps):
             if any_rank_terminated():
                 termination.agreed()
                 journal.stop(progress, lambda: pack(variables, progress))
                 any_rank_terminated()  # none ends before rank 0 has saved
                 termination.exit()
-            totals += train_step(next(rows))
+            journal.begin_step(progress)
+            sums = train_step(next(rows))
+            totals += sums
             progress.step += 1
-        samples = steps * options.batch_size * strategy.num_replicas_in_sync
+            journal.end_step(progress, batch // size, sums[0] / batch)
+        samples = steps * batch
         loss, correct = totals.numpy().tolist()
         progress.epoch += 1
         progress.losses.append(loss / samples)
@@ -89,7 +95,7 @@ def make_train_step(
             logits = net(x, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
             loss = tf.reduce_sum(losses) / samples  # the optimizer sums the gradients of all ranks
-        gradients = tape.gradient(loss, net.trainable_variables)
+        gradients = mark(tape.gradient(loss, net.trainable_variables))
         optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
         correct = tf.equal(tf.argmax(logits, axis=1), y)
         return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(tf.cast(correct, tf.float32))])

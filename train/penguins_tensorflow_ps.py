@@ -77,9 +77,11 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver, options: arg
         started = time.monotonic()
         batches = batches_of_rows(len(penguins.train_y), options.batch_size, options.seed, progress.epoch)
         results = []
+        journal.begin_epoch(progress, len(batches))
         for rows in batches:
             if termination.requested:
                 break
+            journal.begin_step(progress)
             results.append(coordinator.schedule(train_step, args=(rows,)))  # whichever worker is free takes it
             progress.step += 1
         coordinator.join()  # the steps of a worker that is lost meanwhile are done by another one
@@ -89,6 +91,7 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver, options: arg
             termination.exit()
         loss, correct = np.sum(coordinator.fetch(results), axis=0).tolist()
         samples = len(penguins.train_y)
+        journal.end_step(progress, samples, loss / samples)  # of all workers: they are not in step
         progress.epoch += 1
         progress.losses.append(loss / samples)
         journal.end_epoch(

@@ -13,12 +13,16 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from allranks.api.job import Job
-from allranks.api.status import Status
+from allranks.api.status import Status, Times
+from allranks.core.progress import newly_slow
 from allranks.frameworks import FRAMEWORKS
 from allranks.version import __version__
 
 _START_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 _API_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_OUTCOMES = {200: "taken", 401: "denied", 403: "denied", 409: "over", 429: "limited", 500: "failed", 503: "later"}
+"""HTTP code of the answer -> what became of a report. over: of an attempt that is over; later: not now, or not here."""
+_WRONG = "wrong"
 _RECONCILE_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
@@ -47,6 +51,20 @@ class Metrics:
             ["framework"],
             registry=registry,
         )
+        self.seconds = Counter(
+            "allranks_job_seconds",
+            "Seconds of jobs by what they were spent on: queued, starting, productive, lost.",
+            ["kind", "job_namespace", "framework"],
+            registry=registry,
+        )
+        self.stragglers = Counter(
+            "allranks_stragglers",
+            "Ranks that were found to be slower than their peers.",
+            ["framework"],
+            registry=registry,
+        )
+        self._owed: dict[tuple[str, str, str], float] = {}
+        """What was counted too early, such as work that a restart threw away: counters never go down."""
         self.reconcile = Histogram(
             "allranks_reconcile_seconds",
             "Deciding what to do about one job.",
@@ -66,10 +84,19 @@ class Metrics:
             buckets=_API_SECONDS,
             registry=registry,
         )
+        self.reports = Counter(
+            "allranks_reports",
+            "Reports of ranks by what became of them.",
+            ["outcome"],
+            registry=registry,
+        )
         # A series that begins with its first event hides that one from increase() and rate().
         for framework in FRAMEWORKS:
             self.start.labels(framework)
             self.lost.labels(framework)
+            self.stragglers.labels(framework)
+        for outcome in sorted({*_OUTCOMES.values(), _WRONG}):
+            self.reports.labels(outcome)
         self.leader = Gauge("allranks_leader", "1 while this replica acts.", registry=registry)
         Gauge("allranks_build_info", "The version that runs.", ["version"], registry=registry).labels(__version__).set(
             1
@@ -82,6 +109,10 @@ class Metrics:
 
     def reconciled(self, seconds: float) -> None:
         self.reconcile.observe(seconds)
+
+    def reported(self, code: int) -> None:
+        """A report was answered with this HTTP code."""
+        self.reports.labels(_OUTCOMES.get(code, _WRONG)).inc()
 
     def wrote(self, job: Job, before: Status, after: Status) -> None:
         """A status was persisted: what it tells is counted once."""
@@ -97,6 +128,18 @@ class Metrics:
             self.start.labels(framework).observe(seconds)
             if after.attempt_failure:
                 self.lost.labels(framework).inc(seconds)
+        if found := len(newly_slow(before.progress, after.progress)):
+            self.stragglers.labels(framework).inc(found)
+        self._spent(job.namespace, framework, before.times, after.times)
+
+    def _spent(self, namespace: str, framework: str, before: Times | None, after: Times | None) -> None:
+        for kind in ("queued", "starting", "productive", "lost") if after else ():
+            labels = kind, namespace, framework
+            seconds = getattr(after, kind) - (getattr(before, kind) if before else 0.0) + self._owed.pop(labels, 0.0)
+            if seconds > 0:
+                self.seconds.labels(*labels).inc(seconds)
+            elif seconds < 0:
+                self._owed[labels] = seconds
 
 
 def _restarts(status: Status) -> int:
@@ -111,8 +154,9 @@ class Sampled(Collector):
         jobs: Callable[[], Iterable[tuple[str, str]]],
         depth: Callable[[], int],
         ages: Callable[[], Iterable[tuple[str, float]]],
+        reporting: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._jobs, self._depth, self._ages = jobs, depth, ages
+        self._jobs, self._depth, self._ages, self._reporting = jobs, depth, ages, reporting
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         jobs = GaugeMetricFamily("allranks_jobs", "Jobs by framework and phase.", labels=["framework", "phase"])
@@ -121,6 +165,7 @@ class Sampled(Collector):
         yield jobs
         depth = self._depth()
         yield GaugeMetricFamily("allranks_queue_depth", "Jobs that are being looked at.", value=depth)
+        yield GaugeMetricFamily("allranks_reporting_ranks", "Ranks that report.", value=self._reporting())
         ages = GaugeMetricFamily(
             "allranks_watch_age_seconds", "Time since a watch's last sign of life.", labels=["resource"]
         )

@@ -47,6 +47,14 @@ class Settings(BaseSettings):
         "", description="Where /metrics, /healthz and /readyz are served. Empty: on all addresses, IPv4 and IPv6."
     )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="Port of the same; 0 takes a free one.")
+    report_url: str = Field(
+        "",
+        description="What pods are told to report their progress to: the URL of a Service of the port below, "
+        "`http://HOST:PORT/v1/report`. Empty: nothing, and nobody listens.",
+    )
+    report_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8081, description="Port on which reports are taken; 0 takes a free one."
+    )
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(
         32, description="Requests to the API server at the same time."
     )

@@ -91,11 +91,11 @@ def test_status_and_scale_are_subresources():
     }
 
 
-def test_kubectl_get_prints_framework_phase_ready_restarts_progress_age():
+def test_kubectl_get_prints_framework_phase_ready_restarts_progress_eta_age():
     (version,) = crd()["spec"]["versions"]
     columns = version["additionalPrinterColumns"]
     shown = [column["name"] for column in columns if not column.get("priority")]
-    assert shown == ["Framework", "Phase", "Ready", "Restarts", "Progress", "Age"]
+    assert shown == ["Framework", "Phase", "Ready", "Restarts", "Progress", "ETA", "Age"]
     assert all(column["description"] for column in columns)
 
 
@@ -125,7 +125,7 @@ def test_every_path_that_kubectl_reads_leads_to_a_field(kind, place):
                 node = node["items"]
                 continue
             node = node["properties"][step] if "properties" in node else node["additionalProperties"]
-        assert node["type"] in ("string", "integer")
+        assert node["type"] in ("string", "integer", "number")
 
 
 def test_every_schema_has_a_type():

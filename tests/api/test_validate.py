@@ -35,6 +35,11 @@ NO_SUCH_ROLE = "names a role that this job does not have"
 OUR_PREFIX = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
 BOTH = "a variable has either value or valueFrom, not both"
 LATER = "is served by a later version: leave it out"
+NOT_ELASTIC = (
+    "is for pytorch and horovod: ranks of the others know one another from the start. Leave it out; a changed number "
+    "of replicas restarts them"
+)
+WITHIN = "must be within elastic.minReplicas and elastic.maxReplicas"
 ONE_OF = "give exactly one of exitCodes, signals and reasons"
 ONE_VOLUME = "give either claim or volume, and not both"
 HOST_PATH = "hostPath is refused: the next attempt may run on another node; use a claim or a CSI volume"
@@ -184,18 +189,47 @@ RULES = [
         {"checkpoint": {"volume": {"csi": {"driver": "d"}}}},
     ),
     (
-        "elastic is refused until it is served, never ignored",
+        "TensorFlow's ranks know one another from the start",
+        {"framework": "tensorflow", "elastic": {"minReplicas": 1, "maxReplicas": 2}},
+        ("spec.elastic", NOT_ELASTIC),
         {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
-        ("spec.elastic", LATER),
-        {},
     ),
     (
-        "hang is refused until it is served, never ignored",
-        {"hang": {"timeoutSeconds": 60}},
-        ("spec.hang", LATER + ", or use activeDeadlineSeconds"),
-        {"activeDeadlineSeconds": 60},
+        "MPI's ranks know one another from the start",
+        MPI | {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
+        ("spec.elastic", "Elastic Horovod needs controller gloo: MPI's ranks know one another from the start"),
+        {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 2}},
     ),
-    ("progress is refused until it is served, never ignored", {"progress": {}}, ("spec.progress", LATER), {}),
+    (
+        "an elastic job has at least minReplicas workers",
+        {"roles": {"worker": 1}, "elastic": {"minReplicas": 2, "maxReplicas": 3}},
+        ("spec.roles.worker.replicas", WITHIN),
+        {"roles": {"worker": 2}, "elastic": {"minReplicas": 2, "maxReplicas": 3}},
+    ),
+    (
+        "an elastic job has at most maxReplicas workers",
+        {"roles": {"worker": 4}, "elastic": {"minReplicas": 2, "maxReplicas": 3}},
+        ("spec.roles.worker.replicas", WITHIN),
+        {"roles": {"worker": 3}, "elastic": {"minReplicas": 2, "maxReplicas": 3}},
+    ),
+    (
+        "an elastic job's ranks restart as its framework needs it",
+        {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "pod"}},
+        ("spec.restart.scope", "an elastic job's ranks restart as its framework needs it: leave it out, or say group"),
+        {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "group"}},
+    ),
+    (
+        "Elastic Horovod is done when its first worker is",
+        {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 3}, "success": "worker"},
+        ("spec.success", "Elastic Horovod is done when its first worker is: leave it out"),
+        {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 3}},
+    ),
+    (
+        "an elastic job has workers",
+        {"roles": {"master": 1}, "elastic": {"minReplicas": 1, "maxReplicas": 3}},
+        ("spec.roles.worker.replicas", WITHIN),
+        {"roles": {"master": 1, "worker": 1}, "elastic": {"minReplicas": 1, "maxReplicas": 3}},
+    ),
     (
         "backends of gangs are refused until they are served, never ignored",
         {"scheduling": {"gang": "volcano"}},

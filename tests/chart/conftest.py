@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from . import helm as helm_
 
 
 @pytest.fixture(scope="session")
-def programs() -> Path:
-    """The directory with helm and untt."""
-    return helm_.programs()
-
-
-@pytest.fixture(scope="session")
-def helm(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> helm_.Helm:
-    return helm_.Helm(programs / "helm", tmp_path_factory.mktemp("helm"))
+def helm(tmp_path_factory: pytest.TempPathFactory) -> helm_.Helm:
+    return helm_.Helm(helm_.built("helm"), tmp_path_factory.mktemp("helm"))

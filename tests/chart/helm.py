@@ -16,10 +16,11 @@ CHART = ROOT / "charts" / "allranks"
 Manifest = dict[str, Any]
 
 
-def programs() -> Path:
-    """The directory with helm and untt, built now if they are not there."""
-    done = subprocess.run([ROOT / "tools" / "helm.sh"], stdout=subprocess.PIPE, text=True, check=True, timeout=1500)
-    return Path(done.stdout.strip())
+def built(name: str) -> Path:
+    """`helm` or `untt`, built now if it is not there."""
+    script = [ROOT / "tools" / "go-tools.sh", name]
+    done = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=True, timeout=1500)
+    return Path(done.stdout.strip()) / name
 
 
 class HelmError(Exception):

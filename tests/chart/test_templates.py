@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from .helm import CHART, ROOT, Helm, HelmError, Manifest
+from allranks.drivers.reports.server import PATH as REPORT_PATH
+
+from .helm import CHART, ROOT, Helm, HelmError, Manifest, built
 
 pytestmark = pytest.mark.cluster
 
@@ -34,6 +36,8 @@ RELEASES: dict[str, Manifest] = {
     "namespaces": {"namespaces": ["team-a", "team-b"]},
     "namespaces without CRDs": {"namespaces": ["team-a"], "crds": {"enabled": False}},
     "namespaces with pools": {"namespaces": ["team-a"], "pools": {"enabled": True}},
+    "namespaces with reports": {"namespaces": ["team-a"], "reports": {"enabled": True}},
+    "no reports": {"reports": {"enabled": False}, "networkPolicy": {"enabled": True}},
     "everything": {"replicas": 2, **ALL},
     "service monitor": {"metrics": {"monitor": {"kind": "ServiceMonitor"}}},
     "no roles": {"rbac": {"create": False}, "serviceAccount": {"create": False, "name": "own"}},
@@ -77,10 +81,9 @@ def test_lint_finds_nothing(helm: Helm) -> None:
         assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART), values=values)
 
 
-def test_unit_tests_of_the_chart_pass(programs: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [programs / "untt", CHART], capture_output=True, text=True, timeout=60, check=False, env={"HOME": str(tmp_path)}
-    )
+def test_unit_tests_of_the_chart_pass(tmp_path: Path) -> None:
+    command = [built("untt"), CHART]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={"HOME": str(tmp_path)})
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -129,6 +132,7 @@ ALLOWED = {
     ("", "secrets"): {"create"},
     ("", "events"): {"create", "patch"},
     ("coordination.k8s.io", "leases"): {"create", "get", "update"},
+    ("authentication.k8s.io", "tokenreviews"): {"create"},
 }
 """All that the operator may do, and nothing else."""
 
@@ -187,12 +191,30 @@ def test_no_role_of_anybody_has_a_wildcard(release: list[Manifest]) -> None:
         ("namespaces", {"CustomResourceDefinition"}),
         ("namespaces without CRDs", set()),
         ("namespaces with pools", {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}),
+        ("namespaces with reports", {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}),
     ],
 )
 def test_confined_to_namespaces_nothing_is_cluster_wide_but_what_was_asked_for(
     name: str, kinds: set[str], helm: Helm
 ) -> None:
     assert {manifest["kind"] for manifest in helm.template(RELEASES[name])} & CLUSTER_SCOPED == kinds
+
+
+def test_pods_are_told_an_address_that_the_service_has_and_the_operator_listens_at(release: list[Manifest]) -> None:
+    env = environment(release)
+    [service] = of_kind(release, "Service")
+    [deployment] = of_kind(release, "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    led = {port["port"]: port["targetPort"] for port in service["spec"]["ports"] if port["name"] == "reports"}
+    opened = {port["name"]: port["containerPort"] for port in container["ports"] if port["name"] == "reports"}
+    url = env["ALLRANKS_REPORT_URL"]
+    if not url:
+        assert (led, opened) == ({}, {})
+        return
+    name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    [port] = led
+    assert url == f"http://{name}.{namespace}.svc:{port}{REPORT_PATH}"
+    assert opened == {led[port]: int(env["ALLRANKS_REPORT_PORT"] or 0)}
 
 
 def test_a_confined_operator_is_told_the_namespaces_that_it_has_rights_in(helm: Helm) -> None:
@@ -284,6 +306,7 @@ BAD: dict[str, tuple[Manifest, str]] = {
     "a monitor that is none": ({"metrics": {"monitor": {"kind": "podmonitor"}}}, "must be one of 'none', 'PodMonitor'"),
     "an alert that is none": ({"metrics": {"rules": {"disabled": ["X"]}}}, "/metrics/rules/disabled/0.*must be one of"),
     "pools as a list": ({"pools": {"create": [{"name": "a"}]}}, "/pools/create.*got array, want object"),
+    "reports by nobody in particular": ({"reports": {"from": "all"}}, "/reports/from.*got string, want array"),
     "several that act": ({"replicas": 2, "leaderElection": {"enabled": False}}, "several operators would act"),
     "pools nobody reads": ({"namespaces": ["a"], "pools": {"create": {"p": {}}}}, "set pools.enabled=true"),
 }
@@ -313,7 +336,13 @@ def test_a_parent_chart_may_pass_its_globals_and_a_condition(helm: Helm, tmp_pat
         ({}, ["serves jobs in every namespace", "kubectl apply -n default -f", "No pools are made here"]),
         (
             {"namespaces": ["team-a", "team-b"]},
-            ["serves jobs in: team-a, team-b", "apply -n team-a -f", "--set pools.enabled=true", "rbac.aggregate"],
+            [
+                "serves jobs in: team-a, team-b",
+                "apply -n team-a -f",
+                "--set pools.enabled=true",
+                "rbac.aggregate",
+                "reports.enabled=true",
+            ],
         ),
         ({"pools": {"create": {"a100": {}, "h100": {}}}}, ["Pools: a100, h100."]),
         ({"replicas": 0}, ["WARNING: replicas is 0"]),

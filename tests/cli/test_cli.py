@@ -17,7 +17,7 @@ from allranks.version import __version__
 from builders import manifest, table
 
 JOB = yaml.safe_dump(manifest())
-BAD = yaml.safe_dump(manifest(elastic={"minReplicas": 1, "maxReplicas": 2}, roles={"worker": {"replica": 1}}))
+BAD = yaml.safe_dump(manifest(scheduling={"queue": "a"}, roles={"worker": {"replica": 1}}))
 CLAIM = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: runs}\n"
 LATER = "is served by a later version: leave it out"
 POOL = "apiVersion: allranks.dev/v1alpha1\nkind: TrainingPool\nmetadata: {name: gpu}\nspec: {gpu: {count: 8}}\n"
@@ -84,8 +84,8 @@ def test_a_bad_manifest_is_told_every_error_with_file_job_and_field_and_status_2
     result = allranks("validate", "job.yaml")
     assert (result.exit_code, result.stdout) == (2, "")
     assert sorted(result.stderr.splitlines()) == [
-        f"error: job.yaml: job: spec.elastic: {LATER}",
         "error: job.yaml: job: spec.roles.worker.replica: unknown field, did you mean replicas?",
+        f"error: job.yaml: job: spec.scheduling.queue: {LATER}",
     ]
 
 
@@ -95,11 +95,11 @@ def test_a_bad_manifest_as_json():
     told = json.loads(result.stdout)
     assert told["valid"] is False
     assert sorted(told["problems"], key=lambda problem: problem["path"]) == [
-        {"path": "stdin: job: spec.elastic", "message": LATER},
         {
             "path": "stdin: job: spec.roles.worker.replica",
             "message": "unknown field, did you mean replicas?",
         },
+        {"path": "stdin: job: spec.scheduling.queue", "message": LATER},
     ]
 
 
@@ -367,12 +367,32 @@ def test_bad_set(case):
 # --- inject ----------------------------------------------------------------------------------------------------------
 
 
-def test_inject_copies_the_helpers_and_nothing_else(here):
+def test_inject_copies_the_helpers_and_the_report_library_and_nothing_else(here):
     assert allranks("inject", "made/here").exit_code == 0
-    copied = sorted(path.name for path in (here / "made" / "here").iterdir())
-    assert "horovod_gloo.py" in copied
+    made = here / "made" / "here"
+    copied = {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()}
+    assert {"horovod_gloo.py", "watch.py", "startup/sitecustomize.py"} <= copied
+    assert {"python/allranks/__init__.py", "python/allranks/report/__init__.py"} <= copied
     assert "__init__.py" not in copied
-    assert all(name.endswith(".py") for name in copied)
+    assert all(name.endswith((".py", ".sh")) for name in copied)
+    assert sorted(path.name for path in (made / "python" / "allranks").iterdir()) == [
+        "__init__.py",
+        "report",
+        "version.py",
+    ]
+
+
+def test_a_program_reports_with_what_inject_has_copied(here):
+    assert allranks("inject", "made").exit_code == 0
+    program = "from allranks.report import report; report(step=1); import sys; print(sys.modules['allranks'].__file__)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": str(here / "made" / "python")},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.stdout, done.stderr) == (f"{here}/made/python/allranks/__init__.py\n", "")
 
 
 def test_inject_twice_is_harmless(here):

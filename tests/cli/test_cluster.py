@@ -75,7 +75,7 @@ def seen(cluster: Scripted, count: int) -> tuple[list[tuple[str, str]], list[str
                     break
         return out
 
-    return asyncio.run(asyncio.wait_for(read(), 20)), told
+    return asyncio.run(asyncio.wait_for(read(), 60)), told
 
 
 def test_a_watch_that_ends_or_is_cut_goes_on_where_it_was():

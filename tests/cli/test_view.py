@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from allranks.api.status import Failure, RestartCounts, Status
+from allranks.api.status import CurvePoint, Failure, ProgressStatus, RestartCounts, Status
 from allranks.cli import view as views
 from allranks.cli.live import Summary, duration, ended_how
 from allranks.cli.view import View
@@ -168,3 +168,51 @@ def test_many_ranks_are_counted_so_that_the_summary_fits_the_terminal() -> None:
     lines = drawn(Summary("job", 5, status("Pending", "91/101"), pods, {}, {}))
     assert lines[1:] == [" master  1 Running", " worker  90 Running, 10 Pending"]
     assert len(drawn(Summary("job", 5, status("Pending", "91/101"), pods, {}, {}), height=3)) <= 3
+
+
+def progressed(step: int, **fields: Any) -> Status:
+    known: dict[str, Any] = {"total_steps": 900, "metrics": {"accuracy": 0.9, "loss": 0.3068}, "curve_metric": "loss"}
+    curve = [CurvePoint(time=NOW + timedelta(seconds=n), step=n * 10, value=1 / (n + 1)) for n in range(4)]
+    summary = f"{step}/900 {step / 9:.0f}%"
+    progress = ProgressStatus(**known, step=step, samples_per_second=810.5, eta="3m", curve=curve, summary=summary)
+    return status("Running", "2/2", progress=progress, **fields)
+
+
+def test_progress_is_told_at_first_and_then_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "PROGRESS_SECONDS", 1e6)
+    told = Told()
+    for step in (10, 20, 30):
+        told.view.status(progressed(step), ())
+    monkeypatch.setattr(views, "PROGRESS_SECONDS", 0.0)
+    told.view.status(progressed(40), ())
+    told.view.status(progressed(40), ())
+    monkeypatch.setattr(views, "PROGRESS_SECONDS", 1e6)
+    last = progressed(900, completion_time=NOW)
+    told.view.status(last.model_copy(update={"phase": "Succeeded"}), ())
+    rates = "10 steps/s, 810.5 samples/s, ETA 3m, loss 0.3068, accuracy 0.9"
+    assert told.lines() == [
+        f"step 10/900 1%, {rates}",
+        "Running, 2/2 pods running",
+        f"step 40/900 4%, {rates}",
+        "step 900/900 100%, loss 0.3068, accuracy 0.9",
+        "Succeeded",
+    ]
+
+
+def test_quiet_tells_no_progress() -> None:
+    told = Told(quiet=True)
+    told.view.status(progressed(10), ())
+    assert told.lines() == []
+
+
+def test_the_summary_has_a_line_of_progress() -> None:
+    shown = Summary("job", 5, progressed(450), (pod("worker", 0),), {}, {})
+    lines = drawn(shown, width=120)
+    assert (
+        lines[1]
+        == " ████████░░░░░░░░  450/900 50%  10 steps/s  810.5 samples/s  ETA 3m  loss 0.3068  █▃▁▁  accuracy 0.9"
+    )
+    assert lines[2].startswith(" worker-0  Running")
+    assert drawn(shown, width=60)[1].endswith("…")
+    many = [pod("worker", n) for n in range(16)]
+    assert len(drawn(Summary("job", 5, progressed(450), many, {}, {}))) <= 24 - 8 + 2

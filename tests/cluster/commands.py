@@ -115,11 +115,11 @@ class JobOnCluster:
 
     def __init__(self, api: Api, namespace: str, name: str = "penguins", **spec: Any) -> None:
         self.api, self.namespace, self.name = api, namespace, name
-        roles = spec.pop("roles", {"master": 1, "worker": 2})
-        self.manifest = manifest("pytorch", roles, name, **spec)
+        roles, framework = spec.pop("roles", {"master": 1, "worker": 2}), spec.pop("framework", "pytorch")
+        self.manifest = manifest(framework, roles, name, **spec)
         self.manifest["metadata"] = {"name": name, "namespace": namespace}
         self.uid = api.create(self.manifest)["metadata"]["uid"]
-        self._parsed = parsed_job("pytorch", roles, name, **spec)
+        self._parsed = parsed_job(framework, roles, name, **spec)
         meta = self._parsed.metadata.model_copy(update={"uid": self.uid, "namespace": namespace})
         self._parsed = self._parsed.model_copy(update={"metadata": meta})
 

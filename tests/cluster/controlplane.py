@@ -51,8 +51,9 @@ class ControlPlane:
 
     has_nodes = False
 
-    def __init__(self, programs: Path, folder: Path) -> None:
-        self.programs, self.folder = programs, folder
+    def __init__(self, programs: Path, folder: Path, audit_policy: str = "") -> None:
+        self.programs, self.folder, self._audit_policy = programs, folder, audit_policy
+        self.audit_log = folder / "audit.log"
         self.admin_token = secrets.token_hex(16)
         self.ca_file = folder / "certificates" / "apiserver.crt"
         self.kubeconfig = folder / "kubeconfig"
@@ -165,7 +166,16 @@ class ControlPlane:
             "--authorization-mode=Node,RBAC",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--profiling=false",
+            *self._audit(),
         )
+
+    def _audit(self) -> list[str]:
+        """So that it notes every request that the policy asks for."""
+        if not self._audit_policy:
+            return []
+        policy = self.folder / "audit-policy.yaml"
+        policy.write_text(self._audit_policy)
+        return [f"--audit-policy-file={policy}", f"--audit-log-path={self.audit_log}"]
 
     def _start_controller_manager(self) -> None:
         self._run(
@@ -178,6 +188,8 @@ class ControlPlane:
             "--kube-api-burst=2000",
             "--concurrent-gc-syncs=8",
             "--min-resync-period=1h",
+            # What it misses while CRDs come and go, it counts then: in 5 minutes, unasked.
+            "--resource-quota-sync-period=5s",
             "--profiling=false",
         )
         process = self._processes["kube-controller-manager"]

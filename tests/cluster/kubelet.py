@@ -191,7 +191,7 @@ class Kubelet:
         for pod in listed["items"]:
             self._saw(pod)
         present = {pod["metadata"]["uid"] for pod in listed["items"]}
-        for uid in {*self._lives, *self._deaths} - present:
+        for uid in self._lives.keys() - present:
             self._forget(uid)
         return str(listed["metadata"]["resourceVersion"])
 
@@ -219,10 +219,9 @@ class Kubelet:
             self._lives[uid] = asyncio.create_task(self._live(pod))
 
     def _forget(self, uid: str) -> None:
-        for tasks in (self._lives, self._deaths):
-            task = tasks.pop(uid, None)
-            if task and task is not asyncio.current_task():
-                task.cancel()
+        """A death goes on to its end: the watch tells of a removal before the request for it is answered."""
+        if life := self._lives.pop(uid, None):
+            life.cancel()
 
     async def _live(self, pod: Manifest) -> None:
         with contextlib.suppress(ApiError):  # it was deleted meanwhile: the watch says so
@@ -250,6 +249,7 @@ class Kubelet:
             options = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
             await self._request("DELETE", _path(pod), options)
             self.removed += 1
+        del self._deaths[pod["metadata"]["uid"]]
 
     async def _report(self, pod: Manifest, status: Manifest) -> Manifest:
         # The UID: another pod may have taken the name.

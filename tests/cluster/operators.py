@@ -13,6 +13,7 @@ from allranks.api.pool import PoolSpec
 from allranks.drivers.kubernetes import pods
 from allranks.drivers.kubernetes.connection import Connection
 from allranks.drivers.kubernetes.operator import Operator
+from allranks.drivers.reports.hub import Sender
 from allranks.settings import Settings
 
 T = TypeVar("T")
@@ -44,6 +45,10 @@ class Clock:
     def created(self, uid: str) -> datetime:
         return self._first_seen(uid, "created")
 
+    def placed(self, uid: str) -> datetime:
+        """When the pod was given a node."""
+        return self._first_seen(uid, "placed")
+
     def asked_to_go(self, uid: str) -> datetime:
         """When somebody asked for the deletion, whatever grace there was."""
         return self._first_seen(uid, "deleted")
@@ -51,6 +56,10 @@ class Clock:
     def decode_pod(self, raw: pods.Raw) -> pods.Seen:
         """As the operator decodes pods, but with this clock's stamps."""
         metadata = raw.metadata
+        for condition in raw.status.conditions:
+            # The API server's own stamp is there before the hand's.
+            if condition.type == "PodScheduled" and condition.status == "True":
+                condition.last_transition_time = self.placed(metadata.uid)
         metadata.creation_timestamp = self.created(metadata.uid)
         if metadata.deletion_timestamp:
             grace = timedelta(seconds=metadata.deletion_grace_period_seconds or 0)
@@ -84,6 +93,19 @@ class RunningOperator:
         session = self.operator.session
         return self._ask(lambda: session.pools.get(name)) if session else None
 
+    def report(self, sender: Sender, body: bytes) -> str:
+        """A rank's message as the server hands it on, and looked at at once; the question in the answer."""
+
+        def take() -> str:
+            session = self.operator.session
+            if session is None:
+                return ""
+            answer = session.reports.take(sender, body)
+            session.controller.reported(sender.job)
+            return str(answer.body.get("stacks", ""))
+
+        return self._ask(take)
+
     def clock_leapt(self) -> None:
         self.operator.clock_leapt()
         self._ask(lambda: None)  # so that it has been told when this returns
@@ -116,8 +138,10 @@ class RunningOperator:
             await self.operator.session.client.connector.close(abort_ssl=True)
 
     async def _close(self) -> None:
-        with contextlib.suppress(Exception):
-            await self.operator.server.stop()
+        for server in (self.operator.reports, self.operator.server):
+            with contextlib.suppress(Exception):
+                if server:
+                    await server.stop()
         if self.operator.session:
             await self.operator.session.client.close()
         await self._loop.shutdown_asyncgens()

@@ -22,8 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chart.helm import CHART, ROOT, Helm, HelmError, Manifest
-from chart.helm import programs as helm_programs
+from chart.helm import CHART, ROOT, Helm, HelmError, Manifest, built
 
 from .api import Api, ApiError
 from .controlplane import ControlPlane, free_ports
@@ -87,7 +86,7 @@ def wait_until_served(api: Api) -> None:
 @pytest.fixture
 def helm(bare: ControlPlane, api: Api, tmp_path: Path) -> Iterator[Helm]:
     """What it installs is uninstalled afterwards."""
-    helm = Helm(helm_programs() / "helm", tmp_path, (f"--kubeconfig={bare.kubeconfig}",))
+    helm = Helm(built("helm"), tmp_path, (f"--kubeconfig={bare.kubeconfig}",))
     yield helm
     for release in json.loads(helm("list", "--all-namespaces", "--output=json")):
         helm("uninstall", release["name"], f"--namespace={release['namespace']}")
@@ -290,6 +289,7 @@ def test_the_operator_has_the_rights_that_it_needs_and_no_others(
     assert [wrong for wrong in FORBIDDEN if may(bare, operator, *wrong, team)] == []
     assert may(bare, operator, "list", "pods"), "in all namespaces at once"
     assert may(bare, operator, "watch", POOL)
+    assert may(bare, operator, "create", "tokenreviews.authentication.k8s.io")
 
 
 def test_confined_to_namespaces_it_has_rights_there_and_nowhere_else(
@@ -303,6 +303,7 @@ def test_confined_to_namespaces_it_has_rights_there_and_nowhere_else(
     for namespace in ("default", sys_, None):
         assert [wrong for wrong in NEEDED if may(bare, operator, *wrong, namespace)] == []
     assert not may(bare, operator, "list", POOL)
+    assert not may(bare, operator, "create", "tokenreviews.authentication.k8s.io")
 
 
 def test_two_confined_releases_share_a_cluster_and_its_crds(
@@ -495,7 +496,8 @@ def run_operator(bare: ControlPlane, namespace: str, folder: Path, port: int) ->
     config["users"][0]["user"] = {"token": token}
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(json.dumps(config))
-    env |= {"ALLRANKS_PORT": str(port), "ALLRANKS_ADDRESS": "127.0.0.1", "KUBECONFIG": str(kubeconfig)}
+    env |= {"ALLRANKS_PORT": str(port), "ALLRANKS_REPORT_PORT": "0", "ALLRANKS_ADDRESS": "127.0.0.1"}
+    env |= {"KUBECONFIG": str(kubeconfig)}
     program, *arguments = container["command"]
     assert program == "allranks"
     with process([sys.executable, "-m", program, *arguments], folder / f"operator-{port}.log", env=env) as running:

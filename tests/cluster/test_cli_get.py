@@ -13,7 +13,7 @@ from builders import manifest
 
 from .commands import Commands, JobOnCluster, condition, failure, stamp
 
-RUNNING = {"ready": "3/3", "restarts": {"counted": 1}, "progress": {"summary": "120/900"}}
+RUNNING = {"ready": "3/3", "restarts": {"counted": 1}, "progress": {"summary": "120/900 13%", "eta": "3m"}}
 
 
 # --- get and list ----------------------------------------------------------------------------------------------------
@@ -26,8 +26,12 @@ def test_get_prints_the_columns_that_kubectl_prints(allranks, control_plane, job
         theirs = control_plane.kubectl("get", "dt", "-n", namespace, *wide).stdout.split()
         assert [w for w in ours if not w[0].isdigit()] == [w for w in theirs if not w[0].isdigit()]
     (header, row) = allranks("get", "penguins").stdout.splitlines()
-    assert header.split() == ["NAME", "FRAMEWORK", "PHASE", "READY", "RESTARTS", "PROGRESS", "AGE"]
-    assert row.split()[:6] == ["penguins", "pytorch", "Running", "3/3", "1", "120/900"]
+    assert header.split() == ["NAME", "FRAMEWORK", "PHASE", "READY", "RESTARTS", "PROGRESS", "ETA", "AGE"]
+    assert row.split()[:8] == ["penguins", "pytorch", "Running", "3/3", "1", "120/900", "13%", "3m"]
+    job.status(goodput=0.7376)
+    (header, row) = allranks("get", "penguins", "-o", "wide").stdout.splitlines()
+    assert header.split()[-2:] == ["GOODPUT", "REASON"]
+    assert "0.7376" in row
     assert allranks("get", "--no-headers").stdout.split()[0] == "penguins"
 
 
@@ -143,6 +147,36 @@ def test_describe_tells_what_it_is_how_it_is_and_why_it_failed(allranks, job, co
     scheduling, failed = told.partition("Events:\n")[2].splitlines()[1:]
     assert scheduling.split("   ")[1:] == ["Warning", "FailedScheduling", "2 pods", "0/3 nodes are available"]
     assert failed.split()[-5:] == ["Warning", "RankFailed", "job", "worker-1", "failed"]
+
+
+def test_describe_tells_how_far_it_is_where_its_time_went_and_who_is_slow(allranks, job):
+    now = stamp()
+    slow = {"rank": 3, "replica": "worker-2", "node": "node-9", "slowdown": 2.31}
+    progress = {
+        "step": 600,
+        "totalSteps": 1310,
+        "epoch": 9,
+        "metrics": {"accuracy": 0.9, "loss": 0.5132},
+        "samplesPerSecond": 512,
+        "eta": "5m55s",
+        "lastReport": now,
+        "checkpointStep": 560,
+        "checkpointTime": now,
+        "stragglers": [slow],
+        "ranks": [{"rank": 3, "replica": "worker-2", "step": 598, "lag": 2, "stepSeconds": 0.5}],
+        "curveMetric": "loss",
+        "summary": "600/1310 45%",
+    }
+    times = {"queued": 12, "starting": 18, "productive": 240, "lost": 50, "byReason": {"Error": 50}, "measured": True}
+    job.status(progress=progress, times=times | {"state": "over", "since": now})
+    told = allranks("describe", "penguins").stdout
+    metrics, rates = "epoch 9, loss 0.5132, accuracy 0.9", "2 steps/s, 512 samples/s, done in 5m55s"
+    assert f"Progress:    600/1310 45%, {metrics}, {rates}, reported " in told
+    assert "Checkpoint:  step 560, " in told
+    assert ", queued 12s, starting 18s, productive 4m, lost 50s\n" in told
+    assert "Goodput:     77.9%; lost by Error 50s\n" in told
+    [row] = told.partition("Stragglers:\n")[2].partition("Events:")[0].splitlines()[1:]
+    assert row.split() == ["3", "worker-2", "node-9", "2.3x"]
 
 
 def test_describe_of_a_job_that_nobody_has_looked_at_says_so(allranks, job):

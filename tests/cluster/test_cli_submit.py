@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from builders import manifest
 
+from .api import ApiError
 from .commands import Commands, JobOnCluster, stamp, text
 
 
@@ -168,6 +171,38 @@ def test_scale_says_what_it_does_to_a_job_that_is_not_elastic(allranks, job, con
     spec = control_plane.api.get("DistributedTraining", job.namespace, "penguins")["spec"]
     assert spec["roles"]["worker"]["replicas"] == 4
     assert allranks("scale", "penguins", "--replicas", "4").stdout == "penguins has 4 workers already\n"
+
+
+@pytest.mark.parametrize(
+    ("framework", "replicas", "told"),
+    [
+        ("pytorch", 4, "all ranks restart when there is room for more, from the beginning unless the program saves"),
+        ("pytorch", 1, "all ranks restart at the new size, from the beginning unless the program saves"),
+        ("horovod", 4, "the others go on meanwhile"),
+    ],
+)
+def test_scale_says_what_it_does_to_an_elastic_job(framework, replicas, told, allranks, control_plane, namespace):
+    bounds = {"minReplicas": 1, "maxReplicas": 4}
+    JobOnCluster(control_plane.api, namespace, framework=framework, roles={"worker": 2}, elastic=bounds).status()
+    of = "worker" if replicas == 1 else "workers"
+    begin = f"penguins scaled from 2 to {replicas} {of}: {told}"
+    assert allranks("scale", "penguins", "--replicas", str(replicas)).stdout.startswith(begin)
+    told = "error: penguins is elastic from 1 to 4 workers (spec.elastic): 5 is outside\n"
+    assert allranks("scale", "penguins", "--replicas", "5") == (1, "", told)
+
+
+def test_kubectl_scales_an_elastic_job_within_its_bounds_only(control_plane, namespace):
+    JobOnCluster(control_plane.api, namespace, roles={"worker": 2}, elastic={"minReplicas": 1, "maxReplicas": 4})
+
+    def scale(replicas: int) -> int:
+        change = {"spec": {"replicas": replicas}}
+        return control_plane.api.patch("DistributedTraining", namespace, "penguins", change, "scale")["spec"][
+            "replicas"
+        ]
+
+    assert scale(4) == 4
+    with pytest.raises(ApiError, match=r"must be within elastic\.minReplicas and elastic\.maxReplicas"):
+        scale(5)
 
 
 def test_a_job_without_workers_is_not_scaled(allranks, control_plane, namespace):

@@ -282,7 +282,7 @@ def test_a_job_that_is_deleted_while_it_starts_leaves_nothing_behind(
             control_plane.api.create(job(f"demo-{number}", roles={"worker": {"replicas": 10}}), namespace)
             time.sleep(0.01 * number)
             control_plane.api.delete(KIND, namespace, f"demo-{number}")
-        eventually(lambda: operator.idle and not things(), 60)
+        eventually(lambda: operator.idle and not things(), 180)
 
 
 # What real clients see
@@ -307,7 +307,7 @@ def test_kubectl_waits_for_conditions_and_for_the_phase_as_argo_reads_it(
         assert wait("bad", "condition=Failed") == 0
         assert wait("bad", "jsonpath={.status.phase}=Failed") == 0
         table = control_plane.kubectl("get", "dt", "-n", namespace).stdout.splitlines()
-        assert table[0].split() == ["NAME", "FRAMEWORK", "PHASE", "READY", "RESTARTS", "PROGRESS", "AGE"]
+        assert table[0].split() == ["NAME", "FRAMEWORK", "PHASE", "READY", "RESTARTS", "PROGRESS", "ETA", "AGE"]
         assert [line.split()[:3] for line in table[1:]] == [
             ["bad", "pytorch", "Failed"],
             ["good", "pytorch", "Succeeded"],

@@ -7,6 +7,7 @@ waits until nothing is under way any more: every version has been seen, and whoe
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,8 +18,11 @@ from allranks.api.pool import KIND as POOL
 from allranks.api.pool import PoolSpec
 from allranks.api.validate import parse_pool
 from allranks.core.names import JOB_LABEL
+from allranks.drivers.kubernetes import controller
 from allranks.drivers.kubernetes.connection import Connection
+from allranks.drivers.memory.ranks import Ranks
 from allranks.drivers.memory.store import ended
+from allranks.drivers.reports.hub import Sender
 from allranks.settings import Settings
 from scenarios.runner import JOB, Refused, World
 
@@ -27,13 +31,22 @@ from .controlplane import ControlPlane
 from .kubelet import Hand
 from .operators import Clock, RunningOperator
 
-PATIENCE_SECONDS = 15.0
+PATIENCE_SECONDS = 60.0
 PAUSE_SECONDS = 0.02
+controller.PROGRESS_SECONDS = 0.5
+"""Of the real clock, which tests wait for."""
 QUOTA = "scenario"
 _OTHER_KINDS = ("Pod", "Service", "ConfigMap", "Secret")
 _COUNTED = {"Pod": "pods", "Service": "count/services", "ConfigMap": "count/configmaps", "Secret": "count/secrets"}
 """Kind -> how a ResourceQuota counts it. `pods` leaves out those that have ended."""
-SETTINGS = {"leader_election": False, "address": "127.0.0.1", "port": 0, "helper_image": "example.org/allranks:1"}
+SETTINGS = {
+    "leader_election": False,
+    "address": "127.0.0.1",
+    "port": 0,
+    "helper_image": "example.org/allranks:1",
+    "report_port": 0,
+    "report_url": "http://reports.example.org:8081/v1/report",
+}
 
 
 class KubernetesWorld(World):
@@ -53,6 +66,10 @@ class KubernetesWorld(World):
         self._pools: dict[str, PoolSpec | None] = {}
         """Our pools as they are; None: no more."""
         self._operator: RunningOperator | None = None
+        self._ranks = Ranks(self.clock.now)
+        self._asked: set[str] = set()
+        self._told: RunningOperator | None = None
+        """Which life of the operator has heard all that ranks have said."""
         self.start_operator()
 
     def close(self) -> None:
@@ -116,21 +133,25 @@ class KubernetesWorld(World):
     # What machines do
 
     def run(self, pod: str, node: str) -> None:
-        self._hand.place(pod, node)
+        self._place(pod, node)
         self._play(lambda: self._hand.start(pod))
+
+    def _place(self, pod: str, node: str) -> None:
+        self.clock.placed(self._api.get("Pod", self.namespace, pod)["metadata"]["uid"])
+        self._hand.place(pod, node)
 
     def end(self, pod: str, code: int, reason: str, message: str, container: str, others: int | None) -> None:
         self._play(lambda: self._hand.end(pod, code, reason, message, container, others))
 
     def wait(self, pod: str, reason: str, message: str) -> None:
-        self._hand.place(pod, "somewhere")
+        self._place(pod, "somewhere")
         self._play(lambda: self._hand.wait(pod, reason, message))
 
     def cannot_place(self, pod: str, message: str) -> None:
         self._play(lambda: self._hand.cannot_place(pod, message))
 
     def fail_init(self, pod: str, code: int, message: str) -> None:
-        self._hand.place(pod, "somewhere")
+        self._place(pod, "somewhere")
         self._play(lambda: self._hand.fail_init(pod, code, message))
 
     def evict(self, pod: str) -> None:
@@ -147,6 +168,61 @@ class KubernetesWorld(World):
 
     def remove_node(self, node: str) -> None:
         self._play(lambda: self._hand.remove(node))
+
+    def report(self, pod: str, **said: Any) -> None:
+        manifest = self._api.get("Pod", self.namespace, pod)
+        self._ranks.report(manifest, **said)
+        self._play(lambda: self._send(manifest))
+
+    def asked_for_stacks(self) -> int:
+        """Ranks hear of it when they report the next time."""
+        self._send_all()
+        return len(self._asked)
+
+    def _send_all(self) -> None:
+        if not self._ranks.said:
+            return
+        for pod in self._api.list("Pod", self.namespace):
+            if pod["metadata"]["uid"] in self._ranks.said and "deletionTimestamp" not in pod["metadata"]:
+                self._send(pod)
+
+    def _send(self, pod: Manifest) -> None:
+        """As the pod's rank would: all that it knows, and how long ago that was."""
+        if self._operator is None:
+            return
+        metadata, labels = pod["metadata"], pod["metadata"]["labels"]
+        owner, numbers = metadata["ownerReferences"][0], ("index", "attempt", "restart")
+        sender = Sender(
+            job=(self.namespace, owner["name"]),
+            job_uid=owner["uid"],
+            pod=metadata["name"],
+            pod_uid=metadata["uid"],
+            role=labels["allranks.dev/role"],
+            node=pod["spec"].get("nodeName"),
+            **{number: int(labels.get(f"allranks.dev/{number}", 0)) for number in numbers},
+        )
+        self._asked |= set(filter(None, [self._operator.report(sender, self._message(metadata["uid"]))]))
+
+    def _message(self, uid: str) -> bytes:
+        said, now = self._ranks.said[uid], self.clock.now()
+
+        def ago(moment: datetime | None) -> float | None:
+            return None if moment is None else (now - moment).total_seconds()
+
+        saved = {"step": said.checkpoint_step, "ago": ago(said.checkpoint_at)} if said.checkpoint_at else None
+        message = {
+            "rank": said.rank,
+            "step": said.step,
+            "totalSteps": said.total_steps,
+            "metrics": said.metrics,
+            "stepSeconds": said.step_seconds,
+            "busySeconds": said.busy_seconds,
+            "checkpoint": saved,
+            "idle": ago(said.stepped_at),
+            "done": said.done,
+            "waiting": said.waiting,
+        }
+        return json.dumps(message).encode()
 
     def advance(self, seconds: float) -> None:
         """Deleted pods end when they are due; the operator's timers are told in the end, late, as after a pause."""
@@ -215,6 +291,9 @@ class KubernetesWorld(World):
         deadline, quiet = time.monotonic() + PATIENCE_SECONDS, 0
         while quiet < 2 and time.monotonic() < deadline:
             quiet = 0 if any(True for _ in self._under_way()) else quiet + 1
+            if quiet and self._operator is not self._told:
+                self._told, quiet = self._operator, 0
+                self._send_all()
             if quiet == 0:
                 time.sleep(PAUSE_SECONDS)
         self.events()

@@ -101,6 +101,7 @@ def test_the_smallest_job_makes_this_service_and_this_pod():
                             {"name": name, "value": value}
                             for name, value in {
                                 "ALLRANKS_JOB": "job",
+                                "ALLRANKS_JOB_UID": UID,
                                 "ALLRANKS_ROLE": "worker",
                                 "ALLRANKS_INDEX": "0",
                                 "ALLRANKS_ATTEMPT": "0",
@@ -291,6 +292,7 @@ def test_every_pod_knows_its_job_role_index_attempt_and_checkpoint_directory(fie
         labels, found = pod["metadata"]["labels"], environment(pod)
         assert {name: value for name, value in found.items() if (name or "").startswith("ALLRANKS_")}.items() >= {
             "ALLRANKS_JOB": "job",
+            "ALLRANKS_JOB_UID": UID,
             "ALLRANKS_ROLE": labels["allranks.dev/role"],
             "ALLRANKS_INDEX": labels["allranks.dev/index"],
             "ALLRANKS_ATTEMPT": "4",

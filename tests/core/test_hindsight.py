@@ -1,4 +1,4 @@
-"""Causes that show only later: which loss of a node explains which attempt."""
+"""Causes that show only later: which loss of a node, or end of a pod, explains which attempt."""
 
 from __future__ import annotations
 
@@ -44,10 +44,73 @@ def test_cause(case):
         assert (found.attempt, found.role, found.index, found.reason) == (0, "worker", 1, "NodeLost")
 
 
+REPORT = """
+Root Cause (first observed failure):
+[0]:
+  time      : %s
+  host      : job-worker-1-0
+  rank      : 1 (local_rank: 0)
+  exitcode  : %d (pid: 17)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 17
+============================================================
+"""
+
+
+def killed(reported: float, code: int = -9) -> str:
+    """torchrun's last words, which come a while after the process's end."""
+    return REPORT % (f"{at(reported):%Y-%m-%d_%H:%M:%S}", code)
+
+
+def ended(seconds: float, code: int = 1, message: str = "", **how: Any) -> Pod:
+    """worker-1 of attempt 0, deleted when that ended, whose program has ended."""
+    gone = how.pop("gone", 100)
+    return replace(pod("worker", 1), deleted_at=at(gone), exit=Exit(code, at(seconds), message=message, **how))
+
+
+# Sentence, exit code of worker-0, which is blamed and failed at 99 s, pod that is left, whether its end is the cause.
+ENDS = [
+    ("a report of a signal in the same second is the cause", 1, ended(102, 1, killed(99)), True),
+    ("of a signal later is not", 1, ended(102, 1, killed(100)), False),
+    ("of an exit code like the blamed one in the same second is not", 1, ended(102, 1, killed(99, 1)), False),
+    ("of an earlier failure is, whatever that was", 1, ended(102, 1, killed(98, 1)), True),
+    ("a killed rank stays blamed where another was as well", 137, ended(102, 1, killed(99)), False),
+    ("an earlier end without a report is", 1, ended(98, 1), True),
+    ("one in the same second may be by the deletion", 1, ended(99, 137), False),
+    ("but for one out of memory", 1, ended(99, 137, reason="OOMKilled"), True),
+    ("an end with 0 is no failure", 1, ended(98, 0), False),
+    ("who was deleted before the attempt's end did not end by itself", 1, ended(98, 1, gone=97), True),
+]
+
+
+@table(*ENDS)
+def test_an_end_that_shows_later(case):
+    code, there, explains = case
+    history = past(failure=failure(time=at(99), exit_code=code, signal=code - 128 if code > 128 else None))
+    status = Status(attempt=1, history=[history])
+    found = hindsight.cause(job(roles={"worker": 2}), status, [there], NOW, CLUSTER)
+    assert (found is not None) == explains
+    if found:
+        assert (found.attempt, found.role, found.index) == (0, "worker", 1)
+        assert (found.reason == "Deleted") == (there.deleted_at < at(98))
+
+
+def test_of_several_the_earliest_is_the_cause():
+    status = Status(attempt=1, history=[past(failure=failure(time=at(99)))])
+    pods = [replace(ended(seconds), name=f"job-worker-{index}-0") for index, seconds in ((1, 98), (2, 97), (3, 98))]
+    found = hindsight.cause(job(roles={"worker": 4}), status, pods, NOW, CLUSTER)
+    assert found
+    assert (found.index, found.time) == (2, at(97))
+
+
 def test_what_restarts_alone_has_been_told_already():
     of = job(framework="tensorflow", roles={"chief": 1, "worker": 2, "ps": 1})
     there = replace(pod("ps", 0), deleted_at=at(100), disruption=left().disruption)
     assert hindsight.cause(of, Status(attempt=1, history=[past()]), [there], NOW, CLUSTER) is None
+
+
+def test_a_program_that_failed_counts_where_no_rule_says_otherwise():
+    assert hindsight.counts(job(), failure(signal=9, exit_code=137)) is True
 
 
 # Sentence, the user's rule on NodeLost, whether such an end counts.

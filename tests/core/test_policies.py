@@ -356,13 +356,19 @@ def test_backoff_begins_with_backoffSeconds_and_is_never_more_than_300_s(base, s
     assert [policies.backoff(of, number).total_seconds() for number in (1, 2, 3, 4)] == seconds
 
 
+ELASTIC = {"roles": {"worker": 2}, "elastic": {"minReplicas": 1, "maxReplicas": 3}}
+
 # Sentence, job, role, scope.
 SCOPES = [
     ("PyTorch's master restarts with its group", {"roles": {"master": 1, "worker": 1}}, "master", "group"),
     ("PyTorch's workers restart with their group", {"roles": {"master": 1, "worker": 1}}, "worker", "group"),
     ("TensorFlow's chief restarts with its group", PS_JOB, "chief", "group"),
-    ("TensorFlow's workers restart with their group", PS_JOB, "worker", "group"),
+    ("TensorFlow's workers restart with their group", PS_JOB | {"roles": {"worker": 2}}, "worker", "group"),
+    ("a chief's workers restart with it", PS_JOB | {"roles": {"chief": 1, "worker": 2}}, "worker", "group"),
+    ("workers of a chief with parameter servers restart alone", PS_JOB, "worker", "pod"),
     ("parameter servers restart alone", PS_JOB, "ps", "pod"),
+    ("PyTorch's elastic workers restart with their group", ELASTIC, "worker", "group"),
+    ("Horovod's elastic workers restart alone", ELASTIC | {"framework": "horovod"}, "worker", "pod"),
     ("evaluators restart alone", PS_JOB, "evaluator", "pod"),
     ("Horovod's workers restart with their group", {"framework": "horovod", "roles": {"worker": 2}}, "worker", "group"),
     ("restart.scope says pod for all", {"restart": {"scope": "pod"}}, "worker", "pod"),
@@ -373,7 +379,11 @@ SCOPES = [
 @table(*SCOPES)
 def test_scope(case):
     fields, role, scope = case
-    assert policies.scope(job(**fields), role) == scope
+    assert policies.scope(job(**fields), role, 1) == scope
+
+
+def test_elastic_horovods_first_worker_restarts_all_which_meet_at_it():
+    assert policies.scope(job(**ELASTIC, framework="horovod"), "worker", 0) == "group"
 
 
 def done(role: str, index: int = 0):

@@ -88,6 +88,7 @@ def test_running():
     life = started(job(**GROUP))
     assert life.status == running().model_copy(
         update={
+            "times": life.status.times,
             "conditions": [condition("Running", "True", "AllRanksRunning", "all 3 pods run")],
             "running_time": NOW,
         }
@@ -187,7 +188,7 @@ def test_restart_of_one_replica():
         update={
             "restarts": RestartCounts(counted=2, by_reason={"Error": 2}),
             "last_failure": lost,
-            "replica_restarts": {"worker-1": ReplicaRestarts(count=1, restart_time=at(71), failure=lost)},
+            "replica_restarts": {"worker-1": ReplicaRestarts(count=1, counted=True, restart_time=at(71), failure=lost)},
         }
     )
 

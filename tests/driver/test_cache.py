@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.core.model import Exit
 from allranks.core.names import JOB_LABEL
 from allranks.drivers.kubernetes.cache import JobCache, PodCache
 from allranks.drivers.kubernetes.executor import difference
 from allranks.drivers.kubernetes.pods import Meta, Owner, Raw, Seen, seen
+from builders import NOW, at
 
 
 def pod(name: str, version: int, owner: str | None = "u-1", label: str | None = "demo", job: str = "demo") -> Seen:
@@ -19,8 +24,9 @@ def pod(name: str, version: int, owner: str | None = "u-1", label: str | None = 
 
 
 class Woken(list[tuple[str, str]]):
-    def __call__(self, key: tuple[str, str]) -> None:
+    def __call__(self, key: tuple[str, str], trouble: bool) -> None:
         self.append(key)
+        self.trouble = trouble
 
 
 def names(cache: PodCache, uid: str = "u-1", job: str = "demo") -> dict[str, bool]:
@@ -75,6 +81,58 @@ def test_a_pod_that_changes_sides_wakes_both_jobs() -> None:
     cache.show(pod("a", 2, owner="u-2", label="next", job="next"))
     assert sorted(woken) == [("ns", "demo"), ("ns", "next")]
     assert names(cache) == {}
+
+
+WELL, BADLY = Exit(0, at(60), "Completed"), Exit(1, at(60))
+ENDED = {"phase": "Succeeded", "exit": WELL}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gone", "trouble"),
+    [
+        (None, {}, False, False),
+        ({}, {"phase": "Running"}, False, False),
+        ({}, ENDED, False, False),
+        (
+            ENDED,
+            ENDED | {"deleted_at": at(61)},
+            False,
+            False,
+        ),
+        (ENDED, ENDED, True, False),
+        ({}, {"phase": "Failed", "exit": BADLY}, False, True),
+        ({}, {"exit": BADLY}, False, True),
+        ({"exit": BADLY}, {"phase": "Failed", "exit": BADLY}, False, False),
+        ({}, {"deleted_at": NOW}, False, True),
+        ({"deleted_at": NOW}, {"deleted_at": NOW}, True, False),
+        ({}, {}, True, True),
+    ],
+    ids=[
+        "made",
+        "runs",
+        "ends well",
+        "cleaned up",
+        "gone after that",
+        "fails",
+        "its container fails",
+        "failed before",
+        "taken away",
+        "gone after that too",
+        "gone at once",
+    ],
+)
+def test_a_failure_and_a_pod_that_is_taken_away_are_trouble(
+    before: dict[str, Any] | None, after: dict[str, Any], gone: bool, trouble: bool
+) -> None:
+    def known(version: int, fields: dict[str, Any]) -> Seen:
+        made = pod("a", version)
+        return made._replace(pod=replace(made.pod, **fields))
+
+    cache = PodCache(woken := Woken())
+    if before is not None:
+        cache.show(known(1, before))
+    cache.show(known(2, after), deleted=gone)
+    assert woken.trouble is trouble
 
 
 def test_jobs_are_known_by_their_newest_version() -> None:

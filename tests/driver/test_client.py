@@ -38,7 +38,7 @@ def test_what_may_pass_is_tried_again(fault: Answer) -> None:
 
 def test_a_request_that_is_not_answered_is_tried_again() -> None:
     async def scenario() -> None:
-        async with client_of(hangs, says({})) as (client, api), asyncio.timeout(10):
+        async with client_of(hangs, says({})) as (client, api), asyncio.timeout(60):
             client._timeout = clients.aiohttp.ClientTimeout(total=0.2)
             await client.get("/x")
             assert len(api.asked) == 2

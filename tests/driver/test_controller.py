@@ -14,19 +14,32 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from allranks.core.model import Platform
+from allranks.core.model import Observed, Plan, Platform
+from allranks.core.progress import Reports
+from allranks.core.reconcile import reconcile
+from allranks.drivers.kubernetes import controller as controllers
 from allranks.drivers.kubernetes import pods
 from allranks.drivers.kubernetes.cache import PodCache
 from allranks.drivers.kubernetes.client import Client
-from allranks.drivers.kubernetes.controller import Controller
+from allranks.drivers.kubernetes.controller import Controller, Listener
 from allranks.drivers.kubernetes.events import Recorder
 from allranks.drivers.kubernetes.executor import Executor
 from allranks.drivers.kubernetes.operator import utcnow
 from allranks.metrics import Metrics
+from builders import NOW, rank
 
 from .scripted import Scripted, client_of, says, status
 
 SPEC = {"framework": "pytorch", "image": "x", "command": ["a"], "roles": {"worker": {"replicas": 2}}}
+
+
+def merged(before: Any, change: Any) -> Any:
+    """RFC 7396"""
+    if not isinstance(change, dict):
+        return change
+    before = before if isinstance(before, dict) else {}
+    after = before | {key: merged(before.get(key), value) for key, value in change.items()}
+    return {key: value for key, value in after.items() if change.get(key, 0) is not None}
 
 
 class Api:
@@ -45,10 +58,10 @@ class Api:
         version = str(next(self.versions))
         if request.path.endswith("/status"):
             body["status"].pop(self.unknown, None)
-            merged = {**self.job.get("status", {}), **body["status"]}
-            after = {key: value for key, value in merged.items() if value is not None}
+            after = merged(self.job.get("status", {}), body["status"])
             if after != self.job.get("status"):
-                self.job |= {"status": after, "metadata": self.job["metadata"] | {"resourceVersion": version}}
+                newer = {"status": after, "metadata": self.job["metadata"] | {"resourceVersion": version}}
+                self.job = self.job | newer
             return await says(self.job)(request)
         if request.path.endswith("/pods") and self.refusal:
             return await status(403, "Forbidden", self.refusal())(request)
@@ -56,11 +69,11 @@ class Api:
         return await says(body)(request)
 
 
-def controller_of(client: Client) -> Controller:
-    cache = PodCache(lambda key: controller.wake(key))
+def controller_of(client: Client, reports: Listener | None = None) -> Controller:
+    cache = PodCache(lambda key, trouble: controller.wake(key, trouble))
     executor = Executor(client, cache, pods.seen)
     controller = Controller(
-        executor, Recorder(client), cache, lambda job: Platform(helper_image="x"), Metrics(), utcnow
+        executor, Recorder(client), cache, lambda job: Platform(helper_image="x"), Metrics(), utcnow, reports
     )
     return controller
 
@@ -83,7 +96,7 @@ def created(asked: Scripted) -> list[str]:
 def test_a_job_that_met_a_lease_renewed_too_late_is_not_forgotten() -> None:
     async def scenario() -> None:
         may = iter([False])
-        async with controlled(Api(), lambda: next(may, True)) as asked, asyncio.timeout(10):
+        async with controlled(Api(), lambda: next(may, True)) as asked, asyncio.timeout(60):
             while len(created(asked)) < 2:
                 await asyncio.sleep(0.01)
 
@@ -92,7 +105,7 @@ def test_a_job_that_met_a_lease_renewed_too_late_is_not_forgotten() -> None:
 
 def test_after_an_hour_without_an_api_server_a_job_waits_for_half_a_minute_and_no_longer() -> None:
     async def scenario() -> None:
-        async with client_of(status(503), patience=0.0) as (client, _), asyncio.timeout(20):
+        async with client_of(status(503), patience=0.0) as (client, _), asyncio.timeout(60):
             controller = controller_of(client)
             controller.seen(Api().job, deleted=False)
             await controller.start()
@@ -119,7 +132,7 @@ def words() -> Callable[[], str]:
 def test_what_is_refused_is_asked_again_after_its_backoff_only(refusal: Callable[[], str]) -> None:
     async def scenario() -> None:
         began, api = time.monotonic(), Api(refusal)
-        async with controlled(api) as asked, asyncio.timeout(20):
+        async with controlled(api) as asked, asyncio.timeout(60):
             while "Forbidden" not in str(api.job.get("status")):
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)
@@ -133,7 +146,7 @@ def test_a_status_that_the_api_server_prunes_is_not_written_over_and_over(caplog
     """An operator that is newer than its CRDs."""
 
     async def scenario() -> list[Any]:
-        async with controlled(Api(unknown="selector")) as asked, asyncio.timeout(20):
+        async with controlled(Api(unknown="selector")) as asked, asyncio.timeout(60):
             while "older than the operator" not in caplog.text:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.5)
@@ -168,3 +181,93 @@ def test_the_first_look_at_many_jobs_lets_others_have_their_turn() -> None:
             controller.close()
 
     asyncio.run(scenario())
+
+
+def test_changes_that_are_no_trouble_are_one_look_and_trouble_is_looked_at_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[float] = []
+
+    def looked(observed: Observed) -> Plan:
+        looks.append(time.monotonic())
+        return reconcile(observed)
+
+    async def settled(controller: Controller) -> None:
+        while not controller.idle:
+            await asyncio.sleep(0.01)
+        looks.clear()
+
+    async def scenario() -> None:
+        api, key = Api(), ("ns", "demo")
+        async with client_of(api) as (client, _), asyncio.timeout(60):
+            monkeypatch.setattr(controllers, "reconcile", looked)
+            controller = controller_of(client)
+            controller.seen(api.job, deleted=False)
+            await controller.start()
+            await settled(controller)
+            monkeypatch.setattr(controllers, "BURST_SECONDS", 0.3)
+            began = time.monotonic()
+            for _ in range(20):
+                controller.wake(key, trouble=False)
+                await asyncio.sleep(0)
+            assert not controller.idle
+            while not looks:
+                await asyncio.sleep(0.01)
+            assert looks[0] - began >= 0.29
+            await asyncio.sleep(0.4)
+            assert len(looks) == 1
+            await settled(controller)
+            monkeypatch.setattr(controllers, "BURST_SECONDS", 60)
+            controller.wake(key, trouble=False)
+            controller.wake(key, trouble=True)
+            await settled(controller)  # the look was for both
+            controller.close()
+
+    asyncio.run(scenario())
+
+
+class Ranks:
+    """They say how far they are, whenever they are asked."""
+
+    def __init__(self) -> None:
+        self.step = 1
+
+    def of(self, job: tuple[str, str], uid: str, attempt: int) -> Reports:
+        return Reports(NOW, (rank(0, self.step, stepped=self.step),))
+
+    def ask_stacks(self, job: tuple[str, str], question: str) -> None: ...
+
+    def forget(self, job: tuple[str, str]) -> None: ...
+
+
+def test_progress_alone_is_written_once_in_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once at all when nothing changes."""
+    monkeypatch.setattr(controllers, "PROGRESS_SECONDS", 0.5)
+    began: list[float] = []
+
+    async def scenario() -> list[int]:
+        api, ranks = Api(), Ranks()
+        async with client_of(api) as (client, asked), asyncio.timeout(60):
+            controller = controller_of(client, ranks)
+            controller.seen(api.job, deleted=False)
+            await controller.start()
+            began.append(time.monotonic())
+            while ranks.step < 100:
+                ranks.step += 1
+                controller.reported(("ns", "demo"))
+                await asyncio.sleep(0.01)
+            while '"step": 100' not in json.dumps(api.job):
+                await asyncio.sleep(0.01)
+            began.append(time.monotonic())
+            for _ in range(50):
+                controller.reported(("ns", "demo"))
+                await asyncio.sleep(0.02)
+            controller.close()
+            told = [body["status"].get("progress", {}).get("step") for verb, *_, body in asked.asked if verb == "PATCH"]
+            return [step for step in told if step]
+
+    steps = asyncio.run(scenario())
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 100
+    # The first of them came with other news.
+    assert len(steps) <= 2 + (began[1] - began[0]) / 0.5

@@ -91,7 +91,7 @@ def test_a_job_that_has_too_much_to_say_is_cut_short_and_no_other_with_it() -> N
 
 def test_an_event_that_is_refused_is_given_up_and_the_next_one_is_told() -> None:
     async def scenario() -> list[Any]:
-        async with client_of(status(403), says({}), patience=0.0) as (client, api), asyncio.timeout(5):
+        async with client_of(status(403), says({}), patience=0.0) as (client, api), asyncio.timeout(60):
             recorder = Recorder(client)
             run = asyncio.create_task(recorder.run())
             recorder.tell(job(), Event("A", "first"), NOW, 0)

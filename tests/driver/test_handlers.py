@@ -33,7 +33,7 @@ def ran(answer: Answer, token_file: Path) -> list[dict[str, str]]:
             client.connection = Connection(api.url, token_file=token_file)
             watching: list[Any] = [lambda *_: None, lambda *_: None, lambda: None]
             run = asyncio.create_task(handlers.run(client, Settings(), *watching, asyncio.Event()))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len(api.asked) < 2:
                     await asyncio.sleep(0.01)
             await asyncio.sleep(1)

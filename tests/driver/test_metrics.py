@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from prometheus_client.exposition import generate_latest
 
-from allranks.api.status import RestartCounts, Status
+from allranks.api.status import ProgressStatus, RestartCounts, Status, Straggler, Times
 from allranks.metrics import Metrics, Sampled
 from builders import NOW, job
 
@@ -65,3 +65,33 @@ def test_what_is_sampled_is_what_is_there_when_somebody_asks() -> None:
     assert 'allranks_watch_age_seconds{resource="pods"} 1.5' in page
     jobs.clear()
     assert "allranks_jobs{" not in generate_latest(metrics.registry).decode()
+
+
+def test_seconds_of_jobs_are_counted_by_kind_and_what_turns_out_to_be_lost_only_once() -> None:
+    metrics = Metrics()
+
+    def seconds(kind: str) -> float | None:
+        labels = {"job_namespace": "team", "framework": "pytorch"}
+        return value(metrics, "allranks_job_seconds_total", kind=kind, **labels)
+
+    told = [
+        Times(queued=5, starting=10, state="starting", since=NOW),
+        Times(queued=5, starting=10, productive=100, state="productive", since=NOW),
+        Times(queued=5, starting=10, productive=70, lost=30, state="lost", since=NOW),  # since the last checkpoint
+        Times(queued=5, starting=10, productive=90, lost=35, state="productive", since=NOW),
+    ]
+    before = Status()
+    for times in told:
+        metrics.wrote(job(), before, before := Status(times=times))
+    assert [seconds(kind) for kind in ("queued", "starting", "productive", "lost")] == [5, 10, 100, 35]
+    metrics.wrote(job(), before, Status(times=told[-1].model_copy(update={"productive": 120.0})))
+    assert seconds("productive") == 120
+
+
+def test_a_straggler_is_counted_when_it_is_found() -> None:
+    metrics = Metrics()
+    slow = ProgressStatus(stragglers=[Straggler(rank=1, replica="worker-1", slowdown=2.0)])
+    assert value(metrics, "allranks_stragglers_total", framework="pytorch") == 0
+    metrics.wrote(job(), Status(), Status(progress=slow))
+    metrics.wrote(job(), Status(progress=slow), Status(progress=slow))
+    assert value(metrics, "allranks_stragglers_total", framework="pytorch") == 1

@@ -22,7 +22,7 @@ def lived(answer: Answer, enough: int, **settings: Any) -> tuple[Scripted, str, 
     """(what it asked, what was wrong with it meanwhile, how long it then took to stop), after `enough` requests."""
 
     async def scenario() -> tuple[Scripted, str, float]:
-        async with server(answer) as api, asyncio.timeout(20):
+        async with server(answer) as api, asyncio.timeout(60):
             operator = Operator(Settings(address="127.0.0.1", port=0, **settings), Connection(api.url))
             stop, loop = asyncio.Event(), asyncio.get_running_loop()
             run = asyncio.create_task(operator.run(stop))

@@ -30,13 +30,22 @@ FIRST = ("operator", "pytorch")
 """Images that every node has. The others come to node-1 while the first tests run: they take room, and time to load. So
 node-2 is cordoned until a test wants it."""
 LATER = ("tensorflow", "horovod")
+_LAST = ("tensorflow", "dns", "horovod", "argo", "release")
+"""The first time, what these words stand for is still being built: their tests come last, in this order."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_turn)
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.timeout(3600))  # the first one builds images
+
+
+def _turn(item: pytest.Item) -> int:
+    """0: at once."""
+    own = item.nodeid.rpartition("/")[2] if item.path.is_relative_to(HERE) else ""
+    return max((number for number, word in enumerate(_LAST, 1) if word in own), default=0)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,9 +76,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             cluster.up("--nodes", "2", "--gpus", "4")
             if not GIVEN:
                 give(cluster, "node-1", *FIRST)
+                cluster.coming["node-2"] = loader.submit(give, cluster, "node-2", *FIRST)
                 for image in LATER:
                     cluster.coming[image] = loader.submit(give, cluster, "node-1", image)
-                cluster.coming["node-2"] = loader.submit(give, cluster, "node-2", *FIRST)
         if not lent:
             cluster.ask("cordon", "node-2")
         install(cluster)
@@ -85,7 +94,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def give(cluster: Cluster, node: str, *images: str) -> None:
-    """Builds images, as far as they are not, and loads them. PyTorch goes without CUDA here, which takes 4 GB."""
+    """Builds images, as far as they are not, and loads them."""
     into = shlex.join([str(SCRIPT), "load", "--on", node, "-", "--dir", str(cluster.folder)])
     build(*images, "--into", into)
 
@@ -107,15 +116,7 @@ def keep(cluster: Cluster, namespace: str, test: str) -> None:
         "jobs.yaml": ("get", "dt", "-o", "yaml", "-n", namespace),
         "pods.yaml": ("get", "pods", "-o", "yaml", "-n", namespace),
         "nodes.txt": ("describe", "nodes"),
-        "operator.log": (
-            "logs",
-            "-n",
-            NAMESPACE,
-            "-l",
-            "app.kubernetes.io/name=allranks",
-            "--tail=-1",
-            "--prefix",
-        ),
+        "operator.log": ("logs", "-n", NAMESPACE, "deployment/allranks", "--tail=-1"),
     }
     for pod in cluster.ask("get", "pods", "-o", "name", "-n", namespace).stdout.split():
         asked[f"{pod.removeprefix('pod/')}.log"] = ("logs", pod, "--all-containers", "-n", namespace)

@@ -24,7 +24,7 @@ def test_an_example_trains_to_its_end(team: Team, name: str) -> None:
     job = team.start(documents)
     status = team.completes(job)
     assert status["attempt"] == 0
-    first = RANK_0.get(name, "master" if document["spec"]["framework"] == "pytorch" else "worker")
+    first = RANK_0.get(name, "master" if "master" in document["spec"]["roles"] else "worker")
     assert_learned(team.kubectl("logs", f"{job}-{first}-0-0"))
     team.kubectl("delete", "dt", job, "--cascade=foreground", timeout=120)
     assert team.left_of(job) == ""

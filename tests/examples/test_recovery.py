@@ -89,7 +89,8 @@ def test_third_party_ddp_scripts_run_unchanged(how, run_job, tmp_path: Path) -> 
         dist.init_process_group("gloo")
         x = torch.tensor([float(dist.get_rank() + 1)])
         dist.all_reduce(x)
-        print(f"rank {dist.get_rank()} of {dist.get_world_size()} sum {x.item()}", flush=True)
+        # In one piece: the two ranks of a torchrun share its output.
+        print(f"rank {dist.get_rank()} of {dist.get_world_size()} sum {x.item()}\\n", end="", flush=True)
         dist.destroy_process_group()
         """)
     )

@@ -88,7 +88,7 @@ def impatient() -> Iterator[None]:
         for module in (client, watch, operator):
             patch.setattr(module, "LAST_BACKOFF_SECONDS", 0.3)
         patch.setattr(watch, "SILENCE_SECONDS", 2.0)
-        patch.setattr(patience, "PATIENCE_SECONDS", 60.0)
+        patch.setattr(patience, "PATIENCE_SECONDS", 180.0)
         yield
 
 

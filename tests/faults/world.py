@@ -6,7 +6,8 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -80,6 +81,8 @@ class FaultyWorld(KubernetesWorld):
         self._rests = 0
         """How often everything came to rest since the operator died."""
         self.began: datetime | None = None
+        self._scarce = False
+        """There was a quota."""
         try:
             super().__init__(reached, namespace)  # type: ignore[arg-type]
         except BaseException:
@@ -143,10 +146,20 @@ class FaultyWorld(KubernetesWorld):
         return Ending(
             self._plain(job.get("status")),
             sorted(self._described(found) for found in self.objects()),
-            {self._plain("/".join(key)): count for key, count in sorted(record.creates.items())},
-            {self._plain("/".join(key)): count for key, count in sorted(record.deletes.items())},
+            self._counted(record.creates),
+            self._counted(record.deletes),
             record.successes,
         )
+
+    def quota(self, kind: str, limit: int | None) -> None:
+        self._scarce = True
+        super().quota(kind, limit)
+
+    def _counted(self, by_object: Mapping[tuple[str, str], int]) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for key, count in by_object.items():
+            counts[self._plain("/".join(key))] += count
+        return dict(sorted(counts.items()))
 
     def _described(self, found: dict[str, Any]) -> str:
         metadata = found["metadata"]
@@ -167,7 +180,9 @@ class FaultyWorld(KubernetesWorld):
             return value
         if _TIME.fullmatch(value):
             return (datetime.fromisoformat(value) - self.began).total_seconds()
-        return re.sub(r"-ssh-[0-9a-f]{8}", "-ssh-UID", value.replace(self.namespace, "NAMESPACE"))
+        plain = re.sub(r"-ssh-[0-9a-f]{8}", "-ssh-UID", value.replace(self.namespace, "NAMESPACE"))
+        # Where there is no room for all pods of a role, whose request comes first has it.
+        return re.sub(r"\b(demo-[a-z]+)-\d+-", r"\1-N-", plain) if self._scarce else plain
 
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")

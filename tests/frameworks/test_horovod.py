@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,14 @@ from allranks.api.status import Status
 from allranks.core import desired
 from allranks.core.desired import Objects
 from allranks.core.model import Platform
+from allranks.frameworks.base import RootCause
+from allranks.frameworks.horovod import read_mpirun_report
+from allranks.helpers import HELPERS
 from builders import CLUSTER, job, table
 
+LOGS = Path(__file__).parents[1] / "core" / "fixtures"
 HELPER = ["python3", "/allranks/horovod_gloo.py"]
+LAUNCHER = ["/bin/sh", "/etc/allranks/mpi_rank.sh", "launch"]
 MPI = {"horovod": {"controller": "mpi"}, "roles": {"worker": 2, "launcher": 1}}
 LOCAL = Platform(helper_image="", local=True)
 
@@ -124,7 +131,7 @@ def test_mpi_has_a_hostfile_and_a_key_of_the_job_alone():
 def test_mpi_starts_all_ranks_from_the_launcher():
     launcher = trainers(objects(**MPI))["job-launcher-0-0"]
     command = launcher["command"]
-    assert command[:3] == ["mpirun", "-np", "2"]
+    assert command[:7] == [*LAUNCHER, "job-launcher-0-0.job.team.svc", "mpirun", "-np", "2"]
     assert command[-2:] == ["python3", "train.py"]
     mounts = {mount["mountPath"]: mount["name"] for mount in launcher["volumeMounts"]}
     assert mounts["/etc/allranks"] == "allranks-files"
@@ -159,7 +166,7 @@ def forwarded(made: Objects) -> list[str]:
 
 # Sentence, job, names.
 FORWARDED = [
-    ("ours", MPI, {"ALLRANKS_JOB", "ALLRANKS_ATTEMPT", "PYTHONUNBUFFERED"}),
+    ("ours", MPI, {"ALLRANKS_JOB", "ALLRANKS_JOB_UID", "ALLRANKS_ATTEMPT", "PYTHONUNBUFFERED"}),
     ("the job's variables", MPI | {"env": [{"name": "X", "value": "1"}]}, {"X"}),
     (
         "the launcher's variables",
@@ -197,13 +204,119 @@ def test_mpi_workers_run_a_non_root_sshd_on_an_unprivileged_port():
 def test_a_launcher_with_a_command_of_its_own_starts_its_ranks_itself():
     roles = {"worker": 2, "launcher": {"command": ["horovodrun", "-np", "2", "python3", "x.py"]}}
     launcher = trainers(objects(horovod={"controller": "mpi"}, roles=roles))["job-launcher-0-0"]
-    assert launcher["command"] == ["horovodrun", "-np", "2", "python3", "x.py"]
+    own = ["horovodrun", "-np", "2", "python3", "x.py"]
+    assert launcher["command"] == [*LAUNCHER, "job-launcher-0-0.job.team.svc", *own]
 
 
 def test_on_one_machine_mpirun_starts_all_ranks_there_and_workers_stand_by():
     made = objects(LOCAL, **MPI)
     found = trainers(made)
-    assert [thing["kind"] for thing in made.companions] == ["Service"]
+    assert [thing["kind"] for thing in made.companions] == ["Service", "ConfigMap"]
+    assert set(made.companions[1]["data"]) == {"mpi_rank.py", "mpi_rank.sh"}
     assert found["job-worker-0-0"]["command"] == ["sleep", "infinity"]
-    assert found["job-launcher-0-0"]["command"][:3] == ["mpirun", "-np", "2"]
+    assert found["job-launcher-0-0"]["command"][:7] == [*LAUNCHER, "127.0.0.1", "mpirun", "-np", "2"]
     assert "OMPI_MCA_orte_default_hostfile" not in environment(found["job-launcher-0-0"], "OMPI_")
+
+
+def test_the_parent_of_mpis_ranks_is_in_all_pods_without_an_init_container():
+    made = objects(**MPI)
+    [files] = [thing["data"] for thing in made.companions if thing["kind"] == "ConfigMap"]
+    assert files["mpi_rank.py"] == (HELPERS / "mpi_rank.py").read_text()
+    for pod in made.pods:
+        assert "initContainers" not in pod["spec"]
+        assert "/etc/allranks" in [mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]]
+
+
+def test_elastic_workers_know_their_bounds_and_nothing_of_their_number():
+    made = objects(elastic={"minReplicas": 1, "maxReplicas": 4}, roles={"worker": 2})
+    first, second = (environment(trainer, "HOROVOD_", "ALLRANKS_HOROVOD_") for trainer in trainers(made).values())
+    known = {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_ELASTIC": "1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "job-worker-0-0.job.team.svc",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "29400",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "ALLRANKS_HOROVOD_MIN": "1",
+        "ALLRANKS_HOROVOD_MAX": "4",
+        "ALLRANKS_HOROVOD_WAIT_SECONDS": "60",
+    }
+    assert first == known | {"HOROVOD_HOSTNAME": "job-worker-0-0", "ALLRANKS_HOROVOD_WORKERS": "2"}
+    assert second == known | {"HOROVOD_HOSTNAME": "job-worker-1-0"}
+    commands = [trainer["command"] for trainer in trainers(made).values()]
+    assert commands == [["python3", "/allranks/horovod_elastic.py", "python3", "train.py"]] * 2
+
+
+DENIED = "ValueError: learning rate must not be negative: -0.1"
+
+# Sentence, log, rank, exit code, signal, last line.
+MPIRUN = [
+    ("a rank that raises", "told-raise", (1, 1, None, DENIED)),
+    ("a rank that is killed", "told-kill", (1, 137, 9, "rank 1 has no data")),
+    ("a rank that exits and is not the first to end", "told-exit", (1, 3, None, "rank 1 has no data")),
+    ("by mpirun alone, a rank that raises", "raise", (1, 1, None, "ValueError: the learning rate must be positive")),
+    ("by mpirun alone, a rank that is killed", "kill", (1, 137, 9, "rank 1 was ended by signal 9")),
+    ("by mpirun alone, a rank that asks to be run again", "exit", (1, 138, None, "rank 1 exited with code 138")),
+]
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["the whole log", "what kubelet keeps"])
+@table(*MPIRUN)
+def test_the_report_names_the_rank_that_failed_first(case, cut):
+    name, (rank, code, signal, last_line) = case
+    text = (LOGS / f"mpirun-{name}.log").read_text()
+    found = read_mpirun_report(as_kubelet(text) if cut else text)
+    assert found
+    assert (found.rank, found.exit_code, found.signal) == (rank, code, signal)
+    assert found.message.splitlines()[-1] == last_line
+    assert not [word for word in ("mpirun", "has been shut down", "allranks: ") if word in found.message]
+    assert (found.time is None) == (not name.startswith("told"))
+
+
+def as_kubelet(text: str) -> str:
+    """FallbackToLogsOnError: the last 80 lines, of these the last 2048 bytes."""
+    return "".join(text.splitlines(keepends=True)[-80:]).encode()[-2048:].decode(errors="ignore")
+
+
+def told(how: str, rank: int = 1) -> str:
+    return f"allranks: rank {rank} failed first, at 2026-11-22_01:45:14, by {how}"
+
+
+WHEN = datetime(2026, 11, 22, 1, 45, 14)
+
+# Sentence, the end of the log, what it says.
+TOLD = [
+    (
+        "nothing but an exit code",
+        told("exit code 3"),
+        RootCause(1, 3, None, "rank 1 exited with code 3", WHEN),
+    ),
+    ("nothing but a signal", told("signal 9\n"), RootCause(1, 137, 9, "rank 1 was ended by signal 9", WHEN)),
+    (
+        "after a line that does not end",
+        "50%" + told("exit code 3. Its last lines:\nKeyError: 1\n"),
+        RootCause(1, 3, None, "KeyError: 1", WHEN),
+    ),
+    (
+        "the last of several",
+        told("signal 6\n", rank=0) + told("exit code 3. Its last lines:\na\nb"),
+        RootCause(1, 3, None, "a\nb", WHEN),
+    ),
+]
+
+
+@table(*TOLD)
+def test_what_is_told(case):
+    text, expected = case
+    assert read_mpirun_report(text) == expected
+
+
+@pytest.mark.parametrize("when", ["2026-11-22_01:45:14", "2026-13-41_29:99:99", "now"])
+def test_what_only_looks_like_a_report_is_left_as_it_is(when):
+    text = f"allranks: rank one failed first, at {when}, by exit code 3"
+    assert read_mpirun_report(text) is None
+    assert when[:7] == "2026-11" or read_mpirun_report(text.replace("one", "1")) is None
+
+
+def test_a_log_without_mpiruns_report_is_left_as_it_is():
+    assert read_mpirun_report("Traceback (most recent call last):\nKeyError: 'loss'\n") is None

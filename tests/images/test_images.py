@@ -17,6 +17,7 @@ import pytest
 from allranks.api.status import Status
 from allranks.core import desired
 from allranks.drivers.kubernetes.keys import key_pair
+from allranks.helpers import HELPERS
 from allranks.version import __version__
 from builders import CLUSTER, job
 
@@ -92,7 +93,9 @@ def test_the_operators_image_brings_the_helpers_into_a_pod(image: Images, tmp_pa
     tmp_path.chmod(0o777)  # an emptyDir
     helpers = [Mount(tmp_path, "/allranks", writable=True)]
     succeeded(image("operator").run("allranks", "inject", "/allranks", user=any_user(), mounts=helpers))
-    assert [path.name for path in tmp_path.iterdir()] == ["horovod_gloo.py"]
+    own = {path.name for pattern in ("[!_]*.py", "*.sh") for path in HELPERS.glob(pattern)}
+    assert {path.name for path in tmp_path.iterdir()} == own | {"python", "startup"}
+    assert (tmp_path / "python/allranks/report/__init__.py").exists()
 
 
 def test_the_operators_image_is_small(image: Images):
@@ -252,14 +255,13 @@ def test_horovod_trains_by_MPI_over_an_sshd_without_root(image: Images, tmp_path
         for name, content in contents.items():
             (folder / name).write_bytes(content)
             (folder / name).chmod(0o444)
-    secret = Mount(keys, "/etc/allranks-ssh")
+    mounts = [Mount(keys, "/etc/allranks-ssh"), Mount(files, "/etc/allranks")]
 
     sshd = [word.replace("Port=2222", f"Port={port}") for word in worker["command"]]
     env = {name: value.replace("-p 2222", f"-p {port}") for name, value in environment(launcher).items()}
     env |= {"OMPI_MCA_oob_tcp_if_include": "lo", "OMPI_MCA_btl_tcp_if_include": "lo"}
-    with horovod.start(*sshd, mounts=[secret]) as serving:
+    with horovod.start(*sshd, mounts=mounts) as serving:
         wait_for(worker_address, port, serving)
-        mounts = [secret, Mount(files, "/etc/allranks")]
         said = succeeded(horovod.run(*launcher["command"], env=env, mounts=mounts, timeout=300))
     assert_learned(said)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,21 +17,21 @@ from typing import Any
 
 import pytest
 
-from allranks.cli.inject import HELPERS
+from allranks.drivers.processes import ports
+from allranks.helpers import HELPERS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 HELPER = HELPERS / "horovod_gloo.py"
 TELL = 'env > "$OUT/rank-$HOROVOD_RANK.new"; mv "$OUT/rank-$HOROVOD_RANK.new" "$OUT/rank-$HOROVOD_RANK"; '
-SOON = 10.0
+SOON = 30.0
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that no connection is given: whoever tries it before somebody listens could reach himself."""
+    return ports.choose([("", 0)])[("", 0)][1]
 
 
 @pytest.fixture
@@ -74,14 +73,20 @@ def start(out) -> Iterator[Start]:
         return begun
 
     yield one
-    deadline = time.monotonic() + 1  # a shell's `sleep` may outlive it for a moment
+    none_is_left(workers)
+    for worker in workers:
+        worker.stdout.close()
+
+
+def none_is_left(workers: list[subprocess.Popen[Any]]) -> None:
+    """Of helpers that led process groups of their own, and of their ranks."""
+    deadline = time.monotonic() + 20  # a shell's `sleep` may outlive it for a moment
     while (left := _alive({worker.pid for worker in workers})) and time.monotonic() < deadline:
         time.sleep(0.05)
     for worker in workers:
         if worker.pid in left:
             os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
-        worker.stdout.close()
     assert not left, "a helper, or a rank of its, was left behind"
 
 

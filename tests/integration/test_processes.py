@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from allranks.core.model import Pod
-from allranks.drivers.processes import Backoff, Broken, shim
+from allranks.drivers.processes import Backoff, Broken, memory, shim
 from allranks.drivers.processes.containers import Machine, PodPlan, prepare
 from allranks.drivers.processes.environment import machine_environment
 from allranks.drivers.processes.pods import LocalPod
@@ -149,7 +149,7 @@ def _carries(process: Path, mark: str) -> bool:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -172,6 +172,40 @@ def test_exit_codes_are_those_a_kubelet_reports(world: World, program: str, phas
     view = world.run("sh", "-c", program)
     assert view.exit is not None
     assert (view.phase, view.exit.code, view.exit.reason) == (phase, code, reason)
+
+
+@pytest.mark.parametrize(
+    ("program", "kills", "reason"),
+    [
+        ("kill -9 $$", (0, 1), "OOMKilled"),
+        ("kill -9 $$", (1, 1), "Error"),
+        ("echo 'Signal 9 (SIGKILL) received by PID 7'; exit 1", (0, 1), "OOMKilled"),
+        ("exit 1", (0, 1), "Error"),
+        ("true", (0, 1), "Completed"),
+    ],
+    ids=["killed for memory", "killed by somebody", "a rank of a launcher", "failed beside one that was", "well"],
+)
+def test_what_the_kernel_killed_for_memory_is_told_so(
+    world: World, monkeypatch: pytest.MonkeyPatch, program: str, kills: tuple[int, int], reason: str
+) -> None:
+    counts = iter([kills[0], *[kills[1]] * 9])
+    monkeypatch.setattr("allranks.drivers.processes.memory.kills", lambda: next(counts))
+    view = world.run("sh", "-c", program)
+    assert view.exit is not None
+    assert view.exit.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("own", "file"),
+    [("4:memory:/a/b\n0::/\n", "memory/a/b/memory.oom_control"), ("0::/user/x\n", "user/x/memory.events")],
+    ids=["cgroups v1", "cgroups v2"],
+)
+def test_the_kernel_counts_whom_it_killed(tmp_path: Path, own: str, file: str) -> None:
+    (tmp_path / "own").write_text(own)
+    assert memory.kills(tmp_path / "own", tmp_path) == 0
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text("under_oom 0\noom_kill 3\n")
+    assert memory.kills(tmp_path / "own", tmp_path) == 3
 
 
 def test_a_command_that_does_not_exist_is_a_start_error_that_names_it(world: World) -> None:
@@ -294,7 +328,7 @@ def test_deletion_is_sigterm_to_the_first_process_alone(world: World) -> None:
         await world.until(lambda: b"ready" in world.printed)
         pod.delete()
         assert pod.view.deleted_at is not None
-        await asyncio.wait_for(pod.gone.wait(), 10)
+        await asyncio.wait_for(pod.gone.wait(), 30)
         return pod.view
 
     view = asyncio.run(scenario())
@@ -311,7 +345,7 @@ def test_what_is_left_after_the_grace_period_is_killed_with_its_whole_tree(world
         await world.until(lambda: b"ready" in world.printed)
         began = time.monotonic()
         pod.delete()
-        await asyncio.wait_for(pod.gone.wait(), 10)
+        await asyncio.wait_for(pod.gone.wait(), 30)
         return pod.view, time.monotonic() - began
 
     view, took = asyncio.run(scenario())
@@ -327,7 +361,7 @@ def test_asking_again_with_less_grace_shortens_the_wait(world: World) -> None:
         pod.delete()
         pod.delete(0)
         pod.delete(30)
-        await asyncio.wait_for(pod.gone.wait(), 5)
+        await asyncio.wait_for(pod.gone.wait(), 30)
 
     asyncio.run(scenario())
 
@@ -336,7 +370,7 @@ def test_a_pod_deleted_before_it_began_never_runs_and_goes(world: World) -> None
     async def scenario() -> None:
         pod = world.pod(world.manifest("sh", "-c", "echo ran"))
         pod.delete()
-        await asyncio.wait_for(pod.gone.wait(), 5)
+        await asyncio.wait_for(pod.gone.wait(), 30)
 
     asyncio.run(scenario())
     assert world.printed == b""
@@ -425,7 +459,7 @@ time.sleep(1000)
         pod = world.pod(world.manifest(sys.executable, "-c", program))
         await world.until(lambda: b"ready" in world.printed)
         pod.delete(grace)
-        await asyncio.wait_for(pod.gone.wait(), 5)
+        await asyncio.wait_for(pod.gone.wait(), 30)
 
     asyncio.run(scenario())
     eventually(lambda: not left(world.mark))
@@ -452,7 +486,7 @@ def test_deletion_ends_the_wait_for_a_restart(world: World) -> None:
         pod = world.pod(world.manifest("false", restartPolicy="Always"))
         await world.until(lambda: pod.view.waiting_reason == "CrashLoopBackOff")
         pod.delete()
-        await asyncio.wait_for(pod.gone.wait(), 5)
+        await asyncio.wait_for(pod.gone.wait(), 30)
 
     asyncio.run(scenario())
 

@@ -207,7 +207,7 @@ def test_claims_outlive_attempts_and_empty_dirs_do_not(cli: Cli) -> None:
     assert saved.read_text() == "0\n1\n"
     assert cli.log("job-worker-0-1") == ""
     run = saved.parents[2]
-    assert sorted(path.name for path in run.iterdir()) == ["logs", "status.yaml", "volumes"]
+    assert sorted(path.name for path in run.iterdir()) == ["job.json", "logs", "status.yaml", "volumes"]
 
 
 def test_a_volume_given_on_the_command_line_is_kept(cli: Cli) -> None:
@@ -272,7 +272,7 @@ def test_kill_9_of_allranks_itself_leaves_no_process(cli: Cli) -> None:
     process = cli.start()
     cli.wait_for_ranks()
     process.kill()
-    cli.wait_for(lambda: not cli.left(), 5)
+    cli.wait_for(lambda: not cli.left(), 30)
 
 
 def test_kill_9_of_a_shim_leaves_no_process(cli: Cli) -> None:

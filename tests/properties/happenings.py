@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from allranks.core.names import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, ROLE_LABEL
+from allranks.core.names import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, ROLE_LABEL
 from allranks.drivers.memory import Cluster, Node
 from allranks.drivers.memory.store import Key, controller_of, ended, key_of
 
@@ -32,15 +32,21 @@ PLAIN = (
     *("delete", "force_delete", "lose_node", "recover_node", "remove_node", "bad_start", "unschedulable", "init_fail"),
     *("fail", "fail", "fail", "fail", "advance", "advance", "advance", "jump", "suspend", "resume", "resume"),
     *("resize", "max_restarts", "ttl", "deadline", "annotate", "restart_operator", "stranger"),
-    "pause",
+    *("pause", "crowded", "crowded", "room", "room", "no_room"),
 )
 """What a reference can follow step by step."""
 KILLING = (*PLAIN, "kill_after", "kill_after", "kill_after")
 """A kill and the new start take no time: the reference need not know of them."""
+RESIZING = (
+    *("crowded", "run_all", "resize", "room", "room", "crowded", "no_room", "run", "unschedulable", "resize"),
+    *("advance", "exit", "disrupt", "lose_node", "recover_node", "done", "suspend", "resume", "oom", "delete"),
+    *("kill_after", "kill_after", "fail", "deadline", "restart_operator", "jump"),
+)
+"""What makes an elastic job grow and shrink, and what else may happen to it then."""
 ROUGH = (
     *PLAIN,
     *("avalanche", "avalanche", "mark", "squatter", "usurp", "quota", "relabel"),
-    *("kill_after", "kill_after", "stop_operator", "start_operator"),
+    *("kill_after", "kill_after", "stop_operator", "start_operator", "step", "step", "step", "save"),
 )
 """And what makes the operator see several things at once, late, or not at all."""
 
@@ -66,9 +72,13 @@ class Happenings:
         self.cluster.settle()
 
     def pods(self) -> list[Manifest]:
-        """The job's own, by name, without those that are going."""
+        """The job's own, by name, without those that are going; a reference knows no placeholders."""
         own = [pod for pod in self.cluster.pods() if controller_of(pod) == self.tally.uid and not is_going(pod)]
-        return sorted(own, key=name_of)
+        return sorted((pod for pod in own if not (self.reference and is_placeholder(pod))), key=name_of)
+
+    def _placeholders(self, suits: Callable[[Manifest], bool]) -> list[Manifest]:
+        own = (pod for pod in self.cluster.pods() if controller_of(pod) == self.tally.uid and not is_going(pod))
+        return sorted((pod for pod in own if is_placeholder(pod) and suits(pod)), key=name_of)
 
     def _choose(self, which: int, suits: Callable[[Manifest], bool]) -> Manifest | None:
         suited = [pod for pod in self.pods() if suits(pod)]
@@ -90,6 +100,34 @@ class Happenings:
     def _run_all(self, which: int, what: int) -> None:
         for pod in [pod for pod in self.pods() if is_pending(pod)]:
             self._start(pod)
+
+    def _room(self, which: int, what: int) -> None:
+        """For one more worker of an elastic job."""
+        for pod in self._placeholders(is_pending)[:1]:
+            self._place(key_of(pod))
+            self.cluster.kubelets.start(key_of(pod))
+            self.cluster.settle()
+            if self.reference:
+                self.reference.has_room()
+
+    def _no_room(self, which: int, what: int) -> None:
+        """It is gone again, before it was taken."""
+        for pod in self._placeholders(is_running)[:1]:
+            self.cluster.store.delete(key_of(pod), grace=0)
+            self.cluster.settle()
+            if self.reference:
+                self.reference.has_no_room()
+
+    def _crowded(self, which: int, what: int) -> None:
+        """There is room for some of the pods only, and nobody gives up any for a time."""
+        for number, pod in enumerate(self.pods()):
+            if is_pending(pod) and self.cluster.store.find(key_of(pod)):
+                if number <= which % 3:
+                    self._start(pod)
+                elif "nodeName" not in pod["spec"]:
+                    self.cluster.kubelets.cannot_place(key_of(pod), "0/4 nodes are available")
+                    self._tell("waits", pod, "Unschedulable")
+        self._advance(0, what)
 
     def _run(self, which: int, what: int) -> None:
         if pod := self._choose(which, is_pending):
@@ -118,6 +156,15 @@ class Happenings:
     def _oom(self, which: int, what: int) -> None:
         if pod := self._choose(which, is_running):
             self._end(pod, 137, "OOMKilled", "")
+
+    def _step(self, which: int, what: int) -> None:
+        if pod := self._choose(which, is_running):
+            ranks = self.cluster.ranks.said.get(pod["metadata"]["uid"])
+            self.cluster.report(key_of(pod), step=(ranks.step or 0 if ranks else 0) + what, total_steps=100)
+
+    def _save(self, which: int, what: int) -> None:
+        if pod := self._choose(which, is_running):
+            self.cluster.report(key_of(pod), checkpoint=True)
 
     def _fail(self, which: int, what: int) -> None:
         """A whole attempt: all run, and one of them fails."""
@@ -156,6 +203,7 @@ class Happenings:
     def _unschedulable(self, which: int, what: int) -> None:
         if pod := self._choose(which, lambda pod: is_pending(pod) and "nodeName" not in pod["spec"]):
             self.cluster.kubelets.cannot_place(key_of(pod), "0/4 nodes are available")
+            self._tell("waits", pod, "Unschedulable")
 
     # Disruptions
 
@@ -361,6 +409,10 @@ class Happenings:
         self.cluster.store.quota.clear()
         self._recover_node(0, 0)
         self._start_operator(0, 0)
+
+
+def is_placeholder(pod: Manifest) -> bool:
+    return bool(pod["metadata"]["labels"].get(ROLE_LABEL) == PLACEHOLDER)
 
 
 def is_pending(pod: Manifest) -> bool:

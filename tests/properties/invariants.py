@@ -14,7 +14,7 @@ from allranks.drivers.memory import Audit, Cluster
 from allranks.drivers.memory.store import Change, Key, controller_of, ended
 
 from .jobs import JOB, KEY
-from .reference import Failure, Reference, rule_on
+from .reference import BAD_STARTS, Failure, Reference, rule_on
 
 Manifest = dict[str, Any]
 
@@ -104,8 +104,20 @@ class Watchdog:
         hold(not {"Complete", "Failed"} <= set(conditions), "both Complete and Failed")
         restarts = status["restarts"]
         hold(sum(restarts["byReason"].values()) == restarts["counted"] + restarts["disruptions"], f"{restarts}")
+        self._times_add_up(status.get("times"))
         if before is not None:
             self._status_changed(before, status)
+
+    def _times_add_up(self, times: Manifest | None) -> None:
+        """The four times are the job's age, whatever has happened to it; what was lost has reasons."""
+        job = self._cluster.job(KEY)
+        if times is None or job is None:
+            return
+        created = datetime.fromisoformat(job["metadata"]["creationTimestamp"])
+        age = (datetime.fromisoformat(times["since"]) - created).total_seconds()
+        total = sum(times[kind] for kind in ("queued", "starting", "productive", "lost"))
+        hold(abs(total - age) < 0.001, f"{times} is {total} s of {age} s")
+        hold(abs(sum(times["byReason"].values()) - times["lost"]) < 0.001, f"reasons of what is lost: {times}")
 
     def _status_changed(self, before: Manifest, status: Manifest) -> None:
         attempts = status["attempt"] - before["attempt"]
@@ -125,7 +137,10 @@ class Watchdog:
         elif attempts:
             resumed = before["phase"] == "Suspended" and status["phase"] == "Pending"
             told = {c["type"]: c["reason"] for c in status["conditions"]}
-            hold(resumed or told.get("Restarting") == "Resized", f"attempt {status['attempt']} counts as nothing")
+            fitted = told.get("Restarting") in ("Resized", "Shrunk", "Grown")
+            lost = status["history"][-1].get("failure") if status["history"] else None
+            followed = lost is not None and lost["pod"] in self._tally.blamed
+            hold(resumed or fitted or followed, f"attempt {status['attempt']} counts as nothing")
 
     def _blamed(self, failure: Manifest) -> None:
         pod, reason = failure["pod"], failure["reason"]
@@ -193,9 +208,15 @@ def _check_cause(observed: Observed, status: Status) -> None:
     """The first that failed is blamed, and it is counted as the rules say."""
     before, failure = observed.status, status.last_failure
     assert failure is not None
+    if any(
+        restarted.failure and restarted.failure.pod == failure.pod for restarted in before.replica_restarts.values()
+    ):
+        return  # it was blamed before, and took the others along
     if failure.attempt < before.attempt:
         hold(failure.reason == "NodeLost", f"{failure} is told of an attempt that is over")
         return
+    if failure.reason in BAD_STARTS:
+        return  # it never ran, and whoever failed meanwhile changes nothing about it
     seen = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before) and _fell(pod)]
     fell = {pod.name: _fell_at(pod, observed.now) for pod in seen}
     hold(not fell or fell.get(failure.pod) == min(fell.values()), f"{failure.pod} was not the first of {fell}")
@@ -232,6 +253,9 @@ def check_against(reference: Reference, cluster: Cluster) -> None:
         for (role, index), there in reference.places.items()
         if there.decided <= cluster.now and (role, index) not in reference.ignored
     }
+    if reference.phase == "Running" and reference.seeks_room:
+        size = len([place for place in reference.places if place[0] == "worker"])
+        due |= {pod_name("worker", size + more, reference.attempt) for more in range(reference.lacking)}
     hold(present == due, f"pods {sorted(present)}, and the reference says {sorted(due)}")
 
 

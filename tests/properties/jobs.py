@@ -56,10 +56,11 @@ def _success(framework: str, roles: dict[str, int]) -> st.SearchStrategy[str | N
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> Spec:
-    """A spec with every default that decisions depend on filled in."""
-    framework = draw(st.sampled_from(sorted(_ROLES)))
-    roles = draw(st.sampled_from(_ROLES[framework]))
+def specs(draw: st.DrawFn, elastic: bool = False) -> Spec:
+    """A spec with every default that decisions depend on filled in; `elastic`: of such a job."""
+    framework = draw(st.sampled_from(["pytorch", "horovod"] if elastic else sorted(_ROLES)))
+    able = [roles for roles in _ROLES[framework] if "worker" in roles and "launcher" not in roles]
+    roles = draw(st.sampled_from(able if elastic else _ROLES[framework]))
     restart: Spec = {
         "maxRestarts": draw(st.sampled_from([3, 0, 1, 2, 6, 9])),
         "backoffSeconds": draw(st.sampled_from([10, 0, 1, 100])),
@@ -80,7 +81,11 @@ def specs(draw: st.DrawFn) -> Spec:
     }
     if "launcher" in roles:
         spec["horovod"] = {"controller": "mpi"}
-    if success := draw(_success(framework, roles)):
+    if elastic or (framework != "tensorflow" and roles in able and draw(st.integers(0, 4)) == 4):
+        spec["elastic"] = {"minReplicas": 1, "maxReplicas": 3, "waitSeconds": draw(st.sampled_from([10, 60]))}
+        if restart.get("scope") == "pod":
+            del restart["scope"]
+    if (success := draw(_success(framework, roles))) and not ("elastic" in spec and framework == "horovod"):
         spec["success"] = success
     if ttl := draw(st.sampled_from([None] * 8 + [60, 1000])):
         spec["ttlSecondsAfterFinished"] = ttl

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 PROGRESS = timedelta(seconds=120)
 ALONE = {"ps", "evaluator"}
 """Roles that restart alone."""
+ORDER = ("master", "chief", "worker", "ps", "evaluator", "launcher")
+SETTLE = timedelta(seconds=10)
+"""Room for some more workers is taken after so long."""
 BAD_STARTS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"}
 
 
@@ -38,9 +42,22 @@ class Place:
     phase: str = "Pending"
     started: datetime | None = None
     waits_for: str = ""
+    placed: bool = False
+    placed_at: datetime | None = None
+    counted: bool = False
+    """Its last failure."""
+    """It has a node. One that has none and does not wait for one: the scheduler has not looked at it yet."""
     gone: bool = False
     last: Failure | None = None
     """Its last failure in this attempt."""
+    failed_at: datetime | None = None
+
+    @property
+    def pulled_since(self) -> datetime:
+        return max(self.decided, self.placed_at or self.decided)
+
+    def place(self, now: datetime) -> None:
+        self.placed, self.placed_at = True, self.placed_at or now
 
 
 def rule_on(spec: dict[str, Any], counted: int, failure: Failure, before: Failure | None) -> str:
@@ -70,10 +87,26 @@ def _matches(rule: dict[str, Any], failure: Failure) -> bool:
     )
 
 
-def stands_alone(spec: dict[str, Any], role: str) -> bool:
-    """Whether a pod of this role is replaced alone."""
+def stands_alone(spec: dict[str, Any], role: str, index: int) -> bool:
+    """Whether this pod is replaced alone."""
     scope = spec["restart"].get("scope")
-    return role in ALONE if scope is None else bool(scope == "pod")
+    if scope is not None:
+        return bool(scope == "pod")
+    if comes_and_goes(spec):
+        return index > 0
+    # With parameter servers the chief gives its work to workers that come and go.
+    served = role == "worker" and {"chief", "ps"} <= {role for role, of in spec["roles"].items() if of["replicas"]}
+    return role in ALONE or served
+
+
+def comes_and_goes(spec: dict[str, Any]) -> bool:
+    """Workers join and leave an attempt."""
+    return "elastic" in spec and spec["framework"] == "horovod"
+
+
+def fits_itself(spec: dict[str, Any]) -> bool:
+    """All restart at the size for which there is room."""
+    return "elastic" in spec and spec["framework"] == "pytorch"
 
 
 def backoff(spec: dict[str, Any], counted: int) -> timedelta:
@@ -104,6 +137,18 @@ class Reference:
     begun: bool = False
     active_since: datetime | None = None
     active: timedelta = timedelta(0)
+    lacking: int = 0
+    """Workers that are wanted, and for which the present attempt found no room."""
+    room: list[datetime] = field(default_factory=list)
+    """Since when there is room for one of them."""
+    left: dict[int, int] = field(default_factory=dict)
+    """Index of a worker that left the attempt -> the number that it would come back with."""
+    past: list[tuple[str, datetime]] = field(default_factory=list)
+    """Why each attempt ended, and when."""
+    ran_at: datetime | None = None
+    """Since when the present attempt runs."""
+    from_then: datetime | None = None
+    """The present attempt's pods were made then."""
     over_at: datetime | None = None
     deleted: bool = False
 
@@ -124,29 +169,65 @@ class Reference:
 
     def tick(self, now: datetime, leapt: bool = False) -> None:
         """Time has passed, or leapt: of what was due meanwhile, the first comes true, when it is due, or now."""
-        due: list[tuple[datetime, int]] = []
-        limit = self.spec.get("activeDeadlineSeconds")
-        if self.live and limit is not None and self.active_since is not None:
-            due.append((self.active_since + timedelta(seconds=limit) - self.active, 0))
-        if self.live:
-            patience = timedelta(seconds=self.spec["startupDeadlineSeconds"])
-            due += [(p.decided + patience, 1) for p in self.places.values() if p.waits_for in BAD_STARTS]
-        if due and min(due)[0] <= now:
-            self._end("Failed", now if leapt else max(self.now, min(due)[0]))
+        over, refit = self._over_at(), self._refit_at()
+        if refit and refit <= now and (over is None or over > (now if leapt else refit)):
+            self.now = now if leapt else max(self.now, refit)
+            self._refit()
+            over = self._over_at()
+        if over and over <= now:
+            self._blame_start(now if leapt else over)
+            self._end("Failed", now if leapt else max(self.now, over))
         self.now = now
         ttl = self.spec.get("ttlSecondsAfterFinished")
         if self.over and ttl is not None and self.over_at is not None and self.over_at + timedelta(seconds=ttl) <= now:
             self.deleted = True
 
+    def _blame_start(self, when: datetime) -> None:
+        """The first pod that could not start by then, unless the job's own time was up."""
+        limit = self.spec.get("activeDeadlineSeconds")
+        if (
+            limit is not None
+            and self.active_since
+            and self.active_since + timedelta(seconds=limit) - self.active <= when
+        ):
+            return
+        patience = timedelta(seconds=self.spec["startupDeadlineSeconds"])
+        bad = [p for p, of in self.places.items() if of.waits_for in BAD_STARTS and of.pulled_since + patience <= when]
+        role, index = min(bad, key=lambda place: (ORDER.index(place[0]), place[1]))
+        self.blamed = (self.attempt, role, index, None, self.places[role, index].waits_for)
+
+    def _over_at(self) -> datetime | None:
+        """When a deadline fails the job."""
+        if not self.live:
+            return None
+        patience = timedelta(seconds=self.spec["startupDeadlineSeconds"])
+        due = [place.pulled_since + patience for place in self.places.values() if place.waits_for in BAD_STARTS]
+        limit = self.spec.get("activeDeadlineSeconds")
+        if limit is not None and self.active_since is not None:
+            due.append(self.active_since + timedelta(seconds=limit) - self.active)
+        return min(due, default=None)
+
     def ran(self, place: tuple[str, int]) -> None:
         if place in self.places:
             self.places[place].phase, self.places[place].started = "Running", self.now
             self.places[place].waits_for = ""
+            self.places[place].place(self.now)
         self._look()
+
+    def has_room(self) -> None:
+        """One more worker would run."""
+        self.room.append(self.now)
+        self._look()
+
+    def has_no_room(self) -> None:
+        """Somebody took the place of the first of those."""
+        self.room.pop(0)
 
     def waits(self, place: tuple[str, int], reason: str) -> None:
         if place in self.places:
             self.places[place].waits_for = reason
+            if reason != "Unschedulable":
+                self.places[place].place(self.now)
         self.tick(self.now)
 
     def ended(self, place: tuple[str, int], code: int, reason: str, message: str) -> None:
@@ -154,6 +235,7 @@ class Reference:
         if there is None:
             return
         there.phase, there.waits_for = ("Done" if code == 0 else "Failed"), ""
+        self.room = []  # nobody looks for more any longer
         if code:
             ran = self.now - there.started if there.started else timedelta(0)
             self._failed(place, Failure(reason, False, code, message, ran))
@@ -177,7 +259,7 @@ class Reference:
         """The node is lost on which a pod of a past attempt has still to end: that was why the attempt failed."""
         role, index = place
         was = self.ends.get(attempt)
-        if self.over or was is None or was == "NodeLost" or stands_alone(self.spec, role):
+        if self.over or was is None or was == "NodeLost" or stands_alone(self.spec, role, index):
             return
         cause = Failure("NodeLost", True)
         action = rule_on(self.spec, -1, cause, None)
@@ -204,34 +286,102 @@ class Reference:
         if self.live and self.spec["suspend"]:
             self.active += self.now - (self.active_since or self.now)
             self.active_since, self.phase, self.places = None, "Suspended", {}
+            self.past.append(("Suspended", self.now))
         elif self.phase == "Suspended" and not self.spec["suspend"]:
+            self.lacking = 0
             self._begin(self.attempt + 1 if self.begun else 0, "Pending")
         self.tick(self.now)
-        if self.live and Counter(role for role, _ in self.places) != Counter(self._sizes()):
-            self._begin(self.attempt + 1, "Restarting")
+        if self.live:
+            self._resize(Counter(role for role, _ in self.places))
 
     # What follows
 
     def _sizes(self) -> dict[str, int]:
         return {role: of["replicas"] for role, of in self.spec["roles"].items() if of["replicas"]}
 
-    def _begin(self, attempt: int, phase: str, wait: timedelta = timedelta(0)) -> None:
+    def _resize(self, there: Counter[str]) -> None:
+        workers, wanted = there["worker"], self._sizes().get("worker", 0)
+        if fits_itself(self.spec) and wanted >= workers:
+            self.lacking = wanted - workers
+            self.room = self.room[: self.lacking]
+            self._look()
+        elif comes_and_goes(self.spec):
+            for index in range(workers, wanted):
+                self.places["worker", index] = Place(self.now, self.left.get(index, 0))
+            for index in range(wanted, workers):
+                self.left[index] = self.places.pop(("worker", index)).restarts + 1
+                self.ignored.discard(("worker", index))
+            self._look()
+        elif there != Counter(self._sizes()):
+            self.lacking = 0
+            self._begin(self.attempt + 1, "Restarting")
+
+    def _refit_at(self) -> datetime | None:
+        """When the job goes on with fewer workers, or with more."""
+        if not self.live or not fits_itself(self.spec):
+            return None
+        if self.phase == "Running":
+            if not self.seeks_room:
+                return None
+            return (self.now if len(self.room) >= self.lacking else self.room[0] + SETTLE) if self.room else None
+        roomless = [place for place in self.places.values() if not place.placed and place.waits_for]
+        known = all(place.placed or place.waits_for for place in self.places.values())
+        fewest = self.spec["elastic"]["minReplicas"]
+        if not roomless or not known or self._workers() - len(roomless) < fewest or self.from_then is None:
+            return None
+        # The pods of the attempt before have 30 s of grace, and the scheduler looks again within 15 s.
+        seconds = max(self.spec["elastic"]["waitSeconds"], 45 if self.attempt else 0)
+        return max(self.now, self.from_then + timedelta(seconds=seconds))
+
+    def _refit(self) -> None:
+        why = "Grown" if self.phase == "Running" else "Shrunk"
+        if why == "Grown":
+            self.lacking -= len(self.room)
+        else:
+            self.lacking += sum(not place.placed for place in self.places.values())
+        self._begin(self.attempt + 1, "Restarting", why=why)
+
+    @property
+    def seeks_room(self) -> bool:
+        """Four minutes, then sixteen, then an hour after room did not last, of the last six hours and ten attempts."""
+        if self.ran_at is None or any(place.phase in ("Done", "Failed") for place in self.places.values()):
+            return False
+        last, since = self.past[-10:], self.ran_at - timedelta(hours=6)
+        in_vain = [one for one, two in pairwise(last) if (one[0], two[0]) == ("Grown", "Shrunk") and two[1] > since]
+        minutes = (0, 4, 16, 60, 60, 60, 60)[len(in_vain)]
+        return self.now >= self.ran_at + timedelta(minutes=minutes)
+
+    def _workers(self) -> int:
+        return sum(role == "worker" for role, _ in self.places)
+
+    def _begin(self, attempt: int, phase: str, wait: timedelta = timedelta(0), why: str = "") -> None:
+        if self.live and self.begun:
+            self.past.append((why, self.now))
+        self.ran_at = None
         self.attempt, self.phase, self.begun, self.ignored = attempt, phase, True, set()
         self.active_since = self.active_since or self.now
-        self.places = {(role, i): Place(self.now + wait) for role, n in self._sizes().items() for i in range(n)}
+        self.from_then, self.room, self.left = self.now + wait, [], {}
+        sizes = self._sizes()
+        if self.lacking:
+            sizes["worker"] -= self.lacking
+        self.places = {(role, i): Place(self.now + wait) for role, n in sizes.items() for i in range(n)}
 
     def _failed(self, place: tuple[str, int], failure: Failure) -> None:
         if not self.live or place in self.ignored:
             return
         role, index = place
         there = self.places[place]
-        alone = stands_alone(self.spec, role)
+        alone = stands_alone(self.spec, role, index)
+        if not alone and failure.reason == "Error" and failure.code not in (None, 137) and self._follow(failure):
+            return
         before = there.last if alone else None
-        if not alone and self.before and self.before[0] == self.attempt - 1:
+        if before is None and self.before and self.before[0] == self.attempt - 1:
             before = self.before[1]
         action = rule_on(self.spec, self.counted, failure, before)
         self.blamed = (self.attempt, role, index, failure.code, failure.reason)
-        if action == "fail":
+        if alone and self._echoes(place, failure):
+            self.places[place] = Place(self.now, there.restarts + 1, last=failure, failed_at=self.now)
+        elif action == "fail":
             self._end("Failed", self.now)
         elif action == "ignore":
             self.ignored.add(place)
@@ -242,20 +392,64 @@ class Reference:
             self.by_reason[failure.reason] += 1
             wait = backoff(self.spec, self.counted) if counts else timedelta(0)
             if alone:
-                self.places[place] = Place(self.now + wait, there.restarts + 1, last=failure)
+                last = {"last": failure, "failed_at": self.now, "counted": counts}
+                self.places[place] = Place(self.now + wait, there.restarts + 1, **last)
             else:
                 self.before = (self.attempt, failure)
                 if counts and not failure.disruption:
                     self.ends[self.attempt] = failure.reason
                 self._begin(self.attempt + 1, "Restarting", wait)
 
+    def _echoes(self, place: tuple[str, int], failure: Failure) -> bool:
+        """Another one failed in the same way within the last minute, while this one ran, and counts."""
+        return failure.reason == "Error" and any(
+            other != place
+            and there.counted
+            and there.failed_at is not None
+            and self.now - failure.ran < there.failed_at
+            and self.now - there.failed_at <= timedelta(seconds=60)
+            and there.last is not None
+            and (there.last.code, there.last.message, there.last.reason)
+            == (failure.code, failure.message, failure.reason)
+            for other, there in self.places.items()
+        )
+
+    def _follow(self, failure: Failure) -> bool:
+        """One that restarts alone was lost within the last minute: that is why, and it counts already."""
+        if self.before and self.before[0] == self.attempt - 1:
+            was = self.before[1]
+            if (was.code, was.message, was.reason) == (failure.code, failure.message, failure.reason):
+                return False
+        lost = [
+            (there.failed_at, place)
+            for place, there in self.places.items()
+            if place[0] != "evaluator" and there.failed_at and self.now - there.failed_at <= timedelta(seconds=60)
+        ]
+        if not lost:
+            return False
+        _, place = min(lost)
+        there = self.places[place]
+        assert there.last
+        self.before = (self.attempt, there.last)
+        self.blamed = (self.attempt, *place, there.last.code, there.last.reason)
+        self._begin(self.attempt + 1, "Restarting", max(timedelta(0), there.decided - self.now))
+        return True
+
     def _look(self) -> None:
         if not self.live:
             return
         if all(place in self.ignored or self.places[place].phase == "Done" for place in self._target()):
             self._end("Succeeded", self.now)
-        elif all(there.phase in ("Running", "Done") for p, there in self.places.items() if p not in self.ignored):
-            self.phase = "Running"
+        elif self._all_run():
+            self.phase, self.ran_at = "Running", self.ran_at or self.now
+        if (due := self._refit_at()) and due <= self.now:
+            self._refit()
+
+    def _all_run(self) -> bool:
+        must = {p: there.phase in ("Running", "Done") for p, there in self.places.items() if p not in self.ignored}
+        if comes_and_goes(self.spec) and must.get(("worker", 0)):
+            return sum(must.values()) >= int(self.spec["elastic"]["minReplicas"])
+        return all(must.values())
 
     def _target(self) -> list[tuple[str, int]]:
         """Whose completion ends the job."""
@@ -267,6 +461,8 @@ class Reference:
             return [p for p in self.places if p[0] != "ps" and not (serves and p[0] == "worker")]
         if success is not None:
             return [place for place in self.places if place[0] == success]
+        if comes_and_goes(self.spec):
+            return [("worker", 0)]
         first = {"pytorch": ("master", 0), "tensorflow": ("chief", 0), "horovod": ("launcher", 0)}[framework]
         if first[0] in roles:
             return [first]

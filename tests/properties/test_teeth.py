@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.core import failures, policies
+from allranks.api.status import ReplicaRestarts
+from allranks.core import accounting, failures, hangs, policies
 from allranks.core.model import Observed, Plan
 from scenarios.runner import run
 from scenarios.test_memory import SCENARIOS, MemoryWorld
 
-from .happenings import KILLING, ROUGH, histories
+from .happenings import KILLING, RESIZING, ROUGH, histories
 from .jobs import specs
 from .test_crashes import QUIET, crash_everywhere
 from .test_histories import LAGS, LATE, SEEDS, SHARP, roughly, step_by_step
@@ -135,6 +136,52 @@ def _leaves_the_old(patch: Patch) -> None:
     patch.setattr(heart._Attempt, "outdated", late)
 
 
+def _keeps_lost_work(patch: Patch) -> None:
+    """What a restart throws away stays productive."""
+    patch.setattr(accounting, "_moved", lambda times, source, target, seconds, reason: times)
+
+
+def _counts_lost_work_twice(patch: Patch) -> None:
+    """As productive as well."""
+    added = accounting._added
+    patch.setattr(accounting, "_moved", lambda times, source, target, *how: added(times, target, *how))
+
+
+def _hears_of_each_step_late(patch: Patch) -> None:
+    """A step is no sign of life."""
+    watch = hangs.watch
+
+    def deaf(job: Any, status: Any, reports: Any) -> Any:
+        silent = tuple(replace(rank, stepped_at=None) for rank in reports.ranks) if reports else ()
+        return watch(job, status, reports and replace(reports, ranks=silent))
+
+    patch.setattr(hangs, "watch", deaf)
+
+
+def _takes_all_pods_for_placed(patch: Patch) -> None:
+    """Nobody is ever without room."""
+    patch.setattr("allranks.core.elastic.shrinks_to", lambda *args: None)
+
+
+def _grows_unasked(patch: Patch) -> None:
+    """A placeholder that is pending is room enough."""
+    patch.setattr("allranks.core.elastic.runs", lambda placeholder: True)
+
+
+def _shrinks_to_nothing(patch: Patch) -> None:
+    shrinks = importlib.import_module("allranks.core.elastic").shrinks_to
+
+    def any_size(job: Any, *args: Any) -> Any:
+        bounds = job.spec.elastic.model_copy(update={"min_replicas": 0})
+        return shrinks(job.model_copy(update={"spec": job.spec.model_copy(update={"elastic": bounds})}), *args)
+
+    patch.setattr("allranks.core.elastic.shrinks_to", any_size)
+
+
+def _comes_back_by_the_old_name(patch: Patch) -> None:
+    patch.setattr("allranks.core.elastic.ReplicaRestarts", lambda count, **of: ReplicaRestarts(count=1, **of))
+
+
 def _starts_blind(patch: Patch) -> None:
     """A new operator waits for events, and does not list what there is."""
     patch.setattr("allranks.drivers.memory.view.View.relist", lambda self: None)
@@ -166,6 +213,9 @@ CATCHERS: dict[str, Callable[[], None]] = {
     "scenarios": _scenarios,
     "any order": _generated(roughly, 2000, spec=specs(), history=histories(ROUGH, 25), lag=LAGS, seed=SEEDS, late=LATE),
     "reference": _generated(step_by_step, 1000, spec=specs(), history=histories(KILLING, 25), lag=SHARP, seed=SEEDS),
+    "elastic": _generated(
+        step_by_step, 1000, spec=specs(elastic=True), history=histories(RESIZING, 25), lag=SHARP, seed=SEEDS
+    ),
     "crashes": _generated(crash_everywhere, 100, spec=specs(), history=histories(QUIET, 12), seed=SEEDS),
 }
 
@@ -190,6 +240,13 @@ CATCHERS: dict[str, Callable[[], None]] = {
         pytest.param(_forgets_the_row, "reference", id="nothing is ever twice in a row"),
         pytest.param(_resumes_the_old_attempt, "any order", id="a new attempt has an old number"),
         pytest.param(_counts_suspended_time, "scenarios", id="the deadline counts suspended time"),
+        pytest.param(_keeps_lost_work, "scenarios", id="work since the last checkpoint is not lost"),
+        pytest.param(_counts_lost_work_twice, "any order", id="lost work counts as productive too"),
+        pytest.param(_hears_of_each_step_late, "scenarios", id="a job that goes on is taken for stuck"),
+        pytest.param(_takes_all_pods_for_placed, "elastic", id="an elastic job does not shrink"),
+        pytest.param(_shrinks_to_nothing, "elastic", id="an elastic job has fewer than minReplicas"),
+        pytest.param(_grows_unasked, "elastic", id="an elastic job grows where there is no room"),
+        pytest.param(_comes_back_by_the_old_name, "elastic", id="a worker comes back by an old name"),
         pytest.param(_starts_blind, "crashes", id="a new operator lists nothing"),
         pytest.param(_leaves_the_old, "any order", id="pods of attempts long gone are left"),
     ],

@@ -106,6 +106,14 @@ class World(ABC):
         """The node is no more: the garbage collector takes its pods away."""
 
     @abstractmethod
+    def report(self, pod: str, **said: Any) -> None:
+        """The pod's rank has come so far: step, total_steps, checkpoint, rank, step_seconds, busy_seconds, waiting."""
+
+    @abstractmethod
+    def asked_for_stacks(self) -> int:
+        """How often ranks were asked for their stacks."""
+
+    @abstractmethod
     def advance(self, seconds: float) -> None: ...
 
     @abstractmethod
@@ -259,6 +267,7 @@ _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
     "lose_node": lambda w, how: w.lose_node(how),
     "recover_node": lambda w, how: w.recover_node(how),
     "remove_node": lambda w, how: w.remove_node(how),
+    "report": lambda w, how: [w.report(pod, **said) for pod, said in how.items()],
     "advance": lambda w, how: w.advance(how),
     "operator": lambda w, how: [{"stop": w.stop_operator, "start": w.start_operator}[word]() for word in how.split()],
 }
@@ -299,6 +308,8 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
             yield f"{name} exists"
         elif part is not None:
             yield from _differ(name, found, part)
+    if "stacks" in expect:
+        yield from _differ("asked for stacks", world.asked_for_stacks(), expect["stacks"])
     told = [reason for reason, _ in world.events()]
     if "events" in expect and not _is_subsequence(expect["events"], told):
         yield f"events: {told}, not {expect['events']}"
@@ -308,7 +319,7 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
 
 
 _EXPECTATIONS = frozenset(
-    ("job", "refused", "status", "pods", "terminating", "env", "tolerations", "kept", "objects", "events", "told")
+    "job refused status pods terminating env tolerations kept objects events told stacks".split()  # noqa: SIM905
 )
 
 

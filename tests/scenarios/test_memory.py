@@ -95,6 +95,12 @@ class MemoryWorld(World):
         self.cluster.kubelets.remove(node)
         self.cluster.settle()
 
+    def report(self, pod: str, **said: Any) -> None:
+        self.cluster.report(self._pod(pod), **said)
+
+    def asked_for_stacks(self) -> int:
+        return len(self.cluster.ranks.asked)
+
     def advance(self, seconds: float) -> None:
         self.cluster.advance(seconds)
 

@@ -7,20 +7,23 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from common.checkpoints import CheckpointStore, check_archive, write_atomically
+from common.checkpoints import CheckpointStore, check_archive
+from common.claims import Claim
+from common.files import write_atomically
 
 
 def archive(content: str = "weights", compression: int = zipfile.ZIP_STORED) -> bytes:
-    """What `torch.save` and `numpy.savez` write, in small."""
+    """What `torch.save` and `numpy.savez` write, in small, and without the time of day."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression) as file:
-        file.writestr("data", content * 100)
-        file.writestr("more", content)
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr(zipfile.ZipInfo("data"), content * 100, compression)
+        file.writestr(zipfile.ZipInfo("more"), content, compression)
     return buffer.getvalue()
 
 
 def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    """Of all files, but for the claim."""
+    return sorted(path.name for path in directory.iterdir() if not path.name.startswith(".claim-"))
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def store(tmp_path: Path, said: list[str]) -> CheckpointStore:
-    return CheckpointStore(tmp_path / "made" / "on the way", ".pt", said.append)
+    return CheckpointStore(Claim(tmp_path / "made" / "on the way"), ".pt", said.append)
 
 
 def test_an_empty_directory_has_no_checkpoint(store: CheckpointStore, said: list[str]) -> None:
@@ -41,7 +44,7 @@ def test_an_empty_directory_has_no_checkpoint(store: CheckpointStore, said: list
 def test_the_last_two_checkpoints_are_kept(store: CheckpointStore) -> None:
     for epoch in (1, 2, 3, 99999, 100000):
         store.save(epoch, archive(f"epoch {epoch}"))
-    assert names(store.directory) == ["epoch-100000.pt", "epoch-99999.pt"]
+    assert names(store.directory) == ["epoch-100000.claim-00001.pt", "epoch-99999.claim-00001.pt"]
     assert store.newest() == (100000, archive("epoch 100000"))
 
 
@@ -49,7 +52,7 @@ def test_an_epoch_that_is_saved_again_replaces_itself(store: CheckpointStore) ->
     store.save(1, archive("one"))
     store.save(2, archive("first"))
     store.save(2, archive("second"))
-    assert names(store.directory) == ["epoch-00001.pt", "epoch-00002.pt"]
+    assert names(store.directory) == ["epoch-00001.claim-00001.pt", "epoch-00002.claim-00001.pt"]
     assert store.newest() == (2, archive("second"))
 
 
@@ -69,7 +72,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_one_line(
 ) -> None:
     store.save(6, archive("six"))
     store.save(7, archive("seven"))
-    path = store.directory / "epoch-00007.pt"
+    path = store.directory / "epoch-00007.claim-00001.pt"
     path.write_bytes(damaged)
     assert store.newest() == (6, archive("six"))
     assert len(said) == 1
@@ -80,17 +83,21 @@ def test_a_damaged_checkpoint_is_passed_over_with_one_line(
 def test_two_damaged_checkpoints_mean_a_new_start_and_not_a_crash(store: CheckpointStore, said: list[str]) -> None:
     for epoch in (6, 7):
         store.save(epoch, archive())
-        (store.directory / f"epoch-0000{epoch}.pt").write_bytes(b"?")
+        (store.directory / f"epoch-0000{epoch}.claim-00001.pt").write_bytes(b"?")
     assert store.newest() is None
     assert len(said) == 2
 
 
 def test_damaged_checkpoints_of_later_epochs_go_when_the_training_saves_again(store: CheckpointStore) -> None:
-    for epoch in (6, 7):
+    for epoch in (6, 7, 8, 9):
         store.save(epoch, archive())
-    (store.directory / "epoch-00009.pt").write_bytes(b"?")
-    store.save(8, archive())
-    assert names(store.directory) == ["epoch-00007.pt", "epoch-00008.pt"]
+    for epoch in (8, 9):
+        (store.directory / f"epoch-0000{epoch}.claim-00001.pt").write_bytes(b"?")
+    (store.directory / "epoch-00007.pt").write_bytes(archive("before there were claims"))
+    again = CheckpointStore(Claim(store.directory), ".pt", lambda _: None)
+    assert again.newest() == (7, archive("before there were claims"))
+    again.save(8, archive())
+    assert names(store.directory) == ["epoch-00007.pt", "epoch-00008.claim-00002.pt"]
 
 
 def test_files_of_others_are_neither_read_nor_removed(store: CheckpointStore) -> None:
@@ -99,23 +106,24 @@ def test_files_of_others_are_neither_read_nor_removed(store: CheckpointStore) ->
         (store.directory / name).write_bytes(b"?")
     for epoch in (1, 2, 3):
         store.save(epoch, archive())
-    assert names(store.directory) == sorted([*others, "epoch-00002.pt", "epoch-00003.pt"])
-    assert CheckpointStore(store.directory, ".pt").newest() == (3, archive())
+    assert names(store.directory) == sorted([*others, "epoch-00002.claim-00001.pt", "epoch-00003.claim-00001.pt"])
+    assert CheckpointStore(Claim(store.directory), ".pt").newest() == (3, archive())
 
 
 def test_what_a_killed_writer_left_behind_is_no_checkpoint_and_goes(store: CheckpointStore) -> None:
     store.save(1, archive())
-    (store.directory / ".epoch-00002.pt.tmp").write_bytes(archive()[:50])
-    again = CheckpointStore(store.directory, ".pt")
+    for name in (".epoch-00002.claim-00001.pt.claim-00001.tmp", ".metrics.jsonl.claim-00001.tmp"):
+        (store.directory / name).write_bytes(archive()[:50])
+    again = CheckpointStore(Claim(store.directory), ".pt")
     assert again.newest() == (1, archive())
-    assert names(store.directory) == ["epoch-00001.pt"]
+    assert names(store.directory) == ["epoch-00001.claim-00001.pt"]
 
 
 def test_a_checkpoint_that_is_not_due_is_saved_when_the_end_comes(store: CheckpointStore) -> None:
     store.save(5, archive("five"))
     store.hold(6, archive("six"))
     store.hold(7, archive("seven"))
-    assert names(store.directory) == ["epoch-00005.pt"]
+    assert names(store.directory) == ["epoch-00005.claim-00001.pt"]
     assert store.flush() == 7
     assert store.newest() == (7, archive("seven"))
     assert store.flush() is None

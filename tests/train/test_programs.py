@@ -60,7 +60,7 @@ def test_a_training_goes_on_after_sigterm_and_after_kill(launcher: Launcher, pro
     assert f"resumed from epoch 4 of {world.checkpoints()} (loss {losses[4]})" in ranks[0].text
     assert_trained(ranks)
     assert_records(world, 20, losses | losses_by_epoch(ranks[0]))
-    assert sorted(world.checkpoints().glob("epoch-*"))[-1].stem == "epoch-00020"
+    assert sorted(world.checkpoints().glob("epoch-*"))[-1].stem == "epoch-00020.claim-00003"
     assert not list(world.checkpoints(1).glob("*"))  # only rank 0 writes
 
 
@@ -95,7 +95,7 @@ def test_torchrun_agents_of_two_nodes_resume_from_the_last_whole_checkpoint(laun
         send(worker, signal.SIGKILL)
     assert workers
     assert all(agent.exit_code(within=90) == 1 for agent in agents)  # torchrun turns every exit code into 1
-    newest = world.checkpoints() / "epoch-00003.pt"
+    newest = world.checkpoints() / "epoch-00003.claim-00001.pt"
     newest.write_bytes(newest.read_bytes()[:-100])
 
     agents = world.start("--seed", "7")
@@ -134,6 +134,43 @@ def test_an_interruption_changes_no_loss(launcher: Launcher, program: str) -> No
     assert set(losses_by_epoch(resumed)) == {3, 4, 5}
 
 
+@pytest.mark.parametrize("program", ["penguins_pytorch.py", "penguins_tensorflow.py", "penguins_horovod_keras.py"])
+def test_an_attempt_that_was_left_behind_ends_and_does_not_disturb_the_next_one(
+    launcher: Launcher, program: str
+) -> None:
+    """As when a node is silent and not dead: both write to the same volume."""
+    directory = launcher.folder / "checkpoints"
+
+    def start(attempt: str, *options: str) -> Rank:
+        command = ["python", ROOT / "train" / program, "--checkpoint-dir", directory, *options]
+        return launcher.start(command, {"ALLRANKS_ATTEMPT": attempt})
+
+    left_behind = start("0", "--pause", "5")
+    left_behind.wait_for("epoch 2/20")
+    successor = start("1")
+    assert left_behind.exit_code() == 75, left_behind.text
+    assert left_behind.text.splitlines()[-1] == (
+        f"rank 0 of 1: attempt 0 was replaced by attempt 1 ({directory}/.claim-00002): "
+        "stopping, nothing more is written"
+    )
+    assert "Traceback" not in left_behind.text
+    assert successor.exit_code() == 0, successor.text
+    assert_trained([successor], size=1)
+
+    resumed = int(successor.wait_for(rf"resumed from epoch (\d+) of {directory} \(loss")[1])
+    assert 2 <= resumed < 20
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(1, 21))
+    assert [line["attempt"] for line in lines] == [0] * resumed + [1] * (20 - resumed)
+    losses = losses_by_epoch(left_behind) | losses_by_epoch(successor)
+    assert {line["epoch"]: f"{line['loss']:.4f}" for line in lines} == losses
+    assert lines[resumed]["loss"] < lines[0]["loss"]
+    assert sorted(path.name.rpartition(".")[0] for path in directory.glob("epoch-*")) == [
+        "epoch-00019.claim-00002",
+        "epoch-00020.claim-00002",
+    ]
+
+
 def test_horovodrun_trains_two_ranks(launcher: Launcher) -> None:
     program = ROOT / "train/penguins_horovod.py"
     run = launcher.start(["horovodrun", "-np", "2", "--gloo", "python", program])
@@ -150,7 +187,8 @@ def test_one_process_with_nothing_in_its_environment_trains_alone(launcher: Laun
     for run, program in zip(runs, ("penguins_pytorch.py", "penguins_tensorflow.py"), strict=True):
         assert run.exit_code() == 0, run.text
         assert_trained([run], size=1)
-        assert sorted(path.name for path in (launcher.folder / program).iterdir()) == ["loss.png", "metrics.jsonl"]
+        written = sorted(path.name for path in (launcher.folder / program).iterdir())
+        assert written == [".claim-00001", "loss.png", "metrics.jsonl"]
 
 
 def test_a_rank_that_alone_got_sigterm_takes_the_others_along(launcher: Launcher) -> None:
@@ -178,7 +216,7 @@ def test_sigterm_saves_and_ends_a_rank_whose_peer_is_stuck(launcher: Launcher, p
     assert ranks[0].exit_code(within=15) == 143
     saved = re.search(r"the other ranks did not stop with this one, saved epoch (\d+)", ranks[0].text)
     assert saved, ranks[0].text
-    assert [path.stem for path in world.checkpoints().glob("epoch-*")] == [f"epoch-{int(saved[1]):05d}"]
+    assert [path.stem for path in world.checkpoints().glob("epoch-*")] == [f"epoch-{int(saved[1]):05d}.claim-00001"]
 
 
 @pytest.mark.parametrize(

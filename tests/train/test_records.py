@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from common.claims import Claim
 from common.curves import draw_curve, save_picture
 from common.early_stopping import EarlyStopping
 from common.horovod import require_expected_size
@@ -30,22 +31,29 @@ def epochs(path: Path) -> list[int]:
 def test_an_epoch_is_one_line_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "made" / "metrics.jsonl"
     monkeypatch.delenv("ALLRANKS_ATTEMPT", raising=False)
-    append(MetricsLog(path, 0), 3)
-    line = {"epoch": 3, "step": 24, "loss": 0.333333, "accuracy": 0.5, "seconds": 2.0, "samples_per_second": 128.0}
-    assert json.loads(path.read_text()) == line | {"world_size": 2}
+    append(MetricsLog(Claim(path.parent), 0), 3)
+    line: dict[str, object] = {
+        "epoch": 3,
+        "step": 24,
+        "loss": 0.333333,
+        "accuracy": 0.5,
+        "seconds": 2.0,
+        "samples_per_second": 128.0,
+    }
+    assert json.loads(path.read_text()) == line | {"world_size": 2, "claim": 1}
     monkeypatch.setenv("ALLRANKS_ATTEMPT", "4")
-    append(MetricsLog(path, 0), 3)
-    assert json.loads(path.read_text()) == line | {"world_size": 2, "attempt": 4}
+    append(MetricsLog(Claim(path.parent), 0), 3)
+    assert json.loads(path.read_text()) == line | {"world_size": 2, "claim": 2, "attempt": 4}
 
 
 def test_epochs_that_are_trained_again_are_not_there_twice(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, 0)
+    log = MetricsLog(Claim(path.parent), 0)
     for epoch in (1, 2, 3):
         append(log, epoch)
     with path.open("a") as file:
         file.write('{"epoch": 4, "lo')  # killed while it wrote
-    log = MetricsLog(path, 2)
+    log = MetricsLog(Claim(path.parent), 2)
     assert epochs(path) == [1, 2]
     for epoch in (3, 4):
         append(log, epoch)
@@ -54,8 +62,8 @@ def test_epochs_that_are_trained_again_are_not_there_twice(tmp_path: Path) -> No
 
 def test_a_new_start_begins_a_new_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    append(MetricsLog(path, 0), 1)
-    MetricsLog(path, 0)
+    append(MetricsLog(Claim(path.parent), 0), 1)
+    MetricsLog(Claim(path.parent), 0)
     assert read_metrics(path) == []
 
 

@@ -6,37 +6,45 @@ file without the framework that wrote it.
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import re
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from common.claims import Claim, number_in
+
 KEEP = 2
 
 
 class CheckpointStore:
-    """The checkpoints `epoch-00007<suffix>` of one directory. Only rank 0 of a job has one."""
+    """The checkpoints `epoch-00007.claim-00003<suffix>` of one directory: epoch 7, saved by the third training that
+    started there. `epoch-00007<suffix>`, from before there were claims, is older than all. Only rank 0 has a store."""
 
-    def __init__(self, directory: Path, suffix: str, say: Callable[[str], None] = print) -> None:
-        self.directory = directory
+    def __init__(self, claim: Claim, suffix: str, say: Callable[[str], None] = print) -> None:
+        self.directory = claim.directory
+        self._claim = claim
         self._suffix = suffix
         self._say = say
-        self._pattern = re.compile(rf"epoch-(\d{{5,}}){re.escape(suffix)}")
+        self._pattern = re.compile(rf"epoch-(\d{{5,}})(\.claim-\d{{5,}})?{re.escape(suffix)}")
         self._unsaved: tuple[int, bytes] | None = None
-        directory.mkdir(parents=True, exist_ok=True)
-        for left_over in directory.glob(f".epoch-*{suffix}.tmp"):  # of a writer that was killed
-            left_over.unlink(missing_ok=True)
 
     def newest(self) -> tuple[int, bytes] | None:
-        """Epoch and content of the newest checkpoint that is whole; damaged ones are passed over, each with a line."""
-        for epoch, path in reversed(self._all()):
+        """Epoch and content of the newest checkpoint that is whole; damaged ones are passed over, each with a line.
+
+        The newest is the last one of the last training that saved any. One that was replaced and did not know yet may
+        have saved later epochs than its successor did: they are not what the training has gone on from.
+        """
+        passed: set[Path] = set()
+        while left := [each for each in self._all() if each[2] not in passed]:
+            _, epoch, path = left[-1]
+            passed.add(path)
             try:
                 content = path.read_bytes()
                 check_archive(content)
+            except FileNotFoundError:
+                continue  # a writer that does not know of us yet has just saved a newer one: it is in the next list
             except (OSError, ValueError) as error:
                 self._say(f"checkpoint {path} is damaged ({error}): trying the one before it")
             else:
@@ -44,13 +52,17 @@ class CheckpointStore:
         return None
 
     def save(self, epoch: int, content: bytes) -> None:
-        """Write the checkpoint of `epoch` so that no reader ever sees a part of it, then drop the old ones."""
-        write_atomically(self._path(epoch), content)
+        """Write the checkpoint of `epoch` so that no reader ever sees a part of it, then drop the old ones. Raises
+        Replaced where the directory was claimed by another one."""
+        path = self.directory / f"epoch-{epoch:05d}{self._claim.mark}{self._suffix}"
+        self._claim.write(path, content)
         self._unsaved = None
-        others = [path for other, path in self._all() if other < epoch]
-        # Later ones can only be damaged: the newest whole one is where this run resumed from.
-        abandoned = [path for other, path in self._all() if other > epoch]
-        for path in others[: -(KEEP - 1)] + abandoned:
+        # What a newer one has saved since we looked is not ours to drop.
+        known = [each for each in self._all() if each[0] <= self._claim.number]
+        # Later epochs of older claims are damaged, or came too late: we resumed from an earlier one.
+        abandoned = [each for each in known if each[0] < self._claim.number and each[1] >= epoch]
+        others = [each for each in known if each not in abandoned]
+        for _, _, path in others[:-KEEP] + abandoned:
             path.unlink(missing_ok=True)
 
     def hold(self, epoch: int, content: bytes) -> None:
@@ -65,12 +77,10 @@ class CheckpointStore:
         self.save(epoch, content)
         return epoch
 
-    def _all(self) -> list[tuple[int, Path]]:
+    def _all(self) -> list[tuple[int, int, Path]]:
+        """(claim, epoch, path) of each, the newest last."""
         matches = ((self._pattern.fullmatch(path.name), path) for path in self.directory.iterdir())
-        return sorted((int(match[1]), path) for match, path in matches if match)
-
-    def _path(self, epoch: int) -> Path:
-        return self.directory / f"epoch-{epoch:05d}{self._suffix}"
+        return sorted((number_in(path.name), int(match[1]), path) for match, path in matches if match)
 
 
 def check_archive(content: bytes) -> None:
@@ -82,28 +92,3 @@ def check_archive(content: bytes) -> None:
         raise ValueError(str(error)) from error
     if damaged is not None:
         raise ValueError(f"wrong checksum of {damaged}")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path`, or leave it as it was: also when the process is killed or the machine stops meanwhile."""
-    temporary = path.with_name(f".{path.name}.tmp")  # in the same directory: a rename works within one file system
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Without this a crash of the machine can forget the new name of a file whose content is on the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems refuse
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

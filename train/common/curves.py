@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.checkpoints import write_atomically
+from common.files import write_atomically
 
 BRAILLE = 0x2800
 # Bit of each dot in a braille character, by row (0-3) and column (0-1).
@@ -73,7 +73,9 @@ def curve_dots(losses: Sequence[float], low: float, high: float, columns: int, r
     return dots
 
 
-def save_picture(losses: Sequence[float], path: Path, title: str) -> bool:
+def save_picture(
+    losses: Sequence[float], path: Path, title: str, write: Callable[[Path, bytes], None] = write_atomically
+) -> bool:
     """The curve as a PNG. False where matplotlib is not installed: a picture is no reason to fail a training."""
     try:
         from matplotlib.figure import Figure
@@ -88,5 +90,5 @@ def save_picture(losses: Sequence[float], path: Path, title: str) -> bool:
     axes.grid(alpha=0.3)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
-    write_atomically(path, picture.getvalue())
+    write(path, picture.getvalue())
     return True

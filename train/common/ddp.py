@@ -13,6 +13,7 @@ from torch import nn
 
 from common.journal import Journal, Progress
 from common.pytorch import unpack
+from common.report import finish, waiting
 from common.termination import Termination
 
 
@@ -49,8 +50,9 @@ def resume(
 def any_rank_terminated(termination: Termination, device: torch.device) -> bool:
     """Whether a rank got SIGTERM, the same answer on all ranks. A large model would ask only every few steps."""
     flag = torch.tensor(int(termination.requested), device=device)
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return bool(flag.item())
+    with waiting():  # for the slowest rank
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag.item())
 
 
 def stop(termination: Termination, journal: Journal, progress: Progress, checkpoint: Callable[[], bytes]) -> NoReturn:
@@ -71,4 +73,5 @@ def leave() -> NoReturn:
     dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
+    finish()
     os._exit(0)

@@ -1,24 +1,32 @@
-"""`metrics.jsonl`: one JSON object per epoch, each epoch once, however often the training was interrupted."""
+"""`metrics.jsonl`: one JSON object per epoch, each epoch once, however often the training was interrupted, and also
+where one that was replaced adds a line before it knows."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-from common.checkpoints import write_atomically
+from common.claims import ATTEMPT_VARIABLE, Claim
 
-ATTEMPT_VARIABLE = "ALLRANKS_ATTEMPT"
+NAME = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Appends to the file; what it has of epochs that this run trains again is dropped first."""
+    """Appends to the file; what it has of epochs that this run trains again is dropped first.
 
-    def __init__(self, path: Path, epochs_done: int) -> None:
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in read_metrics(path) if int(str(line["epoch"])) <= epochs_done]
-        write_atomically(path, b"".join(map(encode, kept)))
+    The lines that were there then and those that were appended since are the truth. Whatever else is found in the
+    file comes from a run that was replaced, and goes at the next `append`.
+    """
+
+    def __init__(self, claim: Claim, epochs_done: int) -> None:
+        """Raises Replaced, as `append` does, where another one has claimed the directory."""
+        self._claim = claim
+        self._path = claim.directory / NAME
+        kept = [line for line in read_metrics(self._path) if line["epoch"] <= epochs_done]
+        self._content = b"".join(map(encode, kept))
+        claim.write(self._path, self._content)
 
     def append(
         self, *, epoch: int, step: int, loss: float, accuracy: float, seconds: float, samples: int, world_size: int
@@ -32,12 +40,17 @@ class MetricsLog:
             "seconds": round(seconds, 4),
             "samples_per_second": round(samples / max(seconds, 1e-9), 1),
             "world_size": world_size,
+            "claim": self._claim.number,
         }
         attempt = os.environ.get(ATTEMPT_VARIABLE, "")
         if attempt:
             line["attempt"] = int(attempt) if attempt.isdecimal() else attempt
+        self._claim.check()
+        if not self._path.exists() or self._path.read_bytes() != self._content:
+            self._claim.write(self._path, self._content)
         with self._path.open("ab") as file:
             file.write(encode(line))
+        self._content += encode(line)
 
 
 def encode(line: dict[str, object]) -> bytes:
@@ -45,11 +58,12 @@ def encode(line: dict[str, object]) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
-def read_metrics(path: Path) -> list[dict[str, object]]:
-    """The lines that are whole: the last one may be half written, by a rank that was killed."""
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """One line for each epoch, in their order: of several, that of the newest claim, and of these the last. A line may
+    be half written, by a rank that was killed: it is passed over."""
     if not path.exists():
         return []
-    lines = []
+    lines: list[dict[str, Any]] = []
     for text in path.read_bytes().splitlines():
         try:
             line = json.loads(text)
@@ -57,4 +71,6 @@ def read_metrics(path: Path) -> list[dict[str, object]]:
             continue
         if isinstance(line, dict) and isinstance(line.get("epoch"), int):
             lines.append(line)
-    return lines
+    lines.sort(key=lambda line: int(line.get("claim", 0)))  # keeps the order of those with the same claim
+    by_epoch = {line["epoch"]: line for line in lines}
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]

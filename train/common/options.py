@@ -47,6 +47,12 @@ def make_parser(
         metavar="SECONDS",
         help="sleep after each epoch: time to kill a rank and watch the recovery (default %(default)s)",
     )
+    add("--work", type=seconds, default=0.0, metavar="SECONDS", help="sleep in each step: a model that takes longer")
+    add("--slow-rank", type=int, metavar="RANK", help="one that is slow, to see it found: its --work is longer")
+    add("--slow-factor", type=float, default=3.0, metavar="TIMES", help="by how much (default %(default)s)")
+    add("--hang-rank", type=int, metavar="RANK", help="one that hangs, to see it found: it sleeps for ever")
+    add("--hang-at-step", type=positive_int, default=20, metavar="STEP", help="in this step (default %(default)s)")
+    add("--hang-attempt", type=int, default=0, metavar="N", help="and only in this $ALLRANKS_ATTEMPT (default 0)")
     add(
         "--threads",
         type=positive_int,

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.journal import Journal, Progress
+from common.report import waiting
 from common.termination import Termination
 
 SUFFIX = ".npz"
@@ -143,7 +144,10 @@ def endless_share(
         samples = tf.gather(x, share), tf.gather(y, share)
         return tf.data.Dataset.from_tensor_slices(samples).repeat().batch(batch_size).take(batches_per_epoch)
 
-    return tf.data.Dataset.counter(start=first_epoch).flat_map(batches_of_epoch).prefetch(2)
+    batches = tf.data.Dataset.counter(start=first_epoch).flat_map(batches_of_epoch)
+    # Else a strategy has all ranks agree before each batch that all of them have one.
+    endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+    return batches.apply(endless).prefetch(2)
 
 
 def make_agreement(strategy: tf.distribute.Strategy, termination: Termination) -> Callable[[], bool]:
@@ -153,4 +157,8 @@ def make_agreement(strategy: tf.distribute.Strategy, termination: Termination) -
     def count(flag: tf.Tensor) -> tf.Tensor:
         return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: flag), axis=None)
 
-    return lambda: bool(count(tf.constant(float(termination.requested))) > 0)
+    def any_rank_terminated() -> bool:
+        with waiting():  # for the slowest rank
+            return bool(count(tf.constant(float(termination.requested))) > 0)
+
+    return any_rank_terminated

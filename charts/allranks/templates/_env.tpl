@@ -18,6 +18,11 @@
   value: {{ .Values.leaderElection.leaseSeconds | int | quote }}
 - name: ALLRANKS_PORT
   value: "8080"
+{{- /* Of the Service, whichever replica acts; without the cluster's domain, which differs. */}}
+- name: ALLRANKS_REPORT_URL
+  value: {{ if include "allranks.reports" . }}{{ printf "http://%s.%s.svc:8081/v1/report" (include "allranks.fullname" .) .Release.Namespace | quote }}{{ else }}""{{ end }}
+- name: ALLRANKS_REPORT_PORT
+  value: "8081"
 - name: ALLRANKS_CONCURRENCY
   value: {{ .Values.settings.concurrency | int | quote }}
 - name: ALLRANKS_REQUEST_TIMEOUT

@@ -63,6 +63,12 @@ app.kubernetes.io/part-of: allranks
 {{- if $enabled }}true{{ end }}
 {{- end }}
 
+{{- define "allranks.reports" -}}
+{{- $enabled := .Values.reports.enabled }}
+{{- if kindIs "invalid" $enabled }}{{ $enabled = empty .Values.namespaces }}{{ end }}
+{{- if $enabled }}true{{ end }}
+{{- end }}
+
 {{- define "allranks.aggregate" -}}
 {{- $enabled := .Values.rbac.aggregate }}
 {{- if kindIs "invalid" $enabled }}{{ $enabled = empty .Values.namespaces }}{{ end }}

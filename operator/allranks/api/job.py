@@ -82,6 +82,8 @@ class Container(Model):
 class RoleSpec(Container):
     """The pods of one role."""
 
+    model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT, *cel.ROLE)}
+
     replicas: Replicas = Field(1, description="How many pods.")
 
 
@@ -108,6 +110,8 @@ class RestartRule(Model):
 class Restart(Model):
     """What happens when a rank fails."""
 
+    model_config = {"json_schema_extra": rules(*cel.RESTART)}
+
     max_restarts: Annotated[int, Field(ge=0, le=9_999)] = Field(
         3, description="How many failures of the program the job survives. Disruptions do not count."
     )
@@ -129,6 +133,9 @@ class Elastic(Model):
 
     min_replicas: Annotated[int, Field(ge=1, le=10_000)] = Field(description="The job goes on with this many workers.")
     max_replicas: Annotated[int, Field(ge=1, le=10_000)] = Field(description="And never has more than this many.")
+    wait_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = Field(
+        60, description="So long a pod may find no room at the start of an attempt; then the job goes on without it."
+    )
 
 
 class Scheduling(Model):
@@ -194,6 +201,8 @@ ROLES: tuple[str, ...] = tuple(_ROLE_KINDS)
 class RolesBase(Model):
     """The job's roles; which ones are allowed depends on the framework."""
 
+    model_config = {"json_schema_extra": rules(*cel.roles(ROLES))}
+
     def items(self) -> list[tuple[str, RoleSpec]]:
         """(role, its spec) of the roles that are there, in the frameworks' order."""
         return [(role, spec) for role in ROLES if (spec := getattr(self, role)) is not None]
@@ -213,7 +222,8 @@ class SpecBase(Container):
     model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT, *cel.spec(FRAMEWORKS))}
 
     framework: Literal[*FRAMEWORKS] = Field(  # type: ignore[valid-type]
-        description="Which framework: it decides the roles and how ranks find one another."
+        description="Which framework: it decides the roles and how ranks find one another.",
+        json_schema_extra=rules(*cel.FIXED),
     )
     roles: RolesBase = Field(description="The job's pods by role.")
     pool: Name | None = Field(
@@ -231,17 +241,21 @@ class SpecBase(Container):
         None, description="Who manages this job, if not this operator (as in batch/v1 Job)."
     )
     clean_pod_policy: Literal["Running", "All", "None"] = Field(
-        "Running", description="Which pods are deleted when the job is over."
+        "Running", description="Which pods are deleted when the job is over.", json_schema_extra=rules(*cel.FIXED)
     )
     ttl_seconds_after_finished: Seconds | None = Field(None, description="Delete the job so long after its end.")
     active_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = Field(
         None, description="Fail the job after so much time unsuspended."
     )
     startup_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = Field(
-        600, description="Fail the job when an image or a container's configuration is still wrong after so long."
+        600,
+        description="Fail the job when an image or a container's configuration is still wrong after so long.",
+        json_schema_extra=rules(*cel.FIXED),
     )
     scheduling: Scheduling = Field(
-        default_factory=Scheduling, description="How the pods are placed.", json_schema_extra={"default": {}}
+        default_factory=Scheduling,
+        description="How the pods are placed.",
+        json_schema_extra={"default": {}} | rules(*cel.FIXED),
     )
     checkpoint: Checkpoint | None = Field(None, description="Where checkpoints live.")
     hang: Hang | None = Field(None, description="When the job counts as stuck.")

@@ -68,20 +68,42 @@ CHECKPOINT = (
     ),
 )
 
-NOT_YET: Mapping[str, str] = {
-    "elastic": "is served by a later version: leave it out",
-    "hang": "is served by a later version: leave it out, or use activeDeadlineSeconds",
-    "progress": "is served by a later version: leave it out",
-}
-"""Field of spec -> why it is refused."""
-
 _FIXED_IN_CONTAINER = ("image", "command", "args", "env", "resources", "workingDir", "template")
-_FIXED_IN_RESTART = ("backoffSeconds", "scope", "rules")
-_FIXED_IN_SPEC = (
-    *("framework", "pool", "restart", "elastic", "success", "managedBy", "cleanPodPolicy"),
-    *("startupDeadlineSeconds", "scheduling", "checkpoint", "hang", "progress"),
-)
-"""What may not change while a job lives; the rest (suspend, replicas, deadlines, TTL, maxRestarts) may."""
+_FIXED_IN_SPEC = ("pool", "elastic", "success", "managedBy", "checkpoint", "hang", "progress")
+"""What may not change while a job lives, beside the fields that say so themselves (FIXED); the rest (suspend, replicas,
+deadlines, TTL, maxRestarts) may."""
+_NEW_JOB = "cannot change while the job lives: make a new job"
+
+FIXED = (Rule(rule="self == oldSelf", message=_NEW_JOB),)
+"""Of a field that is always there."""
+
+
+def _fixed(*names: str) -> tuple[Rule, ...]:
+    """Of the object that has these fields, not of the spec: the API server evaluates every rule at every change of the
+    object, of its status too, and each field that a rule looks at costs it as much as the holder has fields."""
+    return tuple(
+        Rule(
+            rule=f"has(self.{name}) ? has(oldSelf.{name}) && self.{name} == oldSelf.{name} : !has(oldSelf.{name})",
+            message=_NEW_JOB,
+            field=f".{name}",
+        )
+        for name in names
+    )
+
+
+RESTART = _fixed("backoffSeconds", "scope", "rules")
+ROLE = _fixed(*_FIXED_IN_CONTAINER)
+
+
+def roles(names: Iterable[str]) -> tuple[Rule, ...]:
+    """The rules of `spec.roles`."""
+    return tuple(
+        Rule(
+            rule=f"has(self.{name}) == has(oldSelf.{name})",
+            message="the roles of a job cannot change: make a new job",
+        )
+        for name in names
+    )
 
 
 def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
@@ -106,7 +128,7 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
             message="names a role that this job does not have",
             field=".success",
         ),
-        *(Rule(rule=f"!has(self.{name})", message=message, field=f".{name}") for name, message in NOT_YET.items()),
+        *_elastic(frameworks),
         Rule(
             rule="!has(self.scheduling) || !has(self.scheduling.gang) || self.scheduling.gang in ['auto', 'none']",
             message="backends for gangs are served by a later version: use auto or none",
@@ -117,7 +139,7 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
             message="is served by a later version: leave it out",
             field=".scheduling.queue",
         ),
-        *_immutable(frameworks, roles),
+        *_fixed(*_FIXED_IN_SPEC, *_FIXED_IN_CONTAINER, *frameworks),
     )
 
 
@@ -125,7 +147,7 @@ def _of_framework(framework: Framework, frameworks: Mapping[str, Framework], rol
     """One framework's options, roles, limits and reserved variables, from what its file declares."""
     this = f"self.framework == '{framework.name}'"
     yield Rule(
-        rule=f"{this} || !has(self.{framework.name})",
+        rule=f"!has(self.{framework.name}) || {this}",
         message="only the block that matches framework is allowed: remove it or change framework",
         field=f".{framework.name}",
     )
@@ -156,6 +178,28 @@ def _of_framework(framework: Framework, frameworks: Mapping[str, Framework], rol
         yield rule.model_copy(update={"rule": f"!({this}) || ({rule.rule})"})
 
 
+def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
+    able = [framework.name for framework in frameworks.values() if framework.elastic]
+    yield Rule(
+        rule=f"!has(self.elastic) || self.framework in {_list(able)}",
+        message=f"is for {' and '.join(able)}: ranks of the others know one another from the start. Leave it out; a "
+        "changed number of replicas restarts them",
+        field=".elastic",
+    )
+    yield Rule(
+        rule="!has(self.elastic) || !has(self.restart) || !has(self.restart.scope) || self.restart.scope != 'pod'",
+        message="an elastic job's ranks restart as its framework needs it: leave it out, or say group",
+        field=".restart.scope",
+    )
+    yield Rule(
+        rule="!has(self.elastic) || (has(self.roles.worker) && "
+        "self.elastic.minReplicas <= self.roles.worker.replicas && "
+        "self.roles.worker.replicas <= self.elastic.maxReplicas)",
+        message="must be within elastic.minReplicas and elastic.maxReplicas",
+        field=".roles.worker.replicas",
+    )
+
+
 def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
     """The rules of a TrainingPool's `spec`, whose variables reach jobs of every framework."""
     return tuple(
@@ -166,32 +210,6 @@ def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
             field=".env",
         )
         for framework in frameworks.values()
-    )
-
-
-def _immutable(frameworks: Mapping[str, Framework], roles: list[str]) -> Iterable[Rule]:
-    for name in (*_FIXED_IN_SPEC, *_FIXED_IN_CONTAINER, *frameworks):
-        if name != "restart":
-            yield _fixed("", name)
-    for name in _FIXED_IN_RESTART:
-        yield _fixed(".restart", name)
-    for role in roles:
-        yield Rule(
-            rule=f"has(self.roles.{role}) == has(oldSelf.roles.{role})",
-            message="the roles of a job cannot change: make a new job",
-            field=".roles",
-        )
-        for name in _FIXED_IN_CONTAINER:
-            yield _fixed(f".roles.{role}", name)
-
-
-def _fixed(place: str, name: str) -> Rule:
-    both = f"has(self{place}) && has(oldSelf{place})" if place else "true"
-    new, old = f"self{place}.{name}", f"oldSelf{place}.{name}"
-    return Rule(
-        rule=f"!({both}) || (has({new}) == has({old}) && (!has({new}) || {new} == {old}))",
-        message="cannot change while the job lives: make a new job",
-        field=f"{place}.{name}",
     )
 
 

@@ -45,6 +45,7 @@ class RoleStatus(Model):
     ready: Replicas = Field(0, description="Pods that run, or have succeeded.")
     succeeded: Replicas = Field(0, description="Pods that ended with exit code 0.")
     failed: Replicas = Field(0, description="Pods that failed.")
+    waiting: Replicas = Field(0, description="Pods of an elastic job for which there is no room yet.")
 
 
 class Failure(Model):
@@ -78,6 +79,14 @@ class PastAttempt(Model):
     reason: Reason = Field(description="Why it ended: its first failure's reason, Resized, Suspended, Completed, ...")
     counted: bool = Field(False, description="Its end counts against maxRestarts.")
     failure: Failure | None = Field(None, description="What failed first, with its last line only.")
+    first_step: Count | None = Field(None, description="Its first reported step.")
+    last_step: Count | None = Field(None, description="Its last reported step.")
+    productive_seconds: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="How long it trained, without what its end threw away."
+    )
+    lost_seconds: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Work that its end threw away: since the last checkpoint."
+    )
 
 
 class ReplicaRestarts(Model):
@@ -85,17 +94,60 @@ class ReplicaRestarts(Model):
 
     count: Count = Field(0, description="How often.")
     launched: bool = Field(False, description="Its newest pod was seen: from now on, missing means deleted by someone.")
+    counted: bool = Field(False, description="Whether the last of these restarts counted against maxRestarts.")
     restart_time: Time = Field(description="The pod is not made before this: the decision, and backoff.")
     failure: Failure | None = Field(None, description="What the restart was for, with its last line only.")
 
 
+TimeKind = Literal["queued", "starting", "productive", "lost", "over"]
+
+
 class Times(Model):
-    """Where the job's time went, in seconds; they add up to its age."""
+    """Where the job's time went, in seconds up to `since`: the four numbers add up to its age then."""
 
     queued: Annotated[float, Field(ge=0)] = Field(0.0, description="No pod scheduled, or suspended.")
     starting: Annotated[float, Field(ge=0)] = Field(0.0, description="Until the first step.")
     productive: Annotated[float, Field(ge=0)] = Field(0.0, description="Training.")
     lost: Annotated[float, Field(ge=0)] = Field(0.0, description="Work thrown away by restarts, and the restarts.")
+    state: TimeKind = Field("queued", description="What the time since then counts as; over: nothing any more.")
+    since: Time = Field(description="Up to when time is accounted for.")
+    productive_since: Time | None = Field(None, description="Since when this attempt has been productive.")
+    measured: bool = Field(False, description="By the program's reports; without them Running counts as productive.")
+    by_reason: Annotated[dict[Reason, Annotated[float, Field(ge=0)]], Field(max_length=64)] = Field(
+        default_factory=dict, description="Lost seconds by the reason of what lost them."
+    )
+
+
+class Straggler(Model):
+    """A rank that is slower than its peers."""
+
+    rank: Count | None = Field(None, description="Global rank, where it is known.")
+    replica: Name = Field(description="Its replica (role-index).")
+    node: Name | None = Field(None, description="Node it runs on.")
+    slowdown: Annotated[float, Field(ge=0)] = Field(description="Its step time by the median of its peers.")
+
+
+class RankProgress(Model):
+    """How far one rank is."""
+
+    rank: Count | None = Field(None, description="Global rank, where it is known.")
+    replica: Name = Field(description="Its replica (role-index).")
+    step: Count | None = Field(None, description="Steps done.")
+    lag: Count = Field(0, description="Steps behind the rank that is furthest.")
+    step_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="Time of a step.")
+    busy_seconds: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Of that, its own work, without waiting for the others."
+    )
+
+
+class CurvePoint(Model):
+    """A point of the curve."""
+
+    time: Time = Field(description="When it was reported.")
+    attempt: Count = Field(0, description="In which attempt.")
+    step: Count = Field(description="After how many steps.")
+    value: float | None = Field(None, description="The metric's value.")
+    samples_per_second: Annotated[float, Field(ge=0)] | None = Field(None, description="Throughput of all ranks.")
 
 
 class ProgressStatus(Model):
@@ -109,11 +161,24 @@ class ProgressStatus(Model):
     )
     samples_per_second: Annotated[float, Field(ge=0)] | None = Field(None, description="Throughput of all ranks.")
     eta_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="Time to the last step at this rate.")
-    stragglers: Annotated[list[Reason], Field(max_length=64)] = Field(
+    last_report: Time | None = Field(None, description="When a rank reported last.")
+    first_step_time: Time | None = Field(None, description="When this attempt's first step was reported.")
+    first_step: Count | None = Field(None, description="Which one that was: where it resumed.")
+    checkpoint_step: Count | None = Field(None, description="Step of this attempt's newest checkpoint.")
+    checkpoint_time: Time | None = Field(None, description="When that was safely stored.")
+    stragglers: Annotated[list[Straggler], Field(max_length=64)] = Field(
         default_factory=list, description="Ranks slower than their peers."
     )
-    last_report: Time | None = Field(None, description="When a rank reported last.")
-    summary: Reason = Field("", description="For kubectl get.")
+    ranks: Annotated[list[RankProgress], Field(max_length=16)] = Field(
+        default_factory=list, description="The ranks that lag most, then the slowest; 16 at most."
+    )
+    reporting: Count = Field(0, description="How many ranks report.")
+    curve_metric: Reason = Field("", description="What the curve shows: loss, or else the first metric.")
+    curve: Annotated[list[CurvePoint], Field(max_length=64)] = Field(
+        default_factory=list, description="Over the whole life of the job, thinned to 64 points."
+    )
+    summary: Reason = Field("", description="For kubectl get: steps done of all, and percent.")
+    eta: Reason = Field("", description="For kubectl get: the time to the last step.")
 
 
 class Status(Model):

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import click
 
-import allranks
-
-HELPERS = Path(allranks.__file__).parent / "inpod"
+from allranks.helpers import copy
 
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 def inject(directory: Path) -> None:
-    """Copy the in-pod helpers (standard library only) into DIRECTORY."""
+    """Copy what runs inside pods (standard library only) into DIRECTORY: the helpers, and below `python/`, which
+    PYTHONPATH names there, the report library."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for helper in sorted(HELPERS.glob("[!_]*.py")):
-            shutil.copyfile(helper, directory / helper.name)
+        copy(directory)
     except OSError as error:
         click.echo(f"error: cannot write to {directory}: {error.strerror}", err=True)
         sys.exit(1)

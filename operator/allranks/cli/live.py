@@ -1,8 +1,7 @@
-"""The live summary at the bottom of a terminal: phase, every rank's state, restarts, elapsed time, the last failure."""
+"""The live summary at the bottom of a terminal: phase, progress, every rank's state, restarts, the last failure."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
 from allranks.api.status import Failure, Status
+from allranks.cli import doing, glyphs
 from allranks.cli.logs import clean
+from allranks.cli.screens import set_keys, terminal
 from allranks.core.model import Pod
 from allranks.core.names import replica_key
 
@@ -31,7 +32,7 @@ COLOURS = (
 """Of ranks, in their order."""
 CODES = {"cyan": 36, "yellow": 33, "green": 32, "magenta": 35, "blue": 34}
 CODES |= {f"bright_{name}": code + 60 for name, code in CODES.items()}
-_PHASES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Restarting": "yellow"}
+PHASES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Restarting": "yellow"}
 _ROWS_KEPT = 8
 """Lines of the terminal that are left to the logs."""
 
@@ -87,6 +88,26 @@ def state_of(pod: Pod) -> str:
     return pod.phase
 
 
+def progress_line(status: Status, unicode: bool) -> list[tuple[str, str]]:
+    """Bar, steps, rates, ETA, metrics and the curve, as texts with their style; nothing while nothing is reported."""
+    progress = status.progress
+    if progress is None or progress.step is None:
+        return []
+    parts: list[tuple[str, str]] = []
+    if (fraction := doing.fraction(progress)) is not None:
+        parts.append((glyphs.bar(fraction, 16, unicode), "green"))
+    parts.append((doing.summary(progress), "bold"))
+    if doing.trains(status):
+        parts += [(text, "") for text in doing.rates(progress)]
+        parts += [(f"ETA {left}", "")] if (left := doing.eta(progress)) else []
+    first, *others = [*doing.metrics(progress), ""]
+    parts += [(first, "")] if first else []
+    if curve := glyphs.sparkline(doing.values(progress), 20, unicode).strip():
+        parts.append((curve, "cyan"))
+    parts += [(text, "dim") for text in others if text]
+    return [part for text, style in parts for part in ((text, style), ("  ", ""))][:-1]
+
+
 @dataclass(frozen=True)
 class Summary:
     """What is drawn. A rich renderable."""
@@ -106,13 +127,17 @@ class Summary:
 
         status = self.status
         head = Text.assemble(
-            (self.title, "bold"), "  ", (status.phase, _PHASES.get(status.phase, "")), f"  {status.ready} pods running"
+            (self.title, "bold"), "  ", (status.phase, PHASES.get(status.phase, "")), f"  {status.ready} pods running"
         )
         if status.attempt:
             head.append(f"  attempt {status.attempt}")
         head.append(f"  {duration(self.elapsed)} ", "bold")
-        yield Rule(head, align="left", characters="─" if options.encoding.startswith("utf") else "-", style="dim")
-        yield from self._ranks(console.height - _ROWS_KEPT)
+        unicode = glyphs.draws(options.encoding)
+        yield Rule(head, align="left", characters="─" if unicode else "-", style="dim")
+        progress = progress_line(status, unicode)
+        if progress:
+            yield Text.assemble(" ", *progress, no_wrap=True, overflow="ellipsis" if unicode else "crop")
+        yield from self._ranks(console.height - _ROWS_KEPT - bool(progress))
         if status.last_failure:
             restarts = status.restarts.counted + status.restarts.disruptions
             word = "restart" if restarts == 1 else "restarts"
@@ -151,7 +176,7 @@ class Summary:
                 name, told = f"{name} (attempt {pod.attempt})", ""
             yield (
                 Text(f" {name}", colour),
-                Text(state, _PHASES.get(state, "dim")),
+                Text(state, PHASES.get(state, "dim")),
                 age,
                 Text(told, "dim"),
             )
@@ -178,7 +203,8 @@ class Screen:
         )
 
     def start(self) -> None:
-        self._echo(False)
+        # Typed keys, and the ^C of Ctrl-C, would be drawn into the summary and shift it.
+        set_keys(self._live.console.file.fileno(), echo=False)
         self._live.start()
 
     def draw(self, text: str, summary: Summary | None) -> None:
@@ -190,21 +216,7 @@ class Screen:
 
     def stop(self) -> None:
         self._live.stop()
-        self._echo(True)
-
-    def _echo(self, on: bool) -> None:
-        """Typed keys, and the ^C of Ctrl-C, would be drawn into the summary and shift it."""
-        import termios
-
-        terminal = self._live.console.file.fileno()
-        try:
-            if os.tcgetpgrp(terminal) != os.getpgrp():
-                return  # in the background; changing the terminal would stop us
-            settings = termios.tcgetattr(terminal)
-            settings[3] = settings[3] | termios.ECHO if on else settings[3] & ~termios.ECHO
-            termios.tcsetattr(terminal, termios.TCSANOW, settings)
-        except (OSError, termios.error):
-            pass  # it has gone
+        set_keys(self._live.console.file.fileno(), echo=True)
 
 
 @dataclass(frozen=True)
@@ -219,9 +231,5 @@ class _Raw:
 
 def open_screen(stream: TextIO, colour: bool) -> Screen | None:
     """None where rich is not installed, or the terminal cannot move its cursor: plain lines then."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    console = Console(file=stream, no_color=not colour, highlight=False, markup=False)
-    return None if console.is_dumb_terminal or not console.is_terminal else Screen(console)
+    console = terminal(stream, colour)
+    return Screen(console) if console else None

@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "allranks.cli.cluster.describe:describe",
         "Tell about a job: ranks, the last failure, events.",
     ),
+    "top": ("allranks.cli.cluster.top:top", "Show what jobs are doing, live: progress, rates, ranks, goodput."),
+    "report": ("allranks.cli.reports.command:report", "Tell what became of a job, on one page: text, HTML or JSON."),
     "logs": ("allranks.cli.cluster.logs:logs", "Print what all ranks print, merged."),
     "wait": ("allranks.cli.cluster.wait:wait", "Wait until a job is over."),
     "suspend": ("allranks.cli.cluster.change:suspend", "Delete a job's pods and keep the job."),
@@ -34,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 SECTIONS = {
     "On this machine": ("run", "validate", "render"),
     "On a cluster": (
-        *("submit", "get", "list", "describe", "logs", "wait"),
+        *("submit", "get", "list", "describe", "top", "report", "logs", "wait"),
         *("suspend", "resume", "scale", "delete"),
     ),
 }

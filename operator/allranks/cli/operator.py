@@ -68,7 +68,8 @@ def _run(kubeconfig: str | None, context: str | None, **flags: Any) -> None:
     except AllranksError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
-        click.echo(f"Error: port {settings.port}: {error.strerror or error}", err=True)
+        ports = f"{settings.port}, or {settings.report_port} for reports" if settings.report_url else settings.port
+        click.echo(f"Error: port {ports}: {error.strerror or error}", err=True)
         sys.exit(1)
 
 

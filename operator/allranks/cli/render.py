@@ -22,6 +22,8 @@ BAD_MANIFEST = 2
 """Exit status for a manifest that is refused."""
 
 HELPER_IMAGE = f"ghcr.io/allranks/operator:{__version__}"
+REPORT_URL = "http://allranks.allranks-system.svc:8081/v1/report"
+"""As the chart tells it where docs/install.md installs it."""
 NO_UID = "00000000-0000-0000-0000-000000000000"
 """The API server gives the UID; before that there is none."""
 
@@ -101,7 +103,13 @@ Examples:
 @set_option
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="How to print the objects.")
 @click.option("--helper-image", default=HELPER_IMAGE, show_default=True, help="Image that brings in-pod helpers.")
-def render(files: tuple[str, ...], sets: tuple[str, ...], output: str, helper_image: str) -> None:
+@click.option(
+    "--report-url",
+    default=REPORT_URL,
+    show_default=True,
+    help="Where ranks report to, as the operator is told. Empty: nowhere.",
+)
+def render(files: tuple[str, ...], sets: tuple[str, ...], output: str, helper_image: str, report_url: str) -> None:
     """Print the objects that the cluster would get for a job's first attempt.
 
     A job that names a pool needs that TrainingPool among the files. The UID in owner references is the API server's to
@@ -116,9 +124,8 @@ def render(files: tuple[str, ...], sets: tuple[str, ...], output: str, helper_im
     except InvalidManifest as error:
         complain(error)
         sys.exit(BAD_MANIFEST)
-    objects = [
-        manifest for job, pool in zip(loaded.jobs, used, strict=True) for manifest in rendered(job, helper_image, pool)
-    ]
+    pairs = zip(loaded.jobs, used, strict=True)
+    objects = [manifest for job, pool in pairs for manifest in rendered(job, helper_image, pool, report_url)]
     if output == "json":
         click.echo("\n".join(json.dumps(manifest) for manifest in objects))
     else:
@@ -140,7 +147,9 @@ def _pools_used(loaded: Loaded) -> list[PoolSpec | None]:
     return used
 
 
-def rendered(job: Job, helper_image: str = HELPER_IMAGE, pool: PoolSpec | None = None) -> list[dict[str, Any]]:
+def rendered(
+    job: Job, helper_image: str = HELPER_IMAGE, pool: PoolSpec | None = None, report_url: str = REPORT_URL
+) -> list[dict[str, Any]]:
     """The objects of a job's first attempt on a cluster, on that pool."""
     from allranks.api.status import Status
     from allranks.core import desired
@@ -148,8 +157,7 @@ def rendered(job: Job, helper_image: str = HELPER_IMAGE, pool: PoolSpec | None =
     from allranks.settings import Settings
 
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": NO_UID})})
-    platform = Platform(
-        helper_image=helper_image, node_lost_seconds=Settings.model_fields["node_lost_seconds"].default, pool=pool
-    )
+    lost = Settings.model_fields["node_lost_seconds"].default
+    platform = Platform(helper_image=helper_image, node_lost_seconds=lost, pool=pool, report_url=report_url)
     objects = desired.objects(job, Status(), platform)
     return objects.companions + objects.pods

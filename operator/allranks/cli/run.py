@@ -223,7 +223,7 @@ class Session:
         if self._output:
             click.echo(rendered(shown, self._output), nl=False)
         elif how == "finished" and not self._quiet:
-            self._print(rendered({"status": shown["status"]}, "yaml").removeprefix("---\n").rstrip())
+            self._print(rendered({"status": _without_curve(shown["status"])}, "yaml").removeprefix("---\n").rstrip())
         if how == "finished" and one.status.phase == "Failed":
             for line in failure_block(one.status, one.logs):
                 self._print(line, **({} if line.startswith(" ") else {"fg": "red"}))
@@ -232,6 +232,12 @@ class Session:
 
     def _print(self, text: str, **style: Any) -> None:
         click.echo(click.style(text, **style) if self._colour else text, file=self._human, color=self._colour)
+
+
+def _without_curve(status: dict[str, Any]) -> dict[str, Any]:
+    """For people: `allranks report --run-dir` draws it."""
+    progress = {key: value for key, value in status.get("progress", {}).items() if key not in ("curve", "ranks")}
+    return {**status, "progress": progress} if progress else status
 
 
 _DOUBLE_SECONDS = 0.5

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TextIO
 
 from allranks.api.status import FINISHED, Status
+from allranks.cli import doing
 from allranks.cli.live import Summary, duration, open_screen, prefixed
 from allranks.cli.logs import Source, clean
 from allranks.core.model import Event, Pod
@@ -25,6 +26,8 @@ COUNT_SECONDS = 1.0
 """While the phase stays, plain lines tell how many ranks run at most so often."""
 BAR_SECONDS = 10.0
 """Without a terminal, the state of a progress bar is shown so often."""
+PROGRESS_SECONDS = 10.0
+"""Without a terminal, progress is told at most so often; the last of it always."""
 QUIET_EVENTS = frozenset({"PodsCreated", "Succeeded", "Restarting"})
 """Events that say what the status line says."""
 
@@ -71,6 +74,8 @@ class View:
         self._started = time.monotonic()
         self._told: tuple[object, ...] = ()
         self._told_at = 0.0
+        self._progress: tuple[object, ...] = ()
+        self._progress_at = 0.0
         self._bars: dict[str, float] = {}
         self._ended = False
         self._gone = False
@@ -81,6 +86,7 @@ class View:
         """A job starts: its time is counted from here."""
         self._title, self._started, self._ended = title, time.monotonic(), False
         self._sources, self._bars, self._told, self._pods, self._status = {}, {}, (), (), Status()
+        self._progress = ()
         self._places = {}
         self._thread = threading.Thread(target=self._draw, name="view", daemon=True)
         self._thread.start()
@@ -110,6 +116,8 @@ class View:
             self._status, self._pods = status, pods
             for pod in pods:
                 self._places.setdefault(replica_key(pod.role, pod.index), len(self._places))
+            if not self._screen:
+                self._tell_progress(status)  # before its end is told
             self._tell(status)
             self._lock.notify()
 
@@ -145,6 +153,18 @@ class View:
         text = phase if phase in FINISHED else f"{phase}, {status.ready} pods running"
         if phase == "Restarting":
             text = f"Restarting: attempt {status.attempt}, {status.ready} pods running"
+        self._messages.append((next(self._order), f"{duration(self.elapsed):>6} {text}"))
+
+    def _tell_progress(self, status: Status) -> None:
+        """How far it is, when that is news, and now and then."""
+        progress = status.progress
+        news = (status.attempt, progress.step) if progress else ()
+        if news == self._progress or not (text := doing.line(status)):
+            return
+        early = self.elapsed - self._progress_at < PROGRESS_SECONDS
+        if self._progress and early and status.phase not in FINISHED:
+            return
+        self._progress, self._progress_at = news, self.elapsed
         self._messages.append((next(self._order), f"{duration(self.elapsed):>6} {text}"))
 
     # The drawing thread.

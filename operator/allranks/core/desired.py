@@ -11,10 +11,10 @@ from typing import Any
 from allranks.api.job import API_VERSION, KIND, Job, RoleSpec
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
-from allranks.core import names, placement, pools, topology
+from allranks.core import names, placement, pools, reporting, topology
 from allranks.core.merge import merge, without_nulls
 from allranks.core.model import Manifest, Platform
-from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SSH_DIR, Group, Replica, Wiring
+from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SSH_DIR, Bounds, Group, Replica, Wiring
 
 GRACE_SECONDS = 30
 """Kubernetes' own default for terminationGracePeriodSeconds."""
@@ -71,11 +71,11 @@ def listens(job: Job, status: Status) -> list[tuple[str, int]]:
 def problems(job: Job) -> list[tuple[str, str]]:
     """(field path, message) of what is wrong inside the templates, which no schema sees; a pool's is not the job's."""
     reserved = topology.framework_of(job).reserved_env
-    out: list[tuple[str, str]] = []
+    out = reporting.problems(job)
     bases = _bases(job, _ELSEWHERE)
     group = _group(job, Status(), bases, _ELSEWHERE)
     for replica, wiring in zip(group.replicas, topology.framework_of(job).wire(group), strict=True):
-        if wiring.prefix and not _trainer(bases[replica.role]).get("command"):
+        if (wiring.prefix or reporting.needs_command(job, wiring)) and not _trainer(bases[replica.role]).get("command"):
             what = "a command is needed: allranks starts it by a helper, and cannot see an image's entrypoint"
             out.append((f"spec.roles.{replica.role}.command", what))
     for role, spec in job.spec.roles.items():
@@ -114,15 +114,28 @@ def _group(job: Job, status: Status, bases: dict[str, Manifest], platform: Platf
         options=job.spec.options,
         gpus={role: _gpus(job, base, platform) for role, base in bases.items()},
         own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
-        variables={role: _variable_names(job, base) for role, base in bases.items()},
+        variables={role: _variable_names(job, base, platform) for role, base in bases.items()},
         grace_seconds=min(grace),
+        elastic=Bounds(own.min_replicas, own.max_replicas, own.wait_seconds) if (own := job.spec.elastic) else None,
         local=platform.local,
         endpoints=platform.endpoints,
     )
 
 
-def _variable_names(job: Job, base: Manifest) -> tuple[str, ...]:
-    own = ["ALLRANKS_JOB", "ALLRANKS_ATTEMPT", *(["ALLRANKS_CHECKPOINT_DIR"] if job.spec.checkpoint else [])]
+def longest_grace(job: Job) -> int:
+    """In seconds: how long pods of the job may take to end."""
+    graces = [base["spec"].get("terminationGracePeriodSeconds") for base in _bases(job, _ELSEWHERE).values()]
+    return max(GRACE_SECONDS if grace is None else int(grace) for grace in graces)
+
+
+def _variable_names(job: Job, base: Manifest, platform: Platform) -> tuple[str, ...]:
+    own = [
+        "ALLRANKS_JOB",
+        "ALLRANKS_JOB_UID",
+        "ALLRANKS_ATTEMPT",
+        *(["ALLRANKS_CHECKPOINT_DIR"] if job.spec.checkpoint else []),
+        *([reporting.URL, reporting.TOKEN_FILE] if platform.report_url else []),
+    ]
     return (
         *own,
         "PYTHONUNBUFFERED",
@@ -198,6 +211,8 @@ class _Shared:
     trainer: Manifest
     """The training container without its environment."""
     sidecars: list[Manifest]
+    reporting: dict[str, str]
+    """Variables by which ranks report."""
 
 
 def _pods(
@@ -236,7 +251,7 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, base: Manif
     metadata = _metadata(job, name, labels)
     if base["metadata"].get("annotations"):
         metadata["annotations"] = base["metadata"]["annotations"]
-    env = _environment(job, status, replica, wiring, shared.trainer.get("env", []))
+    env = _environment(job, status, replica, wiring, shared)
     containers = [{**shared.trainer, "env": env}, *shared.sidecars]
     spec = {**shared.spec, "hostname": replica.hostname, "subdomain": job.name, "containers": containers}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
@@ -246,11 +261,12 @@ def _share(job: Job, status: Status, wiring: Wiring, base: Manifest, platform: P
     mounts, volumes, init = _attachments(job, status, wiring, base, platform)
     user = _trainer(base)
     trainer = {"name": names.TRAINER, **merge(_TRAINER_DEFAULTS, user)}
+    wrapped = reporting.wraps(job, wiring, user.get("command"), platform)
     if wiring.command is not None:
         trainer["command"] = list(wiring.command)
         trainer.pop("args", None)
-    elif wiring.prefix:
-        trainer["command"] = [*wiring.prefix, *user.get("command", [])]
+    elif prefix := (*(reporting.HELPER if wrapped else ()), *wiring.prefix):
+        trainer["command"] = [*prefix, *user.get("command", [])]
     if wiring.ports:
         taken = {port.get("containerPort") for port in user.get("ports", [])}
         trainer["ports"] = [
@@ -266,21 +282,22 @@ def _share(job: Job, status: Status, wiring: Wiring, base: Manifest, platform: P
         spec["initContainers"] = [*init, *spec.get("initContainers", [])]
     spec |= placement.given(spec, status, bool(_gpus(job, base, platform)), platform)
     sidecars = [container for container in spec["containers"] if container["name"] != names.TRAINER]
-    return _Shared(spec, trainer, sidecars)
+    return _Shared(spec, trainer, sidecars, reporting.environment(job, platform))
 
 
-def _environment(
-    job: Job, status: Status, replica: Replica, wiring: Wiring, user: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, shared: _Shared) -> list[dict[str, Any]]:
     """Ours first, so that a user's value may refer to it as $(NAME); a default only where the user has none."""
     own = {
         "ALLRANKS_JOB": job.name,
+        "ALLRANKS_JOB_UID": job.metadata.uid,
         "ALLRANKS_ROLE": replica.role,
         "ALLRANKS_INDEX": str(replica.index),
         "ALLRANKS_ATTEMPT": str(status.attempt),
     }
     if job.spec.checkpoint:
         own["ALLRANKS_CHECKPOINT_DIR"] = job.spec.checkpoint.path
+    own |= shared.reporting
+    user: list[dict[str, Any]] = shared.trainer.get("env", [])
     named = {variable["name"] for variable in user}
     defaults = {"PYTHONUNBUFFERED": "1", **wiring.defaults}
     ours = {**own, **wiring.env, **{key: value for key, value in defaults.items() if key not in named}}
@@ -314,7 +331,9 @@ def _attachments(
     if wiring.ssh_key:
         secret = {"secretName": _secret_name(job), "defaultMode": 0o444}
         attach("allranks-ssh", SSH_DIR, {"secret": secret}, readOnly=True)
-    if wiring.helper:
+    if token := reporting.volume(platform):
+        attach("allranks-token", reporting.TOKEN_DIR, token, readOnly=True)
+    if wiring.helper or reporting.wraps(job, wiring, _trainer(base).get("command"), platform):
         attach("allranks-helper", HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
         init.append(
             {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
@@ -53,7 +53,7 @@ def first_failure(
     framework = topology.framework_of(job)
     endings = [_Ending(pod, framework.root_cause(pod.exit.message) if pod.exit else None, now) for pod in pods]
     if endings:
-        first = min(endings, key=lambda e: (e.time, e.precedence, e.pod.role, e.pod.index))
+        first = min(endings, key=lambda e: (*e.order, e.pod.role, e.pod.index))
         return _describe(job, status, first, platform)
     replica = min(missing, key=lambda r: (r.node_rank is None, r.node_rank or 0, r.role, r.index))
     restart = status.replica_restarts.get(names.replica_key(replica.role, replica.index))
@@ -70,6 +70,18 @@ def first_failure(
 
 
 _DELETED = "the pod was deleted by someone"
+
+
+Order = tuple[datetime, int]
+"""When, and which of one second comes first: what starts an avalanche, before what an avalanche looks like."""
+
+
+def _precedence(reason: str, code: int | None, signal: int | None) -> int:
+    if code is None or reason == "OOMKilled":
+        return 0
+    if signal in (6, 15):  # SIGABRT of a watchdog, SIGTERM of a launcher
+        return 3
+    return 1 if signal else 2
 
 
 @dataclass(frozen=True)
@@ -98,15 +110,14 @@ class _Ending:
             return ended - (ended.replace(tzinfo=None) - self.cause.time) % timedelta(minutes=15)
         return min((moment for moment in (ended, pod.taken_at) if moment), default=self.now)
 
-    @cached_property
-    def precedence(self) -> int:
-        """Between failures of the same second: what starts an avalanche comes before what an avalanche looks like."""
-        code, signal = self.code, self.signal
-        if self.disrupted or code is None or self.reason == "OOMKilled":
-            return 0
-        if signal in (6, 15):  # SIGABRT of a watchdog, SIGTERM of a launcher
-            return 3
-        return 1 if signal else 2
+    @property
+    def order(self) -> Order:
+        return self.time, _precedence(self.reason, self.code, self.signal)
+
+    @property
+    def sure(self) -> bool:
+        """That it ended by itself in its second, and not because it was told to later in the same one."""
+        return self.reason == "OOMKilled" or (self.cause is not None and self.cause.time is not None)
 
     @property
     def code(self) -> int | None:
@@ -167,15 +178,35 @@ def _within(number: int | None, least: int, most: int = 2**31 - 1) -> int | None
     return number if number is not None and least <= number <= most else None
 
 
-def lost_with_its_node(pod: Pod) -> bool:
-    """Its node does not answer, or is gone; how its program ended nobody knows."""
-    return pod.exit is None and pod.disruption is not None and DISRUPTIONS.get(pod.disruption.reason) == "NodeLost"
+def node_lost_at(pod: Pod) -> datetime | None:
+    """When its node was found to be lost, with which it is: how its program ended nobody knows. None: it is not."""
+    lost = pod.exit is None and pod.disruption and DISRUPTIONS.get(pod.disruption.reason) == "NodeLost"
+    return pod.disruption.at if lost and pod.disruption else None
 
 
 def of_lost(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
     """As a failure of its attempt."""
     of_then = status.model_copy(update={"attempt": pod.attempt})
     return _describe(job, of_then, _Ending(pod, None, now), platform)
+
+
+def before(job: Job, status: Status, blamed: Failure, pod: Pod, now: datetime, platform: Platform) -> Failure | None:
+    """How a pod of the same attempt failed, where it did so before the one that is blamed. None: it did not.
+
+    `pod`: without what was done to it once the attempt had ended.
+    """
+    if pod.exit is None or pod.exit.code == 0:
+        return None
+    ending = _Ending(pod, topology.framework_of(job).root_cause(pod.exit.message), now)
+    than = (blamed.time, _precedence(blamed.reason, blamed.exit_code, blamed.signal))
+    if ending.order >= than or (ending.time == blamed.time and not ending.sure):
+        return None
+    return _describe(job, status.model_copy(update={"attempt": pod.attempt}), ending, platform)
+
+
+def of_bad_start(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
+    """Of a pod whose image or configuration keeps it from starting: it has not failed, and never will run."""
+    return _describe(job, status, _Ending(replace(pod, deleted_at=None, disruption=None), None, now), platform)
 
 
 def same_way(one: Failure, other: Failure) -> bool:

@@ -3,6 +3,9 @@
 When a node's power goes, its peers fail within a second for want of their connections, and are blamed: Kubernetes
 finds the node to be lost a minute later. By then the next attempt runs, and the pod that was on the node is still
 there: it was deleted with its attempt, and nobody confirms it.
+
+A rank that is killed, and a peer that fails for want of it, end within a second as well, and the peer's launcher may be
+the quicker one. How the other pod ended shows while it is being deleted, and its launcher's report says when.
 """
 
 from __future__ import annotations
@@ -12,44 +15,56 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.status import Failure, Status
+from allranks.api.status import Failure, PastAttempt, Status
 from allranks.core import failures, policies, topology
 from allranks.core.failures import UNCOUNTED
 from allranks.core.model import Platform, Pod
 
 NOTICED_WITHIN = timedelta(minutes=3)
-"""Kubernetes finds a node to be lost 40 to 50 seconds after its last word; from then on pods bear it as long as they
-tolerate. What is lost later than this and that was not yet lost when the attempt ended."""
+"""Kubernetes finds a node to be lost 40 to 50 seconds after its last word, and marks a pod when that has tolerated it
+for `node_lost_seconds`. A node that is marked later than both together was still there when the attempt ended."""
 
 
 def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform: Platform) -> Failure | None:
-    """The loss of a node that explains why a past attempt failed, though another rank was blamed and it was counted.
+    """The earlier failure, or the loss of a node, for which a past attempt failed though another rank was blamed.
 
     `pods`: those that are left of past attempts.
     """
-    lost = {pod.name: pod for pod in pods if failures.lost_with_its_node(pod)}
-    if not lost:
+    left = {pod.name: pod for pod in pods if pod.exit or failures.node_lost_at(pod)}
+    if not left:
         return None
     for past in status.history:
         if not past.counted or past.reason in UNCOUNTED:
             continue
+        then = status.model_copy(update={"attempt": past.attempt})
+        # Labels prove nothing. What restarts alone had its own failures, each told when it came.
+        of_then = [
+            replace(left[replica.hostname], role=replica.role, index=replica.index, attempt=past.attempt)
+            for replica in topology.replicas(job, then)
+            if replica.hostname in left and policies.scope(job, replica.role, replica.index) == "group"
+        ]
         latest = past.end_time + NOTICED_WITHIN + timedelta(seconds=platform.node_lost_seconds or 0)
-        for replica in topology.replicas(job, status.model_copy(update={"attempt": past.attempt})):
-            # What restarts alone had its own failures, each told when it came.
-            pod = lost.get(replica.hostname)
-            if pod and _known_at(pod) <= latest and policies.scope(job, replica.role) == "group":
-                # Labels prove nothing.
-                was = replace(pod, role=replica.role, index=replica.index, attempt=past.attempt)
-                return failures.of_lost(job, status, was, now, platform)
+        for pod in of_then:
+            lost_at = failures.node_lost_at(pod)
+            if lost_at and lost_at <= latest:
+                return failures.of_lost(job, status, pod, now, platform)
+        earliest = past.failure
+        for pod in of_then:
+            if earliest:
+                earliest = failures.before(job, status, earliest, _by_itself(pod, past), now, platform) or earliest
+        if earliest is not past.failure:
+            return earliest
     return None
 
 
-def _known_at(pod: Pod) -> datetime:
-    assert pod.disruption is not None
-    return pod.disruption.at
+def _by_itself(pod: Pod, past: PastAttempt) -> Pod:
+    """As if nobody had deleted it when its attempt had ended. Kubernetes tells that moment in whole seconds."""
+    with_attempt = pod.deleted_at and pod.deleted_at >= past.end_time.replace(microsecond=0)
+    return replace(pod, deleted_at=None) if with_attempt else pod
 
 
 def counts(job: Job, found: Failure) -> bool | None:
     """Whether an attempt that ended for it counts; None where a rule would not have restarted the job at all."""
-    action, _ = policies.by_rules(job.spec.restart.rules or [], found) or ("restartUncounted", "")
+    by_default = "restartUncounted" if found.reason in UNCOUNTED else "restart"
+    action, _ = policies.by_rules(job.spec.restart.rules or [], found) or (by_default, "")
     return {"restart": True, "restartUncounted": False}.get(action)

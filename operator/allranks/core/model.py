@@ -13,6 +13,7 @@ from typing import Any, Literal
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
+from allranks.core.progress import Reports
 
 Manifest = dict[str, Any]
 """A Kubernetes object as its JSON. Parts are shared between manifests: treat it as read-only."""
@@ -62,6 +63,8 @@ class Pod:
     owned: bool = True
     """Its controller is this job (by UID). Labels alone adopt nothing."""
     created_at: datetime | None = None
+    placed_at: datetime | None = None
+    """When it got its node."""
     started_at: datetime | None = None
     deleted_at: datetime | None = None
     """When somebody asked for its deletion: `deletionTimestamp` less the grace period. None while nobody has."""
@@ -123,6 +126,8 @@ class Platform:
     """So long after a node was found to be gone its pods are given up. None: as long as the cluster has it, 300 s."""
     pool: PoolSpec | None = None
     """The TrainingPool that the job names, as it is now; None where there is none of that name."""
+    report_url: str = ""
+    """Where ranks report their progress to, with a token of their pod; empty: nowhere."""
     pool_refused: str = ""
     """Why no pools are served here at all, as a sentence for users."""
 
@@ -139,6 +144,8 @@ class Observed:
     now: datetime
     platform: Platform
     refused: tuple[Refused, ...] = ()
+    reports: Reports | None = None
+    """What the ranks of the present attempt say of themselves; None where nobody listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +181,8 @@ class Plan:
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     wake_at: datetime | None = None
+    ask_stacks: str = ""
+    """Ranks that report are asked for the stacks of their threads; another word is another question."""
 
     @property
     def empty(self) -> bool:

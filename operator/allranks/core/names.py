@@ -9,6 +9,9 @@ ATTEMPT_LABEL = "allranks.dev/attempt"
 RESTART_LABEL = "allranks.dev/restart"
 MANAGER_LABEL = "app.kubernetes.io/managed-by"
 
+PLACEHOLDER = "placeholder"
+"""Role, in the label, of a pod that only shows whether there is room for one more worker."""
+
 TRAINER = "trainer"
 """Name of the training container."""
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.job import Job, RestartRule
-from allranks.api.status import Failure, Status
+from allranks.api.status import Failure, ReplicaRestarts, Status
 from allranks.core import names, topology
 from allranks.core.failures import UNCOUNTED, same_way
 from allranks.core.model import Pod
@@ -17,6 +17,9 @@ from allranks.frameworks.base import Scope
 Action = Literal["restart", "restartUncounted", "fail", "ignore"]
 
 MAX_BACKOFF_SECONDS = 300
+SIGKILL = 9
+FOLLOWS_WITHIN_SECONDS = 60
+"""So long after the loss of a parameter server, say, the failure of the others is taken for its consequence."""
 NO_PROGRESS_SECONDS = 120
 """Without reports of progress, an attempt that lived less than this has made none."""
 
@@ -40,8 +43,13 @@ class Ruling:
 def rule_on(job: Job, status: Status, failure: Failure) -> Ruling:
     """First match wins: the user's rules, then the default ones in the order of the design."""
     action, why = by_rules(job.spec.restart.rules or [], failure) or _by_default(
-        _just_before(job, status, failure), failure
+        _just_before(job, status, failure), failure, _made_steps(status)
     )
+    return within_budget(job, status, failure, action, why)
+
+
+def within_budget(job: Job, status: Status, failure: Failure, action: Action, why: str) -> Ruling:
+    """The job fails instead of a counted restart that it has no budget for."""
     counted = status.restarts.counted
     if action == "restart" and counted >= job.spec.restart.max_restarts:
         allowed = job.spec.restart.max_restarts
@@ -50,6 +58,41 @@ def rule_on(job: Job, status: Status, failure: Failure) -> Ruling:
         )
         return Ruling("fail", budget, "MaxRestartsExceeded")
     return Ruling(action, why, failure.reason)
+
+
+def origin(job: Job, status: Status, failure: Failure) -> ReplicaRestarts | None:
+    """The replica that restarts alone and whose loss, which is counted already, took this one along."""
+    noticed = failure.reason == "Error" and failure.exit_code is not None and failure.signal != SIGKILL
+    if not noticed or scope(job, failure.role, failure.index) != "group":
+        return None
+    if (before := status.attempt_failure) and same_way(before, failure):
+        return None  # it fails like that without any loss
+    roles = topology.framework_of(job).roles
+    lost = [
+        (of.time, of.role, of.index, key)
+        for key, restarted in status.replica_restarts.items()
+        if (of := restarted.failure)
+        and roles[of.role].missed
+        and timedelta(0) <= failure.time - of.time <= timedelta(seconds=FOLLOWS_WITHIN_SECONDS)
+    ]
+    return status.replica_restarts[min(lost)[-1]] if lost else None
+
+
+def echoes(job: Job, status: Status, failure: Failure) -> bool:
+    """Of replicas that restart alone, several failed of one thing: only the first of them counts."""
+    if failure.reason != "Error" or scope(job, failure.role, failure.index) == "group":
+        return False
+    began = failure.time - timedelta(seconds=failure.ran_seconds or 0.0)
+    own = names.replica_key(failure.role, failure.index)
+    return any(
+        key != own
+        and restarted.counted
+        and (of := restarted.failure) is not None
+        and began < of.time
+        and abs(failure.time - of.time) <= timedelta(seconds=FOLLOWS_WITHIN_SECONDS)
+        and same_way(of, failure)
+        for key, restarted in status.replica_restarts.items()
+    )
 
 
 def by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, str] | None:
@@ -66,14 +109,19 @@ def by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, st
 
 
 def _just_before(job: Job, status: Status, failure: Failure) -> Failure | None:
-    """The failure of the attempt before this one, or of the same replica where that restarts alone."""
-    if scope(job, failure.role) == "group":
-        return status.attempt_failure
+    """That of the same replica in this attempt, where it restarts alone; else the one that ended the attempt before."""
     alone = status.replica_restarts.get(names.replica_key(failure.role, failure.index))
-    return alone.failure if alone else None
+    if alone and alone.failure and scope(job, failure.role, failure.index) == "pod":
+        return alone.failure
+    return status.attempt_failure
 
 
-def _by_default(before: Failure | None, failure: Failure) -> tuple[Action, str]:
+def _made_steps(status: Status) -> bool:
+    """In the present attempt, as its ranks report."""
+    return status.progress is not None and status.progress.first_step_time is not None
+
+
+def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tuple[Action, str]:
     if failure.reason in UNCOUNTED:
         return "restartUncounted", "a disruption, not a failure of the program"
     if failure.reason == "OOMKilled":
@@ -81,7 +129,8 @@ def _by_default(before: Failure | None, failure: Failure) -> tuple[Action, str]:
             return "fail", "out of memory twice in a row"
         return "restart", "out of memory for the first time"
     if failure.exit_code is not None and 1 <= failure.exit_code <= 127:
-        if before and _no_progress(before) and _no_progress(failure) and same_way(before, failure):
+        idle = not stepped and before is not None and _no_progress(before) and _no_progress(failure)
+        if before and idle and same_way(before, failure):
             return "fail", "failed the same way twice before any progress: a bug in the program, not a fault"
         return "restart", "the program failed"
     if failure.exit_code is None:
@@ -101,9 +150,10 @@ def backoff(job: Job, counted: int) -> timedelta:
     return timedelta(seconds=min(MAX_BACKOFF_SECONDS, job.spec.restart.backoff_seconds * 2 ** min(counted - 2, 30)))
 
 
-def scope(job: Job, role: str) -> Scope:
-    """Whether the failure of this role's pod restarts all or the pod alone."""
-    return job.spec.restart.scope or topology.framework_of(job).roles[role].scope
+def scope(job: Job, role: str, index: int) -> Scope:
+    """Whether the failure of this pod restarts all or the pod alone."""
+    framework, elastic = topology.framework_of(job), job.spec.elastic is not None
+    return job.spec.restart.scope or framework.scope(role, index, topology.wanted_sizes(job), elastic)
 
 
 def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> bool:
@@ -130,7 +180,11 @@ def active_deadline(job: Job, status: Status) -> datetime | None:
 
 
 def startup_deadline(job: Job, status: Status, pod: Pod) -> datetime | None:
-    """When this pod, if it cannot start because of its image or configuration, fails the job."""
+    """When this pod, if it cannot start because of its image or configuration, fails the job.
+
+    It may have waited long for a node: before that nobody pulled its image.
+    """
     alone = status.replica_restarts.get(names.replica_key(pod.role, pod.index))
     begun = alone.restart_time if alone else status.restart_time or status.attempt_time
-    return begun + timedelta(seconds=job.spec.startup_deadline_seconds) if begun else None
+    placed = max([moment for moment in (begun, pod.placed_at) if moment], default=None)
+    return placed + timedelta(seconds=job.spec.startup_deadline_seconds) if placed else None

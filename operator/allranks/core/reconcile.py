@@ -13,7 +13,19 @@ from functools import cached_property
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, Failure, Status
-from allranks.core import desired, failures, hindsight, names, policies, pools, topology
+from allranks.core import (
+    accounting,
+    desired,
+    elastic,
+    failures,
+    hangs,
+    hindsight,
+    names,
+    policies,
+    pools,
+    progress,
+    topology,
+)
 from allranks.core import status as statuses
 from allranks.core.model import Event, Manifest, Observed, Plan, Pod, PodRef
 from allranks.frameworks.base import Replica
@@ -27,10 +39,22 @@ def reconcile(observed: Observed) -> Plan:
     job, status = observed.job, observed.status
     if job.metadata.deletion_timestamp or (job.spec.managed_by or MANAGED_BY) != MANAGED_BY:
         return Plan()
-    attempt = _Attempt(observed)
     if status.phase in FINISHED:
-        return _finished(attempt)
-    return _decision(attempt) or _pursue(attempt)
+        return _finished(_Attempt(observed, status))
+    reports = progress.numbered(job, status, observed.reports)
+    told = replace(observed, status=progress.observe(job, status, reports), reports=reports)
+    attempt = _Attempt(told, status)
+    return _accounted(observed, attempt, _decision(attempt) or _pursue(attempt))
+
+
+def _accounted(observed: Observed, attempt: _Attempt, plan: Plan) -> Plan:
+    """The plan, with what ranks have reported and where the time went in its status: as little as any write needs."""
+    before, seen = observed.status, attempt.observed.status
+    listened = observed.reports is not None
+    status = accounting.account(
+        observed.job, before, seen, plan.status or seen, attempt.pods.values(), observed.refused, listened, observed.now
+    )
+    return replace(plan, status=status if status != before else None)
 
 
 @dataclass(frozen=True)
@@ -38,6 +62,8 @@ class _Attempt:
     """The observation, sorted by what decisions ask of it."""
 
     observed: Observed
+    """Its status is the persisted one with what ranks have reported since."""
+    persisted: Status
 
     @cached_property
     def replicas(self) -> tuple[Replica, ...]:
@@ -53,8 +79,29 @@ class _Attempt:
     @cached_property
     def outdated(self) -> list[Pod]:
         """Our pods of older attempts, and those whose place was given to a newer one."""
-        held = {pod.uid for pod in self.pods.values()}
+        held = {pod.uid for pod in (*self.pods.values(), *self.placeholders.values())}
         return sorted((p for p in self.observed.pods if p.owned and p.uid not in held), key=lambda p: (p.name, p.uid))
+
+    @cached_property
+    def placeholders(self) -> dict[str, Pod]:
+        """Name -> the pod that shows whether there is room for one more worker. One that ended shows nothing."""
+        job, status, now = self.observed.job, self.observed.status, self.observed.now
+        wanted = {replica.hostname for replica in topology.waiting(job, status)} if self.seeks_room else ()
+        there = [pod for pod in self.observed.pods if pod.owned and pod.name in wanted]
+        return {pod.name: pod for pod in there if not pod.ended or now < elastic.ended_at(pod, now) + elastic.RETRY}
+
+    @cached_property
+    def seeks_room(self) -> bool:
+        """For more workers. When the first pod has ended, well or ignored, the attempt comes to its end."""
+        status = self.observed.status
+        begins = elastic.seeks_room_from(status)
+        over = status.phase in FINISHED or any(pod.ended for pod in self.pods.values())
+        return begins is not None and begins <= self.observed.now and not over
+
+    @cached_property
+    def watched(self) -> hangs.Watch | None:
+        o = self.observed
+        return hangs.watch(o.job, o.status, o.reports)
 
     @cached_property
     def bad_starts(self) -> list[Pod]:
@@ -84,7 +131,7 @@ class _Attempt:
     def _name(self, replica: Replica) -> str:
         """Its pod's name: its host name, and how often it was restarted alone."""
         entry = self.observed.status.replica_restarts.get(names.replica_key(replica.role, replica.index))
-        return f"{replica.hostname}-{entry.count}" if entry else replica.hostname
+        return f"{replica.hostname}-{entry.count}" if entry and entry.count else replica.hostname
 
     def _launched(self, replica: Replica) -> bool:
         status = self.observed.status
@@ -121,7 +168,7 @@ def _decision(attempt: _Attempt) -> Plan | None:
         message = f"not done within activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
         failed = statuses.fail(job, _seen(attempt), "DeadlineExceeded", message, now)
         return _write(failed, Event("DeadlineExceeded", message, warning=True))
-    return _bad_start(attempt) or _failure(attempt) or _resize(attempt)
+    return _bad_start(attempt) or _failure(attempt) or _hang(attempt) or _resize(attempt) or _fit(attempt)
 
 
 def _bad_start(attempt: _Attempt) -> Plan | None:
@@ -130,7 +177,8 @@ def _bad_start(attempt: _Attempt) -> Plan | None:
     if not bad:
         return None
     message = f"{bad[0].name}: {bad[0].waiting_message or bad[0].waiting_reason}"
-    failed = statuses.fail(job, _seen(attempt), bad[0].waiting_reason, message, now)
+    failure = failures.of_bad_start(job, status, bad[0], now, attempt.observed.platform)
+    failed = statuses.fail(job, _seen(attempt), failure.reason, message, now, failure)
     return _write(failed, Event(bad[0].waiting_reason, message, warning=True))
 
 
@@ -141,8 +189,19 @@ def _failure(attempt: _Attempt) -> Plan | None:
         return None
     platform = attempt.observed.platform
     failure = failures.first_failure(job, status, attempt.failed, attempt.vanished, now, platform)
-    ruling = policies.rule_on(job, status, failure)
     blamed = statuses.blame(failure)
+    lost = policies.origin(job, status, failure)
+    if lost and lost.failure:
+        why = f"a consequence: {statuses.blame(lost.failure)} just before"
+        return _write(
+            statuses.follow(job, status, lost, lost.failure, now),
+            Event("RankFailed", f"{blamed}: {why}", warning=True),
+            Event("Restarting", why),
+        )
+    if policies.echoes(job, status, failure):
+        told = Event("RankFailed", f"{blamed}: as others did a moment ago, which counts", warning=True)
+        return _write(statuses.restart_replica(job, status, failure, None, now), told)
+    ruling = policies.rule_on(job, status, failure)
     told = Event("RankFailed", f"{blamed}: {ruling.why}", warning=True)
     if ruling.action == "fail":
         message = _with_last_line(f"{blamed}: {ruling.why}", failure)
@@ -150,11 +209,29 @@ def _failure(attempt: _Attempt) -> Plan | None:
     if ruling.action == "ignore":
         return _write(statuses.ignore(status, failure), told)
     counted = ruling.action == "restart"
-    roles = {pod.role for pod in attempt.failed} | {replica.role for replica in attempt.vanished}
-    if any(policies.scope(job, role) == "group" for role in roles):
+    places = {(p.role, p.index) for p in attempt.failed} | {(r.role, r.index) for r in attempt.vanished}
+    if any(policies.scope(job, role, index) == "group" for role, index in places):
         restarted = statuses.restart(job, status, failure, counted, ruling.why, now)
         return _write(restarted, told, Event("Restarting", ruling.why))
     return _write(statuses.restart_replica(job, status, failure, counted, now), told)
+
+
+def _hang(attempt: _Attempt) -> Plan | None:
+    """No rank makes progress any more: all of them restart, unless a rule says otherwise."""
+    o, watched = attempt.observed, attempt.watched
+    if watched is None or o.reports is None or o.now < watched.due_at:
+        return None
+    failure = hangs.failure(o.job, o.status, o.reports, watched, o.now)
+    ruling = hangs.rule_on(o.job, o.status, failure)
+    told = Event(hangs.REASON, f"{failure.message}: {ruling.why}", warning=True)
+    if ruling.action == "fail":
+        return _write(statuses.fail(o.job, _seen(attempt), ruling.reason, failure.message, o.now, failure), told)
+    if ruling.action == "ignore":
+        known = hangs.told(o.status, watched)
+        return None if known else _write(o.status.model_copy(update={"last_failure": failure}), told)
+    counted = ruling.action == "restart"
+    restarted = statuses.restart(o.job, o.status, failure, counted, ruling.why, o.now)
+    return _write(restarted, told, Event("Restarting", ruling.why))
 
 
 def _hindsight(attempt: _Attempt) -> Plan | None:
@@ -170,9 +247,31 @@ def _hindsight(attempt: _Attempt) -> Plan | None:
 
 def _resize(attempt: _Attempt) -> Plan | None:
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
-    if topology.wanted_sizes(job) == topology.sizes(job, status):
+    wanted, present = topology.wanted_sizes(job), topology.sizes(job, status)
+    if elastic.takes(job, status):
+        changed = elastic.want(job, status, now)
+        before, after = sum(present.values()), sum(wanted.values())
+        return _write(changed, Event("Resized", f"from {before} to {after} pods")) if changed != status else None
+    if wanted == present:
         return None
-    return _write(statuses.resize(job, status, now), Event("Resized", "the size changed: a new attempt begins"))
+    why = "the size changed"
+    return _write(statuses.resize(job, status, "Resized", why, now), Event("Resized", f"{why}: a new attempt begins"))
+
+
+def _fit(attempt: _Attempt) -> Plan | None:
+    """An elastic job whose ranks restart together goes on with fewer where there is no room, and grows back."""
+    job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
+    patience = elastic.gives_up_at(job, status, attempt.outdated, now)
+    if patience and now >= patience:
+        refused = {refusal.name for refusal in attempt.observed.refused}
+        room, reason = elastic.shrinks_to(job, status, attempt.replicas, attempt.pods, refused), "Shrunk"
+    else:
+        room, reason = elastic.grows_to(status, attempt.placeholders.values(), now), "Grown"
+    if room is None:
+        return None
+    why = f"there is room for {room} of {topology.wanted_sizes(job)[topology.ELASTIC_ROLE]} workers"
+    fitted = elastic.fitted(job, status, room)
+    return _write(statuses.resize(job, fitted, reason, why, now), Event(reason, f"{why}: a new attempt begins"))
 
 
 def _pursue(attempt: _Attempt) -> Plan:
@@ -185,19 +284,24 @@ def _pursue(attempt: _Attempt) -> Plan:
     lacks = pools.unavailable(job, attempt.observed.platform) if due else None
     seen = _seen(attempt, lacks)
     create = _manifests(attempt, due) if due and not lacks else []
+    create += _placeholders(attempt)
     waits = [
         policies.active_deadline(job, status),
         *(_not_before(status, replica) for replica in attempt.missing),
         *(policies.startup_deadline(job, status, pod) for pod in attempt.bad_starts),
+        elastic.gives_up_at(job, status, attempt.outdated, now),
+        elastic.seeks_room_from(status) if topology.waiting(job, status) else None,
+        elastic.grows_at(attempt.placeholders.values(), now),
+        *((attempt.watched.stuck_at, attempt.watched.due_at) if attempt.watched else ()),
     ]
-    events = (
-        [Event("PodsCreated", f"{len(attempt.pods)} pods of attempt {status.attempt}")]
-        if seen.launched and not status.launched
-        else []
-    )
-    return _plan(
-        attempt, seen, create, attempt.outdated, events, min((w for w in waits if w and w > now), default=None)
-    )
+    slow = progress.newly_slow(attempt.persisted.progress, attempt.observed.status.progress)
+    events = [Event("Straggler", sentence, warning=True) for sentence in slow]
+    if seen.launched and not status.launched:
+        events.append(Event("PodsCreated", f"{len(attempt.pods)} pods of attempt {status.attempt}"))
+    wake_at = min((w for w in waits if w and w > now), default=None)
+    plan = _plan(attempt, seen, create, attempt.outdated, events, wake_at)
+    stuck = attempt.watched is not None and now >= attempt.watched.stuck_at
+    return replace(plan, ask_stacks=attempt.watched.question) if attempt.watched and stuck else plan
 
 
 def _finished(attempt: _Attempt) -> Plan:
@@ -215,9 +319,10 @@ def _finished(attempt: _Attempt) -> Plan:
     services = topology.framework_of(job).services(topology.sizes(job, status))
     peers_linger = False
     for _, pod in sorted(attempt.pods.items()):
-        if job.spec.clean_pod_policy == "None" or (
-            job.spec.clean_pod_policy == "Running" and pod.phase in ("Succeeded", "Failed")
-        ):
+        over = pod.phase in ("Succeeded", "Failed")
+        # One that found no node would begin when there is room, for nobody.
+        kept = {"None": over or pod.node is not None, "Running": over, "All": False}
+        if kept[job.spec.clean_pod_policy]:
             continue
         if status.phase == "Succeeded" and pod.phase == "Running" and pod.role not in services and now < linger:
             peers_linger = True
@@ -239,6 +344,17 @@ def _manifests(attempt: _Attempt, due: list[Replica]) -> list[Manifest]:
     companions = [] if status.launched else objects.companions
     pods = zip(attempt.replicas, objects.pods, strict=True)
     return companions + [pod for replica, pod in pods if (replica.role, replica.index) in places]
+
+
+def _placeholders(attempt: _Attempt) -> list[Manifest]:
+    """Those that are not there. Only beside ranks that run: they must not take the room of those."""
+    job, status, platform = attempt.observed.job, attempt.observed.status, attempt.observed.platform
+    there = {pod.name for pod in attempt.observed.pods}
+    missing = {replica.hostname for replica in topology.waiting(job, status)} - there
+    if not missing or not attempt.seeks_room or pools.unavailable(job, platform):
+        return []
+    wanted = elastic.placeholders(job, status, desired.objects(job, status, platform).pods)
+    return [pod for pod in wanted if pod["metadata"]["name"] in missing]
 
 
 def _not_before(status: Status, replica: Replica) -> datetime | None:

@@ -20,7 +20,7 @@ from allranks.api.status import (
     RoleStatus,
     Status,
 )
-from allranks.core import names, policies, topology
+from allranks.core import elastic, names, policies, progress, topology
 from allranks.core.failures import UNCOUNTED
 from allranks.core.model import Pod, Refused
 
@@ -45,6 +45,7 @@ def suspend(job: Job, status: Status, now: datetime) -> Status:
         "active_seconds": status.active_seconds + max(0.0, active),
         "running_time": None,
         "history": _ended(status, "Suspended", now),
+        "progress": progress.ended(status.progress),
     }
     stopped = status.model_copy(update=update)
     return _phase(stopped, "Suspended", now, "Suspended", "spec.suspend is true")
@@ -54,13 +55,14 @@ def resume(job: Job, status: Status, now: datetime) -> Status:
     """A new attempt that counts against nothing, unless there never was one."""
     ever_active = status.attempt_time is not None
     number = status.attempt + 1 if ever_active else status.attempt
-    return _phase(_attempt(job, status, number, now), "Pending", now, "Resumed", "spec.suspend is false")
+    fresh = status.model_copy(update={"roles": {}})  # where there was no room, there may be some now
+    return _phase(_attempt(job, fresh, number, now), "Pending", now, "Resumed", "spec.suspend is false")
 
 
-def resize(job: Job, status: Status, now: datetime) -> Status:
-    """A group that is not elastic starts again at its new size; that counts against nothing."""
-    ended = status.model_copy(update={"history": _ended(status, "Resized", now)})
-    return _phase(_attempt(job, ended, status.attempt + 1, now), "Restarting", now, "Resized", "the size changed")
+def resize(job: Job, status: Status, reason: str, why: str, now: datetime) -> Status:
+    """All ranks start again at another size; that counts against nothing."""
+    ended = status.model_copy(update={"history": _ended(status, reason, now)})
+    return _phase(_attempt(job, ended, status.attempt + 1, now), "Restarting", now, reason, why)
 
 
 def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str, now: datetime) -> Status:
@@ -75,6 +77,16 @@ def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str,
         "restart_time": now + wait if wait else None,
     }
     return _phase(begun.model_copy(update=update), "Restarting", now, failure.reason, f"{blame(failure)}: {why}")
+
+
+def follow(job: Job, status: Status, lost: ReplicaRestarts, cause: Failure, now: datetime) -> Status:
+    """The others could not go on without a replica that restarts alone; its loss is counted already."""
+    ended = status.model_copy(update={"history": _ended(status, cause.reason, now, cause)})
+    begun = _attempt(job, ended, status.attempt + 1, now)
+    wait = lost.restart_time if lost.restart_time > now else None
+    update = {"last_failure": cause, "restart_time": wait}
+    why = f"{blame(cause)}: the others could not go on without it"
+    return _phase(begun.model_copy(update=update), "Restarting", now, cause.reason, why)
 
 
 def correct(status: Status, cause: Failure, counted: bool) -> Status:
@@ -98,14 +110,14 @@ def correct(status: Status, cause: Failure, counted: bool) -> Status:
     )
 
 
-def restart_replica(job: Job, status: Status, failure: Failure, counted: bool, now: datetime) -> Status:
-    """One pod is given up and replaced; the others go on."""
-    restarts = _count(status.restarts, failure.reason, counted)
+def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | None, now: datetime) -> Status:
+    """One pod is given up and replaced; the others go on. `counted` None: it is a part of what is counted already."""
+    restarts = status.restarts if counted is None else _count(status.restarts, failure.reason, counted)
     key = names.replica_key(failure.role, failure.index)
     before = status.replica_restarts.get(key)
     wait = policies.backoff(job, restarts.counted) if counted else timedelta(0)
     count = before.count + 1 if before else 1
-    entry = ReplicaRestarts(count=count, restart_time=now + wait, failure=_brief(failure))
+    entry = ReplicaRestarts(count=count, counted=bool(counted), restart_time=now + wait, failure=_brief(failure))
     return status.model_copy(
         update={
             "restarts": restarts,
@@ -122,7 +134,12 @@ def ignore(status: Status, failure: Failure) -> Status:
 
 
 def succeed(job: Job, status: Status, now: datetime) -> Status:
-    done = status.model_copy(update={"completion_time": now, "history": _ended(status, "Completed", now)})
+    update = {
+        "completion_time": now,
+        "history": _ended(status, "Completed", now),
+        "progress": progress.ended(status.progress),
+    }
+    done = status.model_copy(update=update)
     return _phase(done, "Succeeded", now, "Completed", "training completed")
 
 
@@ -131,6 +148,7 @@ def fail(job: Job, status: Status, reason: str, message: str, now: datetime, fai
         "completion_time": now,
         "last_failure": failure or status.last_failure,
         "history": _ended(status, reason, now, failure),
+        "progress": progress.ended(status.progress),
     }
     done = status.model_copy(update=update)
     return _phase(done, "Failed", now, reason, message)
@@ -150,9 +168,10 @@ def summarise(
     """
     count = topology.sizes(job, status)
     roles = {role: _role(size, [pods.get((role, index)) for index in range(size)]) for role, size in count.items()}
+    roles = {role: of.model_copy(update={"waiting": _waiting(status, role)}) for role, of in roles.items()}
     ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
     launched = status.launched or len(pods) == desired
-    running_now = status.running_time or (now if _all_run(count, pods, status.ignored) else None)
+    running_now = status.running_time or (now if _all_run(job, count, pods, status.ignored) else None)
     restarted = {
         key: entry if entry.launched else entry.model_copy(update={"launched": _seen(key, entry, pods)})
         for key, entry in status.replica_restarts.items()
@@ -169,7 +188,7 @@ def summarise(
     seen = status.model_copy(update=update)
     if running_now:
         return (
-            _phase(seen, "Running", now, "AllRanksRunning", f"all {desired} pods run")
+            _phase(seen, "Running", now, "AllRanksRunning", _who_runs(ready, desired))
             if seen.phase != "Running"
             else seen
         )
@@ -224,6 +243,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
             "replica_restarts": {},
             "ignored": [],
             "avoided_nodes": _lost_with(status.history),
+            "progress": progress.anew(status.progress),
             "active_since": status.active_since or now,
             "observed_generation": job.metadata.generation,
         }
@@ -255,9 +275,12 @@ def _lost_with(history: list[PastAttempt]) -> list[str]:
 
 
 def _roles_wanted(job: Job, status: Status) -> Status:
-    wanted = topology.wanted_sizes(job)
-    roles = {role: RoleStatus(desired=size) for role, size in wanted.items()}
-    return status.model_copy(update={"roles": roles, "ready": f"0/{sum(wanted.values())}"})
+    roles = elastic.roles(job, status)
+    return status.model_copy(update={"roles": roles, "ready": f"0/{sum(of.desired for of in roles.values())}"})
+
+
+def _waiting(status: Status, role: str) -> int:
+    return status.roles[role].waiting if role in status.roles else 0
 
 
 def _brief(failure: Failure) -> Failure:
@@ -288,11 +311,18 @@ def _role(desired: int, pods: list[Pod | None]) -> RoleStatus:
     )
 
 
-def _all_run(sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod], ignored: list[str]) -> bool:
+def _all_run(job: Job, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod], ignored: list[str]) -> bool:
     """Whether every replica that must run runs, or is done; one that is ignored neither counts nor stands in."""
     places = [(role, index) for role, size in sizes.items() for index in range(size)]
     needed = [place for place in places if names.replica_key(*place) not in ignored] if ignored else places
-    return all((pod := pods.get(place)) is not None and _ready(pod) for place in needed)
+    run = [place for place in needed if (pod := pods.get(place)) is not None and _ready(pod)]
+    if topology.elasticity(job) == "absorbs" and job.spec.elastic and (topology.ELASTIC_ROLE, 0) in run:
+        return len(run) >= job.spec.elastic.min_replicas
+    return len(run) == len(needed)
+
+
+def _who_runs(ready: int, desired: int) -> str:
+    return f"all {desired} pods run" if ready == desired else f"{ready} of {desired} pods run"
 
 
 def _ready(pod: Pod) -> bool:

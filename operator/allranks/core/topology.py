@@ -8,7 +8,7 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.names import hostname
 from allranks.frameworks import FRAMEWORKS
-from allranks.frameworks.base import Framework, Replica
+from allranks.frameworks.base import Elasticity, Framework, Replica
 
 
 def framework_of(job: Job) -> Framework:
@@ -40,6 +40,24 @@ def replicas(job: Job, status: Status) -> tuple[Replica, ...]:
     return tuple(out)
 
 
+def elasticity(job: Job) -> Elasticity | None:
+    """What the job's ranks do about another number of workers; None where that number is fixed."""
+    return framework_of(job).elastic if job.spec.elastic else None
+
+
+ELASTIC_ROLE = "worker"
+"""The role whose number of pods may change."""
+
+
+def waiting(job: Job, status: Status) -> tuple[Replica, ...]:
+    """The workers that the present attempt would have as well, if there were room for them."""
+    of = status.roles.get(ELASTIC_ROLE)
+    if of is None or not of.waiting:
+        return ()
+    numbers = range(of.desired, of.desired + of.waiting)
+    return tuple(Replica(ELASTIC_ROLE, i, hostname(job.name, ELASTIC_ROLE, i, status.attempt), None) for i in numbers)
+
+
 def success_target(job: Job, status: Status) -> list[tuple[str, int | None]]:
     """Whose completion ends the job: (role, index), with index None for all of that role."""
     count = sizes(job, status)
@@ -48,7 +66,7 @@ def success_target(job: Job, status: Status) -> list[tuple[str, int | None]]:
         return [(role, None) for role in count if role not in framework.services(count)]
     if job.spec.success:
         return [(job.spec.success, None)]
-    return [framework.done(count)]
+    return [framework.done(count, job.spec.elastic is not None)]
 
 
 def gpus(resources: Mapping[str, object] | None, resource: str = "") -> int:

@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel
 
 from allranks.fields import Rule
 
 Scope = Literal["group", "pod"]
+Elasticity = Literal["restarts", "absorbs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class RoleKind:
     """Default restart scope: peers of a dead all-reduce rank only hang, a parameter server is replaced alone."""
     ranked: bool = True
     """Its pods hold ranks."""
+    missed: bool = True
+    """The others cannot go on for long without it, though it restarts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,15 @@ class Replica:
     index: int
     hostname: str
     node_rank: int | None
+
+
+class Bounds(NamedTuple):
+    """Within which the number of workers may change."""
+
+    least: int
+    most: int
+    wait_seconds: int
+    """For all that are wanted, before fewer begin."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,8 @@ class Group:
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role -> names of all other variables that its pods have, the user's among them."""
     grace_seconds: int = 30
+    elastic: Bounds | None = None
+    """Of an elastic job."""
     local: bool = False
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
 
@@ -125,6 +139,9 @@ class Framework(ABC):
     """In order of node ranks: the first role's index 0 is rank 0."""
     reserved_env: ClassVar[frozenset[str]]
     """Variables that a user may not set, because they make the ranks find one another."""
+    elastic: ClassVar[Elasticity | None] = None
+    """What an elastic job's ranks do about another number of workers: `restarts`, all together, at the new size, or
+    `absorbs`, each worker but the first may come and go. None: no such jobs."""
     rules: ClassVar[tuple[Rule, ...]] = ()
     """Further CEL rules for jobs of this framework; `self` is the spec."""
 
@@ -133,16 +150,25 @@ class Framework(ABC):
         """Environment, ports and command of each of `group.replicas`, in their order."""
 
     @abstractmethod
-    def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
+    def done(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         """Default success: (role, index), or (role, None) for all of that role."""
 
     def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
         """Roles whose pods never end by themselves: nothing waits for them when the job is done."""
         return frozenset()
 
+    def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
+        """Whether the failure of this pod restarts all or the pod alone."""
+        return self.roles[role].scope
+
     def processes(self, group: Group, role: str) -> int:
         """How many processes, and so ranks, each pod of a role runs."""
         return 1
+
+    @property
+    def ranks_are_pods(self) -> bool:
+        """Each pod runs one process, whatever the options say: where it does not say its rank, its place does."""
+        return type(self).processes is Framework.processes
 
     def root_cause(self, message: str) -> RootCause | None:
         """Reads a launcher's failure report out of a pod's last log lines; None where there is none."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from importlib import resources
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -16,6 +21,8 @@ from allranks.frameworks.base import (
     Group,
     Replica,
     RoleKind,
+    RootCause,
+    Scope,
     Wiring,
 )
 
@@ -52,7 +59,18 @@ class Horovod(Framework):
         | {"HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER", "HOROVOD_GLOO_RENDEZVOUS_ADDR"}
         | {"HOROVOD_GLOO_RENDEZVOUS_PORT"}
     )
+    elastic = "absorbs"
     rules = (
+        Rule(
+            rule="!has(self.elastic) || !has(self.success)",
+            message="Elastic Horovod is done when its first worker is: leave it out",
+            field=".success",
+        ),
+        Rule(
+            rule="!has(self.elastic) || !has(self.horovod) || self.horovod.controller == 'gloo'",
+            message="Elastic Horovod needs controller gloo: MPI's ranks know one another from the start",
+            field=".elastic",
+        ),
         Rule(
             rule="(has(self.horovod) && self.horovod.controller == 'mpi') == "
             "(has(self.roles.launcher) && self.roles.launcher.replicas > 0)",
@@ -69,16 +87,56 @@ class Horovod(Framework):
     def wire(self, group: Group) -> list[Wiring]:
         if group.options.controller == "mpi":
             return [_mpi_wiring(replica, group) for replica in group.replicas]
-        return _gloo_wirings(group)
+        return _elastic_wirings(group) if group.elastic else _gloo_wirings(group)
+
+    def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
+        # All the others meet at the first.
+        return "pod" if elastic and index else super().scope(role, index, replicas, elastic)
 
     def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return frozenset({"worker"} if replicas.get("launcher") else ())  # they run sshd
 
+    def root_cause(self, message: str) -> RootCause | None:
+        return read_mpirun_report(message)
+
     def processes(self, group: Group, role: str) -> int:
         return _slots(group) if role == "worker" else 1
 
-    def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
+    def done(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
+        if elastic:
+            return ("worker", 0)  # it is done when all are; another one may still wait for room
         return ("launcher", 0) if replicas.get("launcher") else ("worker", None)
+
+
+_TOLD = re.compile(
+    r"allranks: rank (?P<rank>\d+) failed first, at (?P<time>\d+-\d\d-\d\d_\d\d:\d\d:\d\d), "
+    r"by (?:exit code (?P<code>\d+)|signal (?P<signal>\d+))(?:\. Its last lines:\n)?"
+)
+_REPORT = re.compile(
+    r"first process to do so was:\s+Process name: \[\[\d+,\d+\],(?P<failed>\d+)\]\s+Exit code:\s+(?P<code>\d+)"
+    r"|noticed that process rank (?P<killed>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)"
+)
+_FRAME = re.compile(r"^-{60,}\n(?:(?!-{60,}).*\n)*?-{60,}\n?", re.MULTILINE)
+
+
+def read_mpirun_report(message: str) -> RootCause | None:
+    """The rank that failed first: as mpi_rank.py says it at the end of the log, else as mpirun does."""
+    for found in reversed([*_TOLD.finditer(message)]):
+        with contextlib.suppress(ValueError):  # a log can claim anything
+            time = datetime.strptime(found["time"], "%Y-%m-%d_%H:%M:%S")
+            return _root_cause(found["rank"], found["code"], found["signal"], message[found.end() :], time)
+    # It names the one that ended first, and all ranks share its log: their last words stand before.
+    ended = _REPORT.search(message)
+    if not ended:
+        return None
+    return _root_cause(ended["killed"] or ended["failed"], ended["code"], ended["signal"], _FRAME.sub("", message))
+
+
+def _root_cause(rank: str, code: str | None, signal: str | None, lines: str, time: datetime | None = None) -> RootCause:
+    number = int(signal) if signal else None
+    exit_code = 128 + number if number else int(code or 1)
+    ended = f"rank {rank} was ended by signal {number}" if number else f"rank {rank} exited with code {exit_code}"
+    return RootCause(int(rank), exit_code, number, lines.strip() or ended, time)
 
 
 def _slots(group: Group) -> int:
@@ -121,6 +179,40 @@ def _gloo_wirings(group: Group) -> list[Wiring]:
     return [wiring(worker) for worker in group.replicas]
 
 
+def _elastic_wirings(group: Group) -> list[Wiring]:
+    """Each worker's helper offers its slots to Horovod's elastic driver, which is beside the first one.
+
+    Nothing here depends on how many workers there are now: that changes, and what runs is left alone.
+    """
+    assert group.elastic
+    first = group.ranked()[0]
+    address, port = group.address(first, group.options.port)
+    common = {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_ELASTIC": "1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_LOCAL_SIZE": str(_slots(group)),
+        "ALLRANKS_HOROVOD_MIN": str(group.elastic.least),
+        "ALLRANKS_HOROVOD_MAX": str(group.elastic.most),
+        "ALLRANKS_HOROVOD_WAIT_SECONDS": str(group.elastic.wait_seconds),
+    }
+
+    def wiring(worker: Replica) -> Wiring:
+        env = common | {"HOROVOD_HOSTNAME": worker.hostname}
+        if worker is first:
+            env["ALLRANKS_HOROVOD_WORKERS"] = str(len(group.ranked()))
+        return Wiring(
+            env=env,
+            ports={"rendezvous": group.options.port} if worker is first else {},
+            prefix=("python3", f"{HELPER_DIR}/horovod_elastic.py"),
+            helper=True,
+        )
+
+    return [wiring(worker) for worker in group.replicas]
+
+
 def _mpi_wiring(replica: Replica, group: Group) -> Wiring:
     """The launcher runs mpirun over the workers' sshd. On one machine mpirun starts all ranks, and workers stand by."""
     slots = _slots(group)
@@ -133,24 +225,44 @@ def _mpi_wiring(replica: Replica, group: Group) -> Wiring:
             return Wiring(command=("sleep", "infinity"))
         return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=_files(group), ssh_key=True)
 
-    mpirun = ("mpirun", "-np", ranks, "--allow-run-as-root", "--bind-to", "none", *forward)
-    own = replica.role in group.own_command
+    host = "127.0.0.1" if group.local else group.address(replica, SSH_PORT)[0]
+    prefix: tuple[str, ...] = ("/bin/sh", f"{FILES_DIR}/mpi_rank.sh", "launch", host)
+    if replica.role not in group.own_command:
+        prefix += ("mpirun", "-np", ranks, "--allow-run-as-root", "--bind-to", "none", *forward)
     if group.local:
         here = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
         here |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl": "self,vader,tcp"}
-        return Wiring(env=here, prefix=() if own else mpirun)
+        return Wiring(env=here, prefix=prefix, files=_rank_helper())
     env = {
         "OMPI_MCA_orte_default_hostfile": f"{FILES_DIR}/hostfile",
         "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
         "OMPI_MCA_plm_rsh_args": f"-F {FILES_DIR}/ssh_config -p {SSH_PORT} -i {SSH_DIR}/ssh-privatekey",
     }
-    return Wiring(env=env, prefix=() if own else mpirun, files=_files(group), ssh_key=True)
+    return Wiring(env=env, prefix=prefix, files=_files(group), ssh_key=True)
 
 
 def _files(group: Group) -> dict[str, str]:
     """For mpirun, and for its daemons in the workers, which start further ones where there are many."""
     hosts = [f"{worker.hostname}.{group.job}.{group.namespace}.svc" for worker in group.of("worker")]
-    return {"hostfile": "".join(f"{host} slots={_slots(group)}\n" for host in hosts), "ssh_config": _SSH_CONFIG}
+    hostfile = "".join(f"{host} slots={_slots(group)}\n" for host in hosts)
+    return {"hostfile": hostfile, "ssh_config": _SSH_CONFIG, **_rank_helper()}
+
+
+@cache
+def _rank_helper() -> dict[str, str]:
+    """What tells which rank failed first. It comes with the other files: no init container is needed for it."""
+    program = resources.files("allranks.inpod").joinpath("mpi_rank.py").read_text()
+    return {"mpi_rank.py": program, "mpi_rank.sh": _RANK_HELPER}
+
+
+# No job may depend on it: the Python that ssh's PATH leads to need not be the program's, and may be none, or old.
+_RANK_HELPER = """\
+if python3 -IS -c "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null; then
+  exec python3 -IS "${0%.sh}.py" "$@"
+fi
+shift 2
+exec "$@"
+"""
 
 
 # A connection that is refused ssh tries again, a name that is not known yet it does not: DNS hears of a pod a moment

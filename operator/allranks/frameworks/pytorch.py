@@ -37,6 +37,8 @@ class PyTorch(Framework):
         "master": RoleKind("Rank 0.", max_replicas=1),
         "worker": RoleKind("The other ranks."),
     }
+    # torchrun's own elasticity restarts all processes too, and waits for half a minute before it does.
+    elastic = "restarts"
     reserved_env = frozenset(
         {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "LOCAL_RANK"}
         | {
@@ -85,7 +87,7 @@ class PyTorch(Framework):
         asked: int | str = group.options.processes_per_node
         return max(1, group.gpus[role]) if isinstance(asked, str) else asked
 
-    def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
+    def done(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("master", 0) if replicas.get("master") else ("worker", None)
 
     def root_cause(self, message: str) -> RootCause | None:

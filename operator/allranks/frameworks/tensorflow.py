@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from allranks.fields import Model, Port, Rule
-from allranks.frameworks.base import Framework, Group, Replica, RoleKind, Wiring
+from allranks.frameworks.base import Framework, Group, Replica, RoleKind, Scope, Wiring
 
 
 class TensorFlowOptions(Model):
@@ -27,7 +27,11 @@ class TensorFlow(Framework):
         "worker": RoleKind("Tasks that train."),
         "ps": RoleKind("Parameter servers; they never end by themselves.", scope="pod", ranked=False),
         "evaluator": RoleKind(
-            "A task that evaluates checkpoints beside the training.", max_replicas=1, scope="pod", ranked=False
+            "A task that evaluates checkpoints beside the training.",
+            max_replicas=1,
+            scope="pod",
+            ranked=False,
+            missed=False,
         ),
     }
     reserved_env = frozenset({"TF_CONFIG"})
@@ -59,9 +63,18 @@ class TensorFlow(Framework):
 
         return [Wiring(env={"TF_CONFIG": tf_config(replica)}, ports={"grpc": port}) for replica in group.replicas]
 
-    def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
-        # With parameter servers the workers only serve the chief, too.
-        return frozenset({"ps", "worker"} if replicas.get("ps") and replicas.get("chief") else {"ps"})
+    def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
+        if role == "worker" and _serve(replicas):
+            return "pod"  # the chief gives its work to another, and to the new one when it is there
+        return super().scope(role, index, replicas, elastic)
 
-    def done(self, replicas: Mapping[str, int]) -> tuple[str, int | None]:
+    def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
+        return frozenset({"ps", "worker"} if _serve(replicas) else {"ps"})
+
+    def done(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("chief", 0) if replicas.get("chief") else ("worker", 0)
+
+
+def _serve(replicas: Mapping[str, int]) -> bool:
+    """With parameter servers the workers only serve the chief, too."""
+    return bool(replicas.get("ps") and replicas.get("chief"))

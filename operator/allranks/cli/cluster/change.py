@@ -28,6 +28,7 @@ from allranks.cli.cluster.connection import MERGE_PATCH, Cluster, Manifest
 from allranks.cli.cluster.objects import pods_of, status_of
 from allranks.core.names import JOB_LABEL
 from allranks.errors import ClusterError
+from allranks.frameworks import FRAMEWORKS
 
 POLL_SECONDS = 0.5
 CHANGED_BY = {"fieldManager": "allranks"}
@@ -88,8 +89,9 @@ Examples:
 async def scale(cluster: Cluster, name: str, replicas: int) -> int:
     """Change the number of a job's workers.
 
-    An elastic job goes on with them, within its bounds. One that is not elastic restarts as a whole at the new size;
-    that counts against nothing.
+    Elastic Horovod goes on with them, within its bounds. Elastic PyTorch restarts: with fewer ranks at once, with more
+    when there is room for them. A job that is not elastic restarts as a whole at the new size. None of it counts
+    against anything.
     """
     job = await get_job(cluster, name)
     click.echo(await _scaled(cluster, job, replicas))
@@ -114,10 +116,20 @@ async def _scaled(cluster: Cluster, job: Manifest, replicas: int) -> str:
         "PATCH", job_path(cluster.namespace, name, "scale"), CHANGED_BY, {"spec": {"replicas": replicas}}, MERGE_PATCH
     )
     how = ""
-    if not elastic and status.phase in ("Running", "Restarting", "Pending"):
+    if status.phase in ("Running", "Restarting", "Pending"):
+        how = _what_follows(spec, replicas > before)
+    return f"{name} scaled from {before} to {replicas} worker{'s' * (replicas != 1)}{how}"
+
+
+def _what_follows(spec: Manifest, more: bool) -> str:
+    framework = FRAMEWORKS.get(spec.get("framework", ""))
+    if spec.get("elastic") and framework and framework.elastic == "absorbs":
+        return ": the others go on meanwhile"
+    if not spec.get("elastic"):
         how = ": it is not elastic, so all ranks restart at the new size"
-        how += "" if spec.get("checkpoint") else ", from the beginning unless the program saves checkpoints"
-    return f"{name} scaled from {before} to {replicas} workers{how}"
+    else:
+        how = f": all ranks restart {'when there is room for more' if more else 'at the new size'}"
+    return how + ("" if spec.get("checkpoint") else ", from the beginning unless the program saves checkpoints")
 
 
 @click.command(

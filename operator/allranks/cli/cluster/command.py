@@ -28,9 +28,20 @@ _KINDS = frozenset({"dt", PLURAL, KIND.lower(), f"{PLURAL}.{GROUP}", f"{KIND.low
 def on_cluster(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
     """Makes `async command(cluster, **options) -> exit status` one that click can call, with the options for where."""
 
+    @where_options
+    @functools.wraps(command)
+    def called(where: Where, **options: Any) -> None:
+        sys.exit(connected(command, where, options))
+
+    return called
+
+
+def where_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives `command(where, **options)` the options that say which cluster, and which namespace."""
+
     @functools.wraps(command)
     def called(namespace: str | None, context: str | None, kubeconfig: str | None, **options: Any) -> None:
-        sys.exit(_run(command, Where(namespace, context, kubeconfig), options))
+        command(Where(namespace, context, kubeconfig), **options)
 
     for option in reversed(_WHERE):
         called = option(called)
@@ -44,7 +55,8 @@ _WHERE = (
 )
 
 
-def _run(command: Callable[..., Awaitable[int]], where: Where, options: dict[str, Any]) -> int:
+def connected(command: Callable[..., Awaitable[int]], where: Where, options: dict[str, Any]) -> int:
+    """Connects and carries the command out. Its exit status; errors are told."""
     told = {"interrupted": ""}
 
     async def main() -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from allranks.api.status import Status
+from allranks.cli import doing
 from allranks.cli.cluster.command import OK, core_path, get_job, name_callback, on_cluster
 from allranks.cli.cluster.connection import Cluster, Manifest
 from allranks.cli.cluster.happenings import Happening, happenings
@@ -82,6 +83,7 @@ def described(
     yield from _section("Conditions", _conditions(status, now))
     yield from _section("Roles", _roles(status))
     yield from _section("Pods", [f"  {hidden}"] if hidden else _pods(job, status, manifests, now))
+    yield from _section("Stragglers", _stragglers(status))
     yield from _section("Past attempts", _attempts(status, now))
     yield from _section("Last failure", _failure(status, now))
     yield from _section("Events", [f"  {events}"] if isinstance(events, str) else _happenings(events, now))
@@ -107,13 +109,16 @@ def _head(job: Manifest, status: Status, now: datetime) -> Iterator[str]:
         ("Framework", spec.get("framework")),
         ("Image", spec.get("image")),
         ("Command", " ".join([*(spec.get("command") or []), *(spec.get("args") or [])])),
-        ("Size", ", ".join(sizes) + _elastic(spec)),
+        ("Size", ", ".join(sizes) + _elastic(spec, status)),
         ("Pool", spec.get("pool")),
         ("Phase", _phase(status)),
         ("Attempt", status.attempt if status.start_time else ""),
         ("Restarts", _restarts(spec, status) if status.start_time else ""),
         ("Progress", _progress(status, now)),
+        ("Checkpoint", _checkpoint(status, now)),
+        ("Hang", _hang(spec)),
         ("Time", _times(status, now)),
+        ("Goodput", _goodput(status, now)),
     ]
     for title, value in facts:
         if value not in ("", None):
@@ -124,9 +129,12 @@ def _so_many(number: int, role: str) -> str:
     return f"{number} {role}{'s' if number != 1 and not role.endswith('s') else ''}"
 
 
-def _elastic(spec: dict[str, Any]) -> str:
-    bounds = spec.get("elastic")
-    return f" (elastic, {bounds['minReplicas']} to {bounds['maxReplicas']} workers)" if bounds else ""
+def _elastic(spec: dict[str, Any], status: Status) -> str:
+    bounds, workers = spec.get("elastic"), status.roles.get("worker")
+    if not bounds:
+        return ""
+    lack = f"; no room for {workers.waiting} of them yet" if workers and workers.waiting else ""
+    return f" (elastic, {bounds['minReplicas']} to {bounds['maxReplicas']} workers{lack})"
 
 
 def _phase(status: Status) -> str:
@@ -154,17 +162,28 @@ def _progress(status: Status, now: datetime) -> str:
     progress = status.progress
     if progress is None:
         return ""
-    parts = [progress.summary or (f"step {progress.step}" if progress.step is not None else "")]
-    parts += [f"{name} {value:g}" for name, value in progress.metrics.items()]
-    if progress.samples_per_second is not None and not status.completion_time:
-        parts.append(f"{progress.samples_per_second:g} samples/s")
-    if progress.eta_seconds is not None and not status.completion_time:
-        parts.append(f"done in {span(progress.eta_seconds)}")
-    if progress.stragglers:
-        parts.append(f"slow: {', '.join(progress.stragglers)}")
+    parts = [doing.summary(progress)]
+    parts += [f"epoch {progress.epoch}"] if progress.epoch is not None else []
+    parts += doing.metrics(progress)
+    if doing.trains(status):
+        parts += doing.rates(progress)
+        parts += [f"done in {left}"] if (left := doing.eta(progress)) else []
     if progress.last_report:
         parts.append(f"reported {age(progress.last_report, now)} ago")
     return ", ".join(part for part in parts if part)
+
+
+def _checkpoint(status: Status, now: datetime) -> str:
+    progress = status.progress
+    if progress is None or not progress.checkpoint_time:
+        return ""
+    step = "" if progress.checkpoint_step is None else f"step {progress.checkpoint_step}, "
+    return f"{step}{age(progress.checkpoint_time, now)} ago"
+
+
+def _hang(spec: dict[str, Any]) -> str:
+    seconds = (spec.get("hang") or {}).get("timeoutSeconds")
+    return f"after {span(seconds)} without a step of any rank" if seconds else ""
 
 
 def _times(status: Status, now: datetime) -> str:
@@ -172,11 +191,26 @@ def _times(status: Status, now: datetime) -> str:
     if status.start_time:
         until = status.completion_time or now
         parts.append(f"{duration((until - status.start_time).total_seconds())} since its start")
-    if status.times:
-        parts += [f"{name} {span(value)}" for name, value in status.times.model_dump().items() if value >= 1]
-    if status.goodput is not None:
-        parts.append(f"goodput {status.goodput:.0%}")
+    parts += [f"{kind} {span(value)}" for kind, value in doing.times(status, now).items() if value >= 1]
     return ", ".join(parts)
+
+
+def _goodput(status: Status, now: datetime) -> str:
+    share = doing.goodput(status, now)
+    if share is None:
+        return ""
+    parts = [doing.percent(share)]
+    if lost := doing.lost_by(status, now):
+        parts.append("lost by " + ", ".join(f"{reason} {span(value)}" for reason, value in lost.items()))
+    if status.times and not status.times.measured:
+        parts.append(doing.UNMEASURED)
+    return "; ".join(parts)
+
+
+def _stragglers(status: Status) -> Iterator[str]:
+    if status.progress and status.progress.stragglers:
+        table = Table(["Rank", "Replica", "Node", "Slowdown"], indent="  ")
+        yield from table.lines(doing.slow(status.progress, "<none>"))
 
 
 def _conditions(status: Status, now: datetime) -> Iterator[str]:

@@ -138,7 +138,7 @@ class _Rows:
         self._headers = headers
         titles = (["Namespace"] if namespaces else []) + [self._names[place] for place in self._places]
         # `Restarting` is the longest phase, and a job that is new has no progress yet.
-        self._table = Table(titles, room={"Phase": 10, "Ready": 7, "Progress": 12} if watch else None)
+        self._table = Table(titles, room={"Phase": 10, "Ready": 7, "Progress": 15, "ETA": 6} if watch else None)
 
     def lines(self, rows: Iterable[Manifest]) -> list[str]:
         lines = list(self._table.lines([self._cells(row) for row in rows]))

@@ -13,7 +13,7 @@ from allranks.api.status import Status
 from allranks.cli.cluster.connection import Manifest
 from allranks.core import topology
 from allranks.core.model import Pod
-from allranks.core.names import replica_key
+from allranks.core.names import PLACEHOLDER, replica_key
 
 
 def status_of(job: Manifest) -> Status:
@@ -38,13 +38,14 @@ def job_of(job: Manifest) -> Job | None:
 
 
 def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
-    """The job's own pods, by attempt, then in the order of ranks."""
+    """The job's own pods, by attempt, then in the order of ranks; without those that only wait for room."""
     import msgspec
 
     from allranks.drivers.kubernetes.pods import Raw, pod
 
     uid = job["metadata"]["uid"]
-    own = [pod(msgspec.convert(_whole(manifest), Raw)) for manifest in pods if _owner(manifest) == uid]
+    whole = (pod(msgspec.convert(_whole(manifest), Raw)) for manifest in pods if _owner(manifest) == uid)
+    own = [found for found in whole if found.role != PLACEHOLDER]
     places = {key: place for place, key in enumerate(ranks_of(job))}
     return sorted(own, key=lambda pod: (pod.attempt, places.get(replica_key(pod.role, pod.index), 1 << 30), pod.name))
 

@@ -45,9 +45,10 @@ class _Versions:
 
 
 class PodCache:
-    """Pods of all jobs. `wake` is told the jobs that a change concerns."""
+    """Pods of all jobs. `wake` is told the jobs that a change concerns, and whether it is trouble: a failure, or a pod
+    that is taken away."""
 
-    def __init__(self, wake: Callable[[JobKey], None]) -> None:
+    def __init__(self, wake: Callable[[JobKey, bool], None]) -> None:
         self._wake = wake
         self._pods: dict[tuple[str, str], Seen] = {}
         self._of_job: defaultdict[JobKey, dict[str, Seen]] = defaultdict(dict)
@@ -72,6 +73,9 @@ class PodCache:
                 out.append(_foreign(seen.pod))
         return tuple(out)
 
+    def at(self, namespace: str, name: str) -> Seen | None:
+        return self._pods.get((namespace, name))
+
     def show(self, seen: Seen, deleted: bool = False) -> None:
         key = (seen.namespace, seen.pod.name)
         if not self._versions.is_news(key, seen.version, deleted):
@@ -85,8 +89,9 @@ class PodCache:
             self._pods[key] = seen
             for name in seen.jobs:
                 self._of_job[(seen.namespace, name)][seen.pod.name] = seen
+        trouble = _in_trouble(seen.pod, deleted) and not (before and _in_trouble(before.pod))
         for name in seen.jobs | (before.jobs if before else frozenset()):
-            self._wake((seen.namespace, name))
+            self._wake((seen.namespace, name), trouble)
 
     def relist(self, present: Sequence[Seen], version: int, namespace: str | None) -> None:
         """All there is (in that namespace), as of `version`; what is newer here came with an answer of our own."""
@@ -105,6 +110,10 @@ class PodCache:
         pods.pop(pod, None)
         if not pods:
             del self._of_job[job]
+
+
+def _in_trouble(pod: Pod, gone: bool = False) -> bool:
+    return not pod.succeeded and (gone or pod.ended or pod.taken_at is not None)
 
 
 def _foreign(pod: Pod) -> Pod:

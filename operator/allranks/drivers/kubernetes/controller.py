@@ -18,18 +18,24 @@ from typing import Any, Protocol
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core.model import Event, Manifest, Observed, Plan, Platform
+from allranks.core.progress import Reports
 from allranks.core.reconcile import reconcile
 from allranks.drivers.kubernetes import readable
 from allranks.drivers.kubernetes.cache import JobCache, JobKey, PodCache
 from allranks.drivers.kubernetes.client import ApiError, Fenced, Unavailable
 from allranks.drivers.kubernetes.events import Recorder
-from allranks.drivers.kubernetes.executor import Executor, Refusals, difference
+from allranks.drivers.kubernetes.executor import Executor, Refusals, difference, kept_out
+from allranks.drivers.kubernetes.urgency import kind_of_time, may_wait, told
 
 URGENT_SECONDS = 0.2
-COUNTS_SECONDS = 1.0
-"""So far apart are two writes of a job's status that only tell what is seen; of mere counts, even less often."""
+COUNTS_SECONDS = 2.0
+PROGRESS_SECONDS = 5.0
+"""So far apart are two writes of a job's status that only tell what is seen; of mere counts, and of progress, even
+less often."""
 GATHER_SECONDS = 0.5
 """Counts wait so long for more of them: pods start and end in bursts."""
+BURST_SECONDS = 0.02
+"""A pod's change that is no trouble waits so long for more of its job's, which are then one look."""
 LAST_RETRY_SECONDS = 300.0
 AWAY_RETRY_SECONDS = 30.0
 """However long the API server was away, so soon after its return what was left undone is done."""
@@ -46,6 +52,14 @@ class Meter(Protocol):
     def wrote(self, job: Job, before: Status, after: Status) -> None: ...
 
 
+class Listener(Protocol):
+    """Who keeps what the ranks report."""
+
+    def of(self, job: JobKey, uid: str, attempt: int) -> Reports: ...
+    def ask_stacks(self, job: JobKey, question: str) -> None: ...
+    def forget(self, job: JobKey) -> None: ...
+
+
 @dataclass
 class _Memory:
     """What is kept of a job between two looks; losing it costs a little work."""
@@ -60,13 +74,14 @@ class _Memory:
     timer: asyncio.TimerHandle | None = None
     retry: asyncio.TimerHandle | None = None
     postponed: asyncio.TimerHandle | None = None
+    gathering: asyncio.TimerHandle | None = None
     counts_since: float | None = None
     """Since when counts of pods have been waiting to be written."""
     job: tuple[Any, Job] | None = None
     status: tuple[str, Status] | None = None
 
     def forget(self) -> None:
-        for handle in (self.timer, self.retry, self.postponed):
+        for handle in (self.timer, self.retry, self.postponed, self.gathering):
             if handle:
                 handle.cancel()
 
@@ -82,10 +97,11 @@ class Controller:
         platform: Callable[[Job], Platform],
         meter: Meter,
         now: Callable[[], datetime],
+        reports: Listener | None = None,
     ) -> None:
         self.jobs = JobCache()
         self._executor, self._recorder, self._pods = executor, recorder, pods
-        self._platform, self._meter, self._now = platform, meter, now
+        self._platform, self._meter, self._now, self._reports = platform, meter, now, reports
         self._memory: dict[JobKey, _Memory] = {}
         self._busy: dict[JobKey, asyncio.Task[None]] = {}
         self._again: set[JobKey] = set()
@@ -100,7 +116,8 @@ class Controller:
 
     @property
     def idle(self) -> bool:
-        return not self._busy and not any(memory.postponed or memory.errors for memory in self._memory.values())
+        waiting = (memory.postponed or memory.gathering or memory.errors for memory in self._memory.values())
+        return not self._busy and not any(waiting)
 
     async def start(self, namespace: str | None = None) -> None:
         """Pods are known now (of that namespace): without them every job would seem to have lost its own."""
@@ -114,10 +131,18 @@ class Controller:
         for key in self.jobs:
             self.wake(key)
 
-    def wake(self, key: JobKey) -> None:
+    def wake(self, key: JobKey, trouble: bool = True) -> None:
         """Something happened, or its time has come: what was refused may be granted now."""
-        if memory := self._memory.get(key):
+        memory = self._memory.get(key)
+        if memory:
             memory.refused = False
+        if trouble or memory is None:
+            self._look_at(key)
+        elif memory.gathering is None:
+            self._later(key, memory, "gathering", BURST_SECONDS)
+
+    def reported(self, key: JobKey) -> None:
+        """Its ranks have news; what was refused is still refused."""
         self._look_at(key)
 
     def _look_at(self, key: JobKey) -> None:
@@ -144,6 +169,9 @@ class Controller:
         try:
             while True:
                 self._again.discard(key)
+                if memory.gathering:
+                    memory.gathering.cancel()
+                    memory.gathering = None
                 try:
                     await self._look(key, memory)
                     memory.errors = 0
@@ -165,6 +193,8 @@ class Controller:
             del self._busy[key]
             if self.jobs.get(key) is None:
                 self._memory.pop(key, _Memory()).forget()
+                if self._reports:
+                    self._reports.forget(key)
 
     async def _look(self, key: JobKey, memory: _Memory) -> None:
         raw = self.jobs.get(key)
@@ -179,9 +209,11 @@ class Controller:
         plan = reconcile(observed)
         self._meter.reconciled(time.perf_counter() - began)
         self._wake_at(key, memory, plan.wake_at)
+        if self._reports and plan.ask_stacks:
+            self._reports.ask_stacks(key, plan.ask_stacks)
         if plan.write_ahead:
             memory.refused = False
-            if not (_may_wait(observed, plan) and self._postpone(key, memory, observed, plan)):
+            if not (may_wait(observed, plan) and self._postpone(key, memory, observed, plan)):
                 await self._write(key, raw, memory, observed, plan)
             return
         await self._objects(key, raw, memory, plan)
@@ -198,15 +230,24 @@ class Controller:
             memory.job = (same, readable.job(raw))
         if memory.status is None or memory.status[0] != metadata["resourceVersion"]:
             memory.status = (metadata["resourceVersion"], readable.status(raw))
-        job = memory.job[1]
+        job, status = memory.job[1], memory.status[1]
         return Observed(
             job=job,
-            status=memory.status[1],
+            status=status,
             pods=self._pods.of(key, metadata["uid"]),
             now=self._now(),
             platform=self._platform(job),
             refused=tuple(memory.refusals.by_object.values()),
+            reports=self._heard(key, metadata["uid"], status),
         )
+
+    def _heard(self, key: JobKey, uid: str, status: Status) -> Reports | None:
+        if self._reports is None:
+            return None
+        if status.phase in FINISHED:
+            self._reports.forget(key)
+            return None
+        return self._reports.of(key, uid, status.attempt)
 
     async def _objects(self, key: JobKey, raw: Manifest, memory: _Memory, plan: Plan) -> None:
         refusals = memory.refusals
@@ -238,7 +279,9 @@ class Controller:
             memory.postponed = None
         now = time.monotonic()
         due_at = memory.wrote_at + URGENT_SECONDS
-        if plan.write_ahead or _told(observed.status) == _told(plan.status):
+        if not plan.write_ahead and kind_of_time(observed.status) == kind_of_time(plan.status):
+            due_at = memory.wrote_at + PROGRESS_SECONDS
+        elif plan.write_ahead or told(observed.status) == told(plan.status):
             memory.counts_since = memory.counts_since or now
             due_at = max(memory.wrote_at + COUNTS_SECONDS, memory.counts_since + GATHER_SECONDS)
         wait = due_at - now
@@ -254,15 +297,17 @@ class Controller:
 
     async def _write(self, key: JobKey, raw: Manifest, memory: _Memory, observed: Observed, plan: Plan) -> None:
         assert plan.status is not None
-        written = await self._executor.status(raw, plan.status)
+        wanted = readable.encode(plan.status)
+        written = await self._executor.status(raw, wanted)
         if written is None:
             written = await self._read_again(key, raw)
-            if written is None or difference(written.get("status") or {}, readable.encode(plan.status)):
+            if written is None or difference(written.get("status") or {}, wanted):
                 self._again.add(key)
                 return
             # Our own write had come through, only its answer was lost.
-        elif written["metadata"]["resourceVersion"] == raw["metadata"]["resourceVersion"]:
-            raise ApiError("it keeps nothing of this status: the CustomResourceDefinitions are older than the operator")
+        elif pruned := kept_out(difference(written.get("status") or {}, wanted)):
+            older = "the CustomResourceDefinitions are older than the operator"
+            raise ApiError(f"it does not keep status.{pruned}: {older}")
         memory.wrote_at, memory.counts_since = time.monotonic(), None
         self.jobs.show(written)
         self._again.add(key)
@@ -326,26 +371,6 @@ class Controller:
             memory.forget()
         for task in self._busy.values():
             task.cancel()
-
-
-def _may_wait(observed: Observed, plan: Plan) -> bool:
-    """Ranks end together, or nearly: success waits a moment for those that still run, and so does their ending after
-    it, which is on record before they are cleaned up. Every other decision is written at once."""
-    if observed.status.phase in FINISHED:
-        return True
-    assert plan.status is not None
-    return plan.status.phase == "Succeeded" and any(pod.phase == "Running" for pod in observed.pods)
-
-
-def _told(status: Status) -> Any:
-    """All of a status but counts of pods, and that all of them were seen, which comes to the same a moment later."""
-    conditions = [(c.type, c.status, "" if c.reason in _STARTING else c.reason) for c in status.conditions]
-    counts = {"roles": {}, "ready": "", "launched": False, "selector": "", "conditions": []}
-    return conditions, status.model_copy(update=counts)
-
-
-_STARTING = frozenset({"Created", "Resumed", "PodsPending"})
-"""Reasons that say no more than that not all pods run yet."""
 
 
 def _about(key: JobKey, memory: _Memory) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from allranks.api.job import API_VERSION, KIND
-from allranks.api.status import Status
 from allranks.core.model import Manifest, Plan, PodRef
 from allranks.core.model import Refused as Refusal
-from allranks.drivers.kubernetes import paths, readable
+from allranks.drivers.kubernetes import paths
 from allranks.drivers.kubernetes.cache import PodCache
 from allranks.drivers.kubernetes.client import Client, Conflict, NotFound, Refused
 from allranks.drivers.kubernetes.keys import key_pair
@@ -55,19 +54,20 @@ class Executor:
         if any(_key(companion) in refusals.by_object for companion in companions):
             pods = []
         requests: list[Callable[[], Awaitable[None]]] = []
-        requests += [lambda r=r: self._delete(job["metadata"]["namespace"], r) for r in plan.delete]  # type: ignore[misc]
+        # New pods have their images to pull while old ones end: they come first.
         requests += [lambda m=m: self._create(job, m, refusals) for m in pods]  # type: ignore[misc]
+        requests += [lambda r=r: self._delete(job["metadata"]["namespace"], r) for r in plan.delete]  # type: ignore[misc]
         await _together(requests)
         wanted = {_key(manifest) for manifest in plan.create}
         refusals.by_object = {key: refusal for key, refusal in refusals.by_object.items() if key in wanted}
 
-    async def status(self, job: Manifest, status: Status) -> Manifest | None:
+    async def status(self, job: Manifest, wanted: Manifest) -> Manifest | None:
         """The job with its new status; only what changed is sent. None: it was changed meanwhile, or is gone.
 
         Raises Unavailable, Fenced, Refused.
         """
         metadata = job["metadata"]
-        change = difference(job.get("status") or {}, readable.encode(status))
+        change = difference(job.get("status") or {}, wanted)
         return await self.patch_status(metadata, change)
 
     async def patch_status(self, metadata: Manifest, change: Manifest) -> Manifest | None:
@@ -177,6 +177,16 @@ def difference(before: Any, after: Any) -> Any:
         elif key not in before or old != value:
             change[key] = value
     return change
+
+
+def kept_out(change: Any) -> str:
+    """Of such a patch, the path of a field that is still to be written; what others added does not matter."""
+    if not isinstance(change, dict):
+        return ""
+    for key, value in change.items():
+        if value is not None:
+            return f"{key}.{inner}" if isinstance(value, dict) and (inner := kept_out(value)) else key
+    return ""
 
 
 def identified(job: Manifest) -> Manifest:

@@ -73,7 +73,7 @@ def registry(
         # A session of its own, on the one pool of connections.
         headers = client.connection.headers() | {"User-Agent": "allranks"}
         session = client.session(headers=headers, trace_configs=[_trace(listed, alive)])
-        session.close = _later  # type: ignore[method-assign]
+        session.close = _left_open  # type: ignore[method-assign]
         sessions.append(session)
         if len(sessions) > _OPEN_SESSIONS:
             await aiohttp.ClientSession.close(sessions.popleft())
@@ -86,7 +86,7 @@ def registry(
     return handlers
 
 
-async def _later() -> None:
+async def _left_open() -> None:
     pass
 
 
@@ -142,6 +142,19 @@ class _Page(msgspec.Struct):
 _page = msgspec.json.Decoder(_Page).decode
 
 
+class _NoEssence(kopf.DiffBaseStorage):
+    """kopf would copy each job of each event, twice, to see what changed in it. No handler of ours asks."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence({})
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
 def settings(ours: Settings) -> kopf.OperatorSettings:
     """No peering, no Events and no scanning of its own; errors never end it."""
     out = kopf.OperatorSettings()
@@ -156,6 +169,7 @@ def settings(ours: Settings) -> kopf.OperatorSettings:
     out.queueing.idle_timeout = 1.0
     out.queueing.exit_timeout = 1.0
     out.process.ultimate_exiting_timeout = None
+    out.persistence.diffbase_storage = _NoEssence()
     return out
 
 

@@ -1,4 +1,4 @@
-"""The operator, put together: watches, cache, controller, kopf, Lease, metrics.
+"""The operator, put together: watches, cache, controller, kopf, Lease, reports, metrics.
 
 It lives in sessions. A session begins with an empty memory: everything is listed. It ends when the operator is told to
 stop, when its Lease is lost, or when something fails that should not; then the next one begins.
@@ -22,7 +22,7 @@ from allranks.api.job import KIND, PLURAL, Job
 from allranks.core.model import Manifest, Platform
 from allranks.core.names import JOB_LABEL
 from allranks.drivers.kubernetes import handlers, paths, pods
-from allranks.drivers.kubernetes.cache import JobKey, PodCache
+from allranks.drivers.kubernetes.cache import PodCache
 from allranks.drivers.kubernetes.client import ApiError, Client, NotFound
 from allranks.drivers.kubernetes.connection import Connection, own_namespace
 from allranks.drivers.kubernetes.controller import Controller
@@ -30,7 +30,10 @@ from allranks.drivers.kubernetes.events import Recorder
 from allranks.drivers.kubernetes.executor import Executor
 from allranks.drivers.kubernetes.lease import Lease
 from allranks.drivers.kubernetes.pools import Pools
+from allranks.drivers.kubernetes.reports import ReportServer
+from allranks.drivers.kubernetes.reviews import Reviews
 from allranks.drivers.kubernetes.watch import Watch
+from allranks.drivers.reports.hub import Hub
 from allranks.metrics import Metrics, Sampled
 from allranks.server import Server
 from allranks.settings import Settings
@@ -65,7 +68,10 @@ class Operator:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._killed = False
         self.server = Server(settings.address, settings.port, self.metrics.registry, self._unhealthy, self._unready)
-        self.metrics.registry.register(Sampled(self._jobs, lambda: self.depth, self._ages))
+        self.reports = (
+            ReportServer(settings, lambda: self.session, self.metrics.reported) if settings.report_url else None
+        )
+        self.metrics.registry.register(Sampled(self._jobs, lambda: self.depth, self._ages, self._reporting))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set, or SIGTERM or SIGINT comes. Raises OSError when the port is taken."""
@@ -75,10 +81,15 @@ class Operator:
         await self.server.start()
         logger.info("serving /metrics, /healthz and /readyz on port %s", self.server.port)
         try:
+            if self.reports:
+                await self.reports.start()
+                logger.info("taking reports on port %s", self.reports.port)
             await self._sessions(stop, stopping)
         finally:
             stopping.cancel()
             if not self._killed:
+                if self.reports:
+                    await self.reports.stop()
                 await self.server.stop()
         logger.info("stopped")
 
@@ -165,6 +176,9 @@ class Operator:
                 spec, status = _part(job, "spec"), _part(job, "status")
                 yield str(spec.get("framework", "")), str(status.get("phase") or "Pending")
 
+    def _reporting(self) -> int:
+        return self.session.reports.reporting if self.session else 0
+
     def _ages(self) -> Iterable[tuple[str, float]]:
         return self.session.ages() if self.session else ()
 
@@ -194,11 +208,19 @@ class Session:
             observe=operator.metrics.requested,
         )
         self.recorder = Recorder(self.client)
-        self.pods = PodCache(self._wake)
+        self.pods = PodCache(lambda key, trouble: self.controller.wake(key, trouble))
         executor = Executor(self.client, self.pods, operator._decode_pod)
+        self.reports = Hub(operator._now, lambda key: self.controller.reported(key))
         self.controller = Controller(
-            executor, self.recorder, self.pods, self._platform, operator.metrics, operator._now
+            executor,
+            self.recorder,
+            self.pods,
+            self._platform,
+            operator.metrics,
+            operator._now,
+            self.reports if settings.report_url else None,
         )
+        self.reviews = Reviews(self.client, self.pods, self.controller.jobs.get, now=utcnow)
         self.pools = Pools(self.client, settings, self._wake_users)
         self._watches = {f"pods{f' in {ns}' if ns else ''}": self._watch(ns) for ns in settings.namespaces or (None,)}
         self._heard_of_jobs: float | None = None
@@ -211,6 +233,11 @@ class Session:
         """Everything has been listed."""
         jobs = self.controller.listed_in.issuperset(self._settings.namespaces or (None,))
         return jobs and self.pools.synced.is_set() and all(w.synced.is_set() for w in self._watches.values())
+
+    @property
+    def listens(self) -> bool:
+        """It acts, and knows all pods and jobs."""
+        return (self._lease is None or self._lease.held) and self.synced and not self._operator._killed
 
     @property
     def idle(self) -> bool:
@@ -266,6 +293,7 @@ class Session:
         finally:
             self._stop.set()
             self.controller.close()
+            self.reviews.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -318,12 +346,10 @@ class Session:
         return Platform(
             helper_image=ours.helper_image,
             node_lost_seconds=ours.node_lost_seconds,
+            report_url=ours.report_url,
             pool=self.pools.get(job.spec.pool) if job.spec.pool else None,
             pool_refused=self.pools.refused if job.spec.pool else "",
         )
-
-    def _wake(self, key: JobKey) -> None:
-        self.controller.wake(key)
 
     def _wake_users(self, pool: str | None) -> None:
         """Jobs that name this pool, or any."""

@@ -34,5 +34,8 @@ def pools() -> str:
     return f"{GROUP_VERSION}/trainingpools"
 
 
+TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+
+
 def lease(namespace: str, name: str = "") -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases" + (f"/{name}" if name else "")

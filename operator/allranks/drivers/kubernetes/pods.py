@@ -135,6 +135,7 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
     state = trainer.state if trainer else State()
     reason, message = _waiting(status, state)
     ran = state.running or state.terminated
+    placed = _condition(status, "PodScheduled")
     phase: PodPhase = status.phase if status.phase in _PHASES else "Unknown"  # type: ignore[assignment]
     return Pod(
         name=metadata.name,
@@ -146,6 +147,7 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         phase=phase,
         owned=owned,
         created_at=metadata.creation_timestamp,
+        placed_at=placed.last_transition_time if placed and placed.status == "True" else None,
         started_at=ran.started_at if ran else None,
         deleted_at=_asked_to_go(metadata),
         node=raw.spec.node_name,

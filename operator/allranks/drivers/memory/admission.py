@@ -25,7 +25,7 @@ def admit(before: Manifest | None, after: Manifest) -> None:
         problems += error.problems
     else:
         if before is not None:
-            problems += _broken_transitions(root_schema(kind)["properties"]["spec"], new_spec, _stored(before), "spec")
+            problems += broken_transitions(root_schema(kind)["properties"]["spec"], new_spec, _stored(before), "spec")
     if problems:
         text = ", ".join(f"{path}: Invalid value: {message}" for path, message in problems)
         raise Invalid(f'{kind} "{after["metadata"]["name"]}" is invalid: {text}')
@@ -40,7 +40,7 @@ def _stored(manifest: Manifest) -> Any:
     return validate.with_defaults(manifest, parsed)["spec"]
 
 
-def _broken_transitions(schema: Schema, new: Any, old: Any, path: str) -> Iterator[tuple[str, str]]:
+def broken_transitions(schema: Schema, new: Any, old: Any, path: str) -> Iterator[tuple[str, str]]:
     """Rules that speak of `oldSelf` hold only where there was something before."""
     for rule in schema.get("x-kubernetes-validations", ()):
         if "oldSelf" in rule["rule"] and not _program(rule["rule"]).execute({"self": new, "oldSelf": old}):
@@ -48,7 +48,7 @@ def _broken_transitions(schema: Schema, new: Any, old: Any, path: str) -> Iterat
     if isinstance(new, dict) and isinstance(old, dict):
         for name, child in schema.get("properties", {}).items():
             if name in new and name in old:
-                yield from _broken_transitions(child, new[name], old[name], f"{path}.{name}")
+                yield from broken_transitions(child, new[name], old[name], f"{path}.{name}")
 
 
 @cache

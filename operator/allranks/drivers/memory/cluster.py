@@ -17,12 +17,13 @@ from allranks.core import reconcile as core
 from allranks.core.model import Manifest, Platform
 from allranks.drivers.memory.controller import Audit, Controller, Killed, Reconcile
 from allranks.drivers.memory.kubelets import Kubelets, Node, Workload
+from allranks.drivers.memory.ranks import Ranks
 from allranks.drivers.memory.store import Change, Key, NotFound, Store, key_of, owners
 from allranks.drivers.memory.view import Lag
 from allranks.errors import AllranksError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-PLATFORM = Platform(helper_image="allranks/operator:simulated")
+PLATFORM = Platform(helper_image="allranks/operator:simulated", report_url="http://allranks.simulated:8081/v1/report")
 FOREGROUND = "foregroundDeletion"
 
 
@@ -56,6 +57,8 @@ class Cluster:
         self.kubelets = Kubelets(self.store, self, {node.name: node for node in nodes}, workload)
         self.patience = 100_000
         """So many events at one moment are too many."""
+        self.ranks = Ranks(lambda: self.now)
+        """What runs in the pods, as far as it reports."""
         self.operator: Controller | None = None
         self.late_requests = 0.0
         """Chance that a request which was on its way when the operator was killed still arrives, within a minute."""
@@ -111,7 +114,7 @@ class Cluster:
     def start_operator(self) -> None:
         """A new life, with an empty memory: it lists everything."""
         self.operator_starts += 1
-        self.operator = Controller(self.store, self, self.reconcile, PLATFORM, self.audit, self._lag)
+        self.operator = Controller(self.store, self, self.reconcile, PLATFORM, self.audit, self._lag, self.ranks)
 
     def stop_operator(self) -> None:
         """kill -9."""
@@ -130,6 +133,17 @@ class Cluster:
         """It is killed right after so many more of its writes, and started again."""
         if self.operator:
             self.operator.writes_left = writes
+
+    # What programs do
+
+    def report(self, pod: Key, **said: Any) -> None:
+        """The pod's one rank has come so far (`Ranks.report`), which its operator hears at once."""
+        manifest = self.store.get(pod)
+        self.ranks.report(manifest, **said)
+        for owner in manifest["metadata"]["ownerReferences"]:
+            if self.operator and owner["kind"] == KIND:
+                self.operator.wake((KIND, pod[1], owner["name"]))
+        self.settle()
 
     # What people do
 

@@ -20,6 +20,7 @@ from allranks.api.job import Job
 from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod, PodRef, Refused
 from allranks.drivers.kubernetes import readable
 from allranks.drivers.memory import decode
+from allranks.drivers.memory.ranks import Ranks
 from allranks.drivers.memory.store import AlreadyExists, ApiError, Conflict, Key, NotFound, Store, controller_of, key_of
 from allranks.drivers.memory.view import Lag, Timer, View
 
@@ -60,10 +61,17 @@ class Controller:
     """One life of the operator. Its memory is the view, the refusals and the timers: all lost when it dies."""
 
     def __init__(
-        self, store: Store, host: Host, reconcile: Reconcile, platform: Platform, audit: Audit, lag: Lag
+        self,
+        store: Store,
+        host: Host,
+        reconcile: Reconcile,
+        platform: Platform,
+        audit: Audit,
+        lag: Lag,
+        ranks: Ranks,
     ) -> None:
         self._store, self._host, self._reconcile, self._platform = store, host, reconcile, platform
-        self._audit = audit
+        self._audit, self._ranks, self._since = audit, ranks, host.now
         self._queued: set[Key] = set()
         self._refused: dict[Key, dict[Key, Refused]] = {}
         self._retry_seconds: dict[Key, float] = {}
@@ -103,6 +111,8 @@ class Controller:
         self._audit.reconciles += 1
         if not plan.empty:
             self._audit.decisions.append((observed, plan))
+        if plan.ask_stacks:
+            self._ranks.ask(plan.ask_stacks)
         self._apply(key, job, plan)
         if plan.wake_at:
             self._wake_at(key, plan.wake_at)
@@ -117,14 +127,16 @@ class Controller:
         self._host.after(max(0.0, (moment - self._host.now).total_seconds()), lambda: self.wake(key))
 
     def observe(self, job: Manifest) -> Observed:
-        uid = job["metadata"]["uid"]
+        uid, status = job["metadata"]["uid"], readable.status(job)
+        pods = tuple(self._decode_pod(pod, uid) for pod in self.view.pods_of(job))
         return Observed(
             job=self._decode_job(job),
-            status=readable.status(job),
-            pods=tuple(self._decode_pod(pod, uid) for pod in self.view.pods_of(job)),
+            status=status,
+            pods=pods,
             now=self._host.now,
             platform=self._platform_of(job),
             refused=tuple(self._refused.get(key_of(job), {}).values()),
+            reports=self._ranks.of(pods, status.attempt, self._since),
         )
 
     def _platform_of(self, job: Manifest) -> Platform:

@@ -30,7 +30,9 @@ from allranks.drivers.processes.errors import Broken, explain
 from allranks.drivers.processes.gpus import Gpus, list_gpus
 from allranks.drivers.processes.notes import notes
 from allranks.drivers.processes.orphans import Orphans
-from allranks.drivers.processes.pods import Backoff, LocalPod
+from allranks.drivers.processes.pods import Backoff, LocalPod, view_of
+from allranks.drivers.processes.record import Record
+from allranks.drivers.processes.reporting import EXAMPLE_URL, LocalReports
 from allranks.drivers.processes.volumes import Volumes
 from allranks.errors import CannotRun
 
@@ -122,6 +124,9 @@ class LocalRun:
         self._broken: Exception | None = None
         self._stopping = False
         self._orphans = Orphans()
+        key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
+        self._reports = LocalReports(key, uid, self.node, options.run_dir.absolute(), self._wake.set)
+        self._record = Record(options.run_dir / "job.json", self.job)
 
     def preview(self) -> list[Manifest]:
         """The pods of the first attempt, with ports as they might be chosen: the same every time. Touches nothing."""
@@ -168,6 +173,7 @@ class LocalRun:
         self._make_run_dir()
         with _more_files(), self._orphans:
             try:
+                await self._reports.start()
                 how = await self._pursue()
                 grace = None
             except BaseException:
@@ -175,6 +181,8 @@ class LocalRun:
                 raise
             finally:
                 await self._end_pods(grace)
+                await self._reports.stop()
+                self._record.write(self.status)
         return how
 
     def stop(self, at_once: bool = False) -> None:
@@ -209,7 +217,8 @@ class LocalRun:
             await asyncio.sleep(0)
             if not plan.empty:
                 continue
-            if how := self._over(plan):
+            # What has changed in this moment, the end of the last process perhaps, the plan knows nothing of.
+            if not self._wake.is_set() and (how := self._over(plan)):
                 return how
             await self._wait(plan.wake_at)
             # With a thousand pods that start or end one after the other, deciding must not take all the time.
@@ -221,13 +230,17 @@ class LocalRun:
         if self._endpoints is None or self._endpoints[0] != self.status.attempt:
             wanted = self._listens(self.job, self.status)
             self._endpoints = (self.status.attempt, ports.choose(wanted))
-        platform = Platform(helper_image="allranks", local=True, endpoints=self._endpoints[1])
+        platform = Platform("allranks", local=True, endpoints=self._endpoints[1], report_url=self._reports.url)
         self._listener.status(self.status, self._views())
-        return Observed(self.job, self.status, self._views(), datetime.now(UTC), platform)
+        reports = self._reports.of(self.status.attempt)
+        return Observed(self.job, self.status, self._views(), datetime.now(UTC), platform, reports=reports)
 
     def _apply(self, plan: Plan) -> None:
         if plan.status:
             self.status = plan.status
+            self._record.seldom(self.status)
+        if plan.ask_stacks:
+            self._reports.ask_stacks(plan.ask_stacks)
         for event in plan.events:
             self._listener.event(event)
         if plan.write_ahead:
@@ -247,7 +260,7 @@ class LocalRun:
             return
         # A pod's UID is given by the API server, and its variables may refer to it.
         identified = {**manifest, "metadata": {**manifest["metadata"], "uid": str(uuid.uuid4())}}
-        plan, problems = prepare(identified, self._machine)
+        plan, problems = prepare(self._reports.equip(identified, view_of(identified)), self._machine)
         if plan is None:
             raise Broken("; ".join(problems))
         for volume, _ in plan.directories:
@@ -304,7 +317,8 @@ class LocalRun:
 
     def _first_objects(self, job: Job, endpoints: Mapping[tuple[str, int], tuple[str, int]]) -> list[Manifest]:
         """What the core creates first, from a status that is not kept."""
-        platform = Platform(helper_image="allranks", local=True, endpoints=endpoints)
+        asked = job.spec.progress is not None or job.spec.hang is not None
+        platform = Platform("allranks", local=True, endpoints=endpoints, report_url=EXAMPLE_URL if asked else "")
         status = self.status
         while True:
             plan = self._reconcile(Observed(job, status, (), datetime.now(UTC), platform))

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from allranks.core.model import Exit, Pod, PodPhase
+from allranks.core.model import Exit, Manifest, Pod, PodPhase
 from allranks.core.names import ATTEMPT_LABEL, INDEX_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
 from allranks.drivers.processes.containers import ContainerPlan, PodPlan
 from allranks.drivers.processes.logs import LogFile
@@ -62,26 +62,31 @@ class Surroundings(Protocol):
         """Its GPUs are free again."""
 
 
+def view_of(manifest: Manifest) -> Pod:
+    """A pod that was just made."""
+    metadata = manifest["metadata"]
+    labels = metadata.get("labels") or {}
+    return Pod(
+        name=metadata["name"],
+        uid=metadata.get("uid") or str(uuid.uuid4()),
+        role=labels.get(ROLE_LABEL, ""),
+        index=int(labels.get(INDEX_LABEL, 0)),
+        attempt=int(labels.get(ATTEMPT_LABEL, 0)),
+        restart=int(labels.get(RESTART_LABEL, 0)),
+        created_at=datetime.now(UTC),
+        waiting_reason="ContainerCreating",
+    )
+
+
 class LocalPod:
     """One pod. Its task runs from `start` until no process of it is left."""
 
     def __init__(self, plan: PodPlan, logs: Path, grace: float | None, surroundings: Surroundings) -> None:
         """`grace` in seconds replaces the manifest's terminationGracePeriodSeconds."""
-        metadata, spec = plan.manifest["metadata"], plan.manifest["spec"]
-        labels = metadata.get("labels") or {}
+        spec = plan.manifest["spec"]
         wanted = spec.get("terminationGracePeriodSeconds")
         self.grace: float = grace if grace is not None else GRACE_SECONDS if wanted is None else wanted
-        self.view = Pod(
-            name=metadata["name"],
-            uid=metadata.get("uid") or str(uuid.uuid4()),
-            role=labels.get(ROLE_LABEL, ""),
-            index=int(labels.get(INDEX_LABEL, 0)),
-            attempt=int(labels.get(ATTEMPT_LABEL, 0)),
-            restart=int(labels.get(RESTART_LABEL, 0)),
-            created_at=datetime.now(UTC),
-            node=surroundings.node,
-            waiting_reason="ContainerCreating",
-        )
+        self.view = replace(view_of(plan.manifest), node=surroundings.node)
         self.gone = asyncio.Event()
         """Deletion was asked for and no process is left."""
         self._plan = plan

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from allranks.core.model import Exit
-from allranks.drivers.processes import shim
+from allranks.drivers.processes import memory, shim
 from allranks.drivers.processes.errors import Broken
 from allranks.drivers.processes.logs import LogFile
 
@@ -62,6 +62,7 @@ class Process:
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[Exit] = self._loop.create_future()
+        self._kills = memory.kills()
         log.mark()
         try:
             self._start(files)
@@ -197,11 +198,18 @@ class Process:
                     code = os.waitstatus_to_exitcode(int(status))
                     code = code if code >= 0 else 128 - code
                     message = self._log.message() if code else ""
-                    return Exit(code, _time(time), "Error" if code else "Completed", message)
+                    return Exit(code, _time(time), self._reason(code, message), message)
                 case [b"failed", number, time]:
                     return Exit(128, _time(time), "StartError", self._why_not(int(number)))
         # The shim was killed, and with it the first process (PR_SET_PDEATHSIG).
         return Exit(128 + signal.SIGKILL, datetime.now(UTC), "Error", self._log.message())
+
+    def _reason(self, code: int, message: str) -> str:
+        """As a kubelet says it. All pods share our cgroup: only what SIGKILL ended can have been killed for memory."""
+        killed = code == 128 + signal.SIGKILL or (code and "SIGKILL" in message)  # a launcher reports it of its rank
+        if killed and memory.kills() > self._kills:
+            return "OOMKilled"
+        return "Error" if code else "Completed"
 
     def _why_not(self, number: int) -> str:
         program, directory = self._command.argv[0], self._command.directory

@@ -1,0 +1,111 @@
+"""`make bench`: what the operator adds to the API server's own speed. See docs/performance.md."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
+
+from readme import replaced  # noqa: E402
+
+from bench import recovery  # noqa: E402
+from bench.common import connection, programs, tell  # noqa: E402
+from bench.creation import SHAPES, plane, rounds, summary  # noqa: E402
+from bench.latency import latencies  # noqa: E402
+from bench.life import SHAPES as LIVES  # noqa: E402
+from bench.life import kubelet, lives  # noqa: E402
+from bench.machine import machine  # noqa: E402
+from bench.scale import day, scale  # noqa: E402
+from bench.systems import PEERS, SYSTEMS, Allranks, Raw, System, UnthrottledJob  # noqa: E402
+from bench.table import headline, markdown  # noqa: E402
+
+EXAMPLES = """\
+examples:
+  python -m bench                            # all of it: about half an hour
+  python -m bench --only creation --rounds 5
+  python -m bench --only life --peers        # training-operator as well, which Go builds the first time
+  python -m bench -o json | jq .creation.allranks
+  python -m bench --peers --write            # and put the tables into README.md and docs/performance.md
+
+Every number comes from this one run. The tables and the JSON are kept in build/bench/.
+"""
+
+
+def parts(asked: argparse.Namespace) -> dict[str, Callable[[Path], Any]]:
+    peers: list[type[System]] = list(PEERS) if asked.peers else []
+    alive = [Allranks, UnthrottledJob, *(kind for kind in peers if not kind.throttled)]
+    return {
+        "creation": lambda built: summary(rounds(built, [*SYSTEMS, *peers], SHAPES, asked.rounds), Raw.name),
+        "life": lambda built: lives(built, alive, LIVES),
+        "latency": lambda built: latencies(built, 20, (1000, 50)),
+        "recovery": _recovery,
+        "scale": lambda built: {
+            "500 jobs": scale(built, 500, 20, 30),
+            "1,000 jobs": scale(built, 1000, 10, 10),
+        },
+        "day": lambda built: day(built, 2880, 4),
+    }
+
+
+def _recovery(built: Path) -> Any:
+    asked = argparse.Namespace(pods=64, rounds=30, seconds=600, only=None)
+    with plane(built) as fresh, kubelet(fresh):
+        return asyncio.run(recovery.measure(connection(fresh), asked, None))
+
+
+def keep(found: dict[str, Any]) -> None:
+    """After each part: one that fails takes no other along."""
+    folder = ROOT / "build" / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "bench.json").write_text(json.dumps(found, indent=1))
+    (folder / "bench.md").write_text(markdown(found))
+
+
+def write(page: Path, section: str, text: str) -> None:
+    page.write_text(replaced(page.read_text(), section, text))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measures the operator on a real API server, beside the limit and its peers.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    known = parts(argparse.Namespace(peers=False, rounds=1))
+    parser.add_argument("--only", action="append", choices=list(known), help="a part; may be said several times")
+    parser.add_argument("--rounds", type=int, default=5, help="of creations (default 5)")
+    parser.add_argument("--peers", action="store_true", help="training-operator as well")
+    parser.add_argument(
+        "--write", action="store_true", help="put the tables into the documentation, in place of those there"
+    )
+    parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
+    asked = parser.parse_args()
+    if asked.rounds < 1:
+        parser.error("--rounds: at least 1")
+    logging.disable(logging.WARNING)
+    found: dict[str, Any] = {"machine": machine()}
+    built = programs()
+    for name, measure in parts(asked).items():
+        if asked.only is None or name in asked.only:
+            tell(f"== {name}")
+            found[name] = measure(built)
+            keep(found)
+    text = markdown(found)
+    if asked.write:
+        write(ROOT / "docs" / "performance.md", "bench", text)
+        if "creation" in found:
+            write(ROOT / "README.md", "speed", headline(found))
+    print(json.dumps(found, indent=1) if asked.output == "json" else text)
+
+
+if __name__ == "__main__":
+    main()

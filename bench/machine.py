@@ -1,0 +1,37 @@
+"""Which machine it was, which commit, and when."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def machine() -> dict[str, Any]:
+    """`load` is that of the minute before."""
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": _line("/proc/cpuinfo", "model name") or platform.machine(),
+        "memory_gb": round(int(_line("/proc/meminfo", "MemTotal").split()[0]) * 1024 / 1e9),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _commit() -> str:
+    """Of what is measured: allranks and the benchmarks."""
+    git = ["git", "-C", str(ROOT)]
+    name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "operator", "bench"], check=False)
+    return (name.strip() or "unknown") + (" with changes" if changed.returncode else "")
+
+
+def _line(file: str, name: str) -> str:
+    return next((line.split(":", 1)[1].strip() for line in Path(file).read_text().splitlines() if name in line), "")

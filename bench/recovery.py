@@ -1,0 +1,370 @@
+"""How soon after a pod's failure its job is on its way again, on a real API server with the fake kubelet.
+
+One process holds the operator, the clock and a plain client, whose creations are the yardstick: rounds alternate. The
+fake kubelet is a process of its own, as kubelets are: it would take the operator's only thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import cProfile
+import json
+import logging
+import math
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from allranks.api import validate  # noqa: E402
+from allranks.api.status import Status  # noqa: E402
+from allranks.core import desired  # noqa: E402
+from allranks.core.model import Manifest, Platform  # noqa: E402
+from allranks.drivers.kubernetes import paths, pods  # noqa: E402
+from allranks.drivers.kubernetes.client import Client  # noqa: E402
+from allranks.drivers.kubernetes.connection import Connection  # noqa: E402
+from allranks.drivers.kubernetes.operator import Operator  # noqa: E402
+from allranks.drivers.memory import podstatus  # noqa: E402
+from allranks.settings import Settings  # noqa: E402
+from bench.common import connection as connection_to  # noqa: E402
+from bench.common import make_namespace, percentiles, programs, tell, until  # noqa: E402
+from bench.creation import plane  # noqa: E402
+from bench.life import kubelet  # noqa: E402
+
+EXIT_CODE = 138
+"""A signal's: the same code twice below 128 before any progress would be taken for a bug, and fail the job."""
+FAILURES_PER_JOB = 8
+"""A job tells 25 Events and then falls silent: after so many failures a new one takes its place, so that each round
+costs what a first failure does."""
+EXAMPLES = """\
+examples:
+  python bench/recovery.py                              # 64 pods, 30 failures of each kind: some minutes
+  python bench/recovery.py --only group --seconds 30    # a quick look
+  python bench/recovery.py --profile /tmp/recovery.prof # then: python -m pstats /tmp/recovery.prof
+  python bench/recovery.py 2>/dev/null | jq .group.seen_to_all_created
+"""
+
+clock = time.perf_counter
+Times = dict[str, list[float]]
+"""By name, one of each round, in seconds."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job, whose pods of `role` (empty: of any) fail, and how many pods each failure costs."""
+
+    name: str
+    framework: str
+    roles: dict[str, int]
+    role: str
+    replaced: int
+
+    def job(self, number: int) -> Manifest:
+        return {
+            "apiVersion": "allranks.dev/v1alpha1",
+            "kind": "DistributedTraining",
+            "metadata": {"name": f"{self.name}-{number}"},
+            "spec": {
+                "framework": self.framework,
+                "image": "example.org/x:1",
+                "command": ["x"],
+                "roles": {role: {"replicas": replicas} for role, replicas in self.roles.items()},
+                "restart": {"maxRestarts": 1000, "backoffSeconds": 0},
+            },
+        }
+
+
+def scenarios(size: int) -> list[Scenario]:
+    return [
+        Scenario("group", "pytorch", {"master": 1, "worker": size - 1}, "", size),
+        Scenario("one", "tensorflow", {"chief": 1, "ps": size - 1}, "ps", 1),
+    ]
+
+
+@dataclass
+class Request:
+    verb: str
+    path: str
+    sent: float
+    answered: float = float("inf")
+
+
+@dataclass
+class Stopwatch:
+    """Notes when the operator hears of the victim's failure, and every request of its."""
+
+    victim: str = ""
+    wanted: int = 0
+    """So many pods are to be created."""
+    seen: float = 0.0
+    cpu: float = 0.0
+    """This process's time on a processor, from the failure seen to the last creation answered."""
+    requests: list[Request] = field(default_factory=list)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def start(self, victim: str, wanted: int) -> None:
+        self.victim, self.wanted, self.seen, self.requests = victim, wanted, 0.0, []
+        self.done.clear()
+
+    def decode(self, raw: pods.Raw) -> pods.Seen:
+        """In place of the operator's own: the first thing that happens to a pod that the watch brings."""
+        if not self.seen and raw.metadata.uid == self.victim and raw.status.phase == "Failed":
+            self.seen, self.cpu = clock(), -time.process_time()
+        return pods.seen(raw)
+
+    def observe(self, client: Client) -> None:
+        once = client._once
+
+        async def timed(verb: str, path: str, *rest: Any) -> bytes:
+            request = Request(verb, path, clock())  # it has its slot: now it leaves
+            self.requests.append(request)
+            try:
+                return await once(verb, path, *rest)
+            finally:
+                request.answered = clock()
+                if (verb, path.endswith("/pods")) == ("POST", True):
+                    self.wanted -= 1
+                    if not self.wanted:
+                        self.cpu += time.process_time()
+                        self.done.set()
+
+        client._once = timed  # type: ignore[method-assign, assignment]
+
+    def of(self, verb: str, end: str) -> list[Request]:
+        return [request for request in self.requests if request.verb == verb and request.path.endswith(end)]
+
+
+class Recovery:
+    """Both sides of the comparison, on one API server."""
+
+    def __init__(self, connection: Connection, profile: Any = None) -> None:
+        self.client, self.connection = Client(connection), connection
+        self.random, self.profile = random.Random(0), profile
+        self.stopwatch = Stopwatch()
+
+    async def run(self, scenario: Scenario, rounds: int, seconds: float) -> Times:
+        ours = await make_namespace(self.client, scenario.name)
+        plain = await make_namespace(self.client, f"{scenario.name}-plain")
+        times: Times = {}
+        began = clock()
+        async with self._operator(ours) as operator:
+            for number in range(rounds):
+                if number and clock() - began > seconds:
+                    break
+                if number % FAILURES_PER_JOB == 0:
+                    await self._begin(operator, ours, scenario, number)
+                name = f"{scenario.name}-{number - number % FAILURES_PER_JOB}"
+                yardstick = self._plain_group if scenario.replaced > 1 else self._plain_one
+                of_plain = await yardstick(plain, scenario, operator, (ours, name), number)
+                of_ours = await self._fail(operator, ours, scenario)
+                for what, took in {**of_ours, **of_plain}.items():
+                    times.setdefault(what, []).append(took)
+                tell(f"{scenario.name}: round {number + 1} of {rounds}, {of_ours['seen_to_all_created']:.3f} s")
+        return times
+
+    @contextlib.asynccontextmanager
+    async def _operator(self, namespace: str) -> AsyncIterator[Operator]:
+        settings = Settings(namespaces=(namespace,), address="127.0.0.1", port=0, pools=False)
+        operator = Operator(settings, self.connection, decode_pod=self.stopwatch.decode)
+        stop = asyncio.Event()
+        run = asyncio.create_task(operator.run(stop))
+        try:
+            await until(lambda: operator.idle)
+            assert operator.session
+            self.stopwatch.observe(operator.session.client)
+            yield operator
+        finally:
+            stop.set()
+            await run
+
+    async def _begin(self, operator: Operator, namespace: str, scenario: Scenario, number: int) -> None:
+        """A new job in place of the old one."""
+        for old in json.loads(await self.client.get(paths.jobs(namespace)))["items"]:
+            await self.client.delete(paths.job(namespace, old["metadata"]["name"]), old["metadata"]["uid"])
+        await until(lambda: operator.session and not len(operator.session.pods))
+        await self.client.create(paths.jobs(namespace), scenario.job(number))
+        await self._runs(operator, scenario)
+
+    async def _runs(self, operator: Operator, scenario: Scenario) -> None:
+        """All pods run, the old ones are gone, and the operator has said so."""
+
+        def settled() -> bool:
+            assert operator.session
+            found = [seen.pod for seen in operator.session.pods]
+            running = [pod for pod in found if pod.phase == "Running" and pod.deleted_at is None]
+            return len(found) == len(running) == sum(scenario.roles.values()) and operator.idle
+
+        await until(settled)
+        await asyncio.sleep(0.3)  # what others still do about it
+
+    async def _fail(self, operator: Operator, namespace: str, scenario: Scenario) -> dict[str, float]:
+        assert operator.session
+        found = [seen.pod for seen in operator.session.pods]
+        victim = self.random.choice(sorted((p for p in found if scenario.role in ("", p.role)), key=lambda p: p.name))
+        stopwatch, path = self.stopwatch, paths.item("Pod", namespace, victim.name)
+        pod = json.loads(await self.client.get(path))
+        stopwatch.start(victim.uid, scenario.replaced)
+        with self._profiled():
+            began = clock()
+            await self.client.patch(f"{path}/status", {"status": podstatus.exited(pod, datetime.now(UTC), EXIT_CODE)})
+            reported = clock()
+            await asyncio.wait_for(stopwatch.done.wait(), 120)
+        await self._runs(operator, scenario)
+        seen, created = stopwatch.seen, stopwatch.of("POST", "/pods")
+        assert len(created) == scenario.replaced, "a pod too many"
+        status = next(r for r in stopwatch.of("PATCH", "/status") if "distributedtrainings" in r.path)
+        deleted = stopwatch.of("DELETE", "")
+        last = max(request.answered for request in created)
+        return {
+            "report_sent_to_seen": seen - began,
+            "report_answered_to_seen": seen - reported,
+            "seen_to_status_sent": status.sent - seen,
+            "seen_to_status_written": status.answered - seen,
+            "seen_to_first_creation_sent": min(request.sent for request in created) - seen,
+            "seen_to_last_creation_sent": max(request.sent for request in created) - seen,
+            "seen_to_all_created": last - seen,
+            "report_answered_to_all_created": last - reported,
+            "operator_cpu": stopwatch.cpu,
+            "seen_to_all_deletions_answered": max(request.answered for request in deleted) - seen,
+        }
+
+    @contextlib.contextmanager
+    def _profiled(self) -> Iterator[None]:
+        if self.profile:
+            self.profile.enable()
+        try:
+            yield
+        finally:
+            if self.profile:
+                self.profile.disable()
+
+    async def _plain_group(
+        self, namespace: str, scenario: Scenario, operator: Operator, job: tuple[str, str], number: int
+    ) -> dict[str, float]:
+        """The same pods: created alone, and created while as many old ones are deleted, as a restart does it."""
+        old, new = (self._manifests(namespace, scenario, f"{number}-{kind}") for kind in ("old", "new"))
+        began, cpu = clock(), time.process_time()
+        await asyncio.gather(*(self._create(pod) for pod in old))
+        alone, cpu = clock() - began, time.process_time() - cpu
+        uids = await self._settled(namespace, len(old))
+        began, last = clock(), 0.0
+
+        async def create(pod: Manifest) -> None:
+            nonlocal last
+            await self._create(pod)
+            last = clock() - began
+
+        deletions = [self.client.delete(paths.item("Pod", namespace, name), uid) for name, uid in uids.items()]
+        await asyncio.gather(*deletions, *(create(pod) for pod in new))
+        await self._settled(namespace, len(new))
+        await self.client.request("DELETE", paths.collection("Pod", namespace), {"gracePeriodSeconds": 0})
+        await self._settled(namespace, 0)
+        return {"plain_creations": alone, "plain_creations_cpu": cpu, "plain_creations_beside_deletions": last}
+
+    async def _plain_one(
+        self, namespace: str, scenario: Scenario, operator: Operator, job: tuple[str, str], number: int
+    ) -> dict[str, float]:
+        """One status of the same size, and then one pod."""
+        if number == 0:
+            await self.client.create(paths.jobs(namespace), scenario.job(0))
+        target = paths.job(namespace, f"{scenario.name}-0")
+        status = json.loads(await self.client.get(paths.job(*job)))["status"]
+        await self.client.patch(f"{target}/status", {"status": status})
+        entry = {"count": 1, "restartTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        change = {"status": {"replicaRestarts": {f"ps-{number}": entry}, "restarts": {"counted": number + 1}}}
+        pod = self._manifests(namespace, scenario, str(number))[-1]
+        began = clock()
+        await self.client.patch(f"{target}/status", change)
+        written = clock() - began
+        await self._create(pod)
+        created = clock() - began
+        await self._settled(namespace, 1)
+        await self.client.request("DELETE", paths.collection("Pod", namespace), {"gracePeriodSeconds": 0})
+        await self._settled(namespace, 0)
+        return {"plain_status": written, "plain_status_and_creation": created}
+
+    def _manifests(self, namespace: str, scenario: Scenario, suffix: str) -> list[Manifest]:
+        """The operator's own pods, without an owner, which the garbage collector would miss."""
+        job = validate.parse(scenario.job(0))
+        out = []
+        for pod in desired.objects(job, Status(), Platform(helper_image="x")).pods:
+            metadata = {key: value for key, value in pod["metadata"].items() if key != "ownerReferences"}
+            metadata |= {"namespace": namespace, "name": f"{pod['metadata']['name']}-{suffix}"}
+            out.append({**pod, "metadata": metadata})
+        return out
+
+    async def _create(self, pod: Manifest) -> None:
+        await self.client.create(paths.collection("Pod", pod["metadata"]["namespace"]), pod)
+
+    async def _settled(self, namespace: str, count: int) -> dict[str, str]:
+        """So many pods are there, and all of them run: their UIDs by name."""
+        while True:
+            answer = await self.client.get(paths.collection("Pod", namespace), resourceVersion="0")
+            found = json.loads(answer)["items"]
+            running = [p for p in found if p["status"]["phase"] == "Running"]
+            if len(found) == len(running) == count and not any("deletionTimestamp" in p["metadata"] for p in found):
+                await asyncio.sleep(0.3)
+                return {p["metadata"]["name"]: p["metadata"]["uid"] for p in found}
+            await asyncio.sleep(0.1)
+
+
+def summary(times: Times) -> dict[str, Any]:
+    """Milliseconds. The 99th percentile of fewer than 100 rounds is the worst of them."""
+    out: dict[str, Any] = {"rounds": len(times["seen_to_all_created"])}
+    out |= {what: percentiles(1000 * seconds for seconds in of) for what, of in times.items()}
+    for plain in ("plain_creations", "plain_creations_beside_deletions", "plain_status_and_creation"):
+        if plain in times:
+            ratios = [a / b for a, b in zip(times["seen_to_all_created"], times[plain], strict=True)]
+            out[f"ratio_to_{plain}"] = round(statistics.median(ratios), 2)
+    return out
+
+
+async def measure(connection: Connection, asked: argparse.Namespace, profile: Any) -> dict[str, Any]:
+    recovery = Recovery(connection, profile)
+    out: dict[str, Any] = {"pods": asked.pods, "unit": "ms", "cores": os.cpu_count()}
+    try:
+        for scenario in scenarios(asked.pods):
+            if asked.only in (None, scenario.name):
+                before = os.getloadavg()[0]
+                out[scenario.name] = summary(await recovery.run(scenario, asked.rounds, asked.seconds))
+                out[scenario.name]["load_average"] = [round(before, 1), round(os.getloadavg()[0], 1)]
+    finally:
+        await recovery.client.close()
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pods", type=int, default=64, help="pods of the job (default 64)")
+    parser.add_argument("--rounds", type=int, default=30, help="failures of each scenario (default 30)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of each scenario: then no new round begins")
+    parser.add_argument("--only", choices=["group", "one"], help="all pods restart, or one parameter server alone")
+    parser.add_argument("--profile", type=Path, help="profile the operator's process in the rounds, into this file")
+    asked = parser.parse_args()
+    if asked.pods < 2 or asked.rounds < 1:
+        parser.error("at least 2 pods and 1 round")
+    logging.disable(logging.WARNING)  # the operator tells of each failure
+    profile = None
+    if asked.profile:
+        profile = cProfile.Profile(time.thread_time)  # not what it waits for the processor
+    with plane(programs()) as control_plane, kubelet(control_plane):
+        print(json.dumps(asyncio.run(measure(connection_to(control_plane), asked, profile)), indent=2))
+    if profile:
+        profile.dump_stats(asked.profile)
+
+
+if __name__ == "__main__":
+    main()

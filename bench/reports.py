@@ -1,0 +1,376 @@
+"""What reports cost: ranks of a thousand jobs against the real server, hub, token reviews and core in a process of
+their own, with the senders in another. Prints JSON. Only the API server is played: it says yes to every token.
+
+python bench/reports.py                          # 1,000 jobs of 8 ranks, each way of sending for 30 s
+python bench/reports.py --jobs 100 --seconds 10
+
+steady: each rank sends when it was told to, as the library does, whose program calls report() every second.
+every second: each rank sends once a second, whatever it is told.
+hostile: steady, and beside it another address that sends forged tokens, noise and bodies that are too long on as many
+connections as it may have, each as fast as it is answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from allranks.api.status import Status
+from allranks.api.validate import parse
+from allranks.core import names
+from allranks.core.model import Observed, Platform, Pod
+from allranks.core.reconcile import reconcile
+from allranks.core.reporting import AUDIENCE
+from allranks.drivers.kubernetes.cache import PodCache
+from allranks.drivers.kubernetes.pods import Meta, Owner, Raw, RawSpec, RawStatus, seen
+from allranks.drivers.kubernetes.reviews import Reviews
+from allranks.drivers.reports.hub import Hub
+from allranks.drivers.reports.server import PATH, Server
+
+WAYS = ("steady", "every second", "hostile")
+HOSTILE_CONNECTIONS = 300
+CLOCK = os.sysconf("SC_CLK_TCK")
+
+
+def pod_uid(job: int, rank: int) -> str:
+    return f"00000000-0000-4000-{job:04x}-{rank:012x}"
+
+
+def token(job: int, rank: int) -> str:
+    """As long as a real one."""
+    claims = {
+        "aud": [AUDIENCE],
+        "exp": 2**33,
+        "iss": "https://kubernetes.default.svc",
+        "sub": "system:serviceaccount:bench:default",
+        "kubernetes.io": {
+            "namespace": "bench",
+            "pod": {"name": names.pod_name(f"job-{job}", "worker", rank, 0), "uid": pod_uid(job, rank)},
+            "serviceaccount": {"name": "default", "uid": pod_uid(0, 0)},
+        },
+    }
+    parts = [{"alg": "RS256", "kid": "x" * 40}, claims]
+    return ".".join(
+        [base64.urlsafe_b64encode(json.dumps(p).encode()).decode().rstrip("=") for p in parts] + ["s" * 342]
+    )
+
+
+# The server's process
+
+
+class YesMan:
+    """In place of the client of the API server."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def request(self, verb: str, path: str, body: Any, patience: float) -> bytes:
+        self.asked += 1
+        await asyncio.sleep(0.002)  # of a real one
+        payload = body["spec"]["token"].split(".")[1]
+        pod = json.loads(base64.urlsafe_b64decode(payload + "==="))["kubernetes.io"]["pod"]
+        extra = {
+            "authentication.kubernetes.io/pod-name": [pod["name"]],
+            "authentication.kubernetes.io/pod-uid": [pod["uid"]],
+        }
+        user = {"username": "system:serviceaccount:bench:default", "extra": extra}
+        return json.dumps({"status": {"authenticated": True, "audiences": [AUDIENCE], "user": user}}).encode()
+
+
+class Core:
+    """Decides on a job that it was woken for, and keeps the status that would have been written."""
+
+    def __init__(self, jobs: int, ranks: int) -> None:
+        document = {
+            "apiVersion": "allranks.dev/v1alpha1",
+            "kind": "DistributedTraining",
+            "metadata": {"name": "job", "namespace": "bench", "uid": "u"},
+            "spec": {"framework": "pytorch", "image": "x", "command": ["x"], "roles": {"worker": {"replicas": ranks}}},
+        }
+        now = datetime.now(UTC)
+        start = Observed(parse(document), Status(), (), now, Platform("operator:1", report_url="http://x/v1/report"))
+        for _ in range(3):
+            start = replace(start, status=reconcile(start).status or start.status)
+        pods = tuple(
+            Pod(names.pod_name("job", "worker", rank, 0), pod_uid(0, rank), "worker", rank, 0, phase="Running",
+                started_at=now, placed_at=now, created_at=now, node="n")
+            for rank in range(ranks)
+        )  # fmt: skip
+        running = replace(start, pods=pods)
+        self.observed = {
+            ("bench", f"job-{job}"): replace(running, status=reconcile(running).status or running.status)
+            for job in range(jobs)
+        }
+        self.decisions = self.writes = 0
+
+    def decide(self, job: tuple[str, str], hub: Hub) -> None:
+        observed = replace(self.observed[job], now=datetime.now(UTC), reports=hub.of(job, f"uid-{job[1]}", 0))
+        status = reconcile(observed).status
+        self.decisions += 1
+        if status is not None:
+            self.writes += 1
+            self.observed[job] = replace(observed, status=status, reports=None)
+
+
+async def serve(jobs: int, ranks: int) -> None:
+    pods, core, api = PodCache(lambda key: None), Core(jobs, ranks), YesMan()
+    manifests = {("bench", f"job-{job}"): {"metadata": {"uid": f"uid-job-{job}"}} for job in range(jobs)}
+    for job in range(jobs):
+        for rank in range(ranks):
+            labels = {names.JOB_LABEL: f"job-{job}", names.ROLE_LABEL: "worker", names.INDEX_LABEL: str(rank),
+                      names.ATTEMPT_LABEL: "0"}  # fmt: skip
+            owner = Owner("DistributedTraining", f"job-{job}", f"uid-job-{job}", True)
+            meta = Meta(
+                names.pod_name(f"job-{job}", "worker", rank, 0), "bench", pod_uid(job, rank), "1", labels, [owner]
+            )
+            pods.show(seen(Raw(meta, RawSpec("node"), RawStatus("Running"))))
+    hub = Hub(lambda: datetime.now(UTC), lambda job: core.decide(job, hub))
+    reviews = Reviews(api, pods, manifests.get, now=lambda: datetime.now(UTC))  # type: ignore[arg-type]
+    answers: Counter[int] = Counter()
+
+    def count(status: int) -> None:
+        answers[status] += 1
+
+    server = Server(reviews.identify, hub.take, address="127.0.0.1", count=count)
+    await server.start()
+    loop = asyncio.get_running_loop()
+    print(json.dumps({"port": server.port}), flush=True)
+    while await loop.run_in_executor(None, sys.stdin.readline):
+        kept = sum(len(hub.of(job, f"uid-{job[1]}", 0).ranks) for job in manifests)
+        print(json.dumps({
+            "answers": answers, "reviews": api.asked, "ranks_kept": kept, "decisions": core.decisions,
+            "status_writes": core.writes, "connections": server.connections, "interval": hub.interval,
+        }), flush=True)  # fmt: skip
+    await server.stop()
+
+
+# The senders' process
+
+
+class Rank(asyncio.Protocol):
+    """One connection, kept, and made anew where it was lost. It sends when its time has come, and the time of an answer
+    counts from then on, however late it could be sent."""
+
+    def __init__(self, fleet: Fleet, job: int, rank: int) -> None:
+        self.fleet, self.job, self.rank = fleet, job, rank
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token(job, rank)}\r\n"
+        self.head = f"{head}Content-Type: application/json\r\nContent-Length: ".encode()
+        self.step = 0
+        self.due = 0.0
+        self.wire: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.wire = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.wire = None
+        if not self.fleet.over:
+            self.fleet.lost += 1
+
+    def begin(self, at: float) -> None:
+        self.due = at
+        asyncio.get_running_loop().call_at(at, self.send)
+
+    def send(self) -> None:
+        if self.fleet.over:
+            return
+        if self.wire is None:
+            self.fleet.connect(self)
+            return
+        self.step += 10
+        body = json.dumps({
+            "rank": self.rank, "localRank": 0, "step": self.step, "totalSteps": 10**6, "epoch": 1,
+            "metrics": {"loss": 1 / self.step, "accuracy": 0.5, "lr": 1e-3}, "samplesPerSecond": 512.5,
+            "stepSeconds": 0.1, "busySeconds": 0.09, "checkpoint": {"step": self.step // 100 * 100, "ago": 2.5},
+            "idle": 0.05, "done": False,
+        }).encode()  # fmt: skip
+        self.wire.write(self.head + str(len(body)).encode() + b"\r\n\r\n" + body)
+
+    def data_received(self, data: bytes) -> None:
+        now = asyncio.get_running_loop().time()
+        status = int(data[9:12])
+        self.fleet.heard(status, now - self.due)
+        interval = self.fleet.interval or (json.loads(data.partition(b"\r\n\r\n")[2]) or {}).get("interval", 5.0)
+        self.begin(max(now, self.due + interval))
+
+
+class Fleet:
+    """All ranks. `interval` None: as they are told."""
+
+    def __init__(self, port: int, interval: float | None) -> None:
+        self.port, self.interval = port, interval
+        self.statuses: Counter[int] = Counter()
+        self.latencies: list[float] = []
+        self.lost = 0
+        self.over = False
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    def heard(self, status: int, latency: float) -> None:
+        self.statuses[status] += 1
+        if status == 200:
+            self.latencies.append(latency)
+
+    def anew(self) -> None:
+        self.statuses.clear()
+        self.latencies.clear()
+
+    def connect(self, rank: Rank) -> None:
+        """And sends."""
+        task = asyncio.get_running_loop().create_task(self._connect(rank))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, rank: Rank) -> None:
+        # An address holds 256 connections; a pod has one of its own.
+        source = f"127.1.{rank.job // 250}.{rank.job % 250 + 1}"
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: rank, "127.0.0.1", self.port, local_addr=(source, 0)
+            )
+        except OSError:
+            rank.begin(asyncio.get_running_loop().time() + 1.0)
+        else:
+            rank.send()
+
+
+async def attack(port: int, fleet: Fleet, tally: Counter[str]) -> None:
+    """As fast as it is answered, on a connection made anew whenever it ends."""
+    noise = random.Random(id(tally))
+    while not fleet.over:
+        kind = noise.choice(("forged", "noise", "too long", "half"))
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n"
+        data = {
+            "forged": f"{head}Authorization: Bearer {noise.random()}\r\nContent-Length: 0\r\n\r\n",
+            "noise": "\x00" * 4000,
+            "too long": f"{head}Content-Length: 1000000\r\n\r\n" + "x" * 9000,
+            "half": head,
+        }[kind]
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.2.0.1", 0))
+            try:
+                writer.write(data.encode())
+                await reader.read(1000)
+                tally[kind] += 1
+            finally:
+                writer.close()
+
+
+def processor(pid: int) -> float:
+    """Seconds that it has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK
+
+
+def memory(pid: int) -> float:
+    """Resident, in MB."""
+    found = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return round(int(found[0].split()[1]) / 1024, 1)
+
+
+@contextlib.contextmanager
+def server_process(jobs: int, ranks: int) -> Iterator[tuple[int, int, Callable[[], Any]]]:
+    """(pid, port, what asks it for its numbers)"""
+    command = [sys.executable, __file__, "--serve", f"--jobs={jobs}", f"--ranks={ranks}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        stdin, stdout = process.stdin, process.stdout
+
+        def ask() -> Any:
+            stdin.write("\n")
+            stdin.flush()
+            return json.loads(stdout.readline())
+
+        try:
+            yield process.pid, json.loads(stdout.readline())["port"], ask
+        finally:
+            stdin.close()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+async def measure(way: str, jobs: int, ranks: int, seconds: float) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    tally = Counter[str]()
+    with server_process(jobs, ranks) as (pid, port, ask):
+        before = memory(pid)
+        fleet, spread = Fleet(port, 1.0 if way == "every second" else None), random.Random(1)
+        crew = [Rank(fleet, job, rank) for job in range(jobs) for rank in range(ranks)]
+        for rank in crew:
+            rank.begin(loop.time() + spread.random() * 15.0)
+        # Until every rank is known and was told the interval that goes with so many.
+        await asyncio.sleep(30.0)
+        attackers = []
+        if way == "hostile":
+            attackers = [asyncio.create_task(attack(port, fleet, tally)) for _ in range(HOSTILE_CONNECTIONS)]
+        fleet.anew()
+        told, fleet.lost = ask(), 0
+        after, used, own, began = memory(pid), processor(pid), time.process_time(), time.monotonic()
+        await asyncio.sleep(seconds)
+        took = time.monotonic() - began
+        used, own, end = processor(pid) - used, time.process_time() - own, memory(pid)
+        statuses, latencies = dict(fleet.statuses), sorted(fleet.latencies)
+        now = ask()
+        fleet.over = True
+        for task in attackers:
+            task.cancel()
+        await asyncio.gather(*attackers, return_exceptions=True)
+        for rank in crew:
+            if rank.wire:
+                rank.wire.close()
+        await asyncio.sleep(0)
+    taken = sum(now["answers"].values()) - sum(told["answers"].values())
+    return {
+        "way": way,
+        "ranks": jobs * ranks,
+        "interval_told": now["interval"],
+        "processor_share": round(used / took, 3),
+        "messages_per_second": round(taken / took),
+        "milliseconds_per_message": round(1000 * used / max(1, taken), 3),
+        "answers_to_ranks": statuses,
+        "latency_ms": {str(p): round(1000 * latencies[int(len(latencies) * p / 100)], 1) for p in (50, 99)},
+        "memory_mb": {"empty": before, "all ranks known": after, "end": end},
+        "decisions_per_second": round((now["decisions"] - told["decisions"]) / took, 1),
+        "status_writes_per_second": round((now["status_writes"] - told["status_writes"]) / took, 1),
+        "reviews": now["reviews"],
+        "ranks_kept": now["ranks_kept"],
+        "connections_lost": fleet.lost,
+        "senders_processor_share": round(own / took, 3),
+        **({"hostile_requests": dict(tally)} if tally else {}),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=1000, help="jobs (default 1000)")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks of each (default 8)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement (default 30)")
+    parser.add_argument("--way", choices=WAYS, action="append", help="only this one")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        asyncio.run(serve(given.jobs, given.ranks))
+        return
+    for way in given.way or WAYS:
+        print(json.dumps(asyncio.run(measure(way, given.jobs, given.ranks, given.seconds)), indent=2), flush=True)
+
+
+if __name__ == "__main__":
+    main()

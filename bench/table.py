@@ -1,0 +1,195 @@
+"""What was measured, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+Row = Iterable[Any]
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """One table for each part that was measured."""
+    parts = {
+        "creation": _creation,
+        "life": _life,
+        "latency": _latency,
+        "recovery": _recovery,
+        "scale": _scale,
+        "day": _day,
+    }
+    texts = [_machine(found["machine"])]
+    texts += [write(found[name]) for name, write in parts.items() if name in found]
+    texts += [table(["target", "at", "measured", "reached"], rows)] if (rows := list(targets(found))) else []
+    return "\n\n".join(texts) + "\n"
+
+
+def headline(found: Mapping[str, Any]) -> str:
+    """The table of the README."""
+    return f"{_creation(found['creation']).partition(chr(10) * 2)[0]}\n\n{_machine(found['machine'])}"
+
+
+def table(head: Row, rows: Iterable[Row]) -> str:
+    lines = [[str(cell) for cell in row] for row in (head, *rows)]
+    lines.insert(1, ["---"] + ["---:"] * (len(lines[0]) - 1))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _machine(of: Mapping[str, Any]) -> str:
+    return (
+        f"{of['date']}, commit {of['commit']}, {of['cores']} cores ({of['processor']}), {of['memory_gb']} GB, "
+        f"Python {of['python']}, load {of['load']} at the start"
+    )
+
+
+def _creation(of: Mapping[str, Any]) -> str:
+    shapes = list(next(iter(of.values())))
+    rows = []
+    for system, by_shape in of.items():
+        cells = []
+        for shape in shapes:
+            one = by_shape.get(shape)
+            if one is None:
+                cells.append("-")
+                continue
+            spread = f" ({one['from']:.2f} to {one['to']:.2f})" if one["rounds"] > 1 else ""
+            ratio = f", **{one['of_the_limit']:.2f}**" if "of_the_limit" in one else ""
+            cells.append(f"{one['seconds']:.2f} s{spread}{ratio}")
+        rows.append([system, *cells])
+    text = table(["jobs x pods, submitted -> all pods exist", *shapes], rows)
+    costs = [
+        [system, *(f"{one['cpu_seconds']:.2f} + {one['server_cpu_seconds']:.2f} s" for one in by_shape.values())]
+        for system, by_shape in of.items()
+    ]
+    return f"{text}\n\n{table(['processor time: its own + etcd and API server', *shapes], costs)}"
+
+
+def _life(of: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            f"{system}, {shape}",
+            f"{one['cpu_ms_per_pod']:.2f} ms",
+            f"{one['server_cpu_ms_per_pod']:.2f} ms",
+            f"{changes(one):g}",
+            f"{one['memory_mb_idle']} MB",
+            f"{one['memory_mb_peak']} MB",
+        ]
+        for system, by_shape in of.items()
+        for shape, one in by_shape.items()
+    ]
+    head = [
+        "a whole life",
+        "processor a pod",
+        "of the server",
+        "changes a job, without Events",
+        "memory, idle",
+        "at most",
+    ]
+    return table(head, rows)
+
+
+def targets(found: Mapping[str, Any]) -> Iterator[Row]:
+    """What docs/performance.md promises, beside what was measured."""
+
+    def row(what: str, bound: str, value: float, unit: str, reached: bool) -> Row:
+        return what, bound, f"{value:g}{unit}", "yes" if reached else "**no**"
+
+    ours = found.get("creation", {}).get("allranks", {})
+    for shape, least in (("1 x 256", 0.9), ("1 x 1,000", 0.9), ("100 x 4", 0.7)):
+        if shape in ours:
+            ratio = ours[shape]["of_the_limit"]
+            yield row(f"{shape}: pods a second, of the limit's", f">= {least}", ratio, "", ratio >= least)
+    for shape, of in found.get("creation", {}).get("Indexed Job, no throttle", {}).items():
+        ratio = round(ours[shape]["seconds"] / of["seconds"], 2)
+        yield row(f"{shape}: seconds, of an unthrottled Indexed Job's", "<= 1", ratio, "", ratio <= 1)
+    for shape, one in found.get("life", {}).get("allranks", {}).items():
+        cpu = one["cpu_ms_per_pod"]
+        yield row(f"{shape}: processor time a pod, whole life", "<= 1 ms", cpu, " ms", cpu <= 1)
+        pods = one["writes_per_job"]["allranks"]["create pods"]
+        more = round(changes(one) - pods, 2)
+        yield row(f"{shape}: changes a job of N pods, without Events", "<= N + 5", more, " more than N", more <= 5)
+        yield row(f"{shape}: memory, idle", "<= 100 MB", one["memory_mb_idle"], " MB", one["memory_mb_idle"] <= 100)
+    for what, one in found.get("latency", {}).get("pod_to_status", {}).items():
+        if isinstance(one, dict):
+            yield row(
+                f"pod -> status, p50: {what.replace('_', ' ')}", "<= 100 ms", one["p50"], " ms", one["p50"] <= 100
+            )
+    for kind in ("one", "group"):
+        if one := found.get("recovery", {}).get(kind, {}).get("seen_to_all_created"):
+            yield row(f"failure -> replacements, {kind}: p50", "<= 50 ms", one["p50"], " ms", one["p50"] <= 50)
+            yield row(f"failure -> replacements, {kind}: p99", "<= 200 ms", one["p99"], " ms", one["p99"] <= 200)
+    for name, one in found.get("scale", {}).items():
+        yield row(f"{name}: memory", "<= 150 MB", one["memory_mb"], " MB", one["memory_mb"] <= 150)
+        start = one["cold_start"]["seconds"]
+        yield row(f"{name}: cold start", "<= 10 s", start, " s", start <= 10)
+
+
+def changes(one: Mapping[str, Any]) -> float:
+    """Of the system itself for one job, without its Events."""
+    return round(
+        sum(count for by in own_writes(one).values() for change, count in by.items() if change != "create events"), 2
+    )
+
+
+OTHERS = ("Python", "bench", "kube-controller-manager/generic-garbage-collector")
+
+
+def own_writes(one: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Without the kubelet's, the garbage collector's and those of who submits."""
+    return {who: by for who, by in one["writes_per_job"].items() if not who.startswith(OTHERS)}
+
+
+def _latency(of: Mapping[str, Any]) -> str:
+    status, failures = of["pod_to_status"], of["failed_to_replacements"]
+    rows = [
+        [what, status["rounds"], f"{status[key]['p50']:.0f} ms", f"{status[key]['p99']:.0f} ms"]
+        for what, key in (
+            ("the last of 8 pods runs -> job Running", "last_pod_runs"),
+            ("a pod failed -> attempt and cause in status", "a_pod_failed"),
+            ("the last of 8 pods succeeded -> job Succeeded", "last_pod_succeeded"),
+        )
+    ]
+    many = f"{failures['failing']} of {failures['pods']:,} pods failed"
+    rows += [
+        [what, failures["rounds"], f"{failures[key]['p50']:.0f} ms", f"{failures[key]['p99']:.0f} ms"]
+        for what, key in ((f"{many} -> one's replacement", "a_replacement"), (f"{many} -> all", "all_replacements"))
+    ]
+    return table(["from the change's answer to the watch's word", "rounds", "p50", "p99"], rows)
+
+
+def _recovery(of: Mapping[str, Any]) -> str:
+    kinds = {"group": f"all {of['pods']} pods are replaced", "one": f"one of {of['pods']} pods is replaced"}
+    plain = {"group": "plain_creations", "one": "plain_status_and_creation"}
+    rows = []
+    for kind, what in kinds.items():
+        if kind not in of:
+            continue
+        one = of[kind]
+        cells = [one["seen_to_status_written"], one["seen_to_all_created"], one[plain[kind]]]
+        rows.append([what, one["rounds"], *(f"{cell['p50']:.0f} / {cell['p99']:.0f} ms" for cell in cells)])
+    head = ["failure seen, p50 / p99", "rounds", "-> status written", "-> last creation answered", "a plain client"]
+    return table(head, rows)
+
+
+def _scale(of: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            f"{name}, {one['pods']:,} pods",
+            f"{one['memory_mb_without_jobs']} -> {one['memory_mb']} MB",
+            f"{one['idle']['core']:.1%}",
+            f"{one['churn']['core']:.0%} (server {one['churn']['server_core']:.0%})",
+            f"{one['churn']['settled_after_seconds']} s",
+            f"{one['cold_start']['seconds']} s, {one['cold_start']['memory_mb']} MB",
+        ]
+        for name, one in of.items()
+    ]
+    head = ["at scale", "memory", "idle, of a core", "1 % churn a second, of a core", "settled after", "cold start"]
+    return table(head, rows)
+
+
+def _day(of: Mapping[str, Any]) -> str:
+    sizes = ", ".join(f"{size:.0f}" for size in of["memory_mb"])
+    return table(
+        ["a day of jobs in a row", "jobs", "pods", "memory after each tenth, MB", "last / first"],
+        [[f"in {of['seconds']} s", f"{of['jobs']:,}", f"{of['pods']:,}", sizes, of["growth"]]],
+    )

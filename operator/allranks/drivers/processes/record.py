@@ -1,0 +1,38 @@
+"""The job and its status as a file of the run directory, kept up to date: as `kubectl get -o json` has it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+from allranks.api.job import API_VERSION, KIND, Job
+from allranks.api.status import Status
+
+SELDOM_SECONDS = 5.0
+
+
+class Record:
+    """A disk that is full, or gone, is no reason to end a training: what cannot be written is left out."""
+
+    def __init__(self, path: Path, job: Job) -> None:
+        self._path, self._job, self._wrote_at = path, job, float("-inf")
+
+    def seldom(self, status: Status) -> None:
+        if time.monotonic() - self._wrote_at >= SELDOM_SECONDS:
+            self.write(status)
+
+    def write(self, status: Status) -> None:
+        self._wrote_at = time.monotonic()
+        shown = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": self._job.metadata.model_dump(by_alias=True, exclude_none=True, mode="json"),
+            "spec": self._job.spec.model_dump(by_alias=True, exclude_none=True, mode="json"),
+            "status": status.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        }
+        unfinished = self._path.with_name(f".{self._path.name}.tmp")
+        with contextlib.suppress(OSError):
+            unfinished.write_text(json.dumps(shown, indent=1))
+            unfinished.replace(self._path)

@@ -1,0 +1,256 @@
+"""The driver of Elastic Horovod, in the first worker: Horovod's own, but its hosts are pods that come and call.
+
+`horovodrun` would reach into the pods with ssh. Here each pod's agent (`horovod_elastic.py`) asks every second over
+HTTP, at the port of Horovod's rendezvous, which ranks it should have. Worker 0 is always Horovod's first host: rank 0
+holds the state that others get, and a failure of that pod ends the job's attempt anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+try:
+    from horovod.runner.elastic.discovery import HostDiscovery, HostManager
+    from horovod.runner.elastic.driver import ElasticDriver
+    from horovod.runner.elastic.rendezvous import create_rendezvous_handler
+    from horovod.runner.elastic.worker import HostUpdateResult
+    from horovod.runner.http.http_server import RendezvousHTTPServer
+except ImportError as error:
+    sys.exit(f"allranks: the image's python3 has no Horovod ({error}): install it, or use another image")
+
+ELASTIC_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "315360000"))
+"""How long there may be fewer workers than the least; the name is horovodrun's. Without a word ten years, since there
+may be no room for a long time (a thread cannot wait for ever)."""
+SILENT_SECONDS = 5.0
+"""A pod that has not called for so long is gone."""
+REMIND_SECONDS = 2.0
+TELL_SECONDS = 5.0
+POLL_SECONDS = 0.1
+KEY_SECONDS = 0.02
+GONE = 1
+"""The exit code that Horovod is given for ranks of which nobody can say more. Never 0: one 0 ends the training."""
+SLOT = ("hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+
+
+@dataclass
+class Host:
+    """One incarnation of a pod. Horovod never takes a failed host again, so a new pod has a new name."""
+
+    index: int
+    slots: int
+    heard: float = 0.0
+    ranks: dict[int, dict[str, str]] = field(default_factory=dict)  # local rank -> its environment, once started
+    ended: dict[int, int] = field(default_factory=dict)  # local rank -> exit code
+    leaving: bool = False
+    gone: bool = False
+    told: bool = False  # that it is over
+
+
+class Hosts(HostDiscovery):  # type: ignore[misc]  # Horovod has no types
+    """The pods that have called, for Horovod a list of hosts and a way to start ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over: int | None = None
+        self._hosts: dict[str, Host] = {}
+        self._changed = threading.Condition()
+
+    def hear(self, said: dict[str, Any], has_ranks: Any) -> dict[str, Any]:
+        """A pod's call, and what it is answered."""
+        name = said["host"]
+        with self._changed:
+            if name not in self._hosts:
+                for older in self._hosts.values():
+                    older.gone |= older.index == said["index"]
+                self._hosts[name] = Host(said["index"], said["slots"])
+            host = self._hosts[name]
+            host.heard = time.monotonic()
+            host.ended.update({int(local): code for local, code in said["ended"].items()})
+            host.leaving |= said["leaving"]
+            answer = {
+                "over": self.over,
+                "gone": host.gone,
+                "out": host.leaving and not has_ranks(name),
+                "ranks": host.ranks,
+            }
+            host.gone |= said["bye"]
+            self._changed.notify_all()
+        return answer
+
+    def told(self, name: str, answer: dict[str, Any]) -> None:
+        """The pod's answer is on its way: from then on this process may end."""
+        with self._changed:
+            self._hosts[name].told |= answer["over"] is not None
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """Horovod asks every second."""
+        silent = time.monotonic() - SILENT_SECONDS
+        with self._changed:
+            for name, host in self._hosts.items():
+                if host.index != 0 and not host.gone and host.heard < silent:  # worker 0 is this very process
+                    print(f"allranks: {name} has been silent for {SILENT_SECONDS:.0f} s", file=sys.stderr)
+                    host.gone = True
+                    self._changed.notify_all()
+            found = {name: host.slots for name, host in self._hosts.items() if not (host.gone or host.leaving)}
+            first = any(self._hosts[name].index == 0 for name in found)
+            return found if first else {}
+
+    def ordered(self, available: set[str], before: list[str]) -> list[str]:
+        """By the workers' index, for `HostManager`, which would take them as they come."""
+        return sorted(available, key=lambda name: (self._hosts[name].index, name))
+
+    def start(self, slot: Any, events: Any) -> tuple[int, float]:
+        """Starts a rank, in a thread of its own; returns its exit code and the time. Horovod's `create_worker_fn`."""
+        with self._changed:
+            host = self._hosts[slot.hostname]
+            host.ranks[slot.local_rank] = {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in SLOT}
+            self._changed.wait_for(lambda: host.gone or slot.local_rank in host.ended)
+            code = host.ended.get(slot.local_rank, GONE)
+            return code or (GONE if host.leaving else 0), time.time()
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raises ConnectionAbortedError when one of the hosts is gone."""
+        with self._changed:
+            for name in names:
+                if self._hosts[name].gone:
+                    raise ConnectionAbortedError(f"{name} is gone")
+
+    def end(self, code: int) -> None:
+        """It is over; the first who says so is right. Returns when the other pods have heard it."""
+        with self._changed:
+            if self.over is None:
+                self.over = code
+        deadline = time.monotonic() + TELL_SECONDS
+        while time.monotonic() < deadline:
+            with self._changed:
+                if all(host.told or host.gone or host.index == 0 for host in self._hosts.values()):
+                    return
+            time.sleep(POLL_SECONDS)
+
+
+class Driver(ElasticDriver):  # type: ignore[misc]
+    """Horovod's driver, with two of its gaps closed."""
+
+    trouble = "every rank has failed"
+
+    def slots_there(self) -> int:
+        return int(self._host_manager.current_hosts.count_available_slots())
+
+    def wait(self, seconds: float) -> None:
+        self._shutdown.wait(seconds)
+
+    def succeeded(self) -> bool:
+        return bool(self._worker_registry.count("SUCCESS"))
+
+    def wait_for_available_slots(self, min_num_proc: int, min_hosts: int = 1) -> Any:
+        try:
+            return super().wait_for_available_slots(min_num_proc, min_hosts)
+        except Exception:
+            self.trouble = (
+                f"{self.slots_there()} of at least {min_num_proc} ranks have a worker, for more than "
+                f"{ELASTIC_TIMEOUT_SECONDS:.0f} s (HOROVOD_ELASTIC_TIMEOUT)"
+            )
+            raise
+
+    def _notify_workers_host_changes(self, current_hosts: Any, update_res: Any) -> None:
+        # Told of a mere removal, ranks do not send each other the state again. A rank that joins in the same moment
+        # does, and all would hang.
+        super()._notify_workers_host_changes(current_hosts, HostUpdateResult.mixed)
+
+    def remind(self) -> None:
+        """A rank forgets the notice that comes while it meets the others. Does nothing when all is as it should be."""
+        self._notify_workers_host_changes(self._host_manager.current_hosts, HostUpdateResult.mixed)
+
+
+class Rendezvous:
+    """Horovod's key-value store, on the port that all know. It outlives the training: pods have yet to hear the end."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def start(self, handler: Any) -> None:
+        RendezvousHTTPServer.request_queue_size = 1024  # all ranks call at the same moment
+        # A rank that ends in the midst of a request is no error of ours.
+        RendezvousHTTPServer.handle_error = lambda *who: None
+        self._server = RendezvousHTTPServer(("", self._port), handler, False)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def init(self, plan: list[Any]) -> None:
+        self._server.init(plan)
+
+    def stop(self) -> None:
+        pass
+
+
+def serve(port: int) -> Hosts:
+    """Begins the training in threads of its own; `Hosts.over` becomes its exit status."""
+    slots = int(os.environ["HOROVOD_LOCAL_SIZE"])
+    least, most = (int(os.environ[f"ALLRANKS_HOROVOD_{bound}"]) * slots for bound in ("MIN", "MAX"))
+    _tell_plainly()
+    hosts, rendezvous = Hosts(), Rendezvous(port)
+    HostManager.order_available_hosts = staticmethod(hosts.ordered)
+    driver = Driver(rendezvous, hosts, least, most, timeout=ELASTIC_TIMEOUT_SECONDS)
+
+    class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]
+        def _get_value(self, scope: str, key: str) -> bytes | None:
+            """Ranks ask for each other's address and, after 30 s of no, abort: all of them, for one that imports
+            slowly. So the answer waits. When the other is lost there is none, and they abort at once."""
+            value: bytes | None = super()._get_value(scope, key)
+            plan = driver.host_assignments
+            while value is None and scope in self.server.scope_size and driver.host_assignments is plan:
+                hosts.check(plan)
+                time.sleep(KEY_SECONDS)
+                value = super()._get_value(scope, key)
+            return value
+
+        def do_POST(self) -> None:
+            said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answer = hosts.hear(said, lambda name: driver.has_rank_assignment(name, 0))
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            hosts.told(said["host"], answer)
+
+    try:
+        rendezvous.start(Handler)
+    except OSError as error:
+        sys.exit(f"allranks: cannot listen on port {port}: {error.strerror}")
+    threading.Thread(target=_train, args=(driver, hosts, least, slots), daemon=True).start()
+    return hosts
+
+
+def _tell_plainly() -> None:
+    """Horovod logs what it survives with tracebacks: only for those who ask for it."""
+    if os.environ.get("HOROVOD_LOG_LEVEL", "").lower() in ("trace", "debug", "info"):
+        logging.basicConfig(level=logging.INFO)
+    else:
+        logging.getLogger().addHandler(logging.NullHandler())
+    threading.excepthook = lambda failed: logging.error("%s", failed.exc_value)
+
+
+def _train(driver: Driver, hosts: Hosts, least: int, slots: int) -> None:
+    wanted = int(os.environ["ALLRANKS_HOROVOD_WORKERS"]) * slots
+    deadline = time.monotonic() + float(os.environ.get("ALLRANKS_HOROVOD_WAIT_SECONDS", "30"))
+    while driver.slots_there() < wanted and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    try:
+        driver.start(least, hosts.start)
+        while not driver.finished():
+            driver.remind()
+            driver.wait(REMIND_SECONDS)
+    except Exception as failed:
+        logging.error("%s", failed)
+    if not driver.succeeded():
+        print(f"allranks: Elastic Horovod has ended: {driver.trouble}", file=sys.stderr)
+    hosts.end(0 if driver.succeeded() else 1)

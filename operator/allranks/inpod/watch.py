@@ -1,0 +1,256 @@
+"""Runs a pod's command, and reads in its output how far it is: `python3 watch.py -- PROGRAM [ARG...]`.
+
+It makes the report library importable for the program. With a pattern (ALLRANKS_LOG_PATTERN, a regular expression with
+named groups) it stays: it passes output, signals and exit code on, and reports what the pattern finds. `watch_lines.py`
+looks for it in a process of its own: a pattern that is slow must not hold up the output, and Python's regular
+expressions hold the interpreter's lock. When the operator asks for stacks, it asks all Pythons below itself.
+Standard library only, and `allranks.report`, which lies beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from watch_lines import Lines, Matcher  # type: ignore[import-not-found]  # it lies beside this file
+
+HERE = Path(__file__).resolve().parent
+CHUNK = 65536
+DRAIN_SECONDS = 0.2
+"""When the program has ended, but what it started still holds its output open, so long nothing more may come."""
+LAST_OUTPUT_SECONDS = 10.0
+STACK_SECONDS = 0.3
+"""For one process to write its stacks, before the next is asked."""
+STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 7
+HANDED_ON = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the program; returns its exit status, 128 + n for a signal."""
+    if len(argv) < 2 or argv[0] != "--":
+        print("usage: watch.py -- PROGRAM [ARG...]", file=sys.stderr)
+        return 2
+    program, env = argv[1:], dict(os.environ)
+    library = HERE / "python"
+    if library.is_dir():
+        sys.path.insert(0, str(library))
+        prepend(env, library)
+    pattern = env.get("ALLRANKS_LOG_PATTERN", "")
+    if not pattern or not env.get("ALLRANKS_REPORT_URL") or not env.get("ALLRANKS_REPORT_TOKEN_FILE"):
+        return become(program, env)
+    if (trouble := unusable(pattern)) is not None:
+        tell(f"the output is not read: {trouble}")
+        return become(program, env)
+    prepend(env, HERE / "startup")
+    env["ALLRANKS_STACKS_SIGNAL"] = str(STACKS_SIGNAL)
+    return Watch(pattern).run(program, env)
+
+
+def prepend(env: dict[str, str], path: Path) -> None:
+    """To the places where Python looks for modules."""
+    env["PYTHONPATH"] = os.pathsep.join(each for each in (str(path), env.get("PYTHONPATH")) if each)
+
+
+def unusable(pattern: str) -> str | None:
+    if sys.version_info < (3, 9):  # noqa: UP036 (of whoever made the image)
+        return "the image's python3 is older than 3.9"
+    try:
+        re.compile(pattern)
+        import allranks.report  # noqa: F401 (only whether it is there)
+    except re.error as error:
+        return f"ALLRANKS_LOG_PATTERN is no regular expression: {error}"
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def become(program: list[str], env: dict[str, str]) -> int:
+    """As if this had never been: the program takes the place of this process."""
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and so by what it becomes
+        signal.signal(ignored, signal.SIG_DFL)
+    sys.stderr.flush()
+    try:
+        os.execvpe(program[0], program, env)
+    except OSError as error:
+        return cannot_start(program, error)
+
+
+def cannot_start(program: list[str], error: OSError) -> int:
+    """As a shell says it: 127 not found, 126 found and no program."""
+    tell(f"cannot start {program[0]}: {error.strerror}")
+    return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def tell(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"allranks: {line}\n".encode("utf-8", "replace"))
+
+
+class Watch:
+    """One run of the program."""
+
+    def __init__(self, pattern: str) -> None:
+        from allranks import report
+
+        self._library = report
+        report.answer_stacks(self._dump)
+        self._matcher = Matcher(pattern, self._found, tell)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = False
+        self._early: list[int] = []
+
+    def run(self, program: list[str], env: dict[str, str]) -> int:
+        for number in HANDED_ON:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._hand_on)
+        streams = 1 if same(1, 2) else 2  # one pipe keeps their order
+        error_to = subprocess.STDOUT if streams == 1 else subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(program, env=env, bufsize=0, stdout=subprocess.PIPE, stderr=error_to)
+        except OSError as error:
+            return cannot_start(program, error)
+        for early in self._early:
+            self._hand_on(early, None)
+        ended, over = os.pipe()
+        pumps = [
+            threading.Thread(target=self._pump, args=(source, target, ended), daemon=True)
+            for source, target in ((self._process.stdout, 1), (self._process.stderr, 2))
+            if source is not None
+        ]
+        for thread in pumps:
+            thread.start()
+        status = self._wait()
+        os.close(over)
+        deadline = time.monotonic() + LAST_OUTPUT_SECONDS
+        for thread in pumps:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._matcher.finish()
+        self._library.finish()
+        return status
+
+    def _hand_on(self, number: int, frame: object) -> None:
+        if self._process is None:
+            self._early.append(number)
+        elif not self._ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def _wait(self) -> int:
+        """Also for orphans, which come to us as to any init. A signal that comes right before a blocking waitpid would
+        be handed on only after the next one: signals, SIGCHLD among them, wake us through a pipe."""
+        assert self._process is not None
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        while True:
+            pid, raw = os.waitpid(-1, os.WNOHANG)
+            if pid == self._process.pid:
+                self._ended = True
+                self._process.returncode = code = os.waitstatus_to_exitcode(raw)
+                return code if code >= 0 else 128 - code
+            if pid == 0:
+                select.select([woken], [], [])
+                os.read(woken, 4096)
+
+    def _pump(self, stream: IO[bytes], target: int, ended: int) -> None:
+        """Passes one stream on, byte by byte as it comes, and then has its lines looked at."""
+        lines, source = Lines(), stream.fileno()
+        while True:
+            ready, _, _ = select.select([source, ended], [], [])
+            if source not in ready and not select.select([source], [], [], DRAIN_SECONDS)[0]:
+                break
+            chunk = os.read(source, CHUNK)
+            if not chunk or not write_all(target, chunk):
+                break
+            self._matcher.look_at(lines.of(chunk))
+        self._matcher.look_at(lines.rest())
+        stream.close()  # where nobody reads our output, the program is to know
+
+    def _found(self, found: dict[str, Any]) -> None:
+        metrics = found.pop("metrics", {})
+        self._library.report(**{**metrics, **found})
+
+    def _dump(self, asked: str) -> None:
+        """Asks all Pythons below this process for their stacks, one after another."""
+        from allranks.report.client import why
+        from allranks.report.stacks import pod
+
+        asked_any = False
+        for pid, command in pythons_below(os.getpid()):
+            tell(f"process {pid} ({command}, {pod()}): stacks, asked for because {why(asked)}")
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, STACKS_SIGNAL)
+                asked_any = True
+            time.sleep(STACK_SECONDS)
+        if not asked_any:
+            tell(f"no process of {pod()} can show its stacks, asked for because {why(asked)}")
+
+
+def same(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:
+        return False
+
+
+def write_all(target: int, data: bytes) -> bool:
+    """False where nobody reads it any more."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(target, view) :]
+        except BlockingIOError:
+            select.select([], [target], [])
+        except OSError:
+            return False
+    return True
+
+
+def pythons_below(ancestor: int) -> list[tuple[int, str]]:
+    """(process, command) of all descendants that have a handler for our signal."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it may end meanwhile
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    below, size = {ancestor}, 0
+    while len(below) > size:
+        size = len(below)
+        below |= {pid for pid, parent in parents.items() if parent in below}
+    return [(pid, command_of(pid)) for pid in sorted(below - {ancestor}) if catches(pid, STACKS_SIGNAL)]
+
+
+def catches(pid: int, number: int) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        return "".join(letter if letter.isprintable() else "?" for letter in " ".join(words).strip()[:100])
+    return "?"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

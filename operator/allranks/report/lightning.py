@@ -1,0 +1,63 @@
+"""For Lightning, under both of its names: `Trainer(callbacks=[ReportCallback()])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    from lightning.pytorch import Callback  # type: ignore[import-not-found]
+except ImportError:
+    from pytorch_lightning import Callback  # type: ignore[import-not-found]
+
+from allranks import report
+from allranks.report.pytorch import watch
+
+
+class ReportCallback(Callback):  # type: ignore[misc]
+    """Steps, epochs, checkpoints, and the metrics that the module logs; and this rank's own work in each step, which
+    `allranks.report.pytorch.watch` measures.
+
+    `samples`: of this rank in a batch, for the rate. A checkpoint counts as stored when the trainer goes on after it:
+    leave `checkpoints` off where an asynchronous plugin writes it."""
+
+    def __init__(self, samples: int | None = None, checkpoints: bool = True) -> None:
+        self._samples, self._checkpoints = samples, checkpoints
+        self._saving = False
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        watch(trainer.model)
+        total = trainer.estimated_stepping_batches
+        report.report(
+            step=trainer.global_step,
+            total_steps=int(total) if 0 < total < float("inf") else None,
+            epoch=trainer.current_epoch,
+        )
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._saved(trainer)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._saved(trainer)
+        report.report(step=trainer.global_step, samples=self._samples, **named(trainer.callback_metrics))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._saved(trainer)
+        report.report(step=trainer.global_step, epoch=trainer.current_epoch + 1)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        self._saving = self._checkpoints  # it is about to be written
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._saved(trainer)
+        report.report(step=trainer.global_step)
+
+    def _saved(self, trainer: Any) -> None:
+        """The trainer has gone on, so it is written."""
+        if self._saving:
+            self._saving = False
+            report.report(step=trainer.global_step, checkpoint=True)
+
+
+def named(metrics: Any) -> dict[str, Any]:
+    taken = ("step", "total_steps", "epoch", "samples", "checkpoint", "busy")
+    return {name: value for name, value in metrics.items() if name not in taken}

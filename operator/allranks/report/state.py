@@ -1,0 +1,139 @@
+"""How far a rank is, and the message that says so: pure functions of numbers and of a monotonic clock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
+LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK")
+
+
+class State(NamedTuple):
+    """All that was reported, in one object: the other thread takes it whole, without a lock. Sums are since ever."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    stepped_at: float | None = None
+    """When `step` grew last, or was first known."""
+    steps: int = 0
+    """How many steps took `step_seconds`: all but those before the first report."""
+    step_seconds: float = 0.0
+    samples: float = 0.0
+    sample_seconds: float = 0.0
+    sampled_at: float | None = None
+    busy_seconds: float = 0.0
+    busy_steps: int = 0
+    checkpoint_step: int | None = None
+    checkpoint_at: float | None = None
+
+
+def advance(
+    old: State,
+    now: float,
+    step: int | None,
+    total_steps: int | None,
+    epoch: int | None,
+    samples: float | None,
+    checkpoint: bool,
+    busy: float | None,
+) -> State:
+    """The state after one report; None leaves a number as it was."""
+    stepped_at, steps, step_seconds = old.stepped_at, old.steps, old.step_seconds
+    if step is None:
+        step = old.step
+    elif old.step is None or step < old.step:  # the first, or gone back to a checkpoint
+        stepped_at = now
+    elif step > old.step:
+        steps += step - old.step
+        step_seconds += 0.0 if stepped_at is None else now - stepped_at
+        stepped_at = now
+    sampled, sample_seconds, sampled_at = old.samples, old.sample_seconds, old.sampled_at
+    if samples is not None:
+        if sampled_at is not None:  # since when the first ones were counted is not known
+            sampled += samples
+            sample_seconds += now - sampled_at
+        sampled_at = now
+    return State(
+        step,
+        old.total_steps if total_steps is None else total_steps,
+        old.epoch if epoch is None else epoch,
+        stepped_at,
+        steps,
+        step_seconds,
+        sampled,
+        sample_seconds,
+        sampled_at,
+        old.busy_seconds if busy is None else old.busy_seconds + busy,
+        old.busy_steps if busy is None else old.busy_steps + 1,
+        step if checkpoint else old.checkpoint_step,
+        now if checkpoint else old.checkpoint_at,
+    )
+
+
+class Means:
+    """Rates and times of the steps since the last message that had some. A message without new ones repeats them."""
+
+    def __init__(self) -> None:
+        self.samples_per_second: float | None = None
+        self.step_seconds: float | None = None
+        self.busy_seconds: float | None = None
+        self._steps = self._samples = self._busy = (0.0, 0.0)
+
+    def update(self, state: State, metered: tuple[float, int]) -> None:
+        """`metered`: what a meter has measured, where the program itself says nothing of it."""
+        busy = (state.busy_seconds, state.busy_steps) if state.busy_steps else metered
+        self.step_seconds, self._steps = mean(state.step_seconds, state.steps, self._steps, self.step_seconds)
+        self.busy_seconds, self._busy = mean(busy[0], busy[1], self._busy, self.busy_seconds)
+        self.samples_per_second, self._samples = mean(
+            state.samples, state.sample_seconds, self._samples, self.samples_per_second
+        )
+
+
+def mean(
+    total: float, count: float, before: tuple[float, float], known: float | None
+) -> tuple[float | None, tuple[float, float]]:
+    """(total / count since `before`, the new `before`); what is known already where nothing was counted since."""
+    if count > before[1]:
+        return max(total - before[0], 0.0) / (count - before[1]), (total, count)
+    return known, before
+
+
+def message(
+    state: State, means: Means, metrics: Mapping[str, float], now: float, waiting: bool | None, done: bool
+) -> dict[str, Any]:
+    """As it goes over the wire."""
+    checkpoint = None
+    if state.checkpoint_at is not None:
+        checkpoint = {"step": state.checkpoint_step, "ago": rounded(now - state.checkpoint_at)}
+    return {
+        "rank": number_in(RANK),
+        "localRank": number_in(LOCAL_RANK) or 0,
+        "step": state.step,
+        "totalSteps": state.total_steps,
+        "epoch": state.epoch,
+        "metrics": dict(metrics),
+        "samplesPerSecond": rounded(means.samples_per_second),
+        "stepSeconds": rounded(means.step_seconds),
+        "busySeconds": rounded(means.busy_seconds),
+        "checkpoint": checkpoint,
+        "idle": None if state.stepped_at is None else rounded(now - state.stepped_at),
+        "waiting": waiting,
+        "done": done,
+    }
+
+
+def number_in(variables: tuple[str, ...]) -> int | None:
+    """Read for each message: the ranks of an elastic job may get other numbers while they run."""
+    for variable in variables:
+        value = os.environ.get(variable, "")
+        if value.isdecimal() and len(value) < 10:
+            return int(value)
+    return None
+
+
+def rounded(value: float | None) -> float | None:
+    """To the microsecond: more is noise, and longer."""
+    return None if value is None else round(max(value, 0.0), 6)

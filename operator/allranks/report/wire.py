@@ -1,0 +1,127 @@
+"""Messages on their way: one HTTP connection that is kept, a token that changes, and how long to wait after a no."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+TIMEOUT_SECONDS = 3.0
+MOST_BYTES = 65536
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+LONGEST_RETRY_AFTER = 600.0
+
+
+class Over(Exception):
+    """This attempt of the job is over: nobody wants to hear of it any more."""
+
+
+class Failed(Exception):
+    """The message did not arrive; the next may, after a pause."""
+
+    def __init__(self, what: str, retry_after: float | None = None) -> None:
+        super().__init__(what)
+        self.retry_after = retry_after
+
+
+class Refused(Exception):
+    """The message arrived and is a bad one."""
+
+
+class Wire:
+    """Posts to one URL. Raises ValueError for one that is none."""
+
+    def __init__(self, url: str, token_file: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"ALLRANKS_REPORT_URL={url} is no http(s)://host:port/path")
+        self._https, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._token_file = Path(token_file)
+        self._token, self._token_stamp = "", (0, 0)
+        self._connection: http.client.HTTPConnection | None = None
+        self._failures = 0
+
+    def post(self, message: dict[str, Any], timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+        """The answer. Raises Over, Refused, or Failed."""
+        body = json.dumps(message, allow_nan=False).encode()
+        try:
+            reused = self._connection is not None
+            try:
+                answer, content = self._exchange(body, timeout)
+            except (OSError, http.client.HTTPException):
+                self.close()
+                if not reused:
+                    raise
+                answer, content = self._exchange(body, timeout)  # the other side had closed an idle connection
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()
+            raise Failed(str(error) or type(error).__name__) from error
+        if answer.status == 200:
+            self._failures = 0
+            return as_object(content)
+        if answer.status == 409:
+            raise Over
+        if answer.status in (400, 413):
+            raise Refused(f"{answer.status} {content[:200].decode('utf-8', 'replace')}")
+        if answer.status in (401, 403):
+            self._token = ""  # to be read again
+        raise Failed(f"status {answer.status}", seconds_of(answer.getheader("Retry-After")))
+
+    def pause(self, failed: Failed, interval: float) -> float:
+        """How long to wait after that: the longer the more often it failed, and not all ranks at the same moment."""
+        self._failures += 1
+        if failed.retry_after is not None:
+            return min(failed.retry_after, LONGEST_RETRY_AFTER) + random.uniform(0, interval)
+        longest = min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 10), LONGEST_PAUSE)
+        return max(longest, interval) * random.uniform(0.7, 1.3)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.close()
+            self._connection = None
+
+    def _exchange(self, body: bytes, timeout: float) -> tuple[http.client.HTTPResponse, bytes]:
+        if self._connection is None:
+            kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
+            self._connection = kind(self._host, self._port, timeout=timeout)
+        elif self._connection.sock is not None:
+            self._connection.sock.settimeout(timeout)
+        headers = {"Authorization": f"Bearer {self._read_token()}", "Content-Type": "application/json"}
+        self._connection.request("POST", self._path, body, headers)
+        answer = self._connection.getresponse()
+        content = answer.read(MOST_BYTES)
+        if answer.will_close or not answer.isclosed():  # not read to its end: nothing more can come on this connection
+            self.close()
+        return answer, content
+
+    def _read_token(self) -> str:
+        """kubelet replaces the file before the token expires."""
+        found = self._token_file.stat()
+        stamp = (found.st_mtime_ns, found.st_ino)
+        if not self._token or stamp != self._token_stamp:
+            with self._token_file.open(encoding="ascii") as file:
+                self._token = file.read(MOST_BYTES).strip()
+            self._token_stamp = stamp
+        return self._token
+
+
+def as_object(content: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def seconds_of(header: str | None) -> float | None:
+    try:
+        after = float(header or "")
+    except ValueError:
+        return None
+    return after if 0 <= after < float("inf") else None

@@ -1,0 +1,124 @@
+"""An API server that knows jobs and nothing else: what a command on a cluster asks, answered from a list in memory."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+
+
+class SomeApi:
+    """To be used with `with`. A test changes jobs by `put` and `delete`, and watches hear of it."""
+
+    def __init__(self, folder: Path, *jobs: dict[str, Any]) -> None:
+        self.jobs = {job["metadata"]["name"]: job for job in jobs}
+        self.watches: list[queue.Queue[dict[str, Any] | None]] = []
+        self._version = 100
+        self._past: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Asked", (_Asked,), {"api": self}))
+        self._server.daemon_threads = True
+        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "clusters": [{"name": "some", "cluster": {"server": self.url}}],
+                    "users": [{"name": "me", "user": {"token": "t"}}],
+                    "contexts": [{"name": "some", "context": {"cluster": "some", "user": "me", "namespace": "team"}}],
+                    "current-context": "some",
+                }
+            )
+        )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> SomeApi:
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for watch in self.watches:
+            watch.put(None)
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def put(self, job: dict[str, Any]) -> None:
+        self._tell("MODIFIED", job)
+        self.jobs[job["metadata"]["name"]] = job
+
+    def delete(self, name: str) -> None:
+        self._tell("DELETED", self.jobs.pop(name))
+
+    def _tell(self, kind: str, job: dict[str, Any]) -> None:
+        with self._lock:
+            self._version += 1
+            job["metadata"]["resourceVersion"] = str(self._version)
+            event = {"type": kind, "object": job}
+            self._past.append(event)
+            for watch in self.watches:
+                watch.put(event)
+
+    def watch(self, since: int) -> queue.Queue[dict[str, Any] | None]:
+        """All that has happened after that version, and will."""
+        told: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        with self._lock:
+            for event in self._past:
+                if int(event["object"]["metadata"]["resourceVersion"]) > since:
+                    told.put(event)
+            self.watches.append(told)
+        return told
+
+
+class _Asked(BaseHTTPRequestHandler):
+    api: SomeApi
+
+    def do_GET(self) -> None:
+        asked = urlsplit(self.path)
+        query, name = parse_qs(asked.query), asked.path.partition("distributedtrainings")[2].strip("/")
+        jobs = self.api.jobs
+        if "watch" in query:
+            self._watch(self.api.watch(int(query["resourceVersion"][0])))
+        elif not name:
+            field = query.get("fieldSelector", ["="])[0].partition("=")[2]
+            items = [job for job in jobs.values() if not field or job["metadata"]["name"] == field]
+            self._answer(200, {"kind": "List", "metadata": {"resourceVersion": "100"}, "items": items})
+        elif name in jobs:
+            self._answer(200, jobs[name])
+        else:
+            message = f'distributedtrainings.allranks.dev "{name}" not found'
+            status = {"kind": "Status", "reason": "NotFound", "message": message, "details": {"name": name}}
+            self._answer(404, status)
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _watch(self, told: queue.Queue[dict[str, Any] | None]) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.flush()
+        while (event := told.get()) is not None:
+            try:
+                self.wfile.write(json.dumps(event).encode() + b"\n")
+                self.wfile.flush()
+            except OSError:
+                return
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass

@@ -1,0 +1,83 @@
+"""Elastic jobs on real nodes: the scheduler says what there is room for, and `kubectl scale` what is wanted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from .cluster import Cluster
+from .jobs import Team, example
+
+KILL_RANK = """
+import glob, os
+for file in glob.glob("/proc/[0-9]*/cmdline"):
+    if open(file).read().split("\\0")[1:2] == ["train/penguins_horovod_elastic.py"]:
+        os.kill(int(file.split("/")[2]), 9)
+"""
+
+
+@pytest.fixture
+def gpus(cluster: Cluster) -> Iterator[Callable[[int], None]]:
+    """So many GPUs node-1 has, as far as the scheduler can tell."""
+    assert cluster.folder
+
+    def has(number: int) -> None:
+        resources = {"nvidia.com/gpu": str(number)}
+        patch = json.dumps({"status": {"capacity": resources, "allocatable": resources}})
+        cluster.kubectl("patch", "node", "node-1", "--subresource=status", "--type=merge", f"--patch={patch}")
+
+    yield has
+    has(4)
+
+
+def test_pytorch_goes_on_with_the_ranks_there_is_room_for_and_grows_when_there_is_more(
+    team: Team, gpus: Callable[[int], None]
+) -> None:
+    gpus(2)
+    fields = {
+        "args": ["--epochs=20", "--pause=1"],
+        "roles": {"worker": {"replicas": 3}},
+        "elastic": {"minReplicas": 2, "maxReplicas": 3, "waitSeconds": 5},
+        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"nvidia.com/gpu": 1}},
+    }
+    job = team.start(example("penguins-pytorch-elastic", **fields))
+    team.told(job, '"waiting":1')
+    team.attempt(job, 1)
+    assert "rank 0 of 2" in team.says(f"{job}-worker-0-1", "epoch 2/20")
+    assert team.get("pod", f"{job}-worker-2-1")["status"]["phase"] == "Pending"
+
+    gpus(3)
+    team.attempt(job, 2)
+    log = team.says(f"{job}-worker-0-2", "resumed from epoch")
+    assert "rank 0 of 3" in log
+
+    team.says(f"{job}-worker-0-2", "epoch ")
+    team.kubectl("scale", "dt", job, "--replicas=2")
+    status = team.completes(job)
+    assert (status["restarts"]["counted"], status["restarts"]["disruptions"]) == (0, 0)
+    assert [past["reason"] for past in status["history"]] == ["Shrunk", "Grown", "Resized", "Completed"]
+    log = team.kubectl("logs", f"{job}-worker-0-3")
+    assert "rank 0 of 2" in log
+    assert "resumed from epoch" in log
+
+
+def test_horovods_workers_come_and_go_while_the_others_train(team: Team) -> None:
+    job = team.start(example("penguins-horovod-elastic", args=["--epochs=90", "--pause=0.5"]))
+    first = f"{job}-worker-0-0"
+    team.says(first, "epoch 2/90")
+    team.kubectl("scale", "dt", job, "--replicas=3")
+    team.says(first, "with 3 ranks")
+
+    team.run(f"{job}-worker-2-0", "python3", "-c", KILL_RANK)
+    team.wait(f"dt/{job}", "--for=jsonpath={.status.restarts.counted}=1", seconds=60)
+    failure = team.status(job)["lastFailure"]
+    assert (failure["role"], failure["index"], failure["exitCode"]) == ("worker", 2, 137)
+    team.wait(f"pod/{job}-worker-2-0-1", "--for=condition=Ready", seconds=90)
+
+    status = team.completes(job)
+    assert (status["attempt"], status["restarts"]["counted"]) == (0, 1)
+    log = team.kubectl("logs", first)
+    assert "epoch 90/90" in log
+    assert log.count("rank 0 of ") == 2  # its first word, and its last: nobody began it again

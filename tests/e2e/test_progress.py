@@ -1,0 +1,63 @@
+"""Progress, stragglers and hangs as only real pods show them: tokens, network, stacks in the logs of containers."""
+
+from __future__ import annotations
+
+import json
+
+from .cluster import Cluster
+from .jobs import Team, example
+from .test_faults import KILL_RANK
+
+JOB = "penguins-pytorch-watched"
+
+
+def test_a_slow_rank_is_named_a_hang_is_found_and_lost_work_is_counted(team: Team) -> None:
+    slow = ["--work=0.05", "--slow-rank=1", "--hang-rank=1", "--hang-attempt=1", "--hang-at-step=140"]
+    job = team.start(example(JOB, args=["--epochs=30", *slow], hang={"timeoutSeconds": 15}))
+    team.told(job, '"stragglers":[{"node":', seconds=180)
+    progress = team.status(job)["progress"]
+    [straggler] = progress["stragglers"]
+    assert (straggler["rank"], straggler["replica"]) == (1, "worker-1")
+    assert straggler["slowdown"] > 2
+    assert progress["totalSteps"] > progress["step"] > 0
+    assert progress["reporting"] == 2
+    assert "%" in team.kubectl("get", "dt", job)
+
+    team.says(f"{job}-worker-0-0", "epoch 6/30")
+    team.run(f"{job}-worker-0-0", "python3", "-c", KILL_RANK)
+    team.attempt(job, 1)
+
+    # The program of rank 1 sleeps for ever in step 140, the other one waits in the collective.
+    log = team.says(f"{job}-worker-1-1", "stacks, asked for because", seconds=240)
+    assert "train/common" in log or "penguins_pytorch.py" in log
+    team.attempt(job, 2)
+    status = team.status(job)
+    failure = status["lastFailure"]
+    assert (failure["reason"], failure["rank"], failure["pod"]) == ("Hang", 1, f"{job}-worker-1-1"), failure
+    assert status["restarts"]["byReason"]["Hang"] == 1
+
+    status = team.completes(job)
+    times = status["times"]
+    assert times["measured"]
+    assert times["byReason"]["Hang"] >= 15 + 10  # since the last checkpoint it has done nothing
+    assert times["byReason"]["Error"] > 0
+    assert 0 < status["goodput"] < 1
+    assert [past["reason"] for past in status["history"]] == ["Error", "Hang", "Completed"]
+    assert status["history"][1]["firstStep"] > 1
+
+
+def test_a_pods_token_is_good_for_nothing_but_its_own_reports(team: Team, cluster: Cluster) -> None:
+    job = team.start(example(JOB, args=["--epochs=30", "--work=0.3"]))
+    team.attempt(job, 0)
+    pod = f"{job}-worker-0-0"
+    ask = "import os, sys, urllib.request as u, urllib.error as e, ssl\n"
+    ask += "t = open(os.environ['ALLRANKS_REPORT_TOKEN_FILE']).read()\n"
+    ask += "def ask(url, token, body=None):\n"
+    ask += "    r = u.Request(url, body, {'Authorization': 'Bearer ' + token, 'Content-Type': 'application/json'})\n"
+    ask += "    try: return u.urlopen(r, context=ssl._create_unverified_context(), timeout=20).status\n"
+    ask += "    except e.HTTPError as error: return error.code\n"
+    ask += "url = os.environ['ALLRANKS_REPORT_URL']\n"
+    ask += "api = 'https://kubernetes.default.svc/api/v1/namespaces/default/pods'\n"
+    ask += "print([ask(url, t, b'{}'), ask(url, t[:-8] + 'AAAAAAAA', b'{}'), ask(url, t, b'x' * 9000), ask(api, t)])\n"
+    assert json.loads(team.run(pod, "python3", "-c", ask).strip().splitlines()[-1]) == [200, 401, 413, 401]
+    team.kubectl("delete", "dt", job, "--wait=false")

@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+from enum import IntFlag
+
+
+class HostUpdateResult(IntFlag):
+    mixed = 3

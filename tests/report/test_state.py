@@ -1,0 +1,175 @@
+"""How far a rank is, by numbers that are given: no clock, no thread, no network."""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.report.meter import Meter
+from allranks.report.state import Means, State, advance, message
+
+
+def reports(*calls: tuple[float, dict]) -> State:
+    state = State()
+    for now, call in calls:
+        known = {"step": None, "total_steps": None, "epoch": None, "samples": None, "checkpoint": False, "busy": None}
+        state = advance(state, now, **(known | call))
+    return state
+
+
+def said(state: State, now: float, means: Means | None = None) -> dict:
+    means = means or Means()
+    means.update(state, (0.0, 0))
+    return message(state, means, {}, now, None, False)
+
+
+def test_a_rank_that_has_said_nothing_yet(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert said(State(), 10.0) == {
+        "rank": None,
+        "localRank": 0,
+        "step": None,
+        "totalSteps": None,
+        "epoch": None,
+        "metrics": {},
+        "samplesPerSecond": None,
+        "stepSeconds": None,
+        "busySeconds": None,
+        "checkpoint": None,
+        "idle": None,
+        "waiting": None,
+        "done": False,
+    }
+
+
+def test_what_is_left_out_of_a_report_stays_as_it_was():
+    state = reports((1.0, {"step": 3, "total_steps": 9, "epoch": 1}), (2.0, {"samples": 4}))
+    assert (state.step, state.total_steps, state.epoch) == (3, 9, 1)
+
+
+def test_the_first_report_tells_nothing_of_the_time_of_a_step():
+    """The program may have compiled for minutes before."""
+    found = said(reports((100.0, {"step": 1, "samples": 32})), 100.5)
+    assert (found["stepSeconds"], found["samplesPerSecond"], found["idle"]) == (None, None, 0.5)
+
+
+def test_means_are_over_the_steps_also_where_not_each_is_reported():
+    state = reports(
+        (0.0, {"step": 10, "samples": 1}), (4.0, {"step": 30, "samples": 80}), (6.0, {"step": 40, "samples": 40})
+    )
+    found = said(state, 6.0)
+    assert (found["stepSeconds"], found["samplesPerSecond"]) == (0.2, 20.0)
+
+
+def test_means_are_those_since_the_last_message_that_had_some():
+    means = Means()
+    state = reports((0.0, {"step": 1}), (1.0, {"step": 2, "busy": 0.5}))
+    assert said(state, 1.0, means)["stepSeconds"] == 1.0
+    assert said(state, 3.0, means)["stepSeconds"] == 1.0  # none since
+    state = advance(state, 4.0, 3, None, None, None, False, 2.5)
+    found = said(state, 4.0, means)
+    assert (found["stepSeconds"], found["busySeconds"]) == (3.0, 2.5)
+
+
+def test_a_step_that_goes_back_is_no_progress_and_takes_no_time():
+    """Elastic Horovod goes back to its last commit, in the same process."""
+    state = reports((0.0, {"step": 10}), (1.0, {"step": 11}), (5.0, {"step": 8}), (6.0, {"step": 9}))
+    assert (state.step, state.steps, state.step_seconds) == (9, 2, 2.0)
+    assert said(state, 6.5)["idle"] == 0.5
+
+
+def test_the_same_step_again_is_no_progress():
+    assert said(reports((0.0, {"step": 10}), (7.0, {"step": 10})), 8.0)["idle"] == 8.0
+
+
+def test_a_checkpoint_is_that_of_its_step_and_gets_older():
+    state = reports((0.0, {"step": 5}), (1.0, {"checkpoint": True}), (2.0, {"step": 6}))
+    assert said(state, 3.5)["checkpoint"] == {"step": 5, "ago": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"RANK": "3", "LOCAL_RANK": "1"}, (3, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, (2, 0)),
+        ({"HOROVOD_RANK": "7", "HOROVOD_LOCAL_RANK": "3"}, (7, 3)),
+        ({"RANK": "many"}, (None, 0)),
+        ({}, (None, 0)),
+    ],
+)
+def test_a_ranks_number_is_the_launchers(monkeypatch, variables, found):
+    for name in ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    told = said(State(), 0.0)
+    assert (told["rank"], told["localRank"]) == found
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("allranks.report.meter.time.perf_counter", lambda: now[0])
+    return now
+
+
+def test_busy_is_from_the_end_of_a_step_to_the_last_gradient(clock):
+    meter = Meter()
+    meter.step_over()
+    for _ in range(2):
+        clock[0] += 0.25
+        meter.work_done()
+        clock[0] += 0.5
+        meter.work_done()
+        clock[0] += 7.0  # the others
+        meter.step_over()
+    assert meter.totals == (1.5, 2)
+
+
+def test_time_in_a_collective_is_no_work(clock):
+    meter = Meter()
+    meter.step_over()
+    with meter.wait:
+        clock[0] += 3.0
+        with meter.wait:
+            clock[0] += 1.0
+    clock[0] += 0.5
+    meter.work_done()
+    with meter.wait:
+        clock[0] += 3.0
+    meter.step_over()
+    assert meter.totals == (0.5, 1)
+
+
+def test_a_rank_waits_when_its_part_of_a_step_is_done_or_within_a_collective():
+    meter = Meter()
+    assert meter.waits() is None
+    meter.step_over()
+    assert meter.waits() is False
+    with meter.wait:
+        assert meter.waits() is True
+    assert meter.waits() is False
+    meter.work_done()
+    assert meter.waits() is True
+    meter.step_over()
+    assert meter.waits() is False
+
+
+def test_an_evaluation_or_a_checkpoint_between_two_steps_is_in_none(clock):
+    meter = Meter()
+    meter.step_over()
+    clock[0] += 60.0
+    meter.restart()
+    clock[0] += 0.5
+    meter.work_done()
+    meter.step_over()
+    assert meter.totals == (0.5, 1)
+
+
+def test_steps_that_are_reported_together_cannot_be_told_apart(clock):
+    meter = Meter()
+    meter.step_over()
+    clock[0] += 5.0
+    meter.work_done()
+    meter.step_over(10)
+    assert meter.totals == (0.0, 0)

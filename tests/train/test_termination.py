@@ -1,0 +1,57 @@
+"""SIGTERM in a rank whose peers do not stop with it: what it saves, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from .launch import ROOT
+
+PROGRAM = """
+import os, pathlib, signal, sys, time
+from common.termination import Termination
+
+def last_words():
+    began.write_text("")
+    time.sleep(0.5)
+    print("saved", flush=True)
+
+began = pathlib.Path(sys.argv[1])
+termination = Termination(last_words, agree_within=float(sys.argv[2]))
+os.kill(os.getpid(), signal.SIGTERM)
+while not termination.requested:
+    time.sleep(0.01)
+"""
+STUCK = "time.sleep(60)"
+WHILE_IT_SAVES = "while not began.exists(): time.sleep(0.01)\n"
+FAILS = "raise RuntimeError('connection closed by peer')"
+
+
+@pytest.mark.parametrize(
+    ("then", "agree_within", "said", "code"),
+    [
+        (STUCK, 0.1, "saved\n", 143),
+        (WHILE_IT_SAVES + FAILS, 0.1, "saved\n", 143),
+        (WHILE_IT_SAVES, 0.1, "saved\n", 143),
+        (FAILS, 60, "saved\n", 143),
+        ("termination.agreed(); termination.exit()", 60, "", 143),
+        ("termination.agreed(); " + FAILS, 60, "", 1),
+        ("", 60, "", 0),
+    ],
+    ids=[
+        "stuck",
+        "its peer goes while it saves",
+        "its program ends while it saves",
+        "its peer goes first",
+        "all agree",
+        "fails by itself after that",
+        "the training was just over",
+    ],
+)
+def test_a_rank_that_was_told_to_end_saves_whoever_goes_first(tmp_path, then, agree_within, said, code) -> None:
+    command = [sys.executable, "-c", PROGRAM + then, str(tmp_path / "began"), str(agree_within)]
+    done = subprocess.run(command, cwd=ROOT / "train", capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == (said, code), done.stderr
+    assert ("connection closed" in done.stderr) is (FAILS in then)

@@ -1,0 +1,3 @@
+module allranks/tools/bench
+
+go 1.25

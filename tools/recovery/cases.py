@@ -1,0 +1,322 @@
+"""What befalls whom, and what the rules of docs/manifest.md ("When a rank fails") say must come of it.
+
+The expectations are written from the rules, not from what a run has shown.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from recovery import inject, processes
+from recovery.jobs import Broken, Job, Layout
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A training process: how it is found, and whom the status must blame for it."""
+
+    variables: tuple[str, ...]
+    blamed: str
+    """Role and index of its pod."""
+    number: int | None
+    """Its rank, where one process runs in each pod that is ranked."""
+
+    @classmethod
+    def of(cls, pod: str, number: int | None) -> Rank:
+        role, _, index = pod.rpartition("-")
+        return cls((f"ALLRANKS_ROLE={role}", f"ALLRANKS_INDEX={index}"), pod, number)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One column of the table."""
+
+    name: str
+    told: str
+    """Of how many ranks, for people."""
+    layout: Layout
+    first: Rank
+    other: Rank
+    inside: Rank
+    """The rank in which a program's own failure happens."""
+    stopped: tuple[int, ...] = (143,)
+    """Exit codes of the cause when all pods are told SIGTERM."""
+    launched: bool = False
+    """The first process of a pod is a launcher, and the ranks are its children."""
+    server: Rank | None = None
+    alone: bool = False
+    """Some ranks restart alone, and the others take them in: each fault has a job of its own."""
+    pods: int = 2
+    undisturbed: bool = False
+    """What the others do is not thrown away when one that restarts alone is lost."""
+
+
+def mpi_rank(number: int) -> Rank:
+    return Rank((f"OMPI_COMM_WORLD_RANK={number}",), "launcher-0", number)
+
+
+FRAMEWORKS = (
+    Framework(
+        "PyTorch",
+        "torchrun, 2 ranks",
+        Layout("penguins-pytorch", "train/penguins_pytorch.py", ("torchrun",), ("roles.worker.replicas=1",)),
+        first=Rank.of("master-0", 0),
+        other=Rank.of("worker-0", 1),
+        inside=Rank.of("worker-0", 1),
+        stopped=(1,),  # torchrun hands SIGTERM on, and ends with 1 itself
+        launched=True,
+    ),
+    Framework(
+        "TensorFlow",
+        "MultiWorkerMirrored, 2 ranks",
+        Layout("penguins-tensorflow", "train/penguins_tensorflow.py"),
+        first=Rank.of("worker-0", 0),
+        other=Rank.of("worker-1", 1),
+        inside=Rank.of("worker-1", 1),
+    ),
+    Framework(
+        "TensorFlow-PS",
+        "a chief, 2 workers, 1 ps",
+        Layout("penguins-tensorflow-ps", "train/penguins_tensorflow_ps.py"),
+        first=Rank.of("chief-0", 0),
+        other=Rank.of("worker-1", 2),
+        inside=Rank.of("chief-0", 0),  # workers and ps only serve, in C++: the program is the chief's
+        server=Rank.of("ps-0", None),
+        alone=True,
+        pods=4,
+        undisturbed=True,
+    ),
+    Framework(
+        "Horovod",
+        "gloo, 2 ranks",
+        Layout("penguins-horovod", "train/penguins_horovod.py"),
+        first=Rank.of("worker-0", 0),
+        other=Rank.of("worker-1", 1),
+        inside=Rank.of("worker-1", 1),
+        launched=True,
+    ),
+    Framework(
+        "Horovod-MPI",
+        "mpirun, 2 ranks",
+        Layout("penguins-horovod-mpi", "train/penguins_horovod.py"),
+        first=mpi_rank(0),
+        other=mpi_rank(1),
+        inside=mpi_rank(1),
+        launched=True,
+    ),
+    Framework(
+        "PyTorch-elastic",
+        "torchrun, 2 ranks of 1 to 4",
+        Layout("penguins-pytorch-elastic", "train/penguins_pytorch.py", ("torchrun",)),
+        first=Rank.of("worker-0", 0),
+        other=Rank.of("worker-1", 1),
+        inside=Rank.of("worker-1", 1),
+        stopped=(1,),
+        launched=True,
+    ),
+    Framework(
+        "Horovod-elastic",
+        "gloo, 3 ranks of 1 to 4",
+        Layout("penguins-horovod-elastic", "train/penguins_horovod_elastic.py", settings=("roles.worker.replicas=3",)),
+        first=Rank.of("worker-0", 0),
+        other=Rank.of("worker-2", 2),
+        inside=Rank.of("worker-2", 2),
+        launched=True,
+        alone=True,
+        pods=3,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the status must say of the attempt that the fault ended."""
+
+    exit_codes: tuple[int, ...]
+    blamed: tuple[str, ...] = ()
+    """Any of these pods; empty: whichever was first."""
+    rank: int | None = None
+    signal: int | None = None
+    reasons: tuple[str, ...] = ("Error",)
+    message: str = ""
+    """Among the last lines of the cause."""
+    verdict: str = "Succeeded"
+    counted: tuple[int, ...] = (1,)
+    """What restarts alone counts alone."""
+    undisturbed: bool = False
+    """Nothing of the work is lost: no checkpoint is read."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row of the table."""
+
+    name: str
+    told: str
+    """What is done, for docs/recovery.md."""
+    expected: Callable[[Framework], Expected | str]
+    """A string says why this framework has no such fault."""
+    act: Callable[[Framework], Callable[[Job], None]] = field(default=lambda framework: lambda job: None)
+    alone: bool = False
+    """In a job of its own: it leads to something else than one restart of the group."""
+    needs_memory: bool = False
+    raises: bool = False
+    """The program raises before anything else, in every attempt."""
+
+
+def one(job: Job, rank: Rank) -> int:
+    found = processes.ranks(job.marker, *rank.variables)
+    if len(found) != 1:
+        raise Broken(f"{len(found)} processes instead of one are {rank.blamed}")
+    return found[0]
+
+
+def sent(number: int, whom: Callable[[Framework], Rank | None]) -> Callable[[Framework], Callable[[Job], None]]:
+    """Sends a signal to one rank."""
+
+    def act(framework: Framework) -> Callable[[Job], None]:
+        rank = whom(framework)
+        assert rank
+        return lambda job: os.kill(one(job, rank), number)
+
+    return act
+
+
+def to_all(find: Callable[[str], list[int]]) -> Callable[[Framework], Callable[[Job], None]]:
+    """SIGTERM to all of them at once."""
+
+    def act(job: Job) -> None:
+        for pid in find(job.marker):
+            os.kill(pid, signal.SIGTERM)
+
+    return lambda framework: act
+
+
+def kill_launcher(framework: Framework) -> Callable[[Job], None]:
+    def act(job: Job) -> None:
+        role, _, index = framework.other.blamed.rpartition("-")
+        [pid] = processes.first_processes(job.marker, f"ALLRANKS_ROLE={role}", f"ALLRANKS_INDEX={index}")
+        os.kill(pid, signal.SIGKILL)
+
+    return act
+
+
+def exhaust(framework: Framework) -> Callable[[Job], None]:
+    """Returns when the kernel has killed the rank, and lets the others have what they want again."""
+
+    def act(job: Job) -> None:
+        memory = job.memory
+        assert memory
+        pid, kills = one(job, framework.inside), memory.kills
+        memory.press()
+        os.kill(pid, inject.ALLOCATE)
+        try:
+            job.until(lambda: memory.kills > kills, "nobody was killed for memory")
+        finally:
+            memory.lift()
+
+    return act
+
+
+def killed(rank: Rank) -> Expected:
+    return Expected((137,), (rank.blamed,), rank.number, signal=9)
+
+
+def other_killed(framework: Framework) -> Expected:
+    return replace(killed(framework.other), undisturbed=framework.undisturbed)
+
+
+def all_stopped(framework: Framework, codes: tuple[int, ...]) -> Expected:
+    return Expected(codes, counted=tuple(range(1, framework.pods + 1)) if framework.alone else (1,))
+
+
+def failed(rank: Rank, code: int, message: str = "", verdict: str = "Succeeded") -> Expected:
+    return Expected((code,), (rank.blamed,), rank.number, message=message, verdict=verdict)
+
+
+def out_of_memory(rank: Rank) -> Expected:
+    return replace(killed(rank), reasons=("OOMKilled",))
+
+
+def server_killed(framework: Framework) -> Expected:
+    """It restarts alone. The chief cannot go on without the weights, and what it dies of is the avalanche."""
+    assert framework.server
+    return killed(framework.server)
+
+
+FAULTS = (
+    Fault(
+        "kill -9 of rank 0",
+        "SIGKILL to the training process of rank 0 (with parameter servers, the chief)",
+        lambda framework: killed(framework.first),
+        sent(signal.SIGKILL, lambda framework: framework.first),
+    ),
+    Fault(
+        "kill -9 of another rank",
+        "the same to the last rank",
+        other_killed,
+        sent(signal.SIGKILL, lambda framework: framework.other),
+    ),
+    Fault(
+        "kill -9 of the launcher",
+        "SIGKILL to the first process of a pod: torchrun, mpirun, or what starts Horovod's ranks with gloo",
+        lambda framework: (
+            replace(killed(framework.other), rank=None)
+            if framework.launched
+            else "no launcher: the rank is the pod's first process"
+        ),
+        kill_launcher,
+    ),
+    Fault(
+        "SIGTERM to all ranks",
+        "SIGTERM to all training processes: they save together and exit with 143",
+        lambda framework: all_stopped(framework, (143,)),
+        to_all(processes.ranks),
+    ),
+    Fault(
+        "SIGTERM to all pods",
+        "SIGTERM to the first process of every pod, as a kubelet sends it",
+        lambda framework: (
+            all_stopped(framework, framework.stopped)
+            if framework.launched
+            else "the same: the rank is the pod's first process"
+        ),
+        to_all(processes.first_processes),
+    ),
+    Fault(
+        "exit 138",
+        "one rank exits with 138: run me again",
+        lambda framework: failed(framework.inside, 138),
+        sent(inject.EXIT_138, lambda framework: framework.inside),
+    ),
+    Fault(
+        "out of memory",
+        "one rank allocates until the kernel kills it, because the memory cgroup of the run is full",
+        lambda framework: out_of_memory(framework.inside),
+        exhaust,
+        needs_memory=True,
+    ),
+    Fault(
+        "an exception",
+        "one rank raises, once, in the midst of training",
+        lambda framework: failed(framework.inside, 1, message=inject.EXCEPTION),
+        sent(inject.RAISE, lambda framework: framework.inside),
+    ),
+    Fault(
+        "the same exception twice",
+        "the program of rank 0's pod raises before it does anything, in every attempt",
+        lambda framework: failed(framework.first, 1, message=inject.EXCEPTION, verdict="Failed"),
+        alone=True,
+        raises=True,
+    ),
+    Fault(
+        "kill -9 of a ps",
+        "SIGKILL to the parameter server, and with it to the weights",
+        lambda framework: server_killed(framework) if framework.server else "no parameter server",
+        sent(signal.SIGKILL, lambda framework: framework.server),
+        alone=True,
+    ),
+)

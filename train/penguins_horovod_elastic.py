@@ -1,0 +1,138 @@
+"""PenguinNet on the Palmer penguins with Elastic Horovod and PyTorch: ranks come and go while the training goes on.
+Each step is committed, in the memory of all ranks; when one of them is lost, the others go back to the last commit."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from common.journal import Journal, Progress, say
+from common.models_pytorch import PenguinNet
+from common.options import make_parser, parse_options
+from common.penguins import Penguins, load_penguins
+from common.pytorch import SUFFIX, pack, unpack
+from common.report import waiting, watch
+from common.termination import Termination
+from penguins_horovod import choose_device, evaluate, train_step
+
+EXAMPLE = "allranks run examples/penguins-horovod-elastic.yaml"
+
+
+def main() -> None:
+    options = parse_options(make_parser(__doc__, EXAMPLE, epochs=20, batch_size=16, lr=0.005))
+    hvd.init()
+    device = choose_device(options.threads)
+    journal = Journal(options, hvd.rank(), hvd.size(), SUFFIX, f"{device} (Elastic Horovod)")
+    termination = Termination(journal.last_words)
+
+    penguins = load_penguins()
+    torch.manual_seed(options.seed)
+    net = PenguinNet().to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=options.lr)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())
+    build_state(net, optimizer)
+    watch(net)
+    progress, content = Progress(), journal.newest_checkpoint()  # rank 0's; `train` gives it to all
+    if content:
+        progress, _ = unpack(content, net, optimizer, device)
+    rows = TensorDataset(torch.from_numpy(penguins.train_x), torch.from_numpy(penguins.train_y))
+    state = hvd.elastic.TorchState(
+        net,
+        optimizer,
+        sampler=hvd.elastic.ElasticSampler(rows, shuffle=True, seed=options.seed),
+        epoch=progress.epoch,
+        step=progress.step,
+        losses=tuple(progress.losses),
+        met=0,
+    )
+    accuracy = train(state, options, journal, termination, rows, penguins, device)
+    journal.finish(progress_of(state), accuracy, "Palmer penguins, Elastic Horovod")
+    hvd.shutdown()
+
+
+@hvd.elastic.run  # begins again, with the last commit, whenever ranks were lost or have come
+def train(
+    state: hvd.elastic.TorchState,
+    options: argparse.Namespace,
+    journal: Journal,
+    termination: Termination,
+    rows: TensorDataset,
+    penguins: Penguins,
+    device: torch.device,
+) -> float:
+    """The accuracy on the held-out rows. All that the ranks must agree on is in `state`: rank 0's is sent to all."""
+    meet(state, options, journal)
+    loader = DataLoader(rows, batch_size=options.batch_size, sampler=state.sampler)
+    steps = math.ceil(len(rows) / (options.batch_size * hvd.size()))
+    while state.epoch < options.epochs:
+        started = time.monotonic()
+        journal.begin_epoch(progress_of(state), steps, left=len(loader))
+        totals = torch.zeros(3, device=device)  # of this rank, since the ranks have met
+        for number, (x, y) in enumerate(loader):
+            if termination.requested:
+                leave(state, journal, termination)
+            journal.begin_step(progress_of(state))
+            sums = train_step(state.model, state.optimizer, x.to(device), y.to(device))
+            totals += sums
+            state.step += 1
+            journal.end_step(progress_of(state), len(y), sums[0] / len(y))
+            state.sampler.record_batch(number, options.batch_size)  # what is left of an epoch is dealt out again
+            with waiting():  # for news of ranks that come or go
+                state.commit()  # a large model would commit only every few steps
+        with waiting():
+            loss, correct, samples = hvd.allreduce(totals, op=hvd.Sum, name="totals").tolist()
+        state.epoch += 1
+        state.losses = (*state.losses, loss / max(samples, 1))
+        state.sampler.set_epoch(state.epoch)
+        journal.end_epoch(
+            progress_of(state),
+            accuracy=correct / max(samples, 1),
+            seconds=time.monotonic() - started,
+            samples=int(samples),
+            checkpoint=lambda: pack(state.model, state.optimizer, progress_of(state)),
+        )
+        termination.pause(options.pause)
+        state.commit()
+    return evaluate(state.model, penguins, device)
+
+
+def meet(state: hvd.elastic.TorchState, options: argparse.Namespace, journal: Journal) -> None:
+    """The ranks that there are now begin, or go on. Rank 0 stays rank 0; another one's number may change."""
+    for group in state.optimizer.param_groups:
+        group["lr"] = options.lr * hvd.size()
+    journal.regroup(hvd.rank(), hvd.size())
+    state.met += 1
+    if state.met == 1:
+        journal.begin(progress_of(state))
+    elif hvd.rank() == 0 and state.losses:
+        where = f"epoch {state.epoch} of the last commit, step {state.step}"
+        say(f"resumed from {where}, with {hvd.size()} ranks (loss {state.losses[-1]:.4f})")
+
+
+def build_state(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Adam's averages exist from its first step on. That must not wait for other ranks: one that comes later has none
+    to wait for. With gradients of zero it changes nothing."""
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    super(optimizer.__class__, optimizer).step()
+
+
+def leave(state: hvd.elastic.TorchState, journal: Journal, termination: Termination) -> None:
+    """SIGTERM. The others know already that this rank goes; rank 0 is told last, when all of them go."""
+    termination.agreed()
+    journal.stop(progress_of(state), lambda: pack(state.model, state.optimizer, progress_of(state)))
+    termination.exit()
+
+
+def progress_of(state: hvd.elastic.TorchState) -> Progress:
+    return Progress(state.epoch, state.step, list(state.losses))
+
+
+if __name__ == "__main__":
+    main()
