@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from allranks.api.status import Failure as Told
 from allranks.api.status import Status
 from allranks.core.model import Observed, Plan, Pod
 from allranks.core.names import ATTEMPT_LABEL, RESTART_LABEL
@@ -213,7 +214,7 @@ def _check_cause(observed: Observed, status: Status) -> None:
     ):
         return  # it was blamed before, and took the others along
     if failure.attempt < before.attempt:
-        hold(failure.reason == "NodeLost", f"{failure} is told of an attempt that is over")
+        _check_hindsight(observed, failure)
         return
     if failure.reason in BAD_STARTS:
         return  # it never ran, and whoever failed meanwhile changes nothing about it
@@ -226,6 +227,17 @@ def _check_cause(observed: Observed, status: Status) -> None:
         spec = observed.job.spec.model_dump(by_alias=True, exclude_none=True)
         action = rule_on(spec, before.restarts.counted, told, None)
         hold(action == ("restart" if counted else "restartUncounted"), f"{action} was due for {failure}")
+
+
+def _check_hindsight(observed: Observed, found: Told) -> None:
+    """A cause that shows only later: a lost node, or a pod of that attempt that ended no later than the one blamed."""
+    if found.reason == "NodeLost":
+        return
+    ended = {pod.name for pod in observed.pods if pod.owned and pod.exit and pod.exit.code != 0}
+    blamed = next((past.failure for past in observed.status.history if past.attempt == found.attempt), None)
+    hold(found.pod in ended, f"{found} is told of an attempt that is over, and that pod did not fail")
+    hold(blamed is not None and blamed.pod != found.pod, f"{found} is no news: {blamed} was blamed")
+    hold(blamed is not None and found.time <= blamed.time, f"{found} came after {blamed}")
 
 
 def check_against(reference: Reference, cluster: Cluster) -> None:

@@ -72,3 +72,9 @@ def test_a_replica_whose_loss_is_ignored_does_not_stand_in_for_one_that_must_run
     rules = [{"reasons": ["Deleted", "Evicted"], "action": "ignore"}]
     spec = _spec("horovod", {"worker": 3}, restart={"maxRestarts": 3, "backoffSeconds": 10, "rules": rules})
     step_by_step(spec, [("run", 0, 0), ("run", 0, 0), ("disrupt", 0, 9)], Lag(), 0)
+
+
+def test_a_pod_that_failed_in_the_same_second_may_turn_out_to_be_the_cause_once_the_next_attempt_runs() -> None:
+    restart = {"maxRestarts": 3, "backoffSeconds": 10, "scope": "group"}
+    spec = _spec("tensorflow", {"chief": 1, "ps": 1}, restart=restart)
+    roughly(spec, [("advance", 0, 1), ("fail", 0, 1), ("oom", 0, 0)], Lag(seconds=2.0), 2, 0.0, None)
