@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 
 from readme import replaced  # noqa: E402
 
-from bench import recovery  # noqa: E402
+from bench import cores, recovery  # noqa: E402
 from bench.common import connection, programs, tell  # noqa: E402
 from bench.creation import SHAPES, plane, rounds, summary  # noqa: E402
 from bench.latency import latencies  # noqa: E402
@@ -44,6 +44,7 @@ def parts(asked: argparse.Namespace) -> dict[str, Callable[[Path], Any]]:
     alive = [Allranks, UnthrottledJob, *(kind for kind in peers if not kind.throttled)]
     return {
         "creation": lambda built: summary(rounds(built, [*SYSTEMS, *peers], SHAPES, asked.rounds), Raw.name),
+        "apart": lambda built: _apart(built, asked.rounds),
         "life": lambda built: lives(built, alive, LIVES),
         "latency": lambda built: latencies(built, 20, (1000, 50)),
         "recovery": _recovery,
@@ -53,6 +54,13 @@ def parts(asked: argparse.Namespace) -> dict[str, Callable[[Path], Any]]:
         },
         "day": lambda built: day(built, 2880, 4),
     }
+
+
+def _apart(built: Path, number: int) -> Any:
+    """Creation once more, without the systems that hold themselves back."""
+    quick: list[type[System]] = [kind for kind in SYSTEMS if not kind.throttled]
+    with cores.apart():
+        return summary(rounds(built, quick, SHAPES, number), Raw.name)
 
 
 def _recovery(built: Path) -> Any:

@@ -15,6 +15,7 @@ from tests.cluster.controlplane import ControlPlane
 
 from allranks.drivers.kubernetes import paths
 from allranks.drivers.kubernetes.client import Client
+from bench import cores
 from bench.common import ROOT, connection, cpu_seconds, make_namespace, memory, quiet, tell, watching
 from bench.systems import Shape, System
 
@@ -29,6 +30,7 @@ def plane(programs: Path, definitions: Iterable[Path] = (), audit_policy: str = 
     with tempfile.TemporaryDirectory() as folder:
         started = ControlPlane(programs, Path(folder), audit_policy)
         started.start([*sorted((ROOT / "crds").glob("*.yaml")), *definitions])
+        cores.give_to_server(server(started))
         try:
             yield started
         finally:

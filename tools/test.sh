@@ -31,13 +31,13 @@ real_pods() {
   fi
   if [ "$which" = e2e ]; then
     step 'nodes and first images (built once)' tools/e2e-prepare.sh operator pytorch
-    # The fixtures build the other images, and wait for them.
+    # tools/e2e.sh builds the other images, and tests wait for them.
     build_ahead 'tools/go-tools.sh argo'
   else
     step 'nodes, Argo and images (built once)' tools/e2e-prepare.sh
     step 'tests of images and nodes' "$bin/python" -m pytest -q -m e2e tests/images tests/nodes
   fi
-  step 'tests with real pods' "$bin/python" -m pytest -q -m e2e tests/e2e --durations=15
+  step 'tests with real pods' tools/e2e.sh
 }
 
 if [ "$which" != e2e ]; then

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "tools" / "cluster.sh"
 IMAGE = "localhost/busybox:1"
+KEPT_FREE = "tests.allranks.dev/kept-free"
+"""Taint of the node that only tests which stop it give pods to."""
 
 
 class Cluster:
@@ -23,8 +24,6 @@ class Cluster:
 
     def __init__(self, folder: Path | None, kubeconfig: Path | None = None) -> None:
         self._folder = folder
-        self.coming: dict[str, Future[None]] = {}
-        """Images of some name, or all of a node, that are being loaded."""
         self.kubeconfig = kubeconfig or self.folder / "kubeconfig"
 
     @property
@@ -39,10 +38,16 @@ class Cluster:
         """That tools/cluster.sh puts into the names of all that lies outside of the folder."""
         return hashlib.sha256(f"{self.folder}\n".encode()).hexdigest()[:10]
 
-    def arrived(self, what: str) -> None:
-        """Waits for images that are being loaded."""
-        if what in self.coming:
-            self.coming[what].result(timeout=3000)
+    def arrived(self, image: str, node: str = "node-1", seconds: float = 3000) -> None:
+        """Waits for an image that tools/e2e.sh loads, or has built, while other tests run."""
+        if self._folder is None:
+            return
+        failed, asked = self._folder / "images.failed", ("get", "node", node, "-o", "jsonpath={.status.images}")
+        deadline = time.monotonic() + seconds
+        while image not in self.ask(*asked).stdout:
+            assert not failed.exists(), f"no {image}: {failed.read_text()[-2000:]}"
+            assert time.monotonic() < deadline, f"no {image} on {node}: does somebody load it?"
+            time.sleep(1)
 
     def script(self, *arguments: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
         """What tools/cluster.sh answered, whatever that was. The first time, programs are built: minutes."""

@@ -1,4 +1,4 @@
-"""Everything below this folder needs nodes that run containers: `pytest -m e2e` runs it, as root.
+"""Everything below this folder needs nodes that run containers: tools/e2e.sh runs it, as root.
 
 ALLRANKS_E2E=DIR takes the cluster that `tools/cluster.sh up --dir DIR` started, with the images, and leaves it running.
 ALLRANKS_TEST_CLUSTER=yes and KUBECONFIG take any other, which pulls ALLRANKS_E2E_IMAGES=PREFIX:TAG by itself.
@@ -6,30 +6,23 @@ ALLRANKS_TEST_CLUSTER=yes and KUBECONFIG take any other, which pulls ALLRANKS_E2
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from images.building import build
-
-from .cluster import REPOSITORY, SCRIPT, Cluster
-from .jobs import GIVEN, Team, namespace
+from .cluster import KEPT_FREE, REPOSITORY, Cluster
+from .jobs import Team, namespace
 from .release import NAMESPACE, install, uninstall
 
 HERE = Path(__file__).parent
 KEPT = REPOSITORY / "build" / "e2e"
 """Where everything about a test that failed is written to."""
 
-FIRST = ("operator", "pytorch")
-"""Images that every node has. The others come to node-1 while the first tests run: they take room, and time to load. So
-node-2 is cordoned until a test wants it."""
-LATER = ("tensorflow", "horovod")
 _LAST = ("tensorflow", "dns", "horovod", "argo", "release")
 """The first time, what these words stand for is still being built: their tests come last, in this order."""
 
@@ -60,43 +53,27 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes that each say that they have four GPUs, the images, and the operator by its chart."""
-    lent = os.environ.get("ALLRANKS_TEST_CLUSTER") == "yes" and os.environ.get("KUBECONFIG")
-    running = os.environ.get("ALLRANKS_E2E")
-    if lent:
-        cluster = Cluster(None, Path(lent))
-    elif os.geteuid() != 0:
-        pytest.skip("only root may start nodes")
-    else:
-        cluster = Cluster(Path(running) if running else tmp_path_factory.mktemp("e2e") / "cluster")
-    loader = ThreadPoolExecutor(1)
-    try:
-        if not lent and not running:
-            cluster.up("--nodes", "2", "--gpus", "4")
-            if not GIVEN:
-                give(cluster, "node-1", *FIRST)
-                cluster.coming["node-2"] = loader.submit(give, cluster, "node-2", *FIRST)
-                for image in LATER:
-                    cluster.coming[image] = loader.submit(give, cluster, "node-1", image)
-        if not lent:
-            cluster.ask("cordon", "node-2")
-        install(cluster)
-        yield cluster
-    finally:
-        loader.shutdown(cancel_futures=True)
-        if lent:
+def cluster() -> Iterator[Cluster]:
+    """Two nodes that each say that they have four GPUs, the images, and the operator by its chart.
+
+    What runs beside these tests has the same one. node-2 is for those that stop nodes.
+    """
+    if os.environ.get("ALLRANKS_TEST_CLUSTER") == "yes" and os.environ.get("KUBECONFIG"):
+        cluster = Cluster(None, Path(os.environ["KUBECONFIG"]))
+        try:
+            install(cluster)
+            yield cluster
+        finally:
             uninstall(cluster)
-        elif running:
-            cluster.ask("uncordon", "node-2")
-        else:
-            cluster.down()
-
-
-def give(cluster: Cluster, node: str, *images: str) -> None:
-    """Builds images, as far as they are not, and loads them."""
-    into = shlex.join([str(SCRIPT), "load", "--on", node, "-", "--dir", str(cluster.folder)])
-    build(*images, "--into", into)
+    elif folder := os.environ.get("ALLRANKS_E2E"):
+        cluster = Cluster(Path(folder))
+        with (cluster.folder / "install.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            cluster.ask("taint", "node", "node-2", f"{KEPT_FREE}=:NoSchedule", "--overwrite")
+            install(cluster)
+        yield cluster
+    else:
+        pytest.skip("needs a cluster with nodes: tools/e2e.sh starts one, as root")
 
 
 @pytest.fixture

@@ -22,6 +22,28 @@ PREFIX, TAG = (GIVEN or f"ghcr.io/allranks:{building.TAG}").rsplit(":", 1)
 
 Manifest = dict[str, Any]
 
+PENGUINS = """
+trap 'exit 143' TERM
+trap 'exit 138' USR1
+trap 'exec python3 -c "b = bytearray(8 << 30)"' USR2
+torchrun train/penguins_pytorch.py --epochs=@EPOCHS@ --pause=1 &
+wait $!
+"""
+KILL_RANK = """
+import glob, os
+for file in glob.glob("/proc/[0-9]*/cmdline"):
+    if "-u\\0train/" in open(file).read():
+        os.kill(int(file.split("/")[2]), 9)
+"""
+SECOND_TIME = """
+if [ "$ALLRANKS_ATTEMPT" -gt 0 ]; then exit 0; fi
+trap 'exit 138' USR1
+trap 'exit 143' TERM
+echo ready
+sleep 600 & wait
+"""
+"""Waits for what may come, and ends well when it is started again."""
+
 
 def image(name: str) -> str:
     return f"{PREFIX}/{name}:{TAG}"
@@ -56,6 +78,24 @@ def training(name: str, *command: str, claim: str | None = None, **spec: Any) ->
     return out
 
 
+def penguins(name: str, epochs: int, **pods: Any) -> list[Manifest]:
+    """The unmodified program on as many nodes as it may have, with ways to make it exit with 138 or need memory."""
+    spread = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {"allranks.dev/job-name": name}},
+        "maxSkew": 1,
+        "whenUnsatisfiable": "DoNotSchedule",
+        "nodeTaintsPolicy": "Honor",  # a node that is lost is not one to spread to
+    }
+    fields = {
+        "roles": {"master": {"replicas": 1}, "worker": {"replicas": 1}},
+        "resources": {"requests": {"memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "restart": {"maxRestarts": 3, "backoffSeconds": 1},
+        "template": {"spec": {"topologySpreadConstraints": [spread], **pods}},
+    }
+    return training(name, "sh", "-c", PENGUINS.replace("@EPOCHS@", str(epochs)), claim=name, **fields)
+
+
 @contextmanager
 def namespace(cluster: Cluster) -> Iterator[Team]:
     """Lets only restricted pods in. Its end is not waited for."""
@@ -81,7 +121,7 @@ class Team:
         """Applies them, once their images are there; the job's name."""
         for name in ("tensorflow", "horovod"):
             if image(name) in json.dumps(documents):
-                self.cluster.arrived(name)
+                self.cluster.arrived(image(name))
         self.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
         [job] = [document["metadata"]["name"] for document in documents if document["kind"] == "DistributedTraining"]
         return str(job)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from .cluster import Cluster
-from .jobs import Team, example
-from .test_faults import KILL_RANK
+from .jobs import KILL_RANK, Team, example
 
 JOB = "penguins-pytorch-watched"
 

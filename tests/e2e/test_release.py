@@ -1,10 +1,10 @@
-"""An upgrade of the chart and its removal, while a job runs."""
+"""The operator dies, is upgraded and removed, while jobs run. No other test runs meanwhile (tools/e2e.sh)."""
 
 from __future__ import annotations
 
 import pytest
 
-from .jobs import Team, training
+from .jobs import SECOND_TIME, Team, training
 from .release import NAMESPACE, install, uninstall
 
 UNTIL_TOLD = "trap 'exit 0' USR1; trap 'exit 143' TERM; echo ready; sleep 600 & wait"
@@ -39,3 +39,13 @@ def test_upgrade_and_uninstall_leave_jobs_and_CRDs_and_the_next_operator_goes_on
     install(team.cluster)
     status = team.completes(job)
     assert (status["attempt"], status["restarts"]["counted"]) == (0, 0)
+
+
+def test_the_operator_may_die_in_the_midst_of_a_restart(team: Team) -> None:
+    job = team.start(training("midst", "sh", "-c", SECOND_TIME))
+    team.says(f"{job}-master-0-0", "ready")
+    team.signal(f"{job}-master-0-0", "USR1")
+    team.cluster.kubectl("delete", "pods", "-n", NAMESPACE, "--all", "--force", "--grace-period=0")
+    status = team.completes(job)
+    assert (status["attempt"], status["restarts"]["counted"]) == (1, 1)
+    assert status["lastFailure"]["exitCode"] == 138

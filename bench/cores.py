@@ -1,0 +1,40 @@
+"""Who runs on which cores. In a cluster the API server has machines of its own; on one machine it shares its cores with
+what is measured, unless they are kept apart."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_of_server: set[int] = set()
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """API server and etcd have one half of the cores, this process and what it starts the other. Needs two cores."""
+    every = os.sched_getaffinity(0)
+    half = sorted(every)[: len(every) // 2]
+    if not half:
+        raise ValueError("one core cannot be shared out")
+    _of_server.update(half)
+    os.sched_setaffinity(0, every - _of_server)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, every)
+        _of_server.clear()
+
+
+def give_to_server(pids: Iterable[int]) -> None:
+    """Their cores to those processes, whose every thread hands them on to threads that it starts."""
+    if not _of_server:
+        return
+    for pid in pids:
+        moved: set[int] = set()
+        while threads := {int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()} - moved:
+            for thread in threads:
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread, _of_server)
+            moved |= threads

@@ -1,0 +1,87 @@
+"""Nodes that are lost, as only real kubelets and ranks show it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .cluster import KEPT_FREE, Cluster
+from .jobs import Team, image, penguins
+
+ANYWHERE = {"tolerations": [{"key": KEPT_FREE, "operator": "Exists"}]}
+
+
+@pytest.fixture
+def node_2(cluster: Cluster) -> Iterator[str]:
+    """For a test that stops its kubelet. The operator is on the other one."""
+    assert cluster.folder
+    cluster.arrived(image("pytorch"), "node-2")
+    yield "node-2"
+    for kubelet in kubelets(cluster, "node-2"):
+        os.kill(kubelet, signal.SIGCONT)
+    cluster.wait("node/node-2", "--for=condition=Ready", seconds=90)
+
+
+def kubelets(cluster: Cluster, node: str) -> list[int]:
+    """Process IDs on this machine."""
+    wanted = ["kubelet", "--config", str(cluster.folder / node / "kubelet.yaml")]
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if file.read_text(errors="replace").split("\0")[:3] == wanted:
+                found.append(int(file.parent.name))
+    return found
+
+
+def ranks(cluster: Cluster, node: str, job: str) -> list[int]:
+    """Process IDs on this machine of a job's programs on a node."""
+    cgroup, found = f"allranks-{cluster.mark}/{node}/", []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            ours = f"ALLRANKS_JOB={job}".encode() in (file.parent / "environ").read_bytes().split(b"\0")
+            if ours and "train/" in file.read_text() and cgroup in (file.parent / "cgroup").read_text():
+                found.append(int(file.parent.name))
+    return found
+
+
+def test_a_lost_node_is_the_cause_and_does_not_count_whoever_was_blamed_first(team: Team, node_2: str) -> None:
+    """Two jobs. Of one the rank on the node lives on, out of sight. That of the other dies with the node: its peer
+    fails within a second, and is blamed until Kubernetes knows of the node."""
+    silent, dead = (team.start(penguins(name, epochs=1000, **ANYWHERE)) for name in ("silent", "dead"))
+    there = {}
+    for job in (silent, dead):
+        team.says(f"{job}-master-0-0", "epoch 2/1000")
+        pods = {role: team.get("pod", f"{job}-{role}-0-0") for role in ("master", "worker")}
+        assert sorted(pod["spec"]["nodeName"] for pod in pods.values()) == ["node-1", node_2]
+        [there[job]] = [role for role, pod in pods.items() if pod["spec"]["nodeName"] == node_2]
+        tolerated = {t["key"]: t.get("tolerationSeconds") for t in pods["worker"]["spec"]["tolerations"]}
+        assert tolerated["node.kubernetes.io/unreachable"] == 30
+
+    [kubelet] = kubelets(team.cluster, node_2)
+    os.kill(kubelet, signal.SIGSTOP)
+    for rank in ranks(team.cluster, node_2, dead):
+        os.kill(rank, signal.SIGKILL)
+    team.wait(f"dt/{dead}", "--for=jsonpath={.status.restarts.counted}=1", seconds=60)
+    assert team.status(dead)["lastFailure"]["reason"] == "Error"
+    assert team.status(silent)["attempt"] == 0
+
+    for job in (silent, dead):
+        team.told(job, '"reason":"NodeLost"', seconds=180)
+        team.wait(f"dt/{job}", "--for=jsonpath={.status.restarts.counted}=0", seconds=30)
+        team.wait(f"dt/{job}", "--for=condition=Running", seconds=60)
+        status = team.status(job)
+        last, first = status["attempt"], status["history"][0]
+        found = (first["attempt"], first["reason"], first["failure"]["role"], first["failure"]["node"])
+        assert found == (0, "NodeLost", there[job], node_2), json.dumps(status, indent=1)
+        assert status["restarts"]["disruptions"] == last
+        assert status["avoidedNodes"] == [node_2]
+        assert team.get("pod", f"{job}-{there[job]}-0-0")["metadata"]["deletionTimestamp"]  # nobody waits for it
+        placed = [team.get("pod", f"{job}-{role}-0-{last}")["spec"]["nodeName"] for role in ("master", "worker")]
+        assert placed == ["node-1", "node-1"]
+        assert "resumed from epoch" in team.says(f"{job}-master-0-{last}", "epoch ")
