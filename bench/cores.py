@@ -15,16 +15,26 @@ _of_server: set[int] = set()
 def apart() -> Iterator[None]:
     """API server and etcd have one half of the cores, this process and what it starts the other. Needs two cores."""
     every = os.sched_getaffinity(0)
-    half = sorted(every)[: len(every) // 2]
-    if not half:
+    whole = sorted({tuple(sorted(_siblings(cpu) & every)) for cpu in every})
+    if len(whole) < 2:
         raise ValueError("one core cannot be shared out")
-    _of_server.update(half)
+    _of_server.update(cpu for siblings in whole[: len(whole) // 2] for cpu in siblings)
     os.sched_setaffinity(0, every - _of_server)
     try:
         yield
     finally:
         os.sched_setaffinity(0, every)
         _of_server.clear()
+
+
+def _siblings(cpu: int) -> set[int]:
+    """The threads of its core, itself among them: `0-1` or `0,4`."""
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return {cpu}
+    ends = [[int(end) for end in part.split("-")] for part in text.strip().split(",")]
+    return {sibling for part in ends for sibling in range(part[0], part[-1] + 1)}
 
 
 def give_to_server(pids: Iterable[int]) -> None:

@@ -64,11 +64,10 @@ def rank(number: int, step: int | None = None, **known: Any) -> RankReport:
         index=number,
         local_rank=0,
         rank=number,
-        pod=f"job-worker-{number}-0",
         node=f"node-{number}",
         step=step,
         stepped_at=moment,
-        **{"first_step_at": moment, "received_at": NOW} | known,
+        **{"first_step_at": moment, "received_at": NOW, "pod": f"job-worker-{number}-0"} | known,
     )
 
 

@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 waits=(tests/e2e/test_elastic.py tests/e2e/test_nodes.py tests/e2e/test_progress.py)
 last=(tests/e2e/test_release.py)
 kept=build/e2e
+taint=tests.allranks.dev/kept-free
 
 main() {
   mkdir -p "$kept"
@@ -17,29 +18,37 @@ main() {
   trap 'finish $?' EXIT
   trap 'exit 130' INT TERM HUP
   [ -n "${ALLRANKS_E2E:-}" ] || cluster
+  kubectl taint node node-2 "$taint=:NoSchedule" --overwrite
   if (($#)); then
-    row "$@"
+    beside row "$@"
+    wait "$!"
     return
   fi
-  set -m # in a group of its own, which `finish` ends
-  row "${waits[@]}" >"$kept/waits.log" 2>&1 &
-  beside=$!
-  set +m
-  local failed=0 test rest=()
+  local failed=0 test rest=() waiting
   for test in tests/e2e/test_*.py; do
     [[ " ${waits[*]} ${last[*]} " == *" $test "* ]] || rest+=("$test")
   done
-  row "${rest[@]}" || failed=1
+  beside row "${waits[@]}" >"$kept/waits.log" 2>&1
+  waiting=$!
+  beside row "${rest[@]}"
+  wait "$!" || failed=1
   echo "and beside them:"
-  wait "$beside" || failed=1
-  beside=''
+  wait "$waiting" || failed=1
   cat "$kept/waits.log"
-  row "${last[@]}" || failed=1
+  beside row "${last[@]}"
+  wait "$!" || failed=1
   return "$failed"
 }
 
 row() {
   .venv/bin/python -m pytest -q -m e2e --durations=10 "$@"
+}
+
+# In a process group of its own, which `finish` ends.
+beside() {
+  set -m
+  "$@" &
+  set +m
 }
 
 # Two nodes that each say that they have four GPUs. Tests start when node-1 has what most of them need, and wait for the
@@ -49,11 +58,13 @@ cluster() {
   export ALLRANKS_E2E=$mine/cluster
   tools/cluster.sh up --nodes 2 --gpus 4 --dir "$ALLRANKS_E2E" >/dev/null
   give node-1 operator pytorch >/dev/null
-  set -m
-  { { give node-2 pytorch && give node-1 tensorflow && give node-1 horovod; } >"$kept/images.log" 2>&1 ||
-    cp "$kept/images.log" "$ALLRANKS_E2E/images.failed"; } &
-  loading=$!
-  set +m
+  beside later >"$kept/images.log" 2>&1
+}
+
+later() {
+  if ! { give node-2 pytorch && give node-1 tensorflow && give node-1 horovod; }; then
+    cp "$kept/images.log" "$ALLRANKS_E2E/images.failed"
+  fi
 }
 
 # Builds images, as far as they are not, and loads them.
@@ -63,14 +74,27 @@ give() {
   .venv/bin/python tests/images/building.py "$@" --into "tools/cluster.sh load --on $node - --dir $ALLRANKS_E2E"
 }
 
+kubectl() {
+  KUBECONFIG=$ALLRANKS_E2E/kubeconfig PATH=$ALLRANKS_E2E/bin:$PATH command kubectl "$@" >/dev/null
+}
+
+# Tests put back what they changed, which they do when they are interrupted.
 finish() {
   trap '' INT TERM HUP
-  local group
-  for group in ${beside:-} ${loading:-}; do
-    kill -- "-$group" 2>/dev/null || true
-    wait "$group" 2>/dev/null || true
+  local signal
+  for signal in INT TERM; do
+    for _ in {1..60}; do
+      [ -n "$(jobs -rp)" ] || break
+      for group in $(jobs -rp); do kill "-$signal" -- "-$group" || true; done
+      signal=0
+      sleep 1
+    done
   done
-  [ -z "${mine:-}" ] || { tools/cluster.sh down --dir "$mine/cluster" && rm -rf "$mine"; } || exit 1
+  if [ -n "${mine:-}" ]; then
+    tools/cluster.sh down --dir "$mine/cluster" && rm -rf "$mine" || exit 1
+  else
+    kubectl taint node node-2 "$taint-" || true
+  fi
   exit "$1"
 }
 

@@ -79,7 +79,11 @@ ENDS = [
     ("one in the same second may be by the deletion", 1, ended(99, 137), False),
     ("but for one out of memory", 1, ended(99, 137, reason="OOMKilled"), True),
     ("an end with 0 is no failure", 1, ended(98, 0), False),
-    ("who was deleted before the attempt's end did not end by itself", 1, ended(98, 1, gone=97), True),
+    ("who was told to go, by whatever clock, did not end by itself", 1, ended(98, 1, gone=97), False),
+    ("nor in the second in which it was told", 1, ended(98, 143, gone=98), False),
+    ("a launcher's report of the signal that told it to go is none", 1, ended(102, 1, killed(98, -15)), False),
+    ("an end of which kubelet knows nothing is none", 1, ended(0, 137, reason="ContainerStatusUnknown"), False),
+    ("a report of a signal that there is not is no signal", 1, ended(102, 1, killed(99, -500)), False),
 ]
 
 
@@ -92,7 +96,15 @@ def test_an_end_that_shows_later(case):
     assert (found is not None) == explains
     if found:
         assert (found.attempt, found.role, found.index) == (0, "worker", 1)
-        assert (found.reason == "Deleted") == (there.deleted_at < at(98))
+        assert found.reason != "Deleted"
+
+
+def test_seconds_are_all_that_is_compared():
+    """The blamed pod was refused by kubelet, and failed when that was seen; its peer ended because it was deleted."""
+    refused = failure(time=at(99.4), exit_code=None, reason="UnexpectedAdmissionError")
+    status = Status(attempt=1, history=[past(failure=refused)])
+    assert hindsight.cause(job(roles={"worker": 2}), status, [ended(99, 143, gone=99)], NOW, CLUSTER) is None
+    assert hindsight.cause(job(roles={"worker": 2}), status, [ended(99, 1, gone=100)], NOW, CLUSTER) is None
 
 
 def test_of_several_the_earliest_is_the_cause():

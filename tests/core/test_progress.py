@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from allranks.api.status import ProgressStatus, Status
 from allranks.core import progress
+from allranks.core.model import Exit
 from allranks.core.progress import RankReport, Reports
-from builders import NOW, at, job, rank, table
+from builders import NOW, at, job, pod, rank, table
 
 BEGUN = Status(start_time=NOW, attempt_time=NOW)
 
@@ -140,3 +142,30 @@ def test_the_curve_is_bounded_in_order_and_ends_at_the_newest(moves: list[tuple[
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59, "59s"), (61, "1m"), (7800, "2h10m"), (273600, "3d4h")])
 def test_eta(seconds: int, text: str) -> None:
     assert seen(rank(0, 0, total_steps=10, step_seconds=seconds / 10)).eta == text
+
+
+# Sentence, the pod of rank 1, whether it was done by its own word, and then: None: it is gone; else whether it is done.
+PRESENT = [
+    ("a rank whose pod runs is one to wait for", pod("worker", 1), False, False),
+    ("one whose pod is gone is not there any more", None, False, None),
+    ("it is done where it has said so", None, True, True),
+    ("one whose pod has ended is done", replace(pod("worker", 1), exit=Exit(0, NOW)), False, True),
+    ("labels prove nothing", replace(pod("worker", 1), owned=False), False, None),
+]
+
+
+@table(*PRESENT)
+def test_who_is_there(case):
+    there, said, done = case
+    pods = [pod("worker", 0), *([there] if there else [])]
+    reports = progress.present(Reports(NOW, (rank(0, 5), rank(1, 5, done=said))), pods)
+    assert reports
+    assert [of.done for of in reports.ranks if of.rank == 1] == ([] if done is None else [done])
+    assert [of.done for of in reports.ranks if of.rank == 0] == [False]
+
+
+def test_the_largest_number_there_is_stays_finite():
+    largest = sys.float_info.max
+    after = progress.observe(job(), BEGUN, Reports(NOW, (rank(0, 1, metrics={"best_loss": largest}),)))
+    assert after.progress
+    assert after.progress.metrics == {"best_loss": largest}

@@ -233,7 +233,7 @@ class Ranks:
         self.step = 1
 
     def of(self, job: tuple[str, str], uid: str, attempt: int) -> Reports:
-        return Reports(NOW, (rank(0, self.step, stepped=self.step),))
+        return Reports(NOW, (rank(0, self.step, stepped=self.step, pod="demo-worker-0-0"),))
 
     def ask_stacks(self, job: tuple[str, str], question: str) -> None: ...
 

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "tools" / "cluster.sh"
 IMAGE = "localhost/busybox:1"
 KEPT_FREE = "tests.allranks.dev/kept-free"
-"""Taint of the node that only tests which stop it give pods to."""
+"""Taint that tools/e2e.sh gives to node-2, which only tests that stop it give pods to."""
 
 
 class Cluster:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import KEPT_FREE, REPOSITORY, Cluster
+from .cluster import REPOSITORY, Cluster
 from .jobs import Team, namespace
 from .release import NAMESPACE, install, uninstall
 
@@ -56,7 +56,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def cluster() -> Iterator[Cluster]:
     """Two nodes that each say that they have four GPUs, the images, and the operator by its chart.
 
-    What runs beside these tests has the same one. node-2 is for those that stop nodes.
+    Tests that run beside these have the same one.
     """
     if os.environ.get("ALLRANKS_TEST_CLUSTER") == "yes" and os.environ.get("KUBECONFIG"):
         cluster = Cluster(None, Path(os.environ["KUBECONFIG"]))
@@ -69,7 +69,6 @@ def cluster() -> Iterator[Cluster]:
         cluster = Cluster(Path(folder))
         with (cluster.folder / "install.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            cluster.ask("taint", "node", "node-2", f"{KEPT_FREE}=:NoSchedule", "--overwrite")
             install(cluster)
         yield cluster
     else:

@@ -6,6 +6,7 @@ The cause is the *earliest* failure by the containers' `finishedAt`, not the ava
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -28,6 +29,9 @@ DISRUPTIONS: dict[str, str] = {
 
 UNCOUNTED = frozenset({*DISRUPTIONS.values(), "Deleted", "Disrupted"})
 """Reasons that are not the program's fault."""
+
+UNKNOWN_END = "ContainerStatusUnknown"
+"""Kubelet had lost track of the container: neither its exit code nor its time is known."""
 
 MESSAGE_LINES = 20
 MESSAGE_CHARACTERS = 2048
@@ -191,17 +195,26 @@ def of_lost(job: Job, status: Status, pod: Pod, now: datetime, platform: Platfor
 
 
 def before(job: Job, status: Status, blamed: Failure, pod: Pod, now: datetime, platform: Platform) -> Failure | None:
-    """How a pod of the same attempt failed, where it did so before the one that is blamed. None: it did not.
+    """How a pod that was deleted with its attempt had failed before the one that is blamed. None: it had not.
 
-    `pod`: without what was done to it once the attempt had ended.
+    The deletion was our own, and says nothing; nor does an end that it may have caused. Clocks differ, and Kubernetes
+    tells whole seconds: of two ends in one second that one is earlier whose launcher says so.
     """
-    if pod.exit is None or pod.exit.code == 0:
+    if pod.exit is None or pod.exit.code == 0 or pod.exit.reason == UNKNOWN_END:
         return None
-    ending = _Ending(pod, topology.framework_of(job).root_cause(pod.exit.message), now)
-    than = (blamed.time, _precedence(blamed.reason, blamed.exit_code, blamed.signal))
-    if ending.order >= than or (ending.time == blamed.time and not ending.sure):
+    report = topology.framework_of(job).root_cause(pod.exit.message)
+    ending = _Ending(replace(pod, deleted_at=None), report, now)
+    found = _describe(job, status.model_copy(update={"attempt": pod.attempt}), ending, platform)
+    told_to_go = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
+    if told_to_go and (not ending.sure or found.signal == signal.SIGTERM):
         return None
-    return _describe(job, status.model_copy(update={"attempt": pod.attempt}), ending, platform)
+    at, then = found.time.replace(microsecond=0), blamed.time.replace(microsecond=0)
+    earlier = (at, _precedence_of(found)) < (then, _precedence_of(blamed))
+    return found if earlier and (at < then or ending.sure) else None
+
+
+def _precedence_of(failure: Failure) -> int:
+    return _precedence(failure.reason, failure.exit_code, failure.signal)
 
 
 def of_bad_start(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:

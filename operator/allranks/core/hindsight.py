@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.status import Failure, PastAttempt, Status
+from allranks.api.status import Failure, Status
 from allranks.core import failures, policies, topology
 from allranks.core.failures import UNCOUNTED
 from allranks.core.model import Platform, Pod
@@ -51,16 +51,10 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
         earliest = past.failure
         for pod in of_then:
             if earliest:
-                earliest = failures.before(job, status, earliest, _by_itself(pod, past), now, platform) or earliest
+                earliest = failures.before(job, status, earliest, pod, now, platform) or earliest
         if earliest is not past.failure:
             return earliest
     return None
-
-
-def _by_itself(pod: Pod, past: PastAttempt) -> Pod:
-    """As if nobody had deleted it when its attempt had ended. Kubernetes tells that moment in whole seconds."""
-    with_attempt = pod.deleted_at and pod.deleted_at >= past.end_time.replace(microsecond=0)
-    return replace(pod, deleted_at=None) if with_attempt else pod
 
 
 def counts(job: Job, found: Failure) -> bool | None:

@@ -7,16 +7,20 @@ and from `status.progress`, so that nothing is lost when the operator starts ane
 from __future__ import annotations
 
 import bisect
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allranks.api.job import Job, Progress
 from allranks.api.status import CurvePoint, ProgressStatus, RankProgress, Status, Straggler
 from allranks.core import topology
 from allranks.core.names import replica_key
+
+if TYPE_CHECKING:
+    from allranks.core.model import Pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,19 @@ class Reports:
     since: datetime
     """Since when somebody listens: before that, silence means nothing."""
     ranks: tuple[RankReport, ...] = ()
+
+
+def present(reports: Reports | None, pods: Iterable[Pod]) -> Reports | None:
+    """Without the ranks of pods that are gone: nobody waits for them. One whose pod has ended is done."""
+    if reports is None:
+        return None
+    there = {pod.name: pod for pod in pods if pod.owned}
+    ranks = tuple(
+        replace(rank, done=True) if not rank.done and there[rank.pod].exit else rank
+        for rank in reports.ranks
+        if rank.done or rank.pod in there
+    )
+    return replace(reports, ranks=ranks)
 
 
 def numbered(job: Job, status: Status, reports: Reports | None) -> Reports | None:
@@ -269,7 +286,8 @@ def _span(seconds: float) -> str:
 
 def _digits(value: float) -> float:
     """Four of them: the rest is noise, and bytes."""
-    return float(f"{value:.4g}")
+    rounded = float(f"{value:.4g}")
+    return rounded if math.isfinite(rounded) else value  # the largest numbers there are become infinite
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -41,7 +41,7 @@ def reconcile(observed: Observed) -> Plan:
         return Plan()
     if status.phase in FINISHED:
         return _finished(_Attempt(observed, status))
-    reports = progress.numbered(job, status, observed.reports)
+    reports = progress.numbered(job, status, progress.present(observed.reports, observed.pods))
     told = replace(observed, status=progress.observe(job, status, reports), reports=reports)
     attempt = _Attempt(told, status)
     return _accounted(observed, attempt, _decision(attempt) or _pursue(attempt))
@@ -241,8 +241,9 @@ def _hindsight(attempt: _Attempt) -> Plan | None:
     counted = hindsight.counts(job, cause) if cause else None
     if cause is None or counted is None:
         return None
+    corrected = statuses.correct(status, cause, counted)
     message = f"attempt {cause.attempt} failed because {statuses.blame(cause)}, as is known now"
-    return _write(statuses.correct(status, cause, counted), Event("CauseFound", message))
+    return _write(corrected, Event("CauseFound", message)) if corrected != status else None
 
 
 def _resize(attempt: _Attempt) -> Plan | None:
