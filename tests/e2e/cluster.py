@@ -97,7 +97,7 @@ class Cluster:
         deadline = time.monotonic() + seconds
         while contains not in (answer := self.ask(*arguments)).stdout:
             assert time.monotonic() < deadline, f"no {contains!r} in {answer.stdout} {answer.stderr}"
-            time.sleep(0.2)
+            time.sleep(0.5)  # kubectl is not for nothing
         return answer.stdout
 
 
