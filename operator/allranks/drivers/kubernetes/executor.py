@@ -55,7 +55,7 @@ class Executor:
         await _together([lambda m=m: self._create(job, m, refusals) for m in companions])  # type: ignore[misc]
         if any(_key(companion) in refusals.by_object for companion in companions):
             pods = []
-        # Neither waits for the other: new pods have images to pull, and where none can be made, old ones go all the same.
+        # Neither waits for the other: new pods have images to pull, and old ones go even where no new one can be made.
         ended = await asyncio.gather(
             _together([lambda m=m: self._create(job, m, refusals) for m in pods]),  # type: ignore[misc]
             _together(
