@@ -6,7 +6,6 @@ The cause is the *earliest* failure by the containers' `finishedAt`, not the ava
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -76,6 +75,8 @@ def first_failure(
 _DELETED = "the pod was deleted by someone"
 
 
+_SIGTERM = 15
+
 Order = tuple[datetime, int]
 """When, and which of one second comes first: what starts an avalanche, before what an avalanche looks like."""
 
@@ -83,7 +84,7 @@ Order = tuple[datetime, int]
 def _precedence(reason: str, code: int | None, signal: int | None) -> int:
     if code is None or reason == "OOMKilled":
         return 0
-    if signal in (6, 15):  # SIGABRT of a watchdog, SIGTERM of a launcher
+    if signal in (6, _SIGTERM):  # SIGABRT of a watchdog, SIGTERM of a launcher
         return 3
     return 1 if signal else 2
 
@@ -206,7 +207,7 @@ def before(job: Job, status: Status, blamed: Failure, pod: Pod, now: datetime, p
     ending = _Ending(replace(pod, deleted_at=None), report, now)
     found = _describe(job, status.model_copy(update={"attempt": pod.attempt}), ending, platform)
     told_to_go = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
-    if told_to_go and (not ending.sure or found.signal == signal.SIGTERM):
+    if told_to_go and (not ending.sure or found.signal == _SIGTERM):
         return None
     at, then = found.time.replace(microsecond=0), blamed.time.replace(microsecond=0)
     earlier = (at, _precedence_of(found)) < (then, _precedence_of(blamed))
