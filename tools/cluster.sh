@@ -16,6 +16,7 @@ usage: tools/cluster.sh up [--nodes N] [--gpus N]   start it, unless it runs; pr
 
   --nodes N   nodes to start, 1 to 9, default 1
   --gpus N    every node says that it has so many nvidia.com/gpu. There are none: pods are scheduled as if
+  --store S   nodes begin with the images that are in this folder of tools/image-store.sh. Not for kind
   --dir D     where it keeps everything, default $ALLRANKS_CACHE/cluster: another folder is another cluster
   --with W    kind or node: what to make it with, default kind where both Docker and kind are there
 
@@ -29,7 +30,7 @@ USAGE
 }
 
 main() {
-  local command='' nodes='' gpus='' with='' on='' words=()
+  local command='' nodes='' gpus='' with='' on='' store='' words=()
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   dir=$cache/cluster
@@ -50,7 +51,7 @@ parse_arguments() {
   while (($#)); do
     case $1 in
       -h | --help) usage; exit 0 ;;
-      --nodes | --gpus | --dir | --with | --on)
+      --nodes | --gpus | --dir | --with | --on | --store)
         [[ -n ${2-} ]] || fail "$1 needs a value"
         local -n option=${1#--}
         option=$2
@@ -69,6 +70,7 @@ parse_arguments() {
     load | stop | start) ((${#words[@]})) || { usage >&2; fail "$command what?"; } ;;
     *) ((!${#words[@]})) || { usage >&2; fail "what is '${words[*]}'?"; } ;;
   esac
+  [[ -z $store || -d $store/containerd ]] || fail "--store '$store' is no folder of tools/image-store.sh"
   [[ ! $dir =~ [[:space:]\"\'] ]] || fail "--dir '$dir': no blanks or quotes, please"
 }
 
@@ -234,6 +236,7 @@ kind_check() {
 
 kind_up() {
   local node
+  [[ -z $store ]] || fail "--store is for nodes that are made here: --with node"
   {
     printf 'kind: Cluster\napiVersion: kind.x-k8s.io/v1alpha4\nnodes:\n- role: control-plane\n'
     for ((node = 2; node <= nodes; node++)); do echo '- role: worker'; done
@@ -297,6 +300,7 @@ node_up() {
   step "packages of the system" "$repository/tools/system-packages.sh" node
   step "programs" programs
   node_settings
+  [[ -z $store ]] || step "images from $store" give_store
   step "${#machines[@]} machines plugged together" plug_together
   step "API server" wait_for 90 kubectl get --raw /readyz
   step "accounts and storage" wait_for 30 kubectl apply --filename="$dir/cluster.yaml"
@@ -413,6 +417,23 @@ cni_plugins() {
 
 # An overlay on an overlay is not mounted: in a container files are copied.
 snapshotter() { if [[ $(stat --file-system --format=%T "$dir") == overlayfs ]]; then echo native; else echo overlayfs; fi; }
+
+# Layers are never written to: nodes share their files. What containerd knows of them is each node's own.
+give_store() {
+  local name file
+  exec 8>"$store.lock"
+  flock --shared 8
+  for name in "${machines[@]:1}"; do
+    mkdir -p "$dir/$name/lib"
+    cp --archive --link "$store/containerd" "$dir/$name/lib/containerd" 2>/dev/null ||
+      fail "$store and $dir must be on one file system: choose another --dir"
+    find "$dir/$name/lib/containerd" -name '*.db' | while read -r file; do
+      cp --archive "$file" "$file.own"
+      mv "$file.own" "$file"
+    done
+  done
+  exec 8>&-
+}
 
 # The control plane's machine has the switch; this machine and the nodes each have a cable to it.
 plug_together() {

@@ -51,27 +51,13 @@ beside() {
   set +m
 }
 
-# Two nodes that each say that they have four GPUs. Tests start when node-1 has what most of them need, and wait for the
-# other images, which take room, and time to load.
+# Two nodes that each say that they have four GPUs, with the images that tools/e2e-prepare.sh has built.
 cluster() {
-  mine=$(mktemp -d "${TMPDIR:-/tmp}/allranks-e2e.XXXXXX")
+  local cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks} store
+  store=$(tools/image-store.sh ghcr.io/allranks/{operator,pytorch,tensorflow,horovod}:e2e)
+  mine=$(mktemp -d "$cache/e2e.XXXXXX") # where the store is: they share files
   export ALLRANKS_E2E=$mine/cluster
-  tools/cluster.sh up --nodes 2 --gpus 4 --dir "$ALLRANKS_E2E" >/dev/null
-  give node-1 operator pytorch >/dev/null
-  beside later >"$kept/images.log" 2>&1
-}
-
-later() {
-  if ! { give node-2 pytorch && give node-1 tensorflow && give node-1 horovod; }; then
-    cp "$kept/images.log" "$ALLRANKS_E2E/images.failed"
-  fi
-}
-
-# Builds images, as far as they are not, and loads them.
-give() {
-  local node=$1
-  shift
-  .venv/bin/python tests/images/building.py "$@" --into "tools/cluster.sh load --on $node - --dir $ALLRANKS_E2E"
+  tools/cluster.sh up --with node --nodes 2 --gpus 4 --store "$store" --dir "$ALLRANKS_E2E" >/dev/null
 }
 
 kubectl() {

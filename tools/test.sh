@@ -30,14 +30,8 @@ real_pods() {
     summary+=('skipped: tests with real pods, which only root may run (sudo -E make e2e)')
     return
   fi
-  if [ "$which" = e2e ]; then
-    step 'nodes and first images (built once)' tools/e2e-prepare.sh operator pytorch
-    # tools/e2e.sh builds the other images, and tests wait for them.
-    build_ahead 'tools/go-tools.sh argo'
-  else
-    step 'nodes, Argo and images (built once)' tools/e2e-prepare.sh
-    step 'tests of images and nodes' "$bin/python" -m pytest -q -m e2e tests/images tests/nodes
-  fi
+  step 'nodes, Argo and images (built once)' tools/e2e-prepare.sh
+  [ "$which" = e2e ] || step 'tests of images and nodes' "$bin/python" -m pytest -q -m e2e tests/images tests/nodes
   step 'tests with real pods' tools/e2e.sh
 }
 

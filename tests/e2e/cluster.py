@@ -38,17 +38,6 @@ class Cluster:
         """That tools/cluster.sh puts into the names of all that lies outside of the folder."""
         return hashlib.sha256(f"{self.folder}\n".encode()).hexdigest()[:10]
 
-    def arrived(self, image: str, node: str = "node-1", seconds: float = 3000) -> None:
-        """Waits for an image that tools/e2e.sh loads, or has built, while other tests run."""
-        if self._folder is None:
-            return
-        failed, asked = self._folder / "images.failed", ("get", "node", node, "-o", "jsonpath={.status.images}")
-        deadline = time.monotonic() + seconds
-        while image not in self.ask(*asked).stdout:
-            assert not failed.exists(), f"no {image}: {failed.read_text()[-2000:]}"
-            assert time.monotonic() < deadline, f"no {image} on {node}: does somebody load it?"
-            time.sleep(1)
-
     def script(self, *arguments: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
         """What tools/cluster.sh answered, whatever that was. The first time, programs are built: minutes."""
         command = [SCRIPT, *arguments, "--dir", self.folder]

@@ -23,22 +23,12 @@ HERE = Path(__file__).parent
 KEPT = REPOSITORY / "build" / "e2e"
 """Where everything about a test that failed is written to."""
 
-_LAST = ("tensorflow", "dns", "horovod", "argo", "release")
-"""The first time, what these words stand for is still being built: their tests come last, in this order."""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_turn)
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.timeout(3600))  # the first one builds images
-
-
-def _turn(item: pytest.Item) -> int:
-    """0: at once."""
-    own = item.nodeid.rpartition("/")[2] if item.path.is_relative_to(HERE) else ""
-    return max((number for number, word in enumerate(_LAST, 1) if word in own), default=0)
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.hookimpl(wrapper=True)

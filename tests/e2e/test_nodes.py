@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import KEPT_FREE, Cluster
-from .jobs import Team, image, penguins
+from .jobs import Team, penguins
 
 ANYWHERE = {"tolerations": [{"key": KEPT_FREE, "operator": "Exists"}]}
 
@@ -21,7 +21,6 @@ ANYWHERE = {"tolerations": [{"key": KEPT_FREE, "operator": "Exists"}]}
 def node_2(cluster: Cluster) -> Iterator[str]:
     """For a test that stops its kubelet. The operator is on the other one."""
     assert cluster.folder
-    cluster.arrived(image("pytorch"), "node-2")
     yield "node-2"
     for kubelet in kubelets(cluster, "node-2"):
         os.kill(kubelet, signal.SIGCONT)

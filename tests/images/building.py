@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "images.sh"
@@ -21,7 +20,3 @@ def build(*args: str) -> list[str]:
     options = OPTIONS if os.environ.get("ALLRANKS_IMAGES_WITH_CUDA") else OPTIONS + WITHOUT_CUDA
     done = subprocess.run([SCRIPT, *options, *args], stdout=subprocess.PIPE, text=True, check=True, timeout=SECONDS)
     return done.stdout.split()
-
-
-if __name__ == "__main__":
-    print(*build(*sys.argv[1:]), sep="\n")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import tarfile
 import time
@@ -69,13 +70,40 @@ def before() -> dict[str, set[str]]:
 
 
 @pytest.fixture(scope="module")
-def cluster(before: dict[str, set[str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(before: dict[str, set[str]], store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("cluster") / "two-nodes")
     try:
-        cluster.up("--nodes", "2", "--gpus", "4")
+        cluster.up("--with", "node", "--nodes", "2", "--gpus", "4", "--store", str(store))
         yield cluster
     finally:
         cluster.down()
+
+
+STORED = "example.com/stored:1"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of an image that holds a static busybox."""
+    folder = tmp_path_factory.mktemp("store")
+    shutil.copy(shutil.which("busybox", path="/bin:/usr/bin") or "", folder / "sh")
+    (folder / "Dockerfile").write_text("FROM scratch\nCOPY sh /bin/sh\n")
+    build = ["buildah", "bud", "--isolation", "chroot", "--quiet", "--tag", STORED, str(folder)]
+    subprocess.run(build, stdout=subprocess.DEVNULL, timeout=60, check=True)
+    try:
+        yield Path(stored(folder))
+    finally:
+        subprocess.run(["buildah", "rmi", STORED], stdout=subprocess.DEVNULL, timeout=60, check=True)
+
+
+def stored(cache: Path) -> str:
+    """What tools/image-store.sh says."""
+    env = {**os.environ, "ALLRANKS_CACHE": str(cache)}
+    command = [SCRIPT.parent / "image-store.sh", STORED]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+    assert bool(done.stderr) != (cache / "seen").exists()  # it is taken once
+    (cache / "seen").touch()
+    return done.stdout.strip()
 
 
 @pytest.fixture(autouse=True)
@@ -230,6 +258,15 @@ def test_an_image_from_a_file_runs_on_every_node(cluster, tmp_path):
         *(pod(name, "true", image="example.com/trainer:7", nodeName=name.replace("trainer", "node")) for name in names)
     )
     cluster.wait(*(f"pod/{name}" for name in names), "--for=jsonpath={.status.phase}=Succeeded")
+
+
+def test_nodes_begin_with_the_images_of_a_store_and_keep_what_they_write_to_themselves(cluster, store):
+    assert stored(store.parent) == str(store)
+    write = "test ! -e /bin/mine && echo mine > /bin/mine && exec /bin/sh true"
+    of_nodes = {f"stored-{number}": f"node-{number}" for number in (1, 2)}
+    cluster.apply(*(pod(name, write, image=STORED, nodeName=node) for name, node in of_nodes.items()))
+    cluster.wait(*(f"pod/{name}" for name in of_nodes), "--for=jsonpath={.status.phase}=Succeeded")
+    assert not list(store.rglob("mine"))
 
 
 def test_a_node_that_is_stopped_loses_its_pods_and_comes_back(cluster):
