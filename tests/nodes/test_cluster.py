@@ -87,7 +87,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Of an image that holds a static busybox."""
     folder = tmp_path_factory.mktemp("store")
     shutil.copy(shutil.which("busybox", path="/bin:/usr/bin") or "", folder / "sh")
-    (folder / "Dockerfile").write_text("FROM scratch\nCOPY sh /bin/sh\n")
+    (folder / "Dockerfile").write_text("FROM scratch\nENV PATH=/bin\nCOPY sh /bin/sh\n")
     build = ["buildah", "bud", "--isolation", "chroot", "--quiet", "--tag", STORED, str(folder)]
     subprocess.run(build, stdout=subprocess.DEVNULL, timeout=60, check=True)
     try:
@@ -262,7 +262,7 @@ def test_an_image_from_a_file_runs_on_every_node(cluster, tmp_path):
 
 def test_nodes_begin_with_the_images_of_a_store_and_keep_what_they_write_to_themselves(cluster, store):
     assert stored(store.parent) == str(store)
-    write = "test ! -e /bin/mine && echo mine > /bin/mine && exec /bin/sh true"
+    write = "test ! -e /bin/mine && echo mine > /bin/mine && exit 0"
     of_nodes = {f"stored-{number}": f"node-{number}" for number in (1, 2)}
     cluster.apply(*(pod(name, write, image=STORED, nodeName=node) for name, node in of_nodes.items()))
     cluster.wait(*(f"pod/{name}" for name in of_nodes), "--for=jsonpath={.status.phase}=Succeeded")
