@@ -26,8 +26,6 @@ logger = logging.getLogger("allranks.jobs")
 
 AT_ONCE = 24
 """Requests of one job at the same time: a large job does not keep the others waiting."""
-DELETIONS_AT_ONCE = 4
-"""Beside them: creations are what somebody waits for."""
 
 _ObjectKey = tuple[str, str]
 """(kind, name)"""
@@ -55,18 +53,11 @@ class Executor:
         await _together([lambda m=m: self._create(job, m, refusals) for m in companions])  # type: ignore[misc]
         if any(_key(companion) in refusals.by_object for companion in companions):
             pods = []
-        # Neither waits for the other: new pods have images to pull, and old ones go even where no new one can be made.
-        ended = await asyncio.gather(
-            _together([lambda m=m: self._create(job, m, refusals) for m in pods]),  # type: ignore[misc]
-            _together(
-                [lambda r=r: self._delete(job["metadata"]["namespace"], r) for r in plan.delete],  # type: ignore[misc]
-                DELETIONS_AT_ONCE,
-            ),
-            return_exceptions=True,
-        )
-        for error in ended:
-            if error:
-                raise error
+        requests: list[Callable[[], Awaitable[None]]] = []
+        # New pods have their images to pull while old ones end: they come first.
+        requests += [lambda m=m: self._create(job, m, refusals) for m in pods]  # type: ignore[misc]
+        requests += [lambda r=r: self._delete(job["metadata"]["namespace"], r) for r in plan.delete]  # type: ignore[misc]
+        await _together(requests)
         wanted = {_key(manifest) for manifest in plan.create}
         refusals.by_object = {key: refusal for key, refusal in refusals.by_object.items() if key in wanted}
 
@@ -157,7 +148,7 @@ class Executor:
             self._pods.show(self._decode_pod(raw))
 
 
-async def _together(requests: list[Callable[[], Awaitable[None]]], at_once: int = AT_ONCE) -> None:
+async def _together(requests: list[Callable[[], Awaitable[None]]]) -> None:
     """A few at a time. The first error ends it: the rest is decided anew."""
     if not requests:
         return
@@ -169,7 +160,7 @@ async def _together(requests: list[Callable[[], Awaitable[None]]], at_once: int 
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(at_once, len(requests))):
+            for _ in range(min(AT_ONCE, len(requests))):
                 group.create_task(work())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
