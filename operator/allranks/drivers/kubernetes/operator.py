@@ -18,7 +18,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from allranks.api.job import KIND, PLURAL, Job
+from allranks.api.job import GROUP, KIND, PLURAL, Job
 from allranks.core.model import Manifest, Platform
 from allranks.core.names import JOB_LABEL
 from allranks.drivers.kubernetes import handlers, paths, pods
@@ -305,12 +305,16 @@ class Session:
         self.controller.close()
 
     async def _installed(self) -> None:
-        """Waits until the API server serves our resource: kopf would look for it once, and then never again."""
+        """Waits until the API server serves our resource and names its group, which comes a moment later: kopf looks
+        there once, and then never again."""
         told = False
         while True:
             with contextlib.suppress(NotFound):
                 if PLURAL.encode() in await self.client.get(paths.GROUP_VERSION):
-                    return
+                    if f'"{GROUP}"'.encode() in await self.client.get(paths.GROUPS):
+                        return
+                    await asyncio.sleep(0.5)
+                    continue
             if not told:
                 logger.error("the CustomResourceDefinitions are not installed (kubectl apply -f crds/): waiting")
                 told = True

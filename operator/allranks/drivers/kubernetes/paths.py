@@ -7,6 +7,7 @@ from allranks.api.job import GROUP, PLURAL, VERSION
 _COLLECTIONS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "Event": "events"}
 
 
+GROUPS = "/apis"
 GROUP_VERSION = f"/apis/{GROUP}/{VERSION}"
 """What the API server says of our group: the resources that it serves."""
 
