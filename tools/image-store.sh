@@ -29,15 +29,21 @@ main() {
   flock 9
   local image id missing=()
   for image in "$@"; do
+    buildah inspect --type image "$image" >/dev/null 2>&1 || fail "there is no image $image: tools/images.sh or tools/e2e-prepare.sh builds it"
     id=$(identity "$image")
-    [[ -n $id ]] || fail "there is no image $image: tools/images.sh or tools/e2e-prepare.sh builds it"
     grep --quiet --line-regexp --fixed-strings "$image $id" "$store/images" 2>/dev/null || missing+=("$image")
   done
   ((!${#missing[@]})) || add "${missing[@]}"
   echo "$store"
 }
 
-identity() { buildah images --quiet --no-trunc "$1" 2>/dev/null | head -n 1; }
+# Of what runs: its labels name a commit, and change with each.
+identity() {
+  local of=.OCIv1.Config
+  buildah inspect --type image --format \
+    "{{.OCIv1.RootFS}} {{$of.Env}} {{$of.Entrypoint}} {{$of.Cmd}} {{$of.User}} {{$of.WorkingDir}}" "$1" 2>/dev/null |
+    sha256sum | cut -d ' ' -f 1
+}
 
 # With a containerd that runs as long as this does, and of which nothing else is to be seen.
 add() {
