@@ -53,9 +53,9 @@ beside() {
 
 # Two nodes that each say that they have four GPUs, with the images that tools/e2e-prepare.sh has built.
 cluster() {
-  local cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks} store
+  local store
   store=$(tools/image-store.sh ghcr.io/allranks/{operator,pytorch,tensorflow,horovod}:e2e)
-  mine=$(mktemp -d "$cache/e2e.XXXXXX") # where the store is: they share files
+  mine=$(mktemp -d "$(dirname "$store")/e2e.XXXXXX") # they share files
   export ALLRANKS_E2E=$mine/cluster
   tools/cluster.sh up --with node --nodes 2 --gpus 4 --store "$store" --dir "$ALLRANKS_E2E" >/dev/null
 }

@@ -7,18 +7,14 @@ anew:                                                         .venv/bin/python t
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from tour import ROOT, Tour, cluster_of, new_team, write
+from tour import ROOT, Tour, new_team, touring, write
 
-from e2e.jobs import of_tests
-from e2e.release import install
-from e2e.test_faults import KILL_RANK
+from e2e.jobs import KILL_RANK, of_tests
 
 PAGE, FIGURES = ROOT / "docs" / "progress.md", ROOT / "docs" / "progress"
 TEAM = "tour"
@@ -41,20 +37,9 @@ once, hung once and finished. Everything below was printed by the commands that 
 
 def main() -> None:
     """Trains, disturbs, and writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cluster", metavar="DIR", type=Path, help="the folder of a cluster that runs")
-    running = parser.parse_args().cluster
-    with tempfile.TemporaryDirectory() as folder, cluster_of(running) as cluster:
-        install(cluster)
-        tour = Tour(cluster, Path(folder))
+    with touring(__doc__, TEAM) as tour:
         (tour.folder / EXAMPLE).write_text(of_tests((ROOT / EXAMPLE).read_text()))
-        try:
-            trained(tour)
-        except BaseException:
-            print(cluster.ask("get", "dt,pods,events", "-o", "wide", "-A").stdout, file=sys.stderr)
-            raise
-        finally:
-            tour.forget(TEAM)
+        trained(tour)
     write({PAGE: tour.page(HEAD)})
 
 

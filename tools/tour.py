@@ -26,9 +26,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 from readme import replaced  # noqa: E402
 
 from e2e.cluster import Cluster  # noqa: E402
-from e2e.conftest import FIRST, give  # noqa: E402
 from e2e.jobs import Team, of_tests  # noqa: E402
 from e2e.release import NAMESPACE, install  # noqa: E402
+from images.building import build  # noqa: E402
 
 PAGE = ROOT / "docs" / "tour.md"
 TEAM, README_TEAM = "tour", "tour-readme"
@@ -58,25 +58,32 @@ The cluster is that of [dev-cluster.md](dev-cluster.md); [install.md](install.md
 
 def main() -> None:
     """Goes the tour, then writes both pages."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    with touring(__doc__, TEAM, README_TEAM) as tour:
+        section = readme_section(tour)
+        for part in PARTS:
+            part(tour)
+    readme = ROOT / "README.md"
+    write({PAGE: tour.page(HEAD), readme: replaced(readme.read_text(), "cluster", section)})
+
+
+@contextlib.contextmanager
+def touring(about: str | None, *namespaces: str) -> Iterator[Tour]:
+    """On the cluster that the command line names, or a new one. Of one that fails, what the cluster knows is told."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cluster", metavar="DIR", type=Path, help="the folder of a cluster that runs")
     running = parser.parse_args().cluster
     with tempfile.TemporaryDirectory() as folder, cluster_of(running) as cluster:
         install(cluster)
         tour = Tour(cluster, Path(folder))
         try:
-            section = readme_section(tour)
-            for part in PARTS:
-                part(tour)
+            yield tour
         except BaseException:
             print(cluster.ask("get", "dt,pods,events", "-o", "wide", "-A").stdout, file=sys.stderr)
             raise
         finally:
             if running:
                 install(cluster)
-            tour.forget(TEAM, README_TEAM)
-    readme = ROOT / "README.md"
-    write({PAGE: tour.page(HEAD), readme: replaced(readme.read_text(), "cluster", section)})
+            tour.forget(*namespaces)
 
 
 def write(pages: dict[Path, str]) -> None:
@@ -94,12 +101,12 @@ def cluster_of(running: Path | None) -> Iterator[Cluster]:
     if running:
         yield Cluster(running.resolve())
         return
-    with tempfile.TemporaryDirectory() as folder:
+    stored = [ROOT / "tools" / "image-store.sh", *build("operator", "pytorch")]
+    store = Path(subprocess.run(stored, stdout=subprocess.PIPE, text=True, check=True).stdout.strip())
+    with tempfile.TemporaryDirectory(dir=store.parent) as folder:
         cluster = Cluster(Path(folder) / "cluster")
         try:
-            cluster.up("--nodes", "2", "--gpus", "4")
-            for node in ("node-1", "node-2"):
-                give(cluster, node, *FIRST)
+            cluster.up("--with", "node", "--nodes", "2", "--gpus", "4", "--store", str(store))
             yield cluster
         finally:
             cluster.down()
@@ -279,19 +286,14 @@ def too_big(tour: Tour) -> None:
 
 
 def lost(tour: Tour) -> None:
-    """A node that the operator is not on. It may be cordoned, and is so again at the end."""
+    """A node that the operator is not on."""
     operator = tour.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "jsonpath={.items[0].spec.nodeName}")
     [node] = {"node-1", "node-2"} - {operator}
-    cordoned = tour.cluster.kubectl("get", "node", node, "-o", "jsonpath={.spec.unschedulable}")
-    tour.cluster.kubectl("uncordon", node)
     try:
         lose(tour, node)
     except BaseException:
         tour.cluster.script("start", node)
         raise
-    finally:
-        if cordoned:
-            tour.cluster.kubectl("cordon", node)
 
 
 def lose(tour: Tour, node: str) -> None:

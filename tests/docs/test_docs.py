@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,12 @@ def test_links_and_examples_named_in_the_documentation_are_there(page: Path) -> 
             assert (page.parent / link).exists(), f"{page.name}: {link}"
     for name in re.findall(r"examples/[\w-]+\.yaml", text):
         assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("script", ["tour.py", "progress.py", "recovery.py"])
+def test_what_makes_a_page_from_real_runs_can_be_started(script):
+    """The runs take minutes, and tests do not make them."""
+    command = [sys.executable, ROOT / "tools" / script, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout
