@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # The tests with real pods, on a cluster of their own: what mostly waits for nodes, backoffs and deadlines runs beside the
-# rest, and what takes the operator away runs last, alone. Arguments are tests or options of pytest; those run in one row.
-# docs/e2e.md tells of the environment: ALLRANKS_E2E=DIR, ALLRANKS_TEST_CLUSTER=yes.
+# rest, and what takes the operator away runs last, alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 waits=(tests/e2e/test_elastic.py tests/e2e/test_nodes.py tests/e2e/test_progress.py)
@@ -9,7 +8,25 @@ last=(tests/e2e/test_release.py)
 kept=build/e2e
 taint=tests.allranks.dev/kept-free
 
+usage() {
+  cat <<'USAGE'
+usage: tools/e2e.sh [TEST...] [OPTION OF PYTEST...]
+
+Runs the tests with real pods on two nodes, which it starts and ends, as root. tools/e2e-prepare.sh builds what they need,
+`make e2e` does both. docs/e2e.md tells of clusters that are there already.
+
+examples:
+  tools/e2e.sh
+  tools/e2e.sh tests/e2e/test_faults.py -k evicted
+
+environment:
+  ALLRANKS_E2E=DIR                          a cluster of `tools/cluster.sh up --nodes 2 --gpus 4 --dir DIR`
+  ALLRANKS_TEST_CLUSTER=yes and KUBECONFIG  any cluster
+USAGE
+}
+
 main() {
+  case ${1-} in -h | --help) usage; exit 0 ;; esac
   mkdir -p "$kept"
   if [ "${ALLRANKS_TEST_CLUSTER:-}" = yes ]; then
     row "${@:-tests/e2e}"
