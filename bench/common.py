@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import subprocess
@@ -62,27 +63,39 @@ async def make_namespace(client: Client, name: str) -> str:
 async def watching(
     client: Client, path: str, take: Callable[[list[bytes]], Awaitable[None]], **headers: str
 ) -> AsyncIterator[None]:
-    """Hands the lines of a watch on as they come, from its first answer to the end of the block."""
+    """Hands the lines of a watch on as they come, from its first answer to the end of the block. An API server that is
+    busy ends watches of those who do not read quickly enough: it goes on where it was."""
     started = asyncio.Event()
 
     async def follow() -> None:
-        async with (
-            client.session(headers=client.connection.headers() | headers) as session,
-            session.get(client.connection.url + path, params={"watch": "1"}) as answer,
-        ):
-            started.set()
-            rest = b""
-            async for chunk in answer.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
-                await take(lines)
+        parameters = {"watch": "1"}
+        async with client.session(headers=client.connection.headers() | headers) as session:
+            while True:
+                async with session.get(client.connection.url + path, params=parameters) as answer:
+                    answer.raise_for_status()
+                    started.set()
+                    rest = b""
+                    async for chunk in answer.content.iter_any():
+                        *lines, rest = (rest + chunk).split(b"\n")
+                        if lines:
+                            parameters["resourceVersion"] = version(lines[-1])
+                            await take(lines)
 
-    following = asyncio.create_task(follow())
-    try:
+    async with asyncio.TaskGroup() as group:  # a watch that fails ends the block
+        following = group.create_task(follow())
         await started.wait()
-        yield
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        try:
+            yield
+        finally:
+            following.cancel()
+
+
+def version(line: bytes) -> str:
+    """The resourceVersion in a line of a watch. Raises RuntimeError for an error, as when it began too long ago."""
+    event = json.loads(line)
+    if event["type"] == "ERROR":
+        raise RuntimeError(f"the watch is over: {event['object'].get('message')}")
+    return str(event["object"]["metadata"]["resourceVersion"])
 
 
 async def until(condition: Callable[[], Any], seconds: float = 300, every: float = 0.02) -> None:
