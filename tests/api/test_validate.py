@@ -60,21 +60,27 @@ RULES = [
     ("a name has no dots", {"name": "my.job"}, ("metadata.name", NAME_CHARACTERS), {"name": "my-job"}),
     ("only the block of the framework is allowed", {"tensorflow": {}}, ("spec.tensorflow", BLOCK), {"pytorch": {}}),
     (
+        "a launcher is Horovod's",
+        {"roles": {"launcher": 1, "worker": 1}},
+        ("spec.roles.launcher", "is a role of horovod alone: remove it or change framework"),
+        {"roles": {"master": 1, "worker": 1}},
+    ),
+    (
         "PyTorch has no chief",
         {"roles": {"chief": 1, "worker": 1}},
-        ("spec.roles.chief", "is no role of pytorch, which has master, worker"),
+        ("spec.roles.chief", "is a role of tensorflow alone: remove it or change framework"),
         {"roles": {"master": 1, "worker": 1}},
     ),
     (
         "TensorFlow has no master",
         {"framework": "tensorflow", "roles": {"master": 1, "worker": 1}},
-        ("spec.roles.master", "is no role of tensorflow, which has chief, worker, ps, evaluator"),
+        ("spec.roles.master", "is a role of pytorch alone: remove it or change framework"),
         {"framework": "tensorflow", "roles": {"chief": 1, "worker": 1, "ps": 1, "evaluator": 1}},
     ),
     (
         "Horovod has no parameter servers",
         {"framework": "horovod", "roles": {"worker": 1, "ps": 1}},
-        ("spec.roles.ps", "is no role of horovod, which has worker, launcher"),
+        ("spec.roles.ps", "is a role of tensorflow alone: remove it or change framework"),
         {"framework": "horovod", "roles": {"worker": 1}},
     ),
     (

@@ -355,7 +355,6 @@ def look(life: Life, where: Platform) -> Plan:
 def test_no_object_is_made_and_the_condition_says_why(case):
     where, reason, message = case
     life = Life(job(pool="gpu"))
-    life.step(0)
     plan = look(life, where)
     assert (plan.create, plan.delete, plan.wake_at) == ((), (), None)
     assert plan.status is not None

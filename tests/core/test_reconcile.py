@@ -13,7 +13,7 @@ import pytest
 from allranks.api.status import Failure, RestartCounts, Status
 from allranks.core import desired
 from allranks.core.model import Disruption, Event, Exit, Observed, Plan, PodRef, Refused
-from allranks.core.reconcile import CLEANUP_GRACE, reconcile
+from allranks.core.reconcile import CLEANUP_GRACE, SMALL, reconcile
 from builders import (
     CLUSTER,
     NOW,
@@ -48,21 +48,54 @@ def condition(life: Life, kind: str) -> tuple[str, str, str]:
 # --- start -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_look_only_writes_down_that_an_attempt_begins():
-    life = Life(job(**GROUP))
+LARGE = {"roles": {"master": 1, "worker": SMALL}}
+
+
+def test_a_large_job_first_writes_down_that_an_attempt_begins():
+    life = Life(job(**LARGE))
     plan = life.step(0)
     assert (plan.write_ahead, plan.create, plan.delete) == (True, (), ())
     assert life.status.phase == "Pending"
     assert (life.status.attempt, life.status.start_time, life.status.attempt_time) == (0, NOW, NOW)
 
 
-def test_all_pods_of_an_attempt_are_created_together_after_what_they_need():
+def test_a_small_job_begins_with_its_pods():
     life = Life(job(**GROUP))
+    plan = life.step(0)
+    assert not plan.write_ahead
+    assert (life.status.attempt, life.status.start_time, life.status.attempt_time) == (0, NOW, NOW)
+    everything = desired.objects(life.job, life.status, CLUSTER)
+    assert plan.create == (*everything.companions, *everything.pods)
+    assert names(plan) == ["Service job", *(f"Pod {name}" for name in ALL)]
+
+
+def test_a_small_job_whose_first_status_was_lost_goes_on_with_its_pods():
+    life = Life(job(**GROUP))
+    life.step(0)
+    life.status = Status()
+    assert life.step(1).create == ()
+    assert (life.status.attempt, life.status.launched) == (0, True)
+
+
+def test_pods_of_a_spec_that_was_changed_before_the_first_status_are_not_taken_for_its_own():
+    """They may be wired for another size."""
+    life = Life(job(**GROUP))
+    life.step(0)
+    life.status = Status()
+    life.job = job(generation=2, roles={"master": 1, "worker": 1})
+    assert life.step(1).write_ahead
+    assert life.status.attempt == 1
+    plan = life.step(2)
+    assert [gone.name for gone in plan.delete] == ALL
+    assert names(plan) == ["Service job", "Pod job-master-0-1", "Pod job-worker-0-1"]
+
+
+def test_all_pods_of_an_attempt_are_created_together_after_what_they_need():
+    life = Life(job(**LARGE))
     life.step(0)
     plan = life.step(1)
     everything = desired.objects(life.job, life.status, CLUSTER)
     assert plan.create == (*everything.companions, *everything.pods)
-    assert names(plan) == ["Service job", *(f"Pod {name}" for name in ALL)]
 
 
 def test_running_is_when_every_replica_runs():
@@ -187,7 +220,6 @@ def test_what_no_schema_sees_fails_the_job_with_its_path():
 def test_labels_adopt_nothing():
     """A pod of the wanted name and labels that is not ours is neither counted nor deleted."""
     life = Life(job(**GROUP))
-    life.step(0)
     foreign = replace(pod("master"), owned=False)
     plan = reconcile(observed(life.job, life.status, [foreign]))
     assert f"Pod {foreign.name}" in names(plan), "its creation is refused, and the job says so"

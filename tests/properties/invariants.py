@@ -88,9 +88,10 @@ class Watchdog:
             return
         status = self._before or {}
         entry = status.get("replicaRestarts", {}).get(f"{role}-{index}", {}).get("count", 0)
-        written = (status.get("attempt"), entry)
+        # A small job begins with its pods, which are those of attempt 0.
+        written = (status["attempt"] if status else 0, entry)
         hold(written == (attempt, restart), f"{name} was created before status said so: {status}")
-        hold(status["phase"] not in ("Succeeded", "Failed", "Suspended"), f"{name} in phase {status['phase']}")
+        hold(status.get("phase") not in ("Succeeded", "Failed", "Suspended"), f"{name} in phase {status.get('phase')}")
         for other in self._cluster.pods():
             if controller_of(other) == self._tally.uid and name_of(other) != name and not ended(other["status"]):
                 twin = place_of(other) == (role, index, attempt) and not is_going(other)

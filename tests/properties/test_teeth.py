@@ -131,9 +131,9 @@ def _counts_suspended_time(patch: Patch) -> None:
 
 def _leaves_the_old(patch: Patch) -> None:
     """Pods of an attempt before the last one are forgotten."""
-    outdated = heart._Attempt.outdated.func
+    outdated = heart.Attempt.outdated.func
     late = property(lambda self: [p for p in outdated(self) if p.attempt == self.observed.status.attempt - 1])
-    patch.setattr(heart._Attempt, "outdated", late)
+    patch.setattr(heart.Attempt, "outdated", late)
 
 
 def _keeps_lost_work(patch: Patch) -> None:

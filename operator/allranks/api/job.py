@@ -201,7 +201,7 @@ ROLES: tuple[str, ...] = tuple(_ROLE_KINDS)
 class RolesBase(Model):
     """The job's roles; which ones are allowed depends on the framework."""
 
-    model_config = {"json_schema_extra": rules(*cel.roles(ROLES))}
+    model_config = {"json_schema_extra": rules(*cel.roles(FRAMEWORKS))}
 
     def items(self) -> list[tuple[str, RoleSpec]]:
         """(role, its spec) of the roles that are there, in the frameworks' order."""

@@ -95,32 +95,70 @@ RESTART = _fixed("backoffSeconds", "scope", "rules")
 ROLE = _fixed(*_FIXED_IN_CONTAINER)
 
 
-def roles(names: Iterable[str]) -> tuple[Rule, ...]:
-    """The rules of `spec.roles`."""
-    return tuple(
+def roles(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
+    """The rules of `spec.roles`. What only one framework has needs no look at `framework`."""
+    names = _roles(frameworks)
+    return (
         Rule(
-            rule=f"has(self.{name}) == has(oldSelf.{name})",
-            message="the roles of a job cannot change: make a new job",
-        )
-        for name in names
+            rule=_any(f"has(self.{role}) && self.{role}.replicas > 0" for role in names),
+            message="the job has no pods: give at least one role replicas",
+        ),
+        *(
+            rule.model_copy(update={"rule": f"!has(self.{role}) || {rule.rule}"})
+            for role in names
+            if len(owners := _owners(role, frameworks)) == 1
+            for rule in _of_role(role, owners[0], f"self.{role}", f".{role}")
+        ),
+        *(
+            Rule(
+                rule=f"has(self.{role}) == has(oldSelf.{role})",
+                message="the roles of a job cannot change: make a new job",
+            )
+            for role in names
+        ),
     )
+
+
+def _of_role(role: str, framework: Framework, there: str, field: str) -> Iterable[Rule]:
+    """One framework's limits and reserved variables in a role of it that is `there`."""
+    most = framework.roles[role].max_replicas
+    if most is not None:
+        yield Rule(
+            rule=f"{there}.replicas <= {most}",
+            message=f"{framework.name} has at most {most} {role}",
+            field=f"{field}.replicas",
+        )
+    yield _reserved(framework, there, f"{field}.env")
+
+
+def _reserved(framework: Framework, there: str, field: str) -> Rule:
+    return Rule(
+        rule=f"!has({there}.env) || {there}.env.all(e, !(e.name in {_list(framework.reserved_env)}))",
+        message="variables by which the ranks find one another are set by allranks: remove any of "
+        + ", ".join(sorted(framework.reserved_env)),
+        field=field,
+    )
+
+
+def _roles(frameworks: Mapping[str, Framework]) -> list[str]:
+    return sorted({role for framework in frameworks.values() for role in framework.roles})
+
+
+def _owners(role: str, frameworks: Mapping[str, Framework]) -> list[Framework]:
+    return [framework for framework in frameworks.values() if role in framework.roles]
 
 
 def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
     """The rules of `spec`: `self` is the spec."""
-    roles = sorted({role for framework in frameworks.values() for role in framework.roles})
+    roles = _roles(frameworks)
     return (
-        *(rule for framework in frameworks.values() for rule in _of_framework(framework, frameworks, roles)),
+        *(rule for framework in frameworks.values() for rule in _of_framework(framework, frameworks)),
+        *(rule for role in roles for rule in _not_of_every(role, frameworks)),
         Rule(
             rule="has(self.image) || has(self.template) || "
             + _all(f"!has(self.roles.{r}) || has(self.roles.{r}.image) || has(self.roles.{r}.template)" for r in roles),
             message="an image is needed, here or in every role",
             field=".image",
-        ),
-        Rule(
-            rule=_any(f"has(self.roles.{role}) && self.roles.{role}.replicas > 0" for role in roles),
-            message="the job has no pods: give at least one role replicas",
-            field=".roles",
         ),
         Rule(
             rule="!has(self.success) || self.success == 'all' || "
@@ -143,39 +181,33 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
     )
 
 
-def _of_framework(framework: Framework, frameworks: Mapping[str, Framework], roles: list[str]) -> Iterable[Rule]:
-    """One framework's options, roles, limits and reserved variables, from what its file declares."""
-    this = f"self.framework == '{framework.name}'"
+def _of_framework(framework: Framework, frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
+    """One framework's options, and what it says of roles that others have too, from what its file declares."""
+    other = f"self.framework != '{framework.name}'"
     yield Rule(
-        rule=f"!has(self.{framework.name}) || {this}",
+        rule=f"!has(self.{framework.name}) || self.framework == '{framework.name}'",
         message="only the block that matches framework is allowed: remove it or change framework",
         field=f".{framework.name}",
     )
-    for role in roles:
-        if role not in framework.roles:
-            yield Rule(
-                rule=f"!({this}) || !has(self.roles.{role})",
-                message=f"is no role of {framework.name}, which has {', '.join(framework.roles)}",
-                field=f".roles.{role}",
-            )
-    for role, kind in framework.roles.items():
-        if kind.max_replicas is not None:
-            yield Rule(
-                rule=f"!({this}) || !has(self.roles.{role}) || self.roles.{role}.replicas <= {kind.max_replicas}",
-                message=f"{framework.name} has at most {kind.max_replicas} {role}",
-                field=f".roles.{role}.replicas",
-            )
-    reserved = _list(framework.reserved_env)
-    for place in ("", *(f".roles.{role}" for role in framework.roles)):
-        there = f"has(self{place}) && has(self{place}.env)" if place else "has(self.env)"
+    everywhere = _reserved(framework, "self", ".env")
+    shared = [
+        rule.model_copy(update={"rule": f"!has(self.roles.{role}) || {rule.rule}"})
+        for role in framework.roles
+        if len(_owners(role, frameworks)) > 1
+        for rule in _of_role(role, framework, f"self.roles.{role}", f".roles.{role}")
+    ]
+    for rule in (everywhere, *shared, *framework.rules):
+        yield rule.model_copy(update={"rule": f"{other} || ({rule.rule})"})
+
+
+def _not_of_every(role: str, frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
+    owners = [framework.name for framework in _owners(role, frameworks)]
+    if len(owners) < len(frameworks):
         yield Rule(
-            rule=f"!({this}) || !({there}) || self{place}.env.all(e, !(e.name in {reserved}))",
-            message="variables by which the ranks find one another are set by allranks: remove any of "
-            + ", ".join(sorted(framework.reserved_env)),
-            field=f"{place}.env",
+            rule=f"!has(self.roles.{role}) || self.framework in {_list(owners)}",
+            message=f"is a role of {' and '.join(owners)} alone: remove it or change framework",
+            field=f".roles.{role}",
         )
-    for rule in framework.rules:
-        yield rule.model_copy(update={"rule": f"!({this}) || ({rule.rule})"})
 
 
 def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:

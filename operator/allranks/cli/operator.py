@@ -64,7 +64,14 @@ def _run(kubeconfig: str | None, context: str | None, **flags: Any) -> None:
     logs.configure(settings.log_level, settings.log_format)
     try:
         operator = Operator(settings, connect(kubeconfig, context))
-        asyncio.run(_until_told(operator))
+        import os
+
+        if os.environ.get("UV"):
+            import uvloop
+
+            uvloop.run(_until_told(operator))
+        else:
+            asyncio.run(_until_told(operator))
     except AllranksError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:

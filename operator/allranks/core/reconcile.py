@@ -1,15 +1,15 @@
 """The heart: what to do about a job, from all that is known of it. Read this page first.
 
 A decision (a new attempt, a verdict, suspension) is a plan that only writes status; objects are a function of what
-status persisted. Killed at any point, the next reconcile continues from what status and the pods say.
+status persisted, but for the first pods of a small job (`_begin_small`). Killed at any point, the next reconcile
+continues from what status and the pods say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cached_property
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, Failure, Status
@@ -27,11 +27,14 @@ from allranks.core import (
     topology,
 )
 from allranks.core import status as statuses
+from allranks.core.attempt import Attempt
 from allranks.core.model import Event, Manifest, Observed, Plan, Pod, PodRef
 from allranks.frameworks.base import Replica
 
 CLEANUP_GRACE = timedelta(seconds=10)
 """After success, so long may peers still end by themselves: rank 0 is often done a moment before the others."""
+SMALL = 32
+"""A job of so many pods begins with its pods: its status tells of them as soon as they are there."""
 
 
 def reconcile(observed: Observed) -> Plan:
@@ -40,14 +43,30 @@ def reconcile(observed: Observed) -> Plan:
     if job.metadata.deletion_timestamp or (job.spec.managed_by or MANAGED_BY) != MANAGED_BY:
         return Plan()
     if status.phase in FINISHED:
-        return _finished(_Attempt(observed, status))
+        return _finished(Attempt(observed, status))
+    if small := _begin_small(observed):
+        return small
     reports = progress.numbered(job, status, progress.present(observed.reports, observed.pods))
     told = replace(observed, status=progress.observe(job, status, reports), reports=reports)
-    attempt = _Attempt(told, status)
+    attempt = Attempt(told, status)
     return _accounted(observed, attempt, _decision(attempt) or _pursue(attempt))
 
 
-def _accounted(observed: Observed, attempt: _Attempt, plan: Plan) -> Plan:
+def _begin_small(observed: Observed) -> Plan | None:
+    """The first pods before the first status: that write would cost as much as four pods. A crash in between forgets
+    nothing, for the same pods have the same names. Unless the spec was changed meanwhile, as its generation tells: then
+    nobody knows for which size a pod was made, and the first attempt that is written is number 1 (`statuses.begin`)."""
+    job, status = observed.job, observed.status
+    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or desired.problems(job):
+        return None
+    begun = statuses.begin(job, status, observed.now)
+    if sum(topology.sizes(job, begun).values()) > SMALL:
+        return None
+    attempt = Attempt(replace(observed, status=begun), status)
+    return _accounted(observed, attempt, _pursue(attempt))
+
+
+def _accounted(observed: Observed, attempt: Attempt, plan: Plan) -> Plan:
     """The plan, with what ranks have reported and where the time went in its status: as little as any write needs."""
     before, seen = observed.status, attempt.observed.status
     listened = observed.reports is not None
@@ -57,93 +76,7 @@ def _accounted(observed: Observed, attempt: _Attempt, plan: Plan) -> Plan:
     return replace(plan, status=status if status != before else None)
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """The observation, sorted by what decisions ask of it."""
-
-    observed: Observed
-    """Its status is the persisted one with what ranks have reported since."""
-    persisted: Status
-
-    @cached_property
-    def replicas(self) -> tuple[Replica, ...]:
-        return topology.replicas(self.observed.job, self.observed.status)
-
-    @cached_property
-    def pods(self) -> dict[tuple[str, int], Pod]:
-        """(role, index) -> the pod that holds this place now: ours, and of the computed name; labels prove nothing."""
-        ours = {pod.name: pod for pod in self.observed.pods if pod.owned}
-        found = ((replica, ours.get(self._name(replica))) for replica in self.replicas)
-        return {(r.role, r.index): replace(pod, role=r.role, index=r.index) for r, pod in found if pod}
-
-    @cached_property
-    def outdated(self) -> list[Pod]:
-        """Our pods of older attempts, and those whose place was given to a newer one."""
-        held = {pod.uid for pod in (*self.pods.values(), *self.placeholders.values())}
-        return sorted((p for p in self.observed.pods if p.owned and p.uid not in held), key=lambda p: (p.name, p.uid))
-
-    @cached_property
-    def placeholders(self) -> dict[str, Pod]:
-        """Name -> the pod that shows whether there is room for one more worker. One that ended shows nothing."""
-        job, status, now = self.observed.job, self.observed.status, self.observed.now
-        wanted = {replica.hostname for replica in topology.waiting(job, status)} if self.seeks_room else ()
-        there = [pod for pod in self.observed.pods if pod.owned and pod.name in wanted]
-        return {pod.name: pod for pod in there if not pod.ended or now < elastic.ended_at(pod, now) + elastic.RETRY}
-
-    @cached_property
-    def seeks_room(self) -> bool:
-        """For more workers. When the first pod has ended, well or ignored, the attempt comes to its end."""
-        status = self.observed.status
-        begins = elastic.seeks_room_from(status)
-        over = status.phase in FINISHED or any(pod.ended for pod in self.pods.values())
-        return begins is not None and begins <= self.observed.now and not over
-
-    @cached_property
-    def watched(self) -> hangs.Watch | None:
-        o = self.observed
-        return hangs.watch(o.job, o.status, o.reports)
-
-    @cached_property
-    def bad_starts(self) -> list[Pod]:
-        return [pod for pod in self.pods.values() if pod.waiting_reason in policies.BAD_START and not pod.ended]
-
-    @cached_property
-    def missing(self) -> list[Replica]:
-        return [r for r in self.replicas if (r.role, r.index) not in self.pods and not self._ignored(r.role, r.index)]
-
-    @cached_property
-    def vanished(self) -> list[Replica]:
-        """Pods that were there and are not: somebody deleted them."""
-        return [r for r in self.missing if self._launched(r)]
-
-    @cached_property
-    def failed(self) -> list[Pod]:
-        return [pod for place, pod in self.pods.items() if failures.failed(pod) and not self._ignored(*place)]
-
-    def lives(self, replica: Replica) -> bool:
-        """Its former pod of this attempt, which has the same host name, was not even told to go yet."""
-        if names.replica_key(replica.role, replica.index) not in self.observed.status.replica_restarts:
-            return False
-        first, others = replica.hostname, f"{replica.hostname}-"
-        former = [pod for pod in self.outdated if pod.name == first or pod.name.startswith(others)]
-        return any(not pod.ended and pod.deleted_at is None for pod in former)
-
-    def _name(self, replica: Replica) -> str:
-        """Its pod's name: its host name, and how often it was restarted alone."""
-        entry = self.observed.status.replica_restarts.get(names.replica_key(replica.role, replica.index))
-        return f"{replica.hostname}-{entry.count}" if entry and entry.count else replica.hostname
-
-    def _launched(self, replica: Replica) -> bool:
-        status = self.observed.status
-        entry = status.replica_restarts.get(names.replica_key(replica.role, replica.index))
-        return entry.launched if entry else status.launched
-
-    def _ignored(self, role: str, index: int) -> bool:
-        ignored = self.observed.status.ignored
-        return bool(ignored) and names.replica_key(role, index) in ignored
-
-
-def _decision(attempt: _Attempt) -> Plan | None:
+def _decision(attempt: Attempt) -> Plan | None:
     """The transition that is due, if any: at most one, written ahead."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     if status.start_time is None:
@@ -171,7 +104,7 @@ def _decision(attempt: _Attempt) -> Plan | None:
     return _bad_start(attempt) or _failure(attempt) or _hang(attempt) or _resize(attempt) or _fit(attempt)
 
 
-def _bad_start(attempt: _Attempt) -> Plan | None:
+def _bad_start(attempt: Attempt) -> Plan | None:
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     bad = [pod for pod in attempt.bad_starts if (policies.startup_deadline(job, status, pod) or now) <= now]
     if not bad:
@@ -182,7 +115,7 @@ def _bad_start(attempt: _Attempt) -> Plan | None:
     return _write(failed, Event(bad[0].waiting_reason, message, warning=True))
 
 
-def _failure(attempt: _Attempt) -> Plan | None:
+def _failure(attempt: Attempt) -> Plan | None:
     """The first failure of the attempt decides; what it takes along, if any of a group failed, is the whole group."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     if not attempt.failed and not attempt.vanished:
@@ -216,7 +149,7 @@ def _failure(attempt: _Attempt) -> Plan | None:
     return _write(statuses.restart_replica(job, status, failure, counted, now), told)
 
 
-def _hang(attempt: _Attempt) -> Plan | None:
+def _hang(attempt: Attempt) -> Plan | None:
     """No rank makes progress any more: all of them restart, unless a rule says otherwise."""
     o, watched = attempt.observed, attempt.watched
     if watched is None or o.reports is None or o.now < watched.due_at:
@@ -234,7 +167,7 @@ def _hang(attempt: _Attempt) -> Plan | None:
     return _write(restarted, told, Event("Restarting", ruling.why))
 
 
-def _hindsight(attempt: _Attempt) -> Plan | None:
+def _hindsight(attempt: Attempt) -> Plan | None:
     """A past attempt failed for another reason than was known then."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     cause = hindsight.cause(job, status, attempt.outdated, now, attempt.observed.platform)
@@ -246,7 +179,7 @@ def _hindsight(attempt: _Attempt) -> Plan | None:
     return _write(corrected, Event("CauseFound", message)) if corrected != status else None
 
 
-def _resize(attempt: _Attempt) -> Plan | None:
+def _resize(attempt: Attempt) -> Plan | None:
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     wanted, present = topology.wanted_sizes(job), topology.sizes(job, status)
     if elastic.takes(job, status):
@@ -259,7 +192,7 @@ def _resize(attempt: _Attempt) -> Plan | None:
     return _write(statuses.resize(job, status, "Resized", why, now), Event("Resized", f"{why}: a new attempt begins"))
 
 
-def _fit(attempt: _Attempt) -> Plan | None:
+def _fit(attempt: Attempt) -> Plan | None:
     """An elastic job whose ranks restart together goes on with fewer where there is no room, and grows back."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     patience = elastic.gives_up_at(job, status, attempt.outdated, now)
@@ -275,7 +208,7 @@ def _fit(attempt: _Attempt) -> Plan | None:
     return _write(statuses.resize(job, fitted, reason, why, now), Event(reason, f"{why}: a new attempt begins"))
 
 
-def _pursue(attempt: _Attempt) -> Plan:
+def _pursue(attempt: Attempt) -> Plan:
     """Nothing to decide: bring the objects in line with the persisted status, and tell what is seen."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     if status.phase == "Suspended":
@@ -305,7 +238,7 @@ def _pursue(attempt: _Attempt) -> Plan:
     return replace(plan, ask_stacks=attempt.watched.question) if attempt.watched and stuck else plan
 
 
-def _finished(attempt: _Attempt) -> Plan:
+def _finished(attempt: Attempt) -> Plan:
     """The verdict stands. What is left is to clean up, and after the TTL to delete the job."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     ended = status.completion_time or now
@@ -337,7 +270,7 @@ def _endings(status: Status) -> dict[str, tuple[int, int]]:
     return {role: (of.succeeded, of.failed) for role, of in status.roles.items()}
 
 
-def _manifests(attempt: _Attempt, due: list[Replica]) -> list[Manifest]:
+def _manifests(attempt: Attempt, due: list[Replica]) -> list[Manifest]:
     """The companions with the first pods of an attempt, and the pods that are due."""
     job, status, platform = attempt.observed.job, attempt.observed.status, attempt.observed.platform
     places = {(r.role, r.index) for r in due}
@@ -347,7 +280,7 @@ def _manifests(attempt: _Attempt, due: list[Replica]) -> list[Manifest]:
     return companions + [pod for replica, pod in pods if (replica.role, replica.index) in places]
 
 
-def _placeholders(attempt: _Attempt) -> list[Manifest]:
+def _placeholders(attempt: Attempt) -> list[Manifest]:
     """Those that are not there. Only beside ranks that run: they must not take the room of those."""
     job, status, platform = attempt.observed.job, attempt.observed.status, attempt.observed.platform
     there = {pod.name for pod in attempt.observed.pods}
@@ -364,7 +297,7 @@ def _not_before(status: Status, replica: Replica) -> datetime | None:
     return entry.restart_time if entry else status.restart_time
 
 
-def _seen(attempt: _Attempt, lacks: tuple[str, str] | None = None) -> Status:
+def _seen(attempt: Attempt, lacks: tuple[str, str] | None = None) -> Status:
     o = attempt.observed
     return statuses.summarise(o.job, o.status, attempt.pods, o.refused, o.now, lacks)
 
@@ -374,7 +307,7 @@ def _write(status: Status, *events: Event) -> Plan:
 
 
 def _plan(
-    attempt: _Attempt,
+    attempt: Attempt,
     status: Status,
     create: Iterable[Manifest] = (),
     delete: Iterable[Pod] = (),

@@ -30,11 +30,14 @@ _HISTORY = 10
 
 
 def begin(job: Job, status: Status, now: datetime) -> Status:
-    """The job is seen for the first time."""
-    fresh = status.model_copy(update={"start_time": now, "observed_generation": job.metadata.generation})
+    """The job is seen for the first time. One whose spec was changed before that may have pods of another size already,
+    of attempt 0 (`reconcile`): it begins with the next."""
+    number = int(job.metadata.generation > 1)
+    first = {"start_time": now, "observed_generation": job.metadata.generation, "attempt": number}
+    fresh = status.model_copy(update=first)
     if job.spec.suspend:
         return _phase(_roles_wanted(job, fresh), "Suspended", now, "Suspended", "created with suspend: true")
-    return _phase(_attempt(job, fresh, 0, now), "Pending", now, "Created", "the pods are being created")
+    return _phase(_attempt(job, fresh, number, now), "Pending", now, "Created", "the pods are being created")
 
 
 def suspend(job: Job, status: Status, now: datetime) -> Status:

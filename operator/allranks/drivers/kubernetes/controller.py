@@ -216,7 +216,9 @@ class Controller:
             if not (may_wait(observed, plan) and self._postpone(key, memory, observed, plan)):
                 await self._write(key, raw, memory, observed, plan)
             return
-        await self._objects(key, raw, memory, plan)
+        if await self._objects(key, raw, memory, plan):
+            self._again.add(key)  # and then one status tells of them as well
+            return
         if plan.status is not None and not self._postpone(key, memory, observed, plan):
             await self._write(key, raw, memory, observed, plan)
         if plan.delete_job:
@@ -249,15 +251,16 @@ class Controller:
             return None
         return self._reports.of(key, uid, status.attempt)
 
-    async def _objects(self, key: JobKey, raw: Manifest, memory: _Memory, plan: Plan) -> None:
+    async def _objects(self, key: JobKey, raw: Manifest, memory: _Memory, plan: Plan) -> bool:
+        """Whether it asked for new ones."""
         refusals = memory.refusals
         if not plan.create and not plan.delete:
             refusals.by_object.clear()
             refusals.tries = 0
-            return
+            return False
         if memory.refused:
             await self._executor.objects(raw, replace(plan, create=()), Refusals())
-            return
+            return False
         before = dict(refusals.by_object)
         memory.refused = True  # unless something happens meanwhile
         await self._executor.objects(raw, plan, refusals)
@@ -270,6 +273,7 @@ class Controller:
         memory.refused = memory.refused and bool(refusals.by_object)
         if refusals.by_object != before:
             self._again.add(key)
+        return bool(plan.create)
 
     def _postpone(self, key: JobKey, memory: _Memory, observed: Observed, plan: Plan) -> bool:
         """Whether this status can wait for more of its kind."""

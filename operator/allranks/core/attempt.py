@@ -1,0 +1,97 @@
+"""What is there of a job's present attempt, and of older ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from allranks.api.status import FINISHED, Status
+from allranks.core import elastic, failures, hangs, names, policies, topology
+from allranks.core.model import Observed, Pod
+from allranks.frameworks.base import Replica
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The observation, sorted by what decisions ask of it."""
+
+    observed: Observed
+    """Its status is the persisted one with what ranks have reported since."""
+    persisted: Status
+
+    @cached_property
+    def replicas(self) -> tuple[Replica, ...]:
+        return topology.replicas(self.observed.job, self.observed.status)
+
+    @cached_property
+    def pods(self) -> dict[tuple[str, int], Pod]:
+        """(role, index) -> the pod that holds this place now: ours, and of the computed name; labels prove nothing."""
+        ours = {pod.name: pod for pod in self.observed.pods if pod.owned}
+        found = ((replica, ours.get(self._name(replica))) for replica in self.replicas)
+        return {(r.role, r.index): replace(pod, role=r.role, index=r.index) for r, pod in found if pod}
+
+    @cached_property
+    def outdated(self) -> list[Pod]:
+        """Our pods of older attempts, and those whose place was given to a newer one."""
+        held = {pod.uid for pod in (*self.pods.values(), *self.placeholders.values())}
+        return sorted((p for p in self.observed.pods if p.owned and p.uid not in held), key=lambda p: (p.name, p.uid))
+
+    @cached_property
+    def placeholders(self) -> dict[str, Pod]:
+        """Name -> the pod that shows whether there is room for one more worker. One that ended shows nothing."""
+        job, status, now = self.observed.job, self.observed.status, self.observed.now
+        wanted = {replica.hostname for replica in topology.waiting(job, status)} if self.seeks_room else ()
+        there = [pod for pod in self.observed.pods if pod.owned and pod.name in wanted]
+        return {pod.name: pod for pod in there if not pod.ended or now < elastic.ended_at(pod, now) + elastic.RETRY}
+
+    @cached_property
+    def seeks_room(self) -> bool:
+        """For more workers. When the first pod has ended, well or ignored, the attempt comes to its end."""
+        status = self.observed.status
+        begins = elastic.seeks_room_from(status)
+        over = status.phase in FINISHED or any(pod.ended for pod in self.pods.values())
+        return begins is not None and begins <= self.observed.now and not over
+
+    @cached_property
+    def watched(self) -> hangs.Watch | None:
+        o = self.observed
+        return hangs.watch(o.job, o.status, o.reports)
+
+    @cached_property
+    def bad_starts(self) -> list[Pod]:
+        return [pod for pod in self.pods.values() if pod.waiting_reason in policies.BAD_START and not pod.ended]
+
+    @cached_property
+    def missing(self) -> list[Replica]:
+        return [r for r in self.replicas if (r.role, r.index) not in self.pods and not self._ignored(r.role, r.index)]
+
+    @cached_property
+    def vanished(self) -> list[Replica]:
+        """Pods that were there and are not: somebody deleted them."""
+        return [r for r in self.missing if self._launched(r)]
+
+    @cached_property
+    def failed(self) -> list[Pod]:
+        return [pod for place, pod in self.pods.items() if failures.failed(pod) and not self._ignored(*place)]
+
+    def lives(self, replica: Replica) -> bool:
+        """Its former pod of this attempt, which has the same host name, was not even told to go yet."""
+        if names.replica_key(replica.role, replica.index) not in self.observed.status.replica_restarts:
+            return False
+        first, others = replica.hostname, f"{replica.hostname}-"
+        former = [pod for pod in self.outdated if pod.name == first or pod.name.startswith(others)]
+        return any(not pod.ended and pod.deleted_at is None for pod in former)
+
+    def _name(self, replica: Replica) -> str:
+        """Its pod's name: its host name, and how often it was restarted alone."""
+        entry = self.observed.status.replica_restarts.get(names.replica_key(replica.role, replica.index))
+        return f"{replica.hostname}-{entry.count}" if entry and entry.count else replica.hostname
+
+    def _launched(self, replica: Replica) -> bool:
+        status = self.observed.status
+        entry = status.replica_restarts.get(names.replica_key(replica.role, replica.index))
+        return entry.launched if entry else status.launched
+
+    def _ignored(self, role: str, index: int) -> bool:
+        ignored = self.observed.status.ignored
+        return bool(ignored) and names.replica_key(role, index) in ignored
