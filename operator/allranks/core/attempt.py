@@ -27,8 +27,12 @@ class Attempt:
     def pods(self) -> dict[tuple[str, int], Pod]:
         """(role, index) -> the pod that holds this place now: ours, and of the computed name; labels prove nothing."""
         ours = {pod.name: pod for pod in self.observed.pods if pod.owned}
-        found = ((replica, ours.get(self._name(replica))) for replica in self.replicas)
-        return {(r.role, r.index): replace(pod, role=r.role, index=r.index) for r, pod in found if pod}
+        out = {}
+        for replica in self.replicas:
+            place = replica.role, replica.index
+            if pod := ours.get(self._name(replica)):
+                out[place] = pod if (pod.role, pod.index) == place else replace(pod, role=place[0], index=place[1])
+        return out
 
     @cached_property
     def outdated(self) -> list[Pod]:

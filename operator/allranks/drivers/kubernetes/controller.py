@@ -35,7 +35,10 @@ less often."""
 GATHER_SECONDS = 0.5
 """Counts wait so long for more of them: pods start and end in bursts."""
 BURST_SECONDS = 0.02
-"""A pod's change that is no trouble waits so long for more of its job's, which are then one look."""
+LONGEST_BURST_SECONDS = 0.25
+"""A pod's change that is no trouble waits so long for more of its job's, which are then one look: at least so long, and
+as long as looks at a large job take no more than LOOKS of the time."""
+LOOKS = 0.05
 LAST_RETRY_SECONDS = 300.0
 AWAY_RETRY_SECONDS = 30.0
 """However long the API server was away, so soon after its return what was left undone is done."""
@@ -75,6 +78,8 @@ class _Memory:
     retry: asyncio.TimerHandle | None = None
     postponed: asyncio.TimerHandle | None = None
     gathering: asyncio.TimerHandle | None = None
+    took: float = 0.0
+    """The last decision, in seconds."""
     counts_since: float | None = None
     """Since when counts of pods have been waiting to be written."""
     job: tuple[Any, Job] | None = None
@@ -139,7 +144,8 @@ class Controller:
         if trouble or memory is None:
             self._look_at(key)
         elif memory.gathering is None:
-            self._later(key, memory, "gathering", BURST_SECONDS)
+            wait = min(LONGEST_BURST_SECONDS, max(BURST_SECONDS, memory.took / LOOKS))
+            self._later(key, memory, "gathering", wait)
 
     def reported(self, key: JobKey) -> None:
         """Its ranks have news; what was refused is still refused."""
@@ -207,7 +213,8 @@ class Controller:
             return
         began = time.perf_counter()
         plan = reconcile(observed)
-        self._meter.reconciled(time.perf_counter() - began)
+        memory.took = time.perf_counter() - began
+        self._meter.reconciled(memory.took)
         self._wake_at(key, memory, plan.wake_at)
         if self._reports and plan.ask_stacks:
             self._reports.ask_stacks(key, plan.ask_stacks)
