@@ -138,7 +138,7 @@ build_peers() {
   chmod -R u+w "$copy"
   sed -i -e 's/if err = cert.ManageCerts(mgr, certGenerationConfig, certsReady)/_, _ = cert.ManageCerts, certGenerationConfig\
 	go func() { certsReady <- struct{}{} }()\
-	if err/' -e 's/if err := setupWebhookFunc(mgr)/_ = setupWebhookFunc\
+	if err = error(nil)/' -e 's/if err := setupWebhookFunc(mgr)/_ = setupWebhookFunc\
 		if err := error(nil)/' "$main"
   say "compiling $module $version"
   (

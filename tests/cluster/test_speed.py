@@ -38,4 +38,4 @@ def test_a_jobs_changes_do_not_grow_with_what_happens_to_its_pods(life):
     made = life["writes_per_job"]["allranks"]
     assert (made["create pods"], made["create services"]) == (MANY.pods, 1)
     # The Service, and a status each time something is decided; where pods start slowly, counts of them in between.
-    assert changes(life) <= MANY.pods + 9
+    assert changes(life) <= MANY.pods + 7

@@ -33,8 +33,9 @@ from allranks.frameworks.base import Replica
 
 CLEANUP_GRACE = timedelta(seconds=10)
 """After success, so long may peers still end by themselves: rank 0 is often done a moment before the others."""
-SMALL = 32
-"""A job of so many pods begins with its pods: its status tells of them as soon as they are there."""
+SMALL = 256
+"""A job of so many pods at most begins with its pods: an API server makes them within about a second, and then the
+job's status tells of them."""
 
 
 def reconcile(observed: Observed) -> Plan:
@@ -53,7 +54,7 @@ def reconcile(observed: Observed) -> Plan:
 
 
 def _begin_small(observed: Observed) -> Plan | None:
-    """The first pods before the first status: that write would cost as much as four pods. A crash in between forgets
+    """The first pods before the first status: that write would cost as much as three pods. A crash in between forgets
     nothing, for the same pods have the same names. Unless the spec was changed meanwhile, as its generation tells: then
     nobody knows for which size a pod was made, and the first attempt that is written is number 1 (`statuses.begin`)."""
     job, status = observed.job, observed.status
