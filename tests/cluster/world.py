@@ -61,6 +61,8 @@ class KubernetesWorld(World):
             self._api, namespace, self.clock.now, lambda pod: self.clock.asked_to_go(pod["metadata"]["uid"])
         )
         self._limits: dict[str, str] = {}
+        self._room = ""
+        """Version of the quota of whose room the operator was told last."""
         self._events: dict[str, tuple[str, str]] = {}
         """Name -> (reason, message), in the order in which they came."""
         self._pools: dict[str, PoolSpec | None] = {}
@@ -339,6 +341,11 @@ class KubernetesWorld(World):
         living = sum(1 for pod in pods if not ended(pod["status"]))
         if "pods" in self._limits and status.get("used", {}).get("pods") != str(living):
             yield "the quota has not been counted"
+        elif self._operator and living < int(self._limits.get("pods", 0)) and _version(quota) != self._room:
+            # What was refused is tried again after seconds, which are no seconds of this world's clock.
+            self._room = _version(quota)
+            self._operator.clock_leapt()
+            yield "there may be room for what was refused"
 
     def _garbage(self, jobs: list[Manifest], pods: list[Manifest]) -> Iterator[str]:
         """What the garbage collector will delete, and has not yet."""
@@ -359,3 +366,7 @@ def _owner(manifest: Manifest) -> str | None:
     """UID of the job that it belongs to."""
     references = manifest["metadata"].get("ownerReferences", ())
     return next((r["uid"] for r in references if r["kind"] == KIND), None)
+
+
+def _version(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["resourceVersion"])

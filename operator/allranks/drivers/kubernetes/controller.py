@@ -144,7 +144,7 @@ class Controller:
         if trouble or memory is None:
             self._look_at(key)
         elif memory.gathering is None:
-            wait = min(LONGEST_BURST_SECONDS, max(BURST_SECONDS, memory.took / LOOKS))
+            wait = max(BURST_SECONDS, min(LONGEST_BURST_SECONDS, memory.took / LOOKS))
             self._later(key, memory, "gathering", wait)
 
     def reported(self, key: JobKey) -> None:
@@ -259,7 +259,7 @@ class Controller:
         return self._reports.of(key, uid, status.attempt)
 
     async def _objects(self, key: JobKey, raw: Manifest, memory: _Memory, plan: Plan) -> bool:
-        """Whether it asked for new ones."""
+        """Whether it made new ones, all that it was to make."""
         refusals = memory.refusals
         if not plan.create and not plan.delete:
             refusals.by_object.clear()
@@ -280,7 +280,7 @@ class Controller:
         memory.refused = memory.refused and bool(refusals.by_object)
         if refusals.by_object != before:
             self._again.add(key)
-        return bool(plan.create)
+        return bool(plan.create) and not refusals.by_object
 
     def _postpone(self, key: JobKey, memory: _Memory, observed: Observed, plan: Plan) -> bool:
         """Whether this status can wait for more of its kind."""
