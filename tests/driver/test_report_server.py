@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from allranks.drivers.reports import connections, server
 from allranks.drivers.reports.connections import Limits
@@ -129,7 +130,7 @@ async def serving(
 
 
 def run(scenario: Awaitable[None]) -> None:
-    asyncio.run(scenario)  # type: ignore[arg-type]
+    uvloop.run(scenario)  # type: ignore[arg-type]  # as `allranks operator` does
 
 
 def test_a_report_is_taken_and_the_connection_is_kept() -> None:

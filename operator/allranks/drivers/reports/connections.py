@@ -12,7 +12,7 @@ import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -61,11 +61,10 @@ class Connection(web.RequestHandler):
         self._wire: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._wire = transport
+        wire = self._wire = cast("asyncio.Transport", transport)  # uvloop's are none of asyncio's classes
         self.peer = str((transport.get_extra_info("peername") or ("",))[0])
         if not self._table.welcome(self.peer):
-            transport.abort()
+            wire.abort()
             return
         super().connection_made(transport)
         self._table.made(self)
