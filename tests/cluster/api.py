@@ -116,10 +116,15 @@ class Api:
         """Raises ApiError, and OSError when nobody answers."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json", "Content-Type": content_type}
-        with self._lock:
-            answer, text = self._exchange(method, target, data, headers)
-        if answer.status >= 400:
-            raise _error(answer.status, text)
+        deadline = time.monotonic() + 30
+        while True:
+            with self._lock:
+                answer, text = self._exchange(method, target, data, headers)
+            if answer.status < 400:
+                break
+            if answer.status != 429 or b"storage is (re)initializing" not in text or time.monotonic() > deadline:
+                raise _error(answer.status, text)
+            time.sleep(0.2)  # it does not serve this kind yet, or just now
         return json.loads(text) if text[:1] == b"{" else {"text": text.decode()}
 
     def wait_until_ready(self, seconds: float) -> None:
