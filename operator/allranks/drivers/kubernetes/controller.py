@@ -35,10 +35,11 @@ less often."""
 GATHER_SECONDS = 0.5
 """Counts wait so long for more of them: pods start and end in bursts."""
 BURST_SECONDS = 0.02
+"""A pod's change that is no trouble waits so long for more of its job's, which are then one look."""
+LOOKS_SHARE = 0.05
+"""A large job's changes wait longer, so that looks at it take no more than this of the time..."""
 LONGEST_BURST_SECONDS = 0.25
-"""A pod's change that is no trouble waits so long for more of its job's, which are then one look: at least so long, and
-as long as looks at a large job take no more than LOOKS of the time."""
-LOOKS = 0.05
+"""...but no longer than this."""
 LAST_RETRY_SECONDS = 300.0
 AWAY_RETRY_SECONDS = 30.0
 """However long the API server was away, so soon after its return what was left undone is done."""
@@ -144,7 +145,7 @@ class Controller:
         if trouble or memory is None:
             self._look_at(key)
         elif memory.gathering is None:
-            wait = max(BURST_SECONDS, min(LONGEST_BURST_SECONDS, memory.took / LOOKS))
+            wait = max(BURST_SECONDS, min(LONGEST_BURST_SECONDS, memory.took / LOOKS_SHARE))
             self._later(key, memory, "gathering", wait)
 
     def reported(self, key: JobKey) -> None:
