@@ -5,6 +5,7 @@ What is the same for all pods of a role is built once and shared; a pod adds its
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +28,22 @@ class Objects:
     companions: list[Manifest]
     """What the pods need beside them: the headless Service, and for MPI a hostfile and a key."""
     pods: list[Manifest]
-    """Every pod, in order of roles and indices."""
+    """Every pod that was asked for, in order of roles and indices."""
 
 
-def objects(job: Job, status: Status, platform: Platform) -> Objects:
-    """The objects of the present attempt."""
+def objects(
+    job: Job, status: Status, platform: Platform, places: Container[tuple[str, int]] | None = None
+) -> Objects:
+    """The objects of the present attempt. `places`: (role, index) of the pods that are asked for, else all of them."""
     bases = _bases(job, platform)
     group = _group(job, status, bases, platform)
     wirings = topology.framework_of(job).wire(group)
-    return Objects(_companions(job, status, wirings), _pods(job, status, group, wirings, bases, platform))
+    wired = [
+        (replica, wiring)
+        for replica, wiring in zip(group.replicas, wirings, strict=True)
+        if places is None or (replica.role, replica.index) in places
+    ]
+    return Objects(_companions(job, status, wirings), _pods(job, status, wired, bases, platform))
 
 
 def _companions(job: Job, status: Status, wirings: list[Wiring]) -> list[Manifest]:
@@ -216,11 +224,11 @@ class _Shared:
 
 
 def _pods(
-    job: Job, status: Status, group: Group, wirings: list[Wiring], bases: dict[str, Manifest], platform: Platform
+    job: Job, status: Status, wired: Iterable[tuple[Replica, Wiring]], bases: dict[str, Manifest], platform: Platform
 ) -> list[Manifest]:
     shared: dict[object, _Shared] = {}
     out = []
-    for replica, wiring in zip(group.replicas, wirings, strict=True):
+    for replica, wiring in wired:
         base = bases[replica.role]
         alike = (
             replica.role,

@@ -240,9 +240,9 @@ def _rank(job: Job, status: Status, role: str, index: int, platform: Platform) -
         return None  # how many GPUs, and so processes, its pods had was the pool's to say
     group = desired.group_of(job, status, platform)
     framework = topology.framework_of(job)
-    if any(framework.processes(group, replica.role) != 1 for replica in group.ranked()):
+    if any(framework.processes(group, ranked) != 1 for ranked in {replica.role for replica in group.ranked()}):
         return None
-    return next((r.node_rank for r in group.replicas if (r.role, r.index) == (role, index)), None)
+    return next((r.node_rank for r in group.replicas if r.index == index and r.role == role), None)
 
 
 def _last_lines(text: str) -> str:

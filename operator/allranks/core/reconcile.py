@@ -102,7 +102,7 @@ def _decision(attempt: Attempt) -> Plan | None:
         message = f"not done within activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
         failed = statuses.fail(job, _seen(attempt), "DeadlineExceeded", message, now)
         return _write(failed, Event("DeadlineExceeded", message, warning=True))
-    return _bad_start(attempt) or _failure(attempt) or _hang(attempt) or _resize(attempt) or _fit(attempt)
+    return _bad_start(attempt) or _failures(attempt) or _hang(attempt) or _resize(attempt) or _fit(attempt)
 
 
 def _bad_start(attempt: Attempt) -> Plan | None:
@@ -114,6 +114,30 @@ def _bad_start(attempt: Attempt) -> Plan | None:
     failure = failures.of_bad_start(job, status, bad[0], now, attempt.observed.platform)
     failed = statuses.fail(job, _seen(attempt), failure.reason, message, now, failure)
     return _write(failed, Event(bad[0].waiting_reason, message, warning=True))
+
+
+def _failures(attempt: Attempt) -> Plan | None:
+    """Failures that each restart one pod are decided one by one and written together: of fifty in a large job each
+    write would name all those before it. What counts and what does not are two writes, as they are counted apart."""
+    first, decided = attempt.persisted.restarts, None
+    while found := _failure(attempt):
+        before, after = attempt.observed.status, found.status or attempt.observed.status
+        if decided and after.restarts.counted > first.counted and after.restarts.disruptions > first.disruptions:
+            break
+        decided = replace(found, events=(*decided.events, *found.events)) if decided else found
+        if not _restarted_alone(before, after):
+            break
+        attempt = replace(attempt, observed=replace(attempt.observed, status=after))
+    return decided
+
+
+def _restarted_alone(before: Status, after: Status) -> bool:
+    """Whether it was just the pod of the last failure that was given up, and its attempt goes on."""
+    if after.last_failure is None or after.attempt != before.attempt:
+        return False
+    key = names.replica_key(after.last_failure.role, after.last_failure.index)
+    then, now = before.replica_restarts.get(key), after.replica_restarts.get(key)
+    return now is not None and now.count > (then.count if then else 0)
 
 
 def _failure(attempt: Attempt) -> Plan | None:
@@ -274,11 +298,8 @@ def _endings(status: Status) -> dict[str, tuple[int, int]]:
 def _manifests(attempt: Attempt, due: list[Replica]) -> list[Manifest]:
     """The companions with the first pods of an attempt, and the pods that are due."""
     job, status, platform = attempt.observed.job, attempt.observed.status, attempt.observed.platform
-    places = {(r.role, r.index) for r in due}
-    objects = desired.objects(job, status, platform)
-    companions = [] if status.launched else objects.companions
-    pods = zip(attempt.replicas, objects.pods, strict=True)
-    return companions + [pod for replica, pod in pods if (replica.role, replica.index) in places]
+    objects = desired.objects(job, status, platform, {(replica.role, replica.index) for replica in due})
+    return [*([] if status.launched else objects.companions), *objects.pods]
 
 
 def _placeholders(attempt: Attempt) -> list[Manifest]:
@@ -288,7 +309,8 @@ def _placeholders(attempt: Attempt) -> list[Manifest]:
     missing = {replica.hostname for replica in topology.waiting(job, status)} - there
     if not missing or not attempt.seeks_room or pools.unavailable(job, platform):
         return []
-    wanted = elastic.placeholders(job, status, desired.objects(job, status, platform).pods)
+    worker = desired.objects(job, status, platform, {(topology.ELASTIC_ROLE, 0)}).pods
+    wanted = elastic.placeholders(job, status, worker)
     return [pod for pod in wanted if pod["metadata"]["name"] in missing]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from allranks.api.job import Job
 from allranks.api.status import Status
@@ -28,14 +29,17 @@ def sizes(job: Job, status: Status) -> dict[str, int]:
 
 def replicas(job: Job, status: Status) -> tuple[Replica, ...]:
     """The replicas of the present attempt. Ranks follow the framework's order of roles, then the index."""
-    framework, count = framework_of(job), sizes(job, status)
+    return _replicas(job.spec.framework, job.name, tuple(sizes(job, status).items()), status.attempt)
+
+
+@lru_cache(maxsize=64)
+def _replicas(framework: str, job: str, count: tuple[tuple[str, int], ...], attempt: int) -> tuple[Replica, ...]:
+    """Every look asks several times."""
     out: list[Replica] = []
-    rank = 0
-    for role, kind in framework.roles.items():
-        for index in range(count.get(role, 0)):
-            out.append(
-                Replica(role, index, hostname(job.name, role, index, status.attempt), rank if kind.ranked else None)
-            )
+    rank, of = 0, dict(count)
+    for role, kind in FRAMEWORKS[framework].roles.items():
+        for index in range(of.get(role, 0)):
+            out.append(Replica(role, index, hostname(job, role, index, attempt), rank if kind.ranked else None))
             rank += kind.ranked
     return tuple(out)
 
