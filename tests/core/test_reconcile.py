@@ -578,6 +578,40 @@ def test_restart_scope_pod_restarts_a_worker_alone():
     assert (life.status.attempt, sorted(life.pods)) == (0, ["job-master-0-0", "job-worker-0-0", "job-worker-1-0-1"])
 
 
+def test_pods_that_restart_alone_at_once_are_one_write_and_decided_as_if_each_had_failed_by_itself():
+    of = job(roles={"worker": 4}, restart={"scope": "pod", "maxRestarts": 9})
+    ends = [failed("worker", number, after=60 + number, code=136 + number) for number in (3, 1, 2)]
+    together, singly = started(of), started(of)
+    together.put(*ends)
+    plan = together.step(70)
+    for end in sorted(ends, key=lambda pod: pod.exit.finished_at):
+        singly.put(end)
+        assert singly.step(70).write_ahead
+    assert plan.write_ahead
+    assert together.status == singly.status
+    assert [event.message.split()[0] for event in plan.events] == ["worker-1", "worker-2", "worker-3"]
+    assert together.status.restarts.counted == 3
+    assert not together.step(70).write_ahead
+
+
+def test_one_failure_too_many_among_those_that_restart_alone_fails_the_job():
+    life = started(job(roles={"worker": 4}, restart={"scope": "pod", "maxRestarts": 2}))
+    life.put(*(failed("worker", number, after=60 + number, code=136 + number) for number in (1, 2, 3)))
+    plan = life.step(70)
+    assert (life.status.phase, life.status.restarts.counted, len(plan.events)) == ("Failed", 2, 3)
+    assert life.status.last_failure.index == 3
+
+
+def test_restarts_that_count_and_those_that_do_not_are_written_apart():
+    """Metrics tell them apart by the write."""
+    life = started(job(roles={"worker": 4}, restart={"scope": "pod"}))
+    life.put(failed("worker", 1, after=60, code=138), preempted("worker", 2, after=61), preempted("worker", 3, after=62))
+    life.step(70)
+    assert (life.status.restarts.counted, life.status.restarts.disruptions) == (1, 0)
+    life.step(70)
+    assert (life.status.restarts.counted, life.status.restarts.disruptions) == (1, 2)
+
+
 def test_an_ignored_failure_goes_on_without_the_pod():
     life = started(job(**GROUP, restart={"rules": [{"exitCodes": [9], "action": "ignore"}]}))
     life.put(failed("worker", 1, after=60, code=9))

@@ -157,6 +157,7 @@ _KEPT = (
     *("description", "type", "format", "default", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum"),
     *("minItems", "maxItems", "maxProperties", "required"),
     *("x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields", "x-kubernetes-int-or-string"),
+    "x-kubernetes-map-type",
 )
 
 

@@ -184,6 +184,9 @@ class ProgressStatus(Model):
 class Status(Model):
     """What the job is doing."""
 
+    # One field to the API server: whose every part is (managedFields) is as much work as the rest of a large one's write.
+    model_config = {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
+
     phase: Phase = Field("Pending", description="One word, for pipelines.")
     conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
         default_factory=list, description="Running, Restarting, Suspended, Complete, Failed; for kubectl wait."
