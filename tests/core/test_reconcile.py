@@ -605,7 +605,7 @@ def test_one_failure_too_many_among_those_that_restart_alone_fails_the_job():
 def test_restarts_that_count_and_those_that_do_not_are_written_apart():
     """Metrics tell them apart by the write."""
     life = started(job(roles={"worker": 4}, restart={"scope": "pod"}))
-    life.put(failed("worker", 1, after=60, code=138), preempted("worker", 2, after=61), preempted("worker", 3, after=62))
+    life.put(failed("worker", 1, after=60), preempted("worker", 2, after=61), preempted("worker", 3, after=62))
     life.step(70)
     assert (life.status.restarts.counted, life.status.restarts.disruptions) == (1, 0)
     life.step(70)

@@ -184,7 +184,7 @@ class ProgressStatus(Model):
 class Status(Model):
     """What the job is doing."""
 
-    # One field to the API server: whose every part is (managedFields) is as much work as the rest of a large one's write.
+    # One field to the API server: managedFields of every part would double what the write of a large one costs.
     model_config = {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
 
     phase: Phase = Field("Pending", description="One word, for pipelines.")

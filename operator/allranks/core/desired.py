@@ -31,9 +31,7 @@ class Objects:
     """Every pod that was asked for, in order of roles and indices."""
 
 
-def objects(
-    job: Job, status: Status, platform: Platform, places: Container[tuple[str, int]] | None = None
-) -> Objects:
+def objects(job: Job, status: Status, platform: Platform, places: Container[tuple[str, int]] | None = None) -> Objects:
     """The objects of the present attempt. `places`: (role, index) of the pods that are asked for, else all of them."""
     bases = _bases(job, platform)
     group = _group(job, status, bases, platform)
