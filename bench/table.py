@@ -115,6 +115,9 @@ def targets(found: Mapping[str, Any]) -> Iterator[Row]:
     for shape, one in found.get("life", {}).get("allranks", {}).items():
         cpu = one["cpu_ms_per_pod"]
         yield row(f"{shape}: processor time a pod, whole life", "<= 1 ms", cpu, " ms", cpu <= 1)
+        if peer := found["life"].get("training-operator, no throttle", {}).get(shape):
+            ratio = round(cpu / peer["cpu_ms_per_pod"], 2)
+            yield row(f"{shape}: processor time a pod, of training-operator's", "<= 1", ratio, "", ratio <= 1)
         pods = one["writes_per_job"]["allranks"]["create pods"]
         more = round(changes(one) - pods, 2)
         yield row(f"{shape}: changes a job of N pods, without Events", "<= N + 5", more, " more than N", more <= 5)
@@ -124,6 +127,11 @@ def targets(found: Mapping[str, Any]) -> Iterator[Row]:
             yield row(
                 f"pod -> status, p50: {what.replace('_', ' ')}", "<= 100 ms", one["p50"], " ms", one["p50"] <= 100
             )
+    if many := found.get("latency", {}).get("failed_to_replacements"):
+        for rank, most in (("p50", 50), ("p99", 200)):
+            took = many["a_replacement"][rank]
+            what = f"{many['failing']} of {many['pods']:,} fail -> a replacement, {rank}"
+            yield row(what, f"<= {most} ms", took, " ms", took <= most)
     for kind in ("one", "group"):
         if one := found.get("recovery", {}).get(kind, {}).get("seen_to_all_created"):
             yield row(f"failure -> replacements, {kind}: p50", "<= 50 ms", one["p50"], " ms", one["p50"] <= 50)
