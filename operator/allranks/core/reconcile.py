@@ -121,7 +121,8 @@ def _failures(attempt: Attempt) -> Plan | None:
     write would name all those before it. What counts and what does not are two writes, as they are counted apart."""
     first, decided = attempt.persisted.restarts, None
     while found := _failure(attempt):
-        before, after = attempt.observed.status, found.status or attempt.observed.status
+        assert found.status is not None
+        before, after = attempt.observed.status, found.status
         if decided and after.restarts.counted > first.counted and after.restarts.disruptions > first.disruptions:
             break
         decided = replace(found, events=(*decided.events, *found.events)) if decided else found
