@@ -538,6 +538,13 @@ def test_a_roles_template_is_told_with_the_roles_path():
     ]
 
 
+def test_what_rules_conclude_from_a_wrong_field_is_not_told():
+    fields = {"framework": "pytorhc", "roles": {"master": 1}, "pytorch": {"nprocPerNode": 0}, "success": "chief"}
+    found = dict(problems(build(fields)))
+    assert found.keys() == {"spec.framework", "spec.pytorch.nprocPerNode", "spec.success"}
+    assert "'pytorch'" in found["spec.framework"]
+
+
 def test_every_error_is_told_at_once_in_the_order_of_the_manifest():
     document = manifest(
         roles={"worker": {"replicas": "1", "imag": "x"}},

@@ -6,7 +6,8 @@ The schema is checked by the pydantic types that the CRD is generated from, the 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -67,7 +68,7 @@ def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
         problems = [_problem(detail, root_schema(kind)) for detail in error.errors(include_url=False)]
     problems += _template_problems(document.get("spec"))
     complete = document if parsed is None else with_defaults(document, parsed)
-    broken = rule_problems(complete, lenient=parsed is None, kind=kind)
+    broken = rule_problems(complete, [path for path, _ in problems], lenient=parsed is None, kind=kind)
     # A rule that trips over a mistake which the schema has told already says nothing new.
     problems += [(path, text) for path, text in broken if not any(_within(known, path) for known, _ in problems)]
     if problems or parsed is None:
@@ -84,10 +85,15 @@ def with_defaults(document: Mapping[str, Any], parsed: Job | Pool) -> dict[str, 
     return {**document, "spec": parsed.spec.model_dump(by_alias=True, exclude_none=True, mode="json")}
 
 
-def rule_problems(document: Mapping[str, Any], lenient: bool = False, kind: str = job.KIND) -> list[Problem]:
-    """The CEL rules that the document breaks; `lenient` skips those that a broken schema makes impossible to tell."""
-    every = _rules(root_schema(kind), document, "")
-    broken = [(path, message) for rule, path, message, value in every if not _holds(rule, value, lenient)]
+def rule_problems(
+    document: Mapping[str, Any], wrong: Iterable[str] = (), lenient: bool = False, kind: str = job.KIND
+) -> list[Problem]:
+    """The CEL rules that the document breaks. What they conclude from fields that are `wrong` says nothing; `lenient`
+    skips those that a broken schema makes impossible to tell."""
+    known, broken = tuple(wrong), []
+    for rule, place, field, message, value in _rules(root_schema(kind), document, ""):
+        if not _reads(rule, place, known) and not _holds(rule, value, lenient):
+            broken.append(((place + field).removeprefix("."), message))
     # Rules of the whole object name their path in the message.
     return [(path, message) if path else _split(message) for path, message in broken]
 
@@ -122,11 +128,17 @@ def _wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:
         yield "apiVersion", f"must be {API_VERSION}, not {document.get('apiVersion')!r}"
 
 
-def _rules(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, str, str, Any]]:
-    """Every rule that applies somewhere in `value`: (rule, path it speaks of, message, what `self` is)."""
+def _reads(rule: str, place: str, paths: Iterable[str]) -> bool:
+    """Whether a rule at that place names one of these fields."""
+    names = (f".{path}".removeprefix(place) for path in paths if f".{path}".startswith(f"{place}."))
+    return any(re.search(rf"\bself{re.escape(name)}\b", rule) for name in names)
+
+
+def _rules(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, str, str, str, Any]]:
+    """Every rule that applies somewhere in `value`: (rule, where, field it speaks of, message, what `self` is)."""
     for rule in schema.get("x-kubernetes-validations", ()):
         if "oldSelf" not in rule["rule"]:
-            yield rule["rule"], (path + rule.get("fieldPath", "")).removeprefix("."), rule["message"], value
+            yield rule["rule"], path, rule.get("fieldPath", ""), rule["message"], value
     if isinstance(value, dict):
         for name, child in schema.get("properties", {}).items():
             if name in value:
