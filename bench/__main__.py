@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "build" / "bench" / "bench.json"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 
 from readme import replaced  # noqa: E402
@@ -34,8 +35,9 @@ examples:
   python -m bench --only life --peers        # training-operator as well, which Go builds the first time
   python -m bench -o json | jq .creation.allranks
   python -m bench --peers --write            # and put the tables into README.md and docs/performance.md
+  python -m bench --only day --add --write   # one part anew, beside the others of the last run
 
-Every number comes from this one run. The tables and the JSON are kept in build/bench/.
+Every number comes from this one run, or with --add says which. The tables and the JSON are kept in build/bench/.
 """
 
 
@@ -71,10 +73,9 @@ def _recovery(built: Path) -> Any:
 
 def keep(found: dict[str, Any]) -> None:
     """After each part: one that fails takes no other along."""
-    folder = ROOT / "build" / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bench.json").write_text(json.dumps(found, indent=1))
-    (folder / "bench.md").write_text(markdown(found))
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
+    KEPT.write_text(json.dumps(found, indent=1))
+    KEPT.with_suffix(".md").write_text(markdown(found))
 
 
 def write(page: Path, section: str, text: str) -> None:
@@ -95,17 +96,25 @@ def main() -> None:
     parser.add_argument(
         "--write", action="store_true", help="put the tables into the documentation, in place of those there"
     )
+    parser.add_argument(
+        "--add", action="store_true", help="keep the last run's other parts; the tables say which were measured later"
+    )
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
     asked = parser.parse_args()
     if asked.rounds < 1:
         parser.error("--rounds: at least 1")
     logging.disable(logging.WARNING)
-    found: dict[str, Any] = {"machine": machine()}
+    now = machine()
+    found: dict[str, Any] = {"machine": now}
+    if asked.add and KEPT.exists():
+        found = json.loads(KEPT.read_text())
     built = programs()
     for name, measure in parts(asked).items():
         if asked.only is None or name in asked.only:
             tell(f"== {name}")
             found[name] = measure(built)
+            if asked.add:
+                found.setdefault("added", {})[name] = now
             keep(found)
     text = markdown(found)
     if asked.write:

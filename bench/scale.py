@@ -42,7 +42,10 @@ def scale(programs: Path, jobs: int, pods: int, seconds: float) -> dict[str, Any
                 out["idle"] = await _idle(system, seconds)
                 out["churn"] = await _churn(system, client, namespace, uids, pods, seconds)
                 out["churn"]["memory_mb"] = round(memory(system.pids[0]))
-            system.pids.clear()
+            # Pods of the deleted jobs are still being removed, by Kubernetes' garbage collector and the kubelet.
+            out["cold_start_beside_removals"] = await _cold_start(system, jobs)
+            await until(lambda: _count(client, namespace, jobs * pods), 600, every=1.0)
+            await quiet(server(system.plane), share=0.2)
             out["cold_start"] = await _cold_start(system, jobs)
             return out
         finally:
@@ -109,8 +112,15 @@ async def _churn(
     }
 
 
+async def _count(client: Client, namespace: str, wanted: int) -> bool:
+    """Whether there are so many pods, no more and no less."""
+    page = json.loads(await client.get(paths.collection("Pod", namespace), limit="1"))
+    return len(page["items"]) + page["metadata"].get("remainingItemCount", 0) == wanted
+
+
 async def _cold_start(system: Allranks, jobs: int) -> dict[str, float]:
     """From the process's start until it has looked at every job and has nothing left to do."""
+    system.pids.clear()
     began = time.monotonic()
     with system.run():
         await until(lambda: system.answers("/readyz") == "ok", 120, every=0.05)

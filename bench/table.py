@@ -19,7 +19,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         "scale": _scale,
         "day": _day,
     }
-    texts = [_machine(found["machine"])]
+    texts = [_machines(found)]
     texts += [write(found[name]) for name, write in parts.items() if name in found]
     texts += [table(["target", "at", "measured", "reached"], rows)] if (rows := list(targets(found))) else []
     return "\n\n".join(texts) + "\n"
@@ -28,13 +28,20 @@ def markdown(found: Mapping[str, Any]) -> str:
 def headline(found: Mapping[str, Any]) -> str:
     """The table of the README."""
     tables = [write(found[name]).partition("\n\n")[0] for name, write in _CREATIONS.items() if name in found]
-    return "\n\n".join([*tables, _machine(found["machine"])])
+    return "\n\n".join([*tables, _machine(found.get("added", {}).get("creation") or found["machine"])])
 
 
 def table(head: Row, rows: Iterable[Row]) -> str:
     lines = [[str(cell) for cell in row] for row in (head, *rows)]
     lines.insert(1, ["---"] + ["---:"] * (len(lines[0]) - 1))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _machines(found: Mapping[str, Any]) -> str:
+    """Of the run, and of parts that were measured in later ones."""
+    lines = [_machine(found["machine"])]
+    lines += [f"{part}: {_machine(of)}" for part, of in found.get("added", {}).items()]
+    return "  \n".join(lines)
 
 
 def _machine(of: Mapping[str, Any]) -> str:
@@ -198,11 +205,12 @@ def _scale(of: Mapping[str, Any]) -> str:
             f"{one['churn']['core']:.0%} (server {one['churn']['server_core']:.0%})",
             f"{one['churn']['settled_after_seconds']} s",
             f"{one['cold_start']['seconds']} s, {one['cold_start']['memory_mb']} MB",
+            f"{one['cold_start_beside_removals']['seconds']} s",
         ]
         for name, one in of.items()
     ]
     head = ["at scale", "memory", "idle, of a core", "1 % churn a second, of a core", "settled after", "cold start"]
-    return table(head, rows)
+    return table([*head, "beside 1 % churn's removals"], rows)
 
 
 def _day(of: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import pytest
 from bench.common import percentiles
 from bench.creation import summary
 from bench.life import agent, writes
-from bench.table import changes, headline, own_writes, targets
+from bench.table import changes, headline, markdown, own_writes, targets
 
 MACHINE = {
     "date": "2026-01-01", "cores": 2, "processor": "P", "memory_gb": 4, "python": "3.11", "commit": "c", "load": 0.1,
@@ -33,6 +33,14 @@ def test_who_was_not_measured_in_a_shape_has_no_number_there():
     )
     assert found["slow"] == {}
     assert "| slow | - | - |" in headline({"machine": MACHINE, "creation": found})
+
+
+def test_a_part_that_was_measured_later_says_of_which_commit_it_is():
+    day = {"seconds": 9, "jobs": 1, "pods": 4, "memory_mb": [80.0, 81.0], "growth": 1.01}
+    head, *_ = markdown({"machine": MACHINE, "day": day, "added": {"day": MACHINE | {"commit": "d"}}}).split("\n\n")
+    first, second = head.splitlines()
+    assert "commit c," in first
+    assert second.startswith("day: 2026-01-01, commit d,")
 
 
 @pytest.mark.parametrize(
