@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The tests with real pods, on a cluster of their own: what mostly waits for nodes, backoffs and deadlines runs beside the
-# rest, and what takes the operator away runs last, alone.
+# The tests with real pods, on a cluster of their own, in three rows at the same time: what mostly waits for nodes,
+# backoffs and deadlines, what breaks ranks, and the rest. What takes the operator away runs last, alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 waits=(tests/e2e/test_elastic.py tests/e2e/test_nodes.py tests/e2e/test_progress.py)
+breaks=(tests/e2e/test_faults.py tests/e2e/test_limits.py)
 last=(tests/e2e/test_release.py)
 kept=build/e2e
 taint=tests.allranks.dev/kept-free
@@ -41,17 +42,21 @@ main() {
     wait "$!"
     return
   fi
-  local failed=0 test rest=() waiting
+  local failed=0 test rest=() row rows=()
   for test in tests/e2e/test_*.py; do
-    [[ " ${waits[*]} ${last[*]} " == *" $test "* ]] || rest+=("$test")
+    [[ " ${waits[*]} ${breaks[*]} ${last[*]} " == *" $test "* ]] || rest+=("$test")
   done
   beside row "${waits[@]}" >"$kept/waits.log" 2>&1
-  waiting=$!
+  rows+=("$! $kept/waits.log")
+  beside row "${breaks[@]}" >"$kept/breaks.log" 2>&1
+  rows+=("$! $kept/breaks.log")
   beside row "${rest[@]}"
   wait "$!" || failed=1
   echo "and beside them:"
-  wait "$waiting" || failed=1
-  cat "$kept/waits.log"
+  for row in "${rows[@]}"; do
+    wait "${row%% *}" || failed=1
+    cat "${row#* }"
+  done
   beside row "${last[@]}"
   wait "$!" || failed=1
   return "$failed"

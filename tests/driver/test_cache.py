@@ -50,6 +50,18 @@ def test_what_we_created_is_there_before_the_watch_shows_it_and_survives_an_olde
     assert names(cache) == {}
 
 
+def test_who_is_gone_is_forgotten_when_no_answer_can_come_any_more(monkeypatch) -> None:
+    clock = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: clock)
+    cache = PodCache(Woken(), late=60)
+    for version in range(1, 101):
+        clock += 1
+        cache.show(pod(f"p-{version}", version), deleted=True)
+    assert 60 <= len(cache._versions._gone) <= 62
+    cache.show(pod("p-90", 89))
+    assert names(cache) == {}
+
+
 def test_an_answer_that_comes_after_the_deletion_was_seen_brings_nobody_back() -> None:
     cache = PodCache(Woken())
     cache.show(pod("a", 9), deleted=True)

@@ -5,6 +5,7 @@ Resource versions are compared as numbers, which Kubernetes promises since 1.35 
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
@@ -17,23 +18,28 @@ JobKey = tuple[str, str]
 """(namespace, name)"""
 
 _TOMBSTONES = 20_000
+LATE_SECONDS = 120.0
+"""Answers come no later: four times as long as the operator waits for one, if it is not told otherwise."""
 
 
 class _Versions:
     """The newest version seen of each key, deleted ones included for a while: an answer may come after the watch."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: float) -> None:
+        self._late = late
         self._present: dict[Any, int] = {}
-        self._gone: OrderedDict[Any, int] = OrderedDict()
+        self._gone: OrderedDict[Any, tuple[int, float]] = OrderedDict()
+        """(version, when it was told), the latest last."""
 
     def is_news(self, key: Any, version: int, deleted: bool) -> bool:
-        if version < self._present.get(key, 0) or version <= self._gone.get(key, 0):
+        if version < self._present.get(key, 0) or (key in self._gone and version <= self._gone[key][0]):
             return False
         if deleted:
             self._present.pop(key, None)
-            self._gone[key] = version
+            now = time.monotonic()
+            self._gone[key] = version, now
             self._gone.move_to_end(key)
-            if len(self._gone) > _TOMBSTONES:
+            while len(self._gone) > _TOMBSTONES or next(iter(self._gone.values()))[1] < now - self._late:
                 self._gone.popitem(last=False)
             return True
         known = self._present.get(key)
@@ -46,13 +52,13 @@ class _Versions:
 
 class PodCache:
     """Pods of all jobs. `wake` is told the jobs that a change concerns, and whether it is trouble: a failure, or a pod
-    that is taken away."""
+    that is taken away. An answer may come `late` seconds after what the watch tells."""
 
-    def __init__(self, wake: Callable[[JobKey, bool], None]) -> None:
-        self._wake = wake
+    def __init__(self, wake: Callable[[JobKey, bool], None], late: float = LATE_SECONDS) -> None:
+        self._wake, self.late = wake, late
         self._pods: dict[tuple[str, str], Seen] = {}
         self._of_job: defaultdict[JobKey, dict[str, Seen]] = defaultdict(dict)
-        self._versions = _Versions()
+        self._versions = _Versions(late)
         self.changes = 0
         """Grows with every change."""
 
@@ -123,9 +129,9 @@ def _foreign(pod: Pod) -> Pod:
 class JobCache:
     """Jobs as their JSON, by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: float = LATE_SECONDS) -> None:
         self._jobs: dict[JobKey, Manifest] = {}
-        self._versions = _Versions()
+        self._versions = _Versions(late)
 
     def __len__(self) -> int:
         return len(self._jobs)

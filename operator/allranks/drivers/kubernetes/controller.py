@@ -105,7 +105,7 @@ class Controller:
         now: Callable[[], datetime],
         reports: Listener | None = None,
     ) -> None:
-        self.jobs = JobCache()
+        self.jobs = JobCache(pods.late)
         self._executor, self._recorder, self._pods = executor, recorder, pods
         self._platform, self._meter, self._now, self._reports = platform, meter, now, reports
         self._memory: dict[JobKey, _Memory] = {}

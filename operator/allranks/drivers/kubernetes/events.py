@@ -23,7 +23,7 @@ BURST = 25
 REFILL_SECONDS = 60.0
 """A job may tell 25 Events at once, and one a minute after that."""
 _WAITING = 2_000
-_REMEMBERED = 4_096
+_REMEMBERED = 1_024
 _MESSAGE = 1_024
 logger = logging.getLogger(__name__)
 

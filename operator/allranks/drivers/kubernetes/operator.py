@@ -208,7 +208,8 @@ class Session:
             observe=operator.metrics.requested,
         )
         self.recorder = Recorder(self.client)
-        self.pods = PodCache(lambda key, trouble: self.controller.wake(key, trouble))
+        late = 4 * settings.request_timeout
+        self.pods = PodCache(lambda key, trouble: self.controller.wake(key, trouble), late)
         executor = Executor(self.client, self.pods, operator._decode_pod)
         self.reports = Hub(operator._now, lambda key: self.controller.reported(key))
         self.controller = Controller(
