@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The tests with real pods, on a cluster of their own, in three rows at the same time: what mostly waits for nodes,
-# backoffs and deadlines, what breaks ranks, and the rest. What takes the operator away runs last, alone.
+# backoffs and deadlines, the examples, and the rest. What takes the operator away runs last, alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 waits=(tests/e2e/test_elastic.py tests/e2e/test_nodes.py tests/e2e/test_progress.py)
-breaks=(tests/e2e/test_faults.py tests/e2e/test_limits.py)
+examples=(tests/e2e/test_examples.py)
 last=(tests/e2e/test_release.py)
 kept=build/e2e
 taint=tests.allranks.dev/kept-free
@@ -44,13 +44,13 @@ main() {
   fi
   local failed=0 test rest=() row rows=()
   for test in tests/e2e/test_*.py; do
-    [[ " ${waits[*]} ${breaks[*]} ${last[*]} " == *" $test "* ]] || rest+=("$test")
+    [[ " ${waits[*]} ${examples[*]} ${last[*]} " == *" $test "* ]] || rest+=("$test")
   done
   beside row "${waits[@]}" >"$kept/waits.log" 2>&1
   rows+=("$! $kept/waits.log")
-  beside row "${breaks[@]}" >"$kept/breaks.log" 2>&1
-  rows+=("$! $kept/breaks.log")
-  beside row "${rest[@]}"
+  beside row "${rest[@]}" >"$kept/rest.log" 2>&1
+  rows+=("$! $kept/rest.log")
+  beside row "${examples[@]}"
   wait "$!" || failed=1
   echo "and beside them:"
   for row in "${rows[@]}"; do
