@@ -31,7 +31,7 @@ from bench.table import headline, markdown  # noqa: E402
 
 EXAMPLES = """\
 examples:
-  python -m bench                            # all of it: about half an hour
+  python -m bench                            # all of it: about forty minutes
   python -m bench --only creation --rounds 5
   python -m bench --only life --peers        # training-operator as well, which Go builds the first time
   python -m bench -o json | jq .creation.allranks

@@ -156,11 +156,14 @@ def changes(one: Mapping[str, Any]) -> float:
     )
 
 
-OTHERS = ("Python", "bench", "kube-controller-manager/generic-garbage-collector")
+OTHERS = (
+    "Python", "bench", "kube-controller-manager/generic-garbage-collector",
+    "kube-controller-manager/service-account-controller",
+)  # fmt: skip
 
 
 def own_writes(one: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Without the kubelet's, the garbage collector's and those of who submits."""
+    """Without the kubelet's, those of who submits, and the controller manager's for any namespace."""
     return {who: by for who, by in one["writes_per_job"].items() if not who.startswith(OTHERS)}
 
 

@@ -79,8 +79,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--part", type=some_of(PARTS), default=PARTS, metavar="PART[,..]", help=f"of {', '.join(PARTS)}"
     )
-    parser.add_argument("--starts", type=positive, default=3, help="of each way (default 3)")
-    parser.add_argument("--rounds", type=positive, default=6, help="of each start (default 6)")
+    parser.add_argument("--starts", type=positive, default=2, help="of each way (default 2)")
+    parser.add_argument("--rounds", type=positive, default=4, help="of each start (default 4)")
     parser.add_argument("--steps", type=positive, default=24, help="of each way in a round (default 24)")
     parser.add_argument("--saves", type=positive, default=5, help="checkpoints of each way (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all numbers of all runs, too")

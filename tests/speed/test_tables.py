@@ -64,6 +64,7 @@ def test_changes_are_counted_by_who_made_them_and_refused_ones_are_not(tmp_path)
     lines = [event("allranks", "create", "pods")] * 8 + [event("allranks", "create", "pods", 409)]
     lines += [event("allranks", "patch", "distributedtrainings", 200, subresource="status")] * 4
     lines += [event("allranks", "create", "pods", namespace="other"), event("bench", "patch", "pods", 200)]
+    lines += [event("kube-controller-manager/v1.36.3 (x) y/service-account-controller", "create", "serviceaccounts")]
     log.write_text("\n".join(lines))
     found = writes(log, "n", 2)
     assert found["allranks"] == {"create pods": 4, "patch distributedtrainings/status": 2}
