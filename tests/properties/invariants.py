@@ -124,18 +124,26 @@ class Watchdog:
     def _status_changed(self, before: Manifest, status: Manifest) -> None:
         attempts = status["attempt"] - before["attempt"]
         counts = [status["restarts"][kind] - before["restarts"][kind] for kind in ("counted", "disruptions")]
-        alone = _restarted_alone(status) - (0 if attempts else _restarted_alone(before))
         hold(attempts in (0, 1), f"attempt went from {before['attempt']} to {status['attempt']}")
-        corrected = counts == [-1, 1] and not attempts + alone  # what was counted turned out to be a disruption
-        expected = min(counts) >= 0 and sum(counts) <= 1
-        hold(expected or corrected, f"restarts: {before['restarts']}, then {status['restarts']}")
+        alone = [] if attempts else _restarted_alone(before, status)
+        corrected = counts == [-1, 1] and not attempts and not alone  # what was counted turned out to be a disruption
+        # Pods that restart alone are written together, and with the restart of all that comes next.
+        most = 1 + len(self._of_attempt(before["attempt"])) if attempts else len(alone)
+        expected = min(counts) >= 0 and sum(counts) <= most
+        hold(expected or corrected, f"restarts: {before['restarts']}, then {status['restarts']}, {alone}")
+        hold(corrected or attempts or not all(counts), f"counted and uncounted in one write: {counts}")
         if before["phase"] in ("Succeeded", "Failed"):
             verdict = ("phase", "attempt", "restarts", "completionTime", "lastFailure", "conditions")
             same = all(status.get(part) == before.get(part) for part in verdict)
             hold(same, f"the verdict changed: {before}, then {status}")
-        if sum(counts):
-            hold(attempts + alone == 1, "a restart was counted, and nothing was restarted")
+        if sum(counts) and attempts:
             self._blamed(status["lastFailure"])
+        elif sum(counts):
+            blamed = [entry["failure"] for entry in alone if entry["counted"] == bool(counts[0])]
+            hold(len(blamed) >= sum(counts), f"{counts}, and {alone} were restarted")
+            # Of what does not count, some may follow what was blamed before.
+            for failure in blamed if len(blamed) == sum(counts) else []:
+                self._blamed(failure)
         elif attempts:
             resumed = before["phase"] == "Suspended" and status["phase"] == "Pending"
             told = {c["type"]: c["reason"] for c in status["conditions"]}
@@ -143,6 +151,10 @@ class Watchdog:
             lost = status["history"][-1].get("failure") if status["history"] else None
             followed = lost is not None and lost["pod"] in self._tally.blamed
             hold(resumed or fitted or followed, f"attempt {status['attempt']} counts as nothing")
+
+    def _of_attempt(self, attempt: int) -> list[Manifest]:
+        ours = (pod for pod in self._cluster.pods() if controller_of(pod) == self._tally.uid)
+        return [pod for pod in ours if place_of(pod)[2] == attempt]
 
     def _blamed(self, failure: Manifest) -> None:
         pod, reason = failure["pod"], failure["reason"]
@@ -221,13 +233,25 @@ def _check_cause(observed: Observed, status: Status) -> None:
         return  # it never ran, and whoever failed meanwhile changes nothing about it
     seen = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before) and _fell(pod)]
     fell = {pod.name: _fell_at(pod, observed.now) for pod in seen}
-    hold(not fell or fell.get(failure.pod) == min(fell.values()), f"{failure.pod} was not the first of {fell}")
+    with_it = {failure.pod} | {told.pod for told in _given_up(before, status)}
+    decided, others = ([at for pod, at in fell.items() if (pod in with_it) == is_it] for is_it in (True, False))
+    hold(not fell or bool(decided), f"{failure.pod} is blamed, and not among those that fell: {fell}")
+    hold(not others or max(decided) <= min(others), f"{with_it} were not the first of {fell}")
     counted = status.restarts.counted - before.restarts.counted
-    if counted or status.restarts.disruptions > before.restarts.disruptions:
+    if counted + status.restarts.disruptions - before.restarts.disruptions == 1 and with_it == {failure.pod}:
         told = Failure(failure.reason, failure.reason in UNCOUNTED, failure.exit_code)
         spec = observed.job.spec.model_dump(by_alias=True, exclude_none=True)
         action = rule_on(spec, before.restarts.counted, told, None)
         hold(action == ("restart" if counted else "restartUncounted"), f"{action} was due for {failure}")
+
+
+def _given_up(before: Status, status: Status) -> list[Told]:
+    """The failures for which one pod each is restarted by this status."""
+    if status.attempt != before.attempt:
+        return []
+    known = before.replica_restarts
+    news = (r for name, r in status.replica_restarts.items() if name not in known or r.count > known[name].count)
+    return [restarted.failure for restarted in news if restarted.failure]
 
 
 def _check_hindsight(observed: Observed, found: Told) -> None:
@@ -292,8 +316,14 @@ def is_going(pod: Manifest) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def _restarted_alone(status: Manifest) -> int:
-    return sum(entry["count"] for entry in status.get("replicaRestarts", {}).values())
+def _restarted_alone(before: Manifest, status: Manifest) -> list[Manifest]:
+    """What status says of the replicas that it gives up for the first time; each once in a write."""
+    known, out = before.get("replicaRestarts", {}), []
+    for replica, entry in status.get("replicaRestarts", {}).items():
+        more = entry["count"] - known.get(replica, {}).get("count", 0)
+        hold(more in (0, 1), f"{replica} was restarted {more} times in one write")
+        out += [entry] * more
+    return out
 
 
 def _sorted(observed: Observed) -> Observed:

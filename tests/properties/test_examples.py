@@ -78,3 +78,18 @@ def test_a_pod_that_failed_in_the_same_second_may_turn_out_to_be_the_cause_once_
     restart = {"maxRestarts": 3, "backoffSeconds": 10, "scope": "group"}
     spec = _spec("tensorflow", {"chief": 1, "ps": 1}, restart=restart)
     roughly(spec, [("advance", 0, 1), ("fail", 0, 1), ("oom", 0, 0)], Lag(seconds=2.0), 2, 0.0, None)
+
+
+def test_pods_that_restart_alone_and_failed_while_nobody_looked_count_in_one_write() -> None:
+    alone = {"maxRestarts": 3, "backoffSeconds": 10, "scope": "pod"}
+    unseen: list[Action] = [RUN_ALL, ("stop_operator", 0, 0)]
+    for ends in (["exit", "exit"], ["exit", "oom", "exit"], ["evict", "evict"], ["exit", "evict", "exit"]):
+        spec = _spec("horovod", {"worker": len(ends)}, restart=alone)
+        roughly(spec, [*unseen, *((end, 0, 0) for end in ends)], Lag(), 0, 0.0, None)
+
+
+def test_workers_that_restart_alone_count_with_the_chief_that_takes_all_along() -> None:
+    spec = _spec("tensorflow", {"chief": 1, "worker": 2, "ps": 1})
+    unseen: list[Action] = [RUN_ALL, ("stop_operator", 0, 0)]
+    for order in ((2, 1, 0), (0, 1, 0), (1, 0, 0), (2, 0, 0, 0)):
+        roughly(spec, [*unseen, *(("exit", pod, 0) for pod in order)], Lag(), 0, 0.0, None)
