@@ -24,7 +24,7 @@ from bench.creation import SHAPES, plane, rounds, summary  # noqa: E402
 from bench.latency import latencies  # noqa: E402
 from bench.life import SHAPES as LIVES  # noqa: E402
 from bench.life import kubelet, lives  # noqa: E402
-from bench.machine import machine  # noqa: E402
+from bench.machine import machine, versions  # noqa: E402
 from bench.scale import day, scale  # noqa: E402
 from bench.systems import PEERS, SYSTEMS, Allranks, Raw, System, UnthrottledJob  # noqa: E402
 from bench.table import headline, markdown  # noqa: E402
@@ -106,11 +106,11 @@ def main() -> None:
         parser.error("--rounds: at least 1")
     logging.disable(logging.WARNING)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `with`: no process stays
-    now = machine()
+    built = programs()
+    now = machine() | {"versions": versions(built)}
     found: dict[str, Any] = {"machine": now}
     if asked.add and KEPT.exists():
         found = json.loads(KEPT.read_text())
-    built = programs()
     for name, measure in parts(asked).items():
         if asked.only is None or name in asked.only:
             tell(f"== {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,17 @@ def machine() -> dict[str, Any]:
         "commit": _commit(),
         "load": round(os.getloadavg()[0], 2),
     }
+
+
+def versions(control_plane: Path) -> dict[str, str]:
+    """Of the programs in that folder, as they tell them."""
+    asked = {"Kubernetes": "kube-apiserver", "etcd": "etcd"}
+    told = {name: _output(str(control_plane / program), "--version") for name, program in asked.items()}
+    return {name: found[0] for name, text in told.items() if (found := re.findall(r"\d+\.\d+\.\d+", text))}
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def _commit() -> str:

@@ -45,9 +45,10 @@ def _machines(found: Mapping[str, Any]) -> str:
 
 
 def _machine(of: Mapping[str, Any]) -> str:
+    versions = {"Python": of["python"], **of.get("versions", {})}
     return (
         f"{of['date']}, commit {of['commit']}, {of['cores']} cores ({of['processor']}), {of['memory_gb']} GB, "
-        f"Python {of['python']}, load {of['load']} at the start"
+        f"{', '.join(map(' '.join, versions.items()))}, load {of['load']} at the start"
     )
 
 

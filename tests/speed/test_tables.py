@@ -39,6 +39,7 @@ def test_a_part_that_was_measured_later_says_of_which_commit_it_is():
     day = {"seconds": 9, "jobs": 1, "pods": 4, "memory_mb": [80.0, 81.0], "growth": 1.01}
     head, *_ = markdown({"machine": MACHINE, "day": day, "added": {"day": MACHINE | {"commit": "d"}}}).split("\n\n")
     first, second = head.splitlines()
+    assert "Python 3.11, load" in first
     assert "commit c," in first
     assert second.startswith("day: 2026-01-01, commit d,")
 
