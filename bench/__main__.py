@@ -108,14 +108,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `with`: no process stays
     built = programs()
     now = machine() | {"versions": versions(built)}
-    found: dict[str, Any] = {"machine": now}
-    if asked.add and KEPT.exists():
-        found = json.loads(KEPT.read_text())
+    adds = asked.add and KEPT.exists()
+    found: dict[str, Any] = json.loads(KEPT.read_text()) if adds else {"machine": now}
     for name, measure in parts(asked).items():
         if asked.only is None or name in asked.only:
             tell(f"== {name}")
             found[name] = measure(built)
-            if asked.add:
+            if adds:
                 found.setdefault("added", {})[name] = now
             keep(found)
     text = markdown(found)

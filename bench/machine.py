@@ -40,7 +40,7 @@ def _output(*command: str) -> str:
 def _commit() -> str:
     """Of what is measured: allranks and the benchmarks."""
     git = ["git", "-C", str(ROOT)]
-    name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    name = _output(*git, "rev-parse", "--short", "HEAD")
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "operator", "bench"], check=False)
     return (name.strip() or "unknown") + (" with changes" if changed.returncode else "")
 

@@ -44,7 +44,7 @@ def scale(programs: Path, jobs: int, pods: int, seconds: float) -> dict[str, Any
                 out["churn"]["memory_mb"] = round(memory(system.pids[0]))
             # Pods of the deleted jobs are still being removed, by Kubernetes' garbage collector and the kubelet.
             out["cold_start_beside_removals"] = await _cold_start(system, jobs)
-            await until(lambda: _count(client, namespace, jobs * pods), 600, every=1.0)
+            await until(lambda: _has(client, namespace, jobs * pods), 600, every=1.0)
             await quiet(server(system.plane), share=0.2)
             out["cold_start"] = await _cold_start(system, jobs)
             return out
@@ -112,7 +112,7 @@ async def _churn(
     }
 
 
-async def _count(client: Client, namespace: str, wanted: int) -> bool:
+async def _has(client: Client, namespace: str, wanted: int) -> bool:
     """Whether there are so many pods, no more and no less."""
     page = json.loads(await client.get(paths.collection("Pod", namespace), limit="1"))
     return len(page["items"]) + page["metadata"].get("remainingItemCount", 0) == wanted

@@ -43,8 +43,8 @@ main() {
     return
   fi
   local failed=0 test rest=() row rows=()
-  for test in tests/e2e/test_*.py; do
-    [[ " ${waits[*]} ${examples[*]} ${last[*]} " == *" $test "* ]] || rest=("$test" "${rest[@]}") # Argo's three workflows last
+  for test in tests/e2e/test_*.py; do # the other way round: Argo's three workflows last
+    [[ " ${waits[*]} ${examples[*]} ${last[*]} " == *" $test "* ]] || rest=("$test" "${rest[@]}")
   done
   beside row "${waits[@]}" >"$kept/waits.log" 2>&1
   rows+=("$! $kept/waits.log")

@@ -317,7 +317,7 @@ def is_going(pod: Manifest) -> bool:
 
 
 def _restarted_alone(before: Manifest, status: Manifest) -> list[Manifest]:
-    """What status says of the replicas that it gives up for the first time; each once in a write."""
+    """What status says of the replicas that this write restarts alone, each of them once."""
     known, out = before.get("replicaRestarts", {}), []
     for replica, entry in status.get("replicaRestarts", {}).items():
         more = entry["count"] - known.get(replica, {}).get("count", 0)
