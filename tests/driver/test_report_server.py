@@ -27,6 +27,8 @@ from allranks.report.wire import Failed, Over, Wire
 SENDER = Sender(("team", "demo"), "uid-1", "demo-worker-0-0", "pod-1", "worker", 0, 0, 0, "node-a")
 TOKENS = {f"token-{index}": replace(SENDER, index=index, pod_uid=f"pod-{index}") for index in range(300)}
 FAST = Limits(hold_seconds=0.0, wait_seconds=0.0)
+TICK = 0.002
+"""Seconds by which a timer of uvloop may be early: it counts whole milliseconds."""
 
 
 @dataclass
@@ -43,6 +45,8 @@ class Raw:
         self.reader, self.writer = reader, writer
 
     async def send(self, data: bytes) -> None:
+        if self.writer.transport.is_closing():  # uvloop's would raise RuntimeError once it is closed
+            raise ConnectionResetError("cut off")
         self.writer.write(data)
         await self.writer.drain()
 
@@ -282,7 +286,7 @@ def test_what_is_refused_is_refused_late() -> None:
             raw = await world.connect()
             began = time.monotonic()
             assert (await raw.report(b"no")).status == 400
-            assert time.monotonic() - began >= 1
+            assert time.monotonic() - began >= 1 - TICK
             assert await world.honest() < 1
 
     run(scenario())
@@ -295,7 +299,7 @@ def test_who_asks_too_much_is_made_to_wait_as_long_as_it_is_told_to() -> None:
             assert {(await raw.report({"step": step})).status for step in range(BURST)} == {200}
             began = time.monotonic()
             assert (await raw.report({"step": 65})).status == 429
-            assert time.monotonic() - began >= 1
+            assert time.monotonic() - began >= 1 - TICK
             assert await world.honest() < 1
 
     run(scenario())
