@@ -55,7 +55,7 @@ def parts(asked: argparse.Namespace) -> dict[str, Callable[[Path], Any]]:
             "500 jobs": scale(built, 500, 20, 30),
             "1,000 jobs": scale(built, 1000, 10, 10),
         },
-        "day": lambda built: day(built, 2880, 4),
+        "day": lambda built: day(built, asked.days * 2880, 4),
     }
 
 
@@ -90,9 +90,10 @@ def main() -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    known = parts(argparse.Namespace(peers=False, rounds=1))
+    known = parts(argparse.Namespace(peers=False, rounds=1, days=1))
     parser.add_argument("--only", action="append", choices=list(known), help="a part; may be said several times")
     parser.add_argument("--rounds", type=int, default=5, help="of creations (default 5)")
+    parser.add_argument("--days", type=int, default=1, help="of jobs, in the part `day` (default 1)")
     parser.add_argument("--peers", action="store_true", help="training-operator as well")
     parser.add_argument(
         "--write", action="store_true", help="put the tables into the documentation, in place of those there"
@@ -102,8 +103,9 @@ def main() -> None:
     )
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
     asked = parser.parse_args()
-    if asked.rounds < 1:
-        parser.error("--rounds: at least 1")
+    for name in ("rounds", "days"):
+        if getattr(asked, name) < 1:
+            parser.error(f"--{name}: at least 1")
     logging.disable(logging.WARNING)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `with`: no process stays
     built = programs()

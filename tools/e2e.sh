@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# The tests with real pods, on a cluster of their own, in three rows at the same time: what mostly waits for nodes,
-# backoffs and deadlines, the examples, and the rest. What takes the operator away runs last, alone.
+# The tests with real pods, on a cluster of their own, three at a time: much of it waits for nodes, backoffs and deadlines.
+# What takes the operator away runs last, alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-waits=(tests/e2e/test_elastic.py tests/e2e/test_nodes.py tests/e2e/test_progress.py)
-examples=(tests/e2e/test_examples.py)
+long=(tests/e2e/test_{faults,elastic,progress,nodes}.py)
 last=(tests/e2e/test_release.py)
 kept=build/e2e
 taint=tests.allranks.dev/kept-free
@@ -42,21 +41,12 @@ main() {
     wait "$!"
     return
   fi
-  local failed=0 test rest=() row rows=()
-  for test in tests/e2e/test_*.py; do # the other way round: Argo's three workflows last
-    [[ " ${waits[*]} ${examples[*]} ${last[*]} " == *" $test "* ]] || rest=("$test" "${rest[@]}")
+  local failed=0 test tests=("${long[@]}") # these first, so that all three are busy to the end
+  for test in tests/e2e/test_*.py; do
+    [[ " ${long[*]} ${last[*]} " == *" $test "* ]] || tests+=("$test")
   done
-  beside row "${waits[@]}" >"$kept/waits.log" 2>&1
-  rows+=("$! $kept/waits.log")
-  beside row "${rest[@]}" >"$kept/rest.log" 2>&1
-  rows+=("$! $kept/rest.log")
-  beside row "${examples[@]}"
+  beside row "${tests[@]}" --numprocesses=3 --dist=loadgroup --no-loadscope-reorder
   wait "$!" || failed=1
-  echo "and beside them:"
-  for row in "${rows[@]}"; do
-    wait "${row%% *}" || failed=1
-    cat "${row#* }"
-  done
   beside row "${last[@]}"
   wait "$!" || failed=1
   return "$failed"

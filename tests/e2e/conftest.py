@@ -38,7 +38,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.when == "call" and call.excinfo and not call.excinfo.errisinstance(pytest.skip.Exception):
         for value in getattr(item, "funcargs", {}).values():
             if isinstance(value, Team):
-                keep(value.cluster, value.namespace, item.name)
+                kept = keep(value.cluster, value.namespace, item.name)
+                report.sections.append(("kept", str(kept.relative_to(REPOSITORY))))
     return report
 
 
@@ -72,8 +73,8 @@ def team(cluster: Cluster) -> Iterator[Team]:
         yield team
 
 
-def keep(cluster: Cluster, namespace: str, test: str) -> None:
-    """All that the cluster knows of a failed test's namespace, and what the operator said."""
+def keep(cluster: Cluster, namespace: str, test: str) -> Path:
+    """All that the cluster knows of a failed test's namespace, and what the operator said: the folder that has it."""
     folder = KEPT / re.sub(r"\W+", "-", test)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -89,4 +90,4 @@ def keep(cluster: Cluster, namespace: str, test: str) -> None:
     for name, arguments in asked.items():
         done = cluster.ask(*arguments)
         (folder / name).write_text(done.stdout + done.stderr)
-    print(f"kept in {folder.relative_to(REPOSITORY)}")
+    return folder
