@@ -233,16 +233,19 @@ def _check_cause(observed: Observed, status: Status) -> None:
         return  # it never ran, and whoever failed meanwhile changes nothing about it
     seen = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before) and _fell(pod)]
     fell = {pod.name: _fell_at(pod, observed.now) for pod in seen}
-    with_it = {failure.pod} | {told.pod for told in _given_up(before, status)}
+    given_up = _given_up(before, status) or [failure]
+    with_it = {failure.pod} | {told.pod for told in given_up}
     decided, others = ([at for pod, at in fell.items() if (pod in with_it) == is_it] for is_it in (True, False))
     hold(not fell or bool(decided), f"{failure.pod} is blamed, and not among those that fell: {fell}")
     hold(not others or max(decided) <= min(others), f"{with_it} were not the first of {fell}")
     counted = status.restarts.counted - before.restarts.counted
-    if counted + status.restarts.disruptions - before.restarts.disruptions == 1 and with_it == {failure.pod}:
-        told = Failure(failure.reason, failure.reason in UNCOUNTED, failure.exit_code)
-        spec = observed.job.spec.model_dump(by_alias=True, exclude_none=True)
-        action = rule_on(spec, before.restarts.counted, told, None)
-        hold(action == ("restart" if counted else "restartUncounted"), f"{action} was due for {failure}")
+    if counted + status.restarts.disruptions - before.restarts.disruptions != len(given_up):
+        return  # some follow what was blamed before
+    spec = observed.job.spec.model_dump(by_alias=True, exclude_none=True)
+    for number, each in enumerate(given_up):
+        told = Failure(each.reason, each.reason in UNCOUNTED, each.exit_code)
+        action = rule_on(spec, before.restarts.counted + (number if counted else 0), told, None)
+        hold(action == ("restart" if counted else "restartUncounted"), f"{action} was due for {each}")
 
 
 def _given_up(before: Status, status: Status) -> list[Told]:
