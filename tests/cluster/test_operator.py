@@ -16,6 +16,7 @@ import yaml
 from allranks.api.job import KIND
 from allranks.drivers.kubernetes import handlers, paths
 from allranks.drivers.kubernetes.client import Client
+from allranks.drivers.kubernetes.operator import Session
 
 from . import live
 from .api import ApiError
@@ -143,7 +144,18 @@ def test_a_user_without_a_name_can_run_it_as_in_a_container(
         eventually(lambda: operator.session and operator.session.synced)
 
 
-def test_crds_that_come_later_are_waited_for(control_plane: ControlPlane, namespace: str) -> None:
+@pytest.mark.parametrize("said", ["gone", "still there"])
+def test_crds_that_come_later_are_waited_for(
+    control_plane: ControlPlane, namespace: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of CRDs that were just deleted, an API server may say that they are still there, for a moment."""
+    installed = Session._installed
+
+    async def at_once(_: Session) -> None:
+        monkeypatch.setattr(Session, "_installed", installed)
+
+    if said == "still there":
+        monkeypatch.setattr(Session, "_installed", at_once)
     connection = live.connection(control_plane)
     names = [yaml.safe_load(path.read_text())["metadata"]["name"] for path in DEFINITIONS]
     for name in names:

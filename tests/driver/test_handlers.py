@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from allranks.drivers.kubernetes import handlers
+from allranks.api.job import GROUP, KIND, PLURAL, VERSION
+from allranks.drivers.kubernetes import handlers, paths
+from allranks.drivers.kubernetes.client import NotFound
 from allranks.drivers.kubernetes.connection import Connection
 from allranks.settings import Settings
 
-from .scripted import Answer, client_of, status
+from .scripted import Answer, client_of, says, status
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
@@ -63,3 +65,47 @@ def test_after_a_refused_token_the_file_is_read_again_at_once(tmp_path: Path) ->
     asked = [headers["Authorization"] for headers in ran(refuse_and_rotate, tmp_path / "token")]
     assert "Bearer old" in asked
     assert "Bearer new" in asked
+
+
+GROUPS = says({"kind": "APIGroupList", "groups": [
+    {"name": GROUP, "versions": [{"version": VERSION}], "preferredVersion": {"version": VERSION}}
+]})  # fmt: skip
+JOBS = {"name": PLURAL, "singularName": "", "kind": KIND, "namespaced": True, "verbs": ["get", "list", "watch"]}
+POOLS = JOBS | {"name": "trainingpools", "kind": "TrainingPool"}
+BOTH, ONE = (says({"kind": "APIResourceList", "resources": found}) for found in ([JOBS, POOLS], [POOLS]))
+LOOKS = {
+    "no such group": {paths.GROUPS: says({"kind": "APIGroupList", "groups": []})},
+    "no such version": {paths.GROUPS: GROUPS, paths.GROUP_VERSION: status(404)},
+    "no such resource": {paths.GROUPS: GROUPS, paths.GROUP_VERSION: ONE},
+}
+
+
+def looked(answers: dict[str, Answer], seconds: float) -> None:
+    """Raises TimeoutError when kopf goes on for so long."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await answers.get(request.path, status(503))(request)
+
+    async def scenario() -> None:
+        async with client_of(answer) as (client, api):
+            client.connection = Connection(api.url)
+            told: list[Any] = [lambda *_: None, lambda *_: None, lambda: None]
+            await asyncio.wait_for(handlers.run(client, Settings(), *told, asyncio.Event()), seconds)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.collect()
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_look_that_does_not_find_the_jobs_ends_it(name: str) -> None:
+    with pytest.raises(NotFound, match=f"serves no {PLURAL}"):
+        looked(LOOKS[name], 30)
+
+
+def test_what_is_wrong_for_a_moment_is_no_such_look() -> None:
+    with pytest.raises(TimeoutError):
+        looked({paths.GROUPS: GROUPS, paths.GROUP_VERSION: BOTH}, 1)
+    with pytest.raises(TimeoutError):
+        looked({paths.GROUPS: GROUPS}, 1)

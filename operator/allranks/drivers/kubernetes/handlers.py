@@ -20,9 +20,9 @@ import msgspec
 
 from allranks.api.job import GROUP, KIND, PLURAL, VERSION
 from allranks.core.model import Manifest
-from allranks.drivers.kubernetes import watch
+from allranks.drivers.kubernetes import paths, watch
 from allranks.drivers.kubernetes.cache import JobKey
-from allranks.drivers.kubernetes.client import Client
+from allranks.drivers.kubernetes.client import Client, NotFound
 from allranks.drivers.kubernetes.executor import identified
 from allranks.settings import Settings
 
@@ -53,10 +53,11 @@ def registry(
     seen: Callable[[Manifest, bool], None],
     listed: Listed,
     alive: Callable[[], None],
+    unserved: Callable[[], None],
     sessions: deque[aiohttp.ClientSession],
 ) -> kopf.OperatorRegistry:
-    """`seen(job, deleted)` is told of every job; `alive()` of every sign of life. `sessions` are to be closed in
-    the end."""
+    """`seen(job, deleted)` is told of every job, `alive()` of every sign of life, `unserved()` when kopf is told that
+    there is no such resource. `sessions` are to be closed in the end."""
     handlers = kopf.OperatorRegistry()
     backoffs: Iterator[float] = iter(())
     login_at = float("-inf")
@@ -72,7 +73,7 @@ def registry(
         login_at = time.monotonic()
         # A session of its own, on the one pool of connections.
         headers = client.connection.headers() | {"User-Agent": "allranks"}
-        session = client.session(headers=headers, trace_configs=[_trace(listed, alive)])
+        session = client.session(headers=headers, trace_configs=[_trace(listed, alive, unserved)])
         session.close = _left_open  # type: ignore[method-assign]
         sessions.append(session)
         if len(sessions) > _OPEN_SESSIONS:
@@ -90,22 +91,30 @@ async def _left_open() -> None:
     pass
 
 
-def _trace(listed: Listed, alive: Callable[[], None]) -> aiohttp.TraceConfig:
+def _trace(listed: Listed, alive: Callable[[], None], unserved: Callable[[], None]) -> aiohttp.TraceConfig:
     trace = aiohttp.TraceConfig()
     present: dict[str, set[JobKey]] = {}
 
     async def sign(*_: Any) -> None:
         alive()
 
+    async def ended(_: Any, __: Any, end: aiohttp.TraceRequestEndParams) -> None:
+        alive()
+        if end.url.path == paths.GROUP_VERSION and end.response.status == 404:
+            unserved()
+
     # When kopf has lost track it lists anew, and tells its handlers what is there, not what is there no more.
     async def read(_: Any, __: Any, received: aiohttp.TraceResponseChunkReceivedParams) -> None:
         url = received.url
-        if not url.path.endswith(f"/{PLURAL}") or "watch" in url.query:
+        named = _NAMED.get(url.path)
+        if not (named or url.path.endswith(f"/{PLURAL}")) or "watch" in url.query:
             return
         try:
             page = _page(received.chunk)
         except msgspec.DecodeError:
             return  # no answer of an API server: kopf will say so
+        if named and page.kind == named[0] and named[1] not in received.chunk:
+            unserved()
         if page.kind != f"{KIND}List":
             return
         if "continue" not in url.query:
@@ -116,12 +125,17 @@ def _trace(listed: Listed, alive: Callable[[], None]) -> aiohttp.TraceConfig:
             listed(present.pop(url.path), int(page.metadata.resource_version), found[1] if found else None)
 
     trace.on_request_start.append(sign)
-    trace.on_request_end.append(sign)
+    trace.on_request_end.append(ended)
     trace.on_response_chunk_received.append(read)
     return trace
 
 
 _NAMESPACE = re.compile("/namespaces/([^/]+)/")
+_NAMED = {
+    paths.GROUPS: ("APIGroupList", f'"{GROUP}"'.encode()),
+    paths.GROUP_VERSION: ("APIResourceList", f'"{PLURAL}"'.encode()),
+}
+"""Where kopf looks for our resource, what it reads there, and what that names."""
 
 
 class _Meta(msgspec.Struct):
@@ -181,11 +195,19 @@ async def run(
     alive: Callable[[], None],
     stop: asyncio.Event,
 ) -> None:
-    """Until it is told to stop, by `stop` or by a signal, or fails."""
+    """Until it is told to stop, by `stop` or by a signal, or fails. Raises NotFound when the API server does not serve
+    jobs: kopf looks once, and would then watch nothing for ever."""
     sessions: deque[aiohttp.ClientSession] = deque()
+    missing = False
+
+    def unserved() -> None:
+        nonlocal missing
+        missing = True
+        stop.set()
+
     try:
         await kopf.operator(
-            registry=registry(client, seen, listed, alive, sessions),
+            registry=registry(client, seen, listed, alive, unserved, sessions),
             settings=settings(ours),
             clusterwide=not ours.namespaces,
             namespaces=list(ours.namespaces),
@@ -193,6 +215,8 @@ async def run(
             identity="allranks",  # type: ignore[arg-type]
             stop_flag=stop,
         )
+        if missing:
+            raise NotFound(f"the API server serves no {PLURAL}.{GROUP} any more")
     finally:
         for session in sessions:
             await aiohttp.ClientSession.close(session)

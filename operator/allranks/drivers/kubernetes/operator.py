@@ -307,7 +307,7 @@ class Session:
 
     async def _installed(self) -> None:
         """Waits until the API server serves our resource and names its group, which comes a moment later: kopf looks
-        there once, and then never again."""
+        there once. Of CRDs that were just deleted both may still be said: kopf's look ends the session then."""
         told = False
         while True:
             with contextlib.suppress(NotFound):
