@@ -20,6 +20,7 @@ from allranks.api.validate import parse_pool
 from allranks.core.names import JOB_LABEL
 from allranks.drivers.kubernetes import controller
 from allranks.drivers.kubernetes.connection import Connection
+from allranks.drivers.kubernetes.operator import Session
 from allranks.drivers.memory.ranks import Ranks
 from allranks.drivers.memory.store import ended
 from allranks.drivers.reports.hub import Sender
@@ -70,8 +71,8 @@ class KubernetesWorld(World):
         self._operator: RunningOperator | None = None
         self._ranks = Ranks(self.clock.now)
         self._asked: set[str] = set()
-        self._told: RunningOperator | None = None
-        """Which life of the operator has heard all that ranks have said."""
+        self._told: Session | None = None
+        """Which of the operator's sessions, in which of its lives, has heard all that ranks have said."""
         self.start_operator()
 
     def close(self) -> None:
@@ -278,12 +279,16 @@ class KubernetesWorld(World):
             self._settle()
 
     def _play(self, change: Callable[[], None]) -> None:
-        change()
+        self._at_once(change)
         self._settle()
+
+    def _at_once(self, change: Callable[[], None]) -> None:
+        """A world may see to it that the operator does nothing between the steps of a change."""
+        change()
 
     def _leap(self, moment: datetime) -> None:
         self.clock.set(moment)
-        self._hand.stop_due()
+        self._at_once(self._hand.stop_due)
         if self._operator:
             self._operator.clock_leapt()
         self._settle()
@@ -293,8 +298,9 @@ class KubernetesWorld(World):
         deadline, quiet = time.monotonic() + PATIENCE_SECONDS, 0
         while quiet < 2 and time.monotonic() < deadline:
             quiet = 0 if any(True for _ in self._under_way()) else quiet + 1
-            if quiet and self._operator is not self._told:
-                self._told, quiet = self._operator, 0
+            session = self._operator.operator.session if self._operator else None
+            if quiet and session is not self._told:
+                self._told, quiet = session, 0
                 self._send_all()
             if quiet == 0:
                 time.sleep(PAUSE_SECONDS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +26,8 @@ HERE = Path(__file__).parent
 DEFAULT = "200"
 AT_ONCE = 3
 """Runs wait more than they work; more of them keep two cores busy, and requests begin to time out by themselves."""
+_TOLD_LINES = 20
+"""Of a failed run, once more at the very end, where nobody cuts them off."""
 _ASKED = pytest.StashKey[tuple[str, int]]()
 
 
@@ -61,12 +63,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             reporter.write_line(f"faults: {len(_runs(session))} runs, repeat with: {_again(session.config)}")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Logs are left away: they are those of all runs that are under way, and hide what differs."""
+    report = yield
+    if "run" in getattr(item, "fixturenames", ()):
+        report.sections = []
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     failed = [report for report in terminalreporter.stats.get("failed", ()) if "tests/faults/" in report.nodeid]
     for report in failed:
         number = re.search(r"test_faults\.py.*?\[(\d+) ", report.nodeid)
         command = f"{_again(config)} -k '[{number[1]} '" if number else f"pytest '{report.nodeid}'"
         terminalreporter.write_line(f"faults: repeat with: {command}", red=True)
+        for line in [line for line in report.longreprtext.splitlines() if line.startswith("E ")][:_TOLD_LINES]:
+            terminalreporter.write_line(line)
 
 
 def _again(config: pytest.Config) -> str:

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
@@ -106,6 +106,9 @@ class Proxy:
         self._one_by_one: asyncio.Lock | None = None
         self._on_death: Callable[[], None] = lambda: None
         self._present: set[asyncio.Task[Any]] = set()
+        self._free = asyncio.Event()
+        """Writes are carried out."""
+        self._free.set()
         threads.do(self._start())
 
     def kill_after(self, writes: int, how: Death, on_death: Callable[[], None] = lambda: None) -> None:
@@ -127,8 +130,20 @@ class Proxy:
         self._threads.do(self._forget())
         self.dead.clear()
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Meanwhile the operator's writes wait."""
+        self._threads.do(self._let(False))
+        try:
+            yield
+        finally:
+            self._threads.do(self._let(True))
+
     def close(self) -> None:
         self._threads.do(self._stop())
+
+    async def _let(self, go: bool) -> None:
+        (self._free.set if go else self._free.clear)()
 
     async def _start(self) -> None:
         tls = ssl.create_default_context(cafile=self._ca_file)
@@ -224,6 +239,7 @@ class Proxy:
             self.record.to_come[key] = time.monotonic()
         if answer := _instead(fault):
             return answer
+        await self._free.wait()
         async with self._one_by_one or contextlib.nullcontext():
             if self._how == "late" and self._kill_after is not None:
                 if self._kill_after <= 1 and not self.dead.is_set():

@@ -7,11 +7,12 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from allranks.core.hangs import STACKS
 from allranks.drivers.kubernetes.connection import Connection
 from allranks.drivers.memory import podstatus
 from allranks.drivers.memory.store import ended
@@ -29,8 +30,10 @@ from .proxy import Death, Proxy, Threads
 REQUEST_SECONDS = 1.0
 LATE_RESTS = 2
 """A status that is late comes after so many changes of the world."""
+_HANG_SECONDS = 2.0
+"""So long an operator may need for what it will do without more of the scenario's time."""
 _QUOTA_SECONDS = 4.0
-"""So long after a made-up conflict of a quota the operator has tried again, if it still wants to."""
+"""So long after a made-up conflict of a quota, and told to, the operator has tried again, if it still wants to."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +57,29 @@ class Ending:
     deletes: dict[str, int]
     writes: int
     """That had success: not compared, but so often the operator can be killed."""
+    later: bool
+    """It took more of the scenario's time than without harm: times are not compared."""
 
     def differences(self, other: Ending) -> list[str]:
         """With the one that it should be like."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in _COMPARED]
-        return [difference for name, mine, theirs in pairs for difference in _differ(name, mine, theirs)]
+        found = [difference for name, mine, theirs in pairs for difference in _differ(name, mine, theirs)]
+        return [told for where, told in found if not (self.later and _OF_TIME.search(where))]
 
 
-def _differ(where: str, mine: Any, theirs: Any) -> Iterator[str]:
+def _differ(where: str, mine: Any, theirs: Any) -> Iterator[tuple[str, str]]:
+    """What differs, and how that is told."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         for key in mine.keys() | theirs.keys():
             yield from _differ(f"{where}.{key}", mine.get(key), theirs.get(key))
+    elif isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            yield from _differ(f"{where}[{index}]", one, other)
     elif mine != theirs:
-        yield f"{where}: {mine}, without harm: {theirs}"
+        yield where, f"{where}: {mine}, without harm: {theirs}"
+
+
+_OF_TIME = re.compile(r"\.(times\..*|goodput|time|since|\w+(Time|Since|Seconds))$")
 
 
 _COMPARED = ("status", "objects", "creates", "deletes")
@@ -80,7 +93,11 @@ class FaultyWorld(KubernetesWorld):
         self.deaths = 0
         self._rests = 0
         """How often everything came to rest since the operator died."""
+        self.later = False
+        """It was given time in which it hears of ranks anew."""
         self.began: datetime | None = None
+        self._nudged: set[float] = set()
+        """When creations were refused that the operator was told to try again."""
         self._scarce = False
         """There was a quota."""
         try:
@@ -102,6 +119,31 @@ class FaultyWorld(KubernetesWorld):
         if self._proxy.dead.is_set():
             self._proxy.revive()
 
+    def eventually(self, differences: Callable[[], list[str]]) -> list[str]:
+        """Who dies while it writes of a hang, and begins anew, judges it after it has heard of ranks for as long again:
+        that time is given to it, once, if something is missing."""
+        began = time.monotonic()
+
+        def told() -> list[str]:
+            found = differences()
+            waited = time.monotonic() - began > _HANG_SECONDS
+            if found and waited and self.deaths and not self.later and (seconds := self._until_judged()):
+                self.later = True
+                self.advance(seconds)
+                found = differences()
+            return found
+
+        return super().eventually(told)
+
+    def _until_judged(self) -> float:
+        """0 for a job whose hangs nobody judges."""
+        job = self.job() or {}
+        hang, progress = job.get("spec", {}).get("hang"), job.get("status", {}).get("progress") or {}
+        if not hang:
+            return 0.0
+        limit = hang["timeoutSeconds"] if progress.get("firstStepTime") else job["spec"]["startupDeadlineSeconds"]
+        return float(limit) + STACKS.total_seconds() + 1
+
     def remove_node(self, node: str) -> None:
         """First its pods are told why, then they are gone: who sees both at once takes them for deleted by somebody."""
         for pod in self._hand._on(node):
@@ -114,6 +156,12 @@ class FaultyWorld(KubernetesWorld):
         settings = Settings(namespaces=(self.namespace,), request_timeout=REQUEST_SECONDS, **SETTINGS)
         connection = Connection(self._proxy.url, token=self._connection.token)
         self._operator = RunningOperator(settings, connection, self.clock)
+
+    def _at_once(self, change: Callable[[], None]) -> None:
+        """Who takes a pod away tells why, and then deletes it: an operator that is faster than that deletes it first,
+        and then it would be counted as the operator's deletion."""
+        with self._proxy.held():
+            super()._at_once(change)
 
     def _settle(self) -> None:
         """Raises AssertionError when it is not settled in time: the operator must see and do everything in the end."""
@@ -136,6 +184,10 @@ class FaultyWorld(KubernetesWorld):
         yield from super()._under_way()
         for (kind, name), since in list(self._proxy.record.to_come.items()):
             if self._operator and time.monotonic() - since < _QUOTA_SECONDS:
+                # It tries again after seconds, the more often it was refused the more of them.
+                if since not in self._nudged:
+                    self._nudged.add(since)
+                    self._operator.clock_leapt()
                 yield f"{kind} {name} is still to be created"
 
     def ending(self) -> Ending:
@@ -149,6 +201,7 @@ class FaultyWorld(KubernetesWorld):
             self._counted(record.creates),
             self._counted(record.deletes),
             record.successes,
+            self.later,
         )
 
     def quota(self, kind: str, limit: int | None) -> None:
@@ -168,7 +221,7 @@ class FaultyWorld(KubernetesWorld):
         return self._plain(f"{found['kind']} {metadata['name']} {phase}{going}".rstrip())
 
     def _plain(self, value: Any) -> Any:
-        """Without what differs from run to run: the day, the namespace, the UIDs that are parts of names."""
+        """Without what differs from run to run: day and hour, the namespace, the UIDs that are parts of names."""
         if isinstance(value, dict):
             # A forced deletion is told in two steps at once: the pod is asked to go, the pod is gone. Who looks between
             # them still knows its node.
@@ -181,11 +234,13 @@ class FaultyWorld(KubernetesWorld):
         if _TIME.fullmatch(value):
             return (datetime.fromisoformat(value) - self.began).total_seconds()
         plain = re.sub(r"-ssh-[0-9a-f]{8}", "-ssh-UID", value.replace(self.namespace, "NAMESPACE"))
+        plain = _TIME_OF_DAY.sub(r"HOUR:\1 UTC", plain)
         # Where there is no room for all pods of a role, whose request comes first has it.
         return re.sub(r"\b(demo-[a-z]+)-\d+-", r"\1-N-", plain) if self._scarce else plain
 
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_TIME_OF_DAY = re.compile(r"\b\d\d:(\d\d:\d\d) UTC\b")
 
 
 @dataclass(frozen=True)
