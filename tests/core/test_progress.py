@@ -120,6 +120,20 @@ def test_a_straggler_stays_one_until_it_is_clearly_faster() -> None:
     assert progress.newly_slow(slow.progress, with_slow(0.17, slow).progress) == []
 
 
+def test_the_curve_does_not_go_back_when_a_new_operator_hears_of_one_rank_after_the_other() -> None:
+    slow, fast = rank(0, 5, stepped=0), rank(1, 6, stepped=10)
+    status = BEGUN
+    for heard in ((rank(0, 5, stepped=0), rank(1, 5, stepped=0)), (slow, fast)):
+        status = progress.observe(job(), status, Reports(NOW, heard))
+    assert status.progress
+    before = [(point.step, point.time) for point in status.progress.curve]
+    assert before == [(5, at(0)), (6, at(10))]
+    for anew in ((slow,), (slow, fast)):
+        status = progress.observe(job(), status, Reports(at(11), anew))
+        assert status.progress
+        assert [(point.step, point.time) for point in status.progress.curve] == before
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 600)), min_size=1, max_size=300))
 def test_the_curve_is_bounded_in_order_and_ends_at_the_newest(moves: list[tuple[int, int]]) -> None:

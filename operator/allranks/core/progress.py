@@ -240,7 +240,8 @@ def _slowest(ranks: Iterable[RankReport]) -> list[RankProgress]:
 
 
 def _curve(status: Status, after: ProgressStatus) -> dict[str, Any]:
-    """One point more, or the last one moved; every second one goes when there are too many."""
+    """One point more, or the last one moved; every second one goes when there are too many. None that is older than the
+    last: an operator that begins anew hears of the rank that is furthest after others."""
     metric = after.curve_metric or ("loss" if "loss" in after.metrics else next(iter(after.metrics), ""))
     if after.step is None or after.last_report is None:
         return {"curve_metric": metric}
@@ -252,6 +253,8 @@ def _curve(status: Status, after: ProgressStatus) -> dict[str, Any]:
         samples_per_second=after.samples_per_second,
     )
     curve = list(after.curve)
+    if curve and point.time < curve[-1].time:
+        return {"curve_metric": metric}
     if curve and (curve[-1].attempt, curve[-1].step) == (point.attempt, point.step):
         return {"curve_metric": metric, "curve": [*curve[:-1], point]}
     apart = (point.time - curve[0].time) / (POINTS * 3 // 4) if curve else timedelta(0)
