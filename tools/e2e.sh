@@ -45,7 +45,7 @@ main() {
   for test in tests/e2e/test_*.py; do
     [[ " ${long[*]} ${last[*]} " == *" $test "* ]] || tests+=("$test")
   done
-  beside row "${tests[@]}" --numprocesses=3 --dist=loadgroup --no-loadscope-reorder
+  beside row "${tests[@]}" --numprocesses=3 --dist=loadscope --no-loadscope-reorder
   wait "$!" || failed=1
   beside row "${last[@]}"
   wait "$!" || failed=1

@@ -16,8 +16,6 @@ from .jobs import Manifest, Team, namespace, of_tests
 EXAMPLES = REPOSITORY / "examples" / "argo"
 ALONE = {"master": {"replicas": 1}}
 
-pytestmark = pytest.mark.xdist_group("argo")  # one controller for all
-
 
 @pytest.fixture(scope="module", autouse=True)
 def controller(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
