@@ -133,17 +133,20 @@ class Proxy:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Meanwhile the operator's writes wait."""
-        self._threads.do(self._let(False))
+        self._threads.do(self._hold())
         try:
             yield
         finally:
-            self._threads.do(self._let(True))
+            self._threads.do(self._release())
 
     def close(self) -> None:
         self._threads.do(self._stop())
 
-    async def _let(self, go: bool) -> None:
-        (self._free.set if go else self._free.clear)()
+    async def _hold(self) -> None:
+        self._free.clear()
+
+    async def _release(self) -> None:
+        self._free.set()
 
     async def _start(self) -> None:
         tls = ssl.create_default_context(cafile=self._ca_file)
