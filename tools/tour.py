@@ -316,8 +316,8 @@ def lose(tour: Tour, node: str) -> None:
         stopped = tour.cluster.script("stop", node)
         if stopped.returncode:
             raise SystemExit(stopped.stderr)
-        tour.team.wait(f"dt/{JOB}", "--for=jsonpath={.status.restarts.disruptions}=1", seconds=180)
-        tour.team.wait(f"dt/{JOB}", "--for=condition=Running", seconds=120)
+        tour.team.wait(f"dt/{JOB}", "--for=jsonpath={.status.restarts.disruptions}=1")
+        tour.team.wait(f"dt/{JOB}", "--for=condition=Running")
         nodes, replaced_on = tour.run("kubectl get nodes"), tour.run(pods)
         described = tour.run(f"allranks describe {JOB}")
         status = tour.team.completes(JOB)

@@ -129,29 +129,29 @@ class Team:
     def status(self, job: str) -> Manifest:
         return dict(self.get("dt", job).get("status") or {})
 
-    def wait(self, *arguments: str, seconds: int = 60) -> None:
-        self.cluster.wait(*arguments, "-n", self.namespace, seconds=seconds)
+    def wait(self, *arguments: str) -> None:
+        self.cluster.wait(*arguments, "-n", self.namespace)
 
-    def completes(self, job: str, seconds: int = 420) -> Manifest:
+    def completes(self, job: str) -> Manifest:
         """Its status, when it is Complete. A job that fails is told at once."""
-        self.wait(f"dt/{job}", "--for=jsonpath={.status.completionTime}", seconds=seconds)
+        self.wait(f"dt/{job}", "--for=jsonpath={.status.completionTime}")
         status = self.status(job)
         assert status["phase"] == "Succeeded", json.dumps(status, indent=1)
         return status
 
-    def attempt(self, job: str, number: int, seconds: int = 120) -> None:
+    def attempt(self, job: str, number: int) -> None:
         """Waits until the job's attempt of that number runs."""
-        self.wait(f"dt/{job}", f"--for=jsonpath={{.status.attempt}}={number}", seconds=seconds)
-        self.wait(f"dt/{job}", "--for=condition=Running", seconds=seconds)
+        self.wait(f"dt/{job}", f"--for=jsonpath={{.status.attempt}}={number}")
+        self.wait(f"dt/{job}", "--for=condition=Running")
 
-    def says(self, pod: str, words: str, seconds: float = 120) -> str:
+    def says(self, pod: str, words: str) -> str:
         """Waits until a pod's log has the words; the log."""
-        return self.cluster.eventually("logs", pod, "-n", self.namespace, contains=words, seconds=seconds)
+        return self.cluster.eventually("logs", pod, "-n", self.namespace, contains=words)
 
-    def told(self, job: str, words: str, seconds: float = 60) -> str:
+    def told(self, job: str, words: str) -> str:
         """Waits until the job's status has the words."""
         asked = ("get", "dt", job, "-o", "jsonpath={.status}", "-n", self.namespace)
-        return self.cluster.eventually(*asked, contains=words, seconds=seconds)
+        return self.cluster.eventually(*asked, contains=words)
 
     def run(self, pod: str, *command: str) -> str:
         """What a command in the pod's training container said."""

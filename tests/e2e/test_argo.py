@@ -87,18 +87,18 @@ def test_a_job_that_fails_fails_its_step_and_no_second_one_is_made(fails: Team) 
 def test_a_step_whose_pod_is_lost_finds_its_job_again(waits: Team) -> None:
     team, name = waits, the_workflow(waits)
     running = ("get", "dt", name, "-n", team.namespace, "-o=jsonpath={.status.phase}")
-    team.cluster.eventually(*running, contains="Running", seconds=60)
+    team.cluster.eventually(*running, contains="Running")
     uid = the_job(team)["metadata"]["uid"]
     steps = ("-l", f"{OF_WORKFLOW}={name}")
     [first] = json.loads(team.kubectl("get", "pods", *steps, "-o=json"))["items"]
     # Before Argo has seen the pod run it would make it once more, and not call that a try.
     node = first["metadata"]["annotations"]["workflows.argoproj.io/node-id"]
     phase = f"-o=jsonpath={{.status.nodes.{node}.phase}}"
-    team.cluster.eventually("get", "workflow", name, "-n", team.namespace, phase, contains="Running", seconds=60)
+    team.cluster.eventually("get", "workflow", name, "-n", team.namespace, phase, contains="Running")
 
     team.kubectl("delete", "pod", first["metadata"]["name"], "--grace-period=0", "--force")
     logs = ("logs", *steps, "-n", team.namespace, "-c", "main", "--tail=-1")
-    team.cluster.eventually(*logs, contains="0/1 success conditions matched", seconds=90)
+    team.cluster.eventually(*logs, contains="0/1 success conditions matched")
     team.kubectl("exec", f"{name}-master-0-0", "--", "touch", "/tmp/enough")
 
     workflow = finished(team, name, "Succeeded")
@@ -130,7 +130,7 @@ def the_workflow(team: Team) -> str:
 
 def finished(team: Team, name: str, phase: str) -> Manifest:
     """The workflow after its end, which is this one."""
-    team.cluster.wait("--for=condition=Completed", f"workflow/{name}", "-n", team.namespace, seconds=420)
+    team.cluster.wait("--for=condition=Completed", f"workflow/{name}", "-n", team.namespace)
     workflow = team.get("workflow", name)
     assert workflow["status"]["phase"] == phase, json.dumps(workflow["status"], indent=1)
     return workflow

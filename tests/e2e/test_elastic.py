@@ -102,10 +102,10 @@ def test_horovods_workers_come_and_go_while_the_others_train(team: Team) -> None
     team.says(first, "with 3 ranks")
 
     team.run(f"{job}-worker-2-0", "python3", "-c", KILL_RANK)
-    team.wait(f"dt/{job}", "--for=jsonpath={.status.restarts.counted}=1", seconds=60)
+    team.wait(f"dt/{job}", "--for=jsonpath={.status.restarts.counted}=1")
     failure = team.status(job)["lastFailure"]
     assert (failure["role"], failure["index"], failure["exitCode"]) == ("worker", 2, 137)
-    team.wait(f"pod/{job}-worker-2-0-1", "--for=condition=Ready", seconds=90)
+    team.wait(f"pod/{job}-worker-2-0-1", "--for=condition=Ready")
 
     status = team.completes(job)
     assert (status["attempt"], status["restarts"]["counted"]) == (0, 1)

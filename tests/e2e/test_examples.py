@@ -68,7 +68,7 @@ def test_the_ranks_addresses_are_names_that_dns_knows(team: Team) -> None:
     job = team.start(
         example("penguins-tensorflow", args=["--epochs=2", "--pause=5"], roles={"worker": {"replicas": 2}})
     )
-    team.wait(f"dt/{job}", "--for=condition=Running", seconds=120)
+    team.wait(f"dt/{job}", "--for=condition=Running")
     resolve = "import json, os, socket; print(json.dumps([socket.gethostbyname(a.rpartition(':')[0]) for a in "
     resolve += "json.loads(os.environ['TF_CONFIG'])['cluster']['worker']]))"
     pods = [team.get("pod", f"{job}-worker-{index}-0") for index in (0, 1)]
