@@ -81,6 +81,12 @@ class Cluster:
         if done.returncode:
             raise AssertionError(f"{done.stderr}\n{self.kubectl('get', 'pods,events', '--all-namespaces')}")
 
+    def has(self, node: str, resources: dict[str, str | None]) -> None:
+        """So much of these the node has, as far as scheduler and kubelet can tell; None: nothing."""
+        assert self.folder  # nobody else's node
+        patch = json.dumps({"status": {"capacity": resources, "allocatable": resources}})
+        self.kubectl("patch", "node", node, "--subresource=status", "--type=merge", f"--patch={patch}")
+
     def delete_pods(self, *names: str) -> None:
         self.kubectl("delete", "pod", *names, "--grace-period=0", "--force")
 

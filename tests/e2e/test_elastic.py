@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
 from .cluster import Cluster
-from .jobs import Team, example, image
+from .jobs import Team, example, training
 
 KILL_RANK = """
 import glob, os
@@ -26,43 +25,18 @@ GPU = "nvidia.com/mig-1g.18gb"
 
 @pytest.fixture
 def three_gpus(cluster: Cluster) -> Iterator[None]:
-    """Node-1 has them, as far as scheduler and kubelet can tell."""
-    assert cluster.folder
-
-    def has(number: str | None) -> None:
-        patch = json.dumps({"status": {"capacity": {GPU: number}, "allocatable": {GPU: number}}})
-        cluster.kubectl("patch", "node", "node-1", "--subresource=status", "--type=merge", f"--patch={patch}")
-
-    has("3")
+    """Node-1 has them."""
+    cluster.has("node-1", {GPU: "3"})
     yield
-    has(None)
-
-
-def in_use(team: Team) -> str:
-    """Another program that has one of the GPUs, by its Deployment.
-
-    What it leaves the kubelet knows first. Of a new GPU the scheduler may: the pod that it places is refused then.
-    """
-    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True}
-    container = {
-        "name": "main",
-        "image": image("pytorch"),
-        "command": ["sleep", "infinity"],
-        "resources": {"limits": {GPU: 1}},
-        "securityContext": restricted | {"seccompProfile": {"type": "RuntimeDefault"}},
-    }
-    labels = {"app": "other"}
-    pod = {"metadata": {"labels": labels}, "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}
-    metadata = {"name": "other", "namespace": team.namespace}
-    spec = {"selector": {"matchLabels": labels}, "template": pod}
-    team.cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
-    team.wait("deployment/other", "--for=condition=Available")
-    return "deployment/other"
+    cluster.has("node-1", {GPU: None})
 
 
 @pytest.mark.usefixtures("three_gpus")
 def test_pytorch_goes_on_with_the_ranks_there_is_room_for_and_grows_when_there_is_more(team: Team) -> None:
-    other = in_use(team)
+    # What a pod leaves the kubelet knows first. Of a new GPU the scheduler may: the pod that it places is refused then.
+    brief = {"spec": {"terminationGracePeriodSeconds": 1}}
+    other = team.start(training("other", "sleep", "infinity", resources={"limits": {GPU: 1}}, template=brief))
+    team.wait(f"dt/{other}", "--for=condition=Running")
     fields = {
         "args": ["--epochs=20", "--pause=1"],
         "roles": {"worker": {"replicas": 3}},
@@ -75,7 +49,7 @@ def test_pytorch_goes_on_with_the_ranks_there_is_room_for_and_grows_when_there_i
     assert "rank 0 of 2" in team.says(f"{job}-worker-0-1", "epoch 2/20")
     assert team.get("pod", f"{job}-worker-2-1")["status"]["phase"] == "Pending"
 
-    team.kubectl("delete", other)
+    team.kubectl("delete", "dt", other)
     team.attempt(job, 2)
     log = team.says(f"{job}-worker-0-2", "resumed from epoch")
     assert "rank 0 of 3" in log

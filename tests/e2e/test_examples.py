@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -38,18 +37,12 @@ def assert_learned(log: str) -> None:
 
 @pytest.fixture
 def pool_node(cluster: Cluster) -> Iterator[str]:
-    """Says that it has what the example's pool asks for twice, as far as the scheduler can tell."""
-    assert cluster.folder
+    """Says that it has what the example's pool asks for twice."""
     label, node = "node.kubernetes.io/instance-type", "node-1"
-
-    def has(resources: dict[str, Any]) -> None:
-        patch = json.dumps({"status": {"capacity": resources, "allocatable": resources}})
-        cluster.kubectl("patch", "node", node, "--subresource=status", "--type=merge", f"--patch={patch}")
-
+    cluster.has(node, {"nvidia.com/gpu": "16", "rdma/hca": "16"})
     cluster.kubectl("label", "node", node, f"{label}=h200-8")
-    has({"nvidia.com/gpu": "16", "rdma/hca": "16"})
     yield node
-    has({"nvidia.com/gpu": "4", "rdma/hca": None})
+    cluster.has(node, {"nvidia.com/gpu": "4", "rdma/hca": None})
     cluster.kubectl("label", "node", node, f"{label}-")
     cluster.kubectl("delete", "trainingpool", "h200", "--ignore-not-found")
 
