@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from allranks.api.status import ReplicaRestarts
 from allranks.core import hang_detection, restart_policy, root_cause, time_accounting
 from allranks.core.model import Observed, Plan
+from allranks.core.rules import lifecycle
 from model.scenarios.test_memory import SCENARIOS, MemoryWorld
 from support.scenario_runner import run
 
@@ -126,7 +127,7 @@ def _counts_suspended_time(patch: Patch) -> None:
         limit = job.spec.active_deadline_seconds
         return status.start_time + timedelta(seconds=limit) if limit is not None else None
 
-    patch.setattr(restart_policy, "active_deadline", deadline)
+    patch.setattr(lifecycle, "active_deadline", deadline)
 
 
 def _leaves_the_old(patch: Patch) -> None:
@@ -149,33 +150,33 @@ def _counts_lost_work_twice(patch: Patch) -> None:
 
 def _hears_of_each_step_late(patch: Patch) -> None:
     """A step is no sign of life."""
-    watch = hang_detection.watch
+    detect = hang_detection.detect_stall
 
     def deaf(job: Any, status: Any, reports: Any) -> Any:
         silent = tuple(replace(rank, stepped_at=None) for rank in reports.ranks) if reports else ()
-        return watch(job, status, reports and replace(reports, ranks=silent))
+        return detect(job, status, reports and replace(reports, ranks=silent))
 
-    patch.setattr(hang_detection, "watch", deaf)
+    patch.setattr(hang_detection, "detect_stall", deaf)
 
 
 def _takes_all_pods_for_placed(patch: Patch) -> None:
     """Nobody is ever without room."""
-    patch.setattr("allranks.core.elasticity.shrinks_to", lambda *args: None)
+    patch.setattr("allranks.core.elasticity.shrink_target", lambda *args: None)
 
 
 def _grows_unasked(patch: Patch) -> None:
     """A placeholder that is pending is room enough."""
-    patch.setattr("allranks.core.elasticity.runs", lambda placeholder: True)
+    patch.setattr("allranks.core.elasticity.has_room", lambda placeholder: True)
 
 
 def _shrinks_to_nothing(patch: Patch) -> None:
-    shrinks = importlib.import_module("allranks.core.elasticity").shrinks_to
+    shrinks = importlib.import_module("allranks.core.elasticity").shrink_target
 
     def any_size(job: Any, *args: Any) -> Any:
         bounds = job.spec.elastic.model_copy(update={"min_replicas": 0})
         return shrinks(job.model_copy(update={"spec": job.spec.model_copy(update={"elastic": bounds})}), *args)
 
-    patch.setattr("allranks.core.elasticity.shrinks_to", any_size)
+    patch.setattr("allranks.core.elasticity.shrink_target", any_size)
 
 
 def _comes_back_by_the_old_name(patch: Patch) -> None:

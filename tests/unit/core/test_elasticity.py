@@ -26,15 +26,15 @@ LEAVING = [
 @table(*LEAVING)
 def test_an_attempt_gives_up_seeking_room(case):
     leaving, seconds = case
-    assert elasticity.gives_up_at(JOB, BEGUN, leaving, at(50)) == at(seconds)
+    assert elasticity.shrink_deadline(JOB, BEGUN, leaving, at(50)) == at(seconds)
 
 
 def test_after_another_attempt_its_pods_have_their_grace_and_the_scheduler_time_to_look_again():
     later = BEGUN.model_copy(update={"attempt": 1})
     short = job(roles={"worker": 3}, elastic={"minReplicas": 1, "maxReplicas": 3, "waitSeconds": 5})
-    assert elasticity.gives_up_at(short, BEGUN, [], at(50)) == at(5)
-    assert elasticity.gives_up_at(short, later, [], at(50)) == at(45)
-    assert elasticity.gives_up_at(JOB, later, [], at(50)) == at(60)
+    assert elasticity.shrink_deadline(short, BEGUN, [], at(50)) == at(5)
+    assert elasticity.shrink_deadline(short, later, [], at(50)) == at(45)
+    assert elasticity.shrink_deadline(JOB, later, [], at(50)) == at(60)
 
 
 def history(*reasons: str, apart: float = 100) -> list[PastAttempt]:
@@ -58,7 +58,7 @@ CALM = [
 def test_when_room_is_sought(case):
     past, minutes = case
     status = BEGUN.model_copy(update={"running_time": at(10), "history": past})
-    assert elasticity.seeks_room_from(status) == at(10) + timedelta(minutes=minutes)
+    assert elasticity.probe_not_before(status) == at(10) + timedelta(minutes=minutes)
 
 
 def test_a_placeholder_asks_for_all_that_its_worker_asks_for_and_does_nothing():

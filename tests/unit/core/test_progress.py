@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from allranks.api.status import ProgressStatus, Status
 from allranks.core import progress
-from allranks.core.model import Exit
-from allranks.core.progress import RankReport, Reports
+from allranks.core.model import Exit, RankReport, Reports
+from allranks.core.stragglers import newly_slow
 from support.builders import NOW, at, job, pod, rank, table
 
 BEGUN = Status(start_time=NOW, attempt_time=NOW)
@@ -63,7 +63,7 @@ def test_where_an_attempt_resumed_and_what_it_saved_last() -> None:
 
 def test_a_new_attempt_keeps_the_curve_and_forgets_its_ranks() -> None:
     before = seen(rank(0, 21, metrics={"loss": 0.5}))
-    after = progress.anew(before)
+    after = progress.reset_for_attempt(before)
     assert after
     assert (after.step, after.curve, after.metrics) == (21, before.curve, {"loss": 0.5})
     assert (after.first_step_time, after.ranks, after.reporting) == (None, [], 0)
@@ -77,11 +77,11 @@ def test_the_ranks_that_lag_most_are_listed_when_there_are_many() -> None:
 
 def test_a_rank_that_does_not_know_its_number_has_that_of_its_place() -> None:
     tensorflow = job("tensorflow", {"chief": 1, "worker": 2})
-    found = progress.numbered(tensorflow, BEGUN, Reports(NOW, (replace(rank(0), rank=None), rank(1))))
+    found = progress.with_ranks(tensorflow, BEGUN, Reports(NOW, (replace(rank(0), rank=None), rank(1))))
     assert found
     assert [of.rank for of in found.ranks] == [1, 1], "worker-0 comes after the chief; who says its own is believed"
     unknown = Reports(NOW, (replace(rank(0), rank=None),))
-    assert progress.numbered(job(), BEGUN, unknown) is unknown, "a pod of PyTorch's may run several"
+    assert progress.with_ranks(job(), BEGUN, unknown) is unknown, "a pod of PyTorch's may run several"
 
 
 SLOW = {"step_seconds": 0.3, "busy_seconds": 0.3}
@@ -114,10 +114,10 @@ def test_a_straggler_stays_one_until_it_is_clearly_faster() -> None:
     fast = with_slow(0.14, BEGUN)
     slow = with_slow(0.16, fast)
     assert [named(fast), named(slow), named(with_slow(0.14, slow)), named(with_slow(0.12, slow))] == [0, 1, 1, 0]
-    assert progress.newly_slow(fast.progress, slow.progress) == [
+    assert newly_slow(fast.progress, slow.progress) == [
         "rank 1 (worker-1 on node-1) takes 1.6 times as long as its peers"
     ]
-    assert progress.newly_slow(slow.progress, with_slow(0.17, slow).progress) == []
+    assert newly_slow(slow.progress, with_slow(0.17, slow).progress) == []
 
 
 def test_the_curve_does_not_go_back_when_a_new_operator_hears_of_one_rank_after_the_other() -> None:
@@ -172,7 +172,7 @@ PRESENT = [
 def test_who_is_there(case):
     there, said, done = case
     pods = [pod("worker", 0), *([there] if there else [])]
-    reports = progress.present(Reports(NOW, (rank(0, 5), rank(1, 5, done=said))), pods)
+    reports = progress.drop_stale(Reports(NOW, (rank(0, 5), rank(1, 5, done=said))), pods)
     assert reports
     assert [of.done for of in reports.ranks if of.rank == 1] == ([] if done is None else [done])
     assert [of.done for of in reports.ranks if of.rank == 0] == [False]

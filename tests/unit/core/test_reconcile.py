@@ -13,7 +13,9 @@ import pytest
 from allranks.api.status import Failure, RestartCounts, Status
 from allranks.core.manifests import pods
 from allranks.core.model import Disruption, Event, Exit, Observed, Plan, PodRef, RejectedCreate
-from allranks.core.reconcile import CLEANUP_GRACE, SMALL, reconcile
+from allranks.core.reconcile import reconcile
+from allranks.core.rules.cleanup import CLEANUP_GRACE
+from allranks.core.rules.lifecycle import SMALL_JOB_PODS
 from support.builders import (
     CLUSTER,
     NOW,
@@ -48,7 +50,7 @@ def condition(life: Life, kind: str) -> tuple[str, str, str]:
 # --- start -----------------------------------------------------------------------------------------------------------
 
 
-LARGE = {"roles": {"master": 1, "worker": SMALL}}
+LARGE = {"roles": {"master": 1, "worker": SMALL_JOB_PODS}}
 
 
 def test_a_large_job_first_writes_down_that_an_attempt_begins():

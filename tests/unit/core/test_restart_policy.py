@@ -8,12 +8,13 @@ import pytest
 
 from allranks.api.status import Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core import restart_policy
-from allranks.core.restart_policy import Ruling
+from allranks.core.restart_policy import RestartDecision
+from allranks.core.rules import lifecycle, startup
 from support.builders import NOW, at, failure, job, pending, pod, succeeded, table
 
-PROGRAM_FAILED = Ruling("restart", "the program failed", "Error")
-TWICE = Ruling("fail", "failed the same way twice before any progress: a bug in the program, not a fault", "Error")
-SIGNAL = Ruling("restart", "the program was ended by a signal, or asked to be run again", "Error")
+PROGRAM_FAILED = RestartDecision("restart", "the program failed", "Error")
+TWICE = RestartDecision("fail", "failed the same way twice before any progress: a bug in the program, not a fault", "Error")
+SIGNAL = RestartDecision("restart", "the program was ended by a signal, or asked to be run again", "Error")
 OOM = {"reason": "OOMKilled", "exit_code": 137, "signal": 9}
 
 
@@ -26,11 +27,11 @@ def past(failure: Failure | None) -> list[PastAttempt]:
     return [PastAttempt(attempt=0, end_time=NOW, reason=failure.reason, failure=failure)] if failure else []
 
 
-def disruption(reason: str) -> Ruling:
-    return Ruling("restartUncounted", "a disruption, not a failure of the program", reason)
+def disruption(reason: str) -> RestartDecision:
+    return RestartDecision("restartUncounted", "a disruption, not a failure of the program", reason)
 
 
-# Sentence, failure of this attempt, failure of the attempt before it, ruling.
+# Sentence, failure of this attempt, failure of the attempt before it, decision.
 DEFAULTS = [
     ("preemption is a disruption: restarted, and not counted", lost("Preempted"), None, disruption("Preempted")),
     ("eviction is a disruption: restarted, and not counted", lost("Evicted"), None, disruption("Evicted")),
@@ -47,37 +48,37 @@ DEFAULTS = [
         "OOMKilled is restarted the first time",
         failure(**OOM),
         None,
-        Ruling("restart", "out of memory for the first time", "OOMKilled"),
+        RestartDecision("restart", "out of memory for the first time", "OOMKilled"),
     ),
     (
         "OOMKilled fails after the second in a row",
         failure(**OOM, attempt=1),
         failure(**OOM),
-        Ruling("fail", "out of memory twice in a row", "OOMKilled"),
+        RestartDecision("fail", "out of memory twice in a row", "OOMKilled"),
     ),
     (
         "OOMKilled after another failure is the first in a row",
         failure(**OOM, attempt=1),
         failure(),
-        Ruling("restart", "out of memory for the first time", "OOMKilled"),
+        RestartDecision("restart", "out of memory for the first time", "OOMKilled"),
     ),
     (
         "OOMKilled twice with an attempt between them that was not is not in a row",
         failure(**OOM, attempt=2),
         failure(**OOM),
-        Ruling("restart", "out of memory for the first time", "OOMKilled"),
+        RestartDecision("restart", "out of memory for the first time", "OOMKilled"),
     ),
     (
         "OOMKilled of two ranks in two attempts is in a row",
         failure(**OOM, attempt=1, index=1),
         failure(**OOM),
-        Ruling("fail", "out of memory twice in a row", "OOMKilled"),
+        RestartDecision("fail", "out of memory twice in a row", "OOMKilled"),
     ),
     (
         "OOMKilled twice fails even after hours of progress",
         failure(**OOM, attempt=1, ran_seconds=9000.0),
         failure(**OOM, ran_seconds=9000.0),
-        Ruling("fail", "out of memory twice in a row", "OOMKilled"),
+        RestartDecision("fail", "out of memory twice in a row", "OOMKilled"),
     ),
     ("exit 1 restarts while the budget lasts", failure(exit_code=1), None, PROGRAM_FAILED),
     ("exit 127 restarts while the budget lasts", failure(exit_code=127), None, PROGRAM_FAILED),
@@ -155,21 +156,21 @@ DEFAULTS = [
         "a pod that failed before its program ran is restarted while the budget lasts",
         failure(exit_code=None, reason="OutOfcpu"),
         None,
-        Ruling("restart", "the pod failed before its program ran", "OutOfcpu"),
+        RestartDecision("restart", "the pod failed before its program ran", "OutOfcpu"),
     ),
 ]
 
 
 @table(*DEFAULTS)
 def test_default_rule(case):
-    now, before, ruling = case
+    now, before, decision = case
     # What ended the attempt before is on record only if that attempt is the one before.
     ended = before if before and before.attempt == now.attempt - 1 else None
     status = Status(attempt=now.attempt, history=past(ended))
-    assert restart_policy.rule_on(job(), status, now) == ruling
+    assert restart_policy.decide_restart(job(), status, now) == decision
 
 
-# Sentence, maxRestarts, restarts so far (counted, disruptions), failure, ruling.
+# Sentence, maxRestarts, restarts so far (counted, disruptions), failure, decision.
 BUDGETS = [
     ("the last restart of the budget is granted", 3, (2, 0), failure(), PROGRAM_FAILED),
     (
@@ -177,21 +178,21 @@ BUDGETS = [
         3,
         (3, 0),
         failure(),
-        Ruling("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     (
         "maxRestarts 0 ends the job at the first failure",
         0,
         (0, 0),
         failure(),
-        Ruling("fail", "restart.maxRestarts is 0", "MaxRestartsExceeded"),
+        RestartDecision("fail", "restart.maxRestarts is 0", "MaxRestartsExceeded"),
     ),
     (
         "a budget that was lowered below what is used ends the job",
         1,
         (2, 0),
         failure(),
-        Ruling("fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     ("disruptions use none of the budget", 3, (2, 50), failure(), PROGRAM_FAILED),
     ("a disruption is restarted though the budget is used", 3, (3, 0), lost("Evicted"), disruption("Evicted")),
@@ -200,23 +201,23 @@ BUDGETS = [
         3,
         (3, 0),
         failure(exit_code=137, signal=9),
-        Ruling("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     (
         "out of memory counts against the budget",
         3,
         (3, 0),
         failure(**OOM),
-        Ruling("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
 ]
 
 
 @table(*BUDGETS)
 def test_budget(case):
-    allowed, (counted, disruptions), now, ruling = case
+    allowed, (counted, disruptions), now, decision = case
     status = Status(restarts=RestartCounts(counted=counted, disruptions=disruptions))
-    assert restart_policy.rule_on(job(restart={"maxRestarts": allowed}), status, now) == ruling
+    assert restart_policy.decide_restart(job(restart={"maxRestarts": allowed}), status, now) == decision
 
 
 def user(*rules: dict[str, object]) -> dict[str, object]:
@@ -230,7 +231,7 @@ USER_RULES = [
         user({"exitCodes": [1], "action": "fail"}),
         0,
         failure(),
-        Ruling("fail", "restart.rules[0] says fail", "Error"),
+        RestartDecision("fail", "restart.rules[0] says fail", "Error"),
     ),
     (
         "first match wins",
@@ -238,14 +239,14 @@ USER_RULES = [
         | {"maxRestarts": 0},
         0,
         failure(exit_code=2),
-        Ruling("restartUncounted", "restart.rules[1] says restartUncounted", "Error"),
+        RestartDecision("restartUncounted", "restart.rules[1] says restartUncounted", "Error"),
     ),
     (
         "of two rules that match the first one is taken",
         user({"exitCodes": [1], "action": "restart"}, {"exitCodes": [1], "action": "fail"}),
         0,
         failure(),
-        Ruling("restart", "restart.rules[0] says restart", "Error"),
+        RestartDecision("restart", "restart.rules[0] says restart", "Error"),
     ),
     ("no match leaves it to the default rules", user({"exitCodes": [9], "action": "fail"}), 0, failure(), None),
     (
@@ -253,7 +254,7 @@ USER_RULES = [
         user({"signals": [9], "action": "restartUncounted"}),
         0,
         failure(exit_code=137, signal=9),
-        Ruling("restartUncounted", "restart.rules[0] says restartUncounted", "Error"),
+        RestartDecision("restartUncounted", "restart.rules[0] says restartUncounted", "Error"),
     ),
     (
         "a rule for a signal is not for the exit code of that number",
@@ -267,53 +268,53 @@ USER_RULES = [
         user({"exitCodes": [137], "action": "fail"}),
         0,
         failure(exit_code=137, signal=9),
-        Ruling("fail", "restart.rules[0] says fail", "Error"),
+        RestartDecision("fail", "restart.rules[0] says fail", "Error"),
     ),
     (
         "a rule for a reason can make a disruption count",
         user({"reasons": ["Preempted"], "action": "restart"}),
         0,
         lost("Preempted"),
-        Ruling("restart", "restart.rules[0] says restart", "Preempted"),
+        RestartDecision("restart", "restart.rules[0] says restart", "Preempted"),
     ),
     (
         "a rule's restart counts against the budget too",
         user({"reasons": ["Preempted"], "action": "restart"}),
         1,
         lost("Preempted"),
-        Ruling("fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     (
         "restartUncounted needs no budget",
         user({"exitCodes": [1], "action": "restartUncounted"}),
         1,
         failure(),
-        Ruling("restartUncounted", "restart.rules[0] says restartUncounted", "Error"),
+        RestartDecision("restartUncounted", "restart.rules[0] says restartUncounted", "Error"),
     ),
     (
         "ignore needs no budget",
         user({"exitCodes": [1], "action": "ignore"}),
         1,
         failure(),
-        Ruling("ignore", "restart.rules[0] says ignore", "Error"),
+        RestartDecision("ignore", "restart.rules[0] says ignore", "Error"),
     ),
     (
         "a rule with restart outweighs 'twice the same way'",
         user({"exitCodes": [1], "action": "restart"}),
         0,
         failure(attempt=1),
-        Ruling("restart", "restart.rules[0] says restart", "Error"),
+        RestartDecision("restart", "restart.rules[0] says restart", "Error"),
     ),
 ]
 
 
 @table(*USER_RULES)
 def test_users_rule(case):
-    restart, counted, now, ruling = case
+    restart, counted, now, decision = case
     of = job(restart=restart)
     before = failure() if now.attempt else None
     status = Status(attempt=now.attempt, history=past(before), restarts=RestartCounts(counted=counted))
-    assert restart_policy.rule_on(of, status, now) == (ruling or PROGRAM_FAILED)
+    assert restart_policy.decide_restart(of, status, now) == (decision or PROGRAM_FAILED)
 
 
 PS_JOB = {"framework": "tensorflow", "roles": {"chief": 1, "worker": 2, "ps": 2}}
@@ -335,10 +336,10 @@ PS = {"role": "ps", "pod": "job-ps-0-0", "rank": None}
     ),
 )
 def test_a_replica_that_restarts_alone_is_compared_with_itself(case):
-    now, before, ruling = case
+    now, before, decision = case
     alone = ReplicaRestarts(count=1, restart_time=at(0), failure=before)
     status = Status(last_failure=before, replica_restarts={f"ps-{before.index}": alone})
-    assert restart_policy.rule_on(job(**PS_JOB), status, now) == ruling
+    assert restart_policy.decide_restart(job(**PS_JOB), status, now) == decision
 
 
 @pytest.mark.parametrize(
@@ -468,7 +469,7 @@ SUCCESS = [
 def test_success(case):
     fields, pods, ignored, over = case
     held = {(p.role, p.index): p for p in pods}
-    assert restart_policy.succeeded(job(**fields), Status(ignored=ignored), held) is over
+    assert lifecycle.succeeded(job(**fields), Status(ignored=ignored), held) is over
 
 
 # Sentence, activeDeadlineSeconds, active since, active before, deadline.
@@ -485,7 +486,7 @@ DEADLINES = [
 def test_active_deadline(case):
     limit, since, before, deadline = case
     of = job(activeDeadlineSeconds=limit) if limit else job()
-    assert restart_policy.active_deadline(of, Status(active_since=since, active_seconds=before)) == deadline
+    assert lifecycle.active_deadline(of, Status(active_since=since, active_seconds=before)) == deadline
 
 
 # Sentence, status, deadline of worker 0's start.
@@ -506,4 +507,4 @@ STARTUPS = [
 @table(*STARTUPS)
 def test_startup_deadline(case):
     status, deadline = case
-    assert restart_policy.startup_deadline(job(), status, pending()) == deadline
+    assert startup.startup_deadline(job(), status, pending()) == deadline
