@@ -13,7 +13,9 @@ from allranks.core.rules import lifecycle, startup
 from support.builders import NOW, at, failure, job, pending, pod, succeeded, table
 
 PROGRAM_FAILED = RestartDecision("restart", "the program failed", "Error")
-TWICE = RestartDecision("fail", "failed the same way twice before any progress: a bug in the program, not a fault", "Error")
+TWICE = RestartDecision(
+    "fail", "failed the same way twice before any progress: a bug in the program, not a fault", "Error"
+)
 SIGNAL = RestartDecision("restart", "the program was ended by a signal, or asked to be run again", "Error")
 OOM = {"reason": "OOMKilled", "exit_code": 137, "signal": 9}
 

@@ -135,7 +135,9 @@ def test_resume_begins_the_next_attempt_and_the_time_that_counts_goes_on():
 
 def test_restart():
     first = failure(role="master", rank=0)
-    assert transitions.restart(job(**GROUP), running(), first, True, "the program failed", at(61)) == running().model_copy(
+    assert transitions.restart(
+        job(**GROUP), running(), first, True, "the program failed", at(61)
+    ) == running().model_copy(
         update={
             "phase": "Restarting",
             "conditions": [
