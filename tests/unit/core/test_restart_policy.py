@@ -1,4 +1,4 @@
-"""What a failure leads to: the rules of `2-semantics`, one case for each sentence."""
+"""What a failure leads to: the rules of docs/reference/semantics.md, one case for each sentence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lost(reason: str) -> Failure:
 
 
 def past(failure: Failure | None) -> list[PastAttempt]:
-    """A history that ends with it."""
+    """A history that ends with this failure."""
     return [PastAttempt(attempt=0, end_time=NOW, reason=failure.reason, failure=failure)] if failure else []
 
 
@@ -39,9 +39,9 @@ DEFAULTS = [
     ("eviction is a disruption: restarted, and not counted", lost("Evicted"), None, disruption("Evicted")),
     ("a lost node is a disruption: restarted, and not counted", lost("NodeLost"), None, disruption("NodeLost")),
     ("a pod deleted by someone is not counted", lost("Deleted"), None, disruption("Deleted")),
-    ("an unknown disruption is not counted either", lost("Disrupted"), None, disruption("Disrupted")),
+    ("an unlisted disruption is not counted either", lost("Disrupted"), None, disruption("Disrupted")),
     (
-        "a disruption is not counted even where the same came before",
+        "a disruption is not counted even if it is the second of its kind",
         lost("Preempted"),
         lost("Preempted"),
         disruption("Preempted"),
@@ -65,7 +65,7 @@ DEFAULTS = [
         RestartDecision("restart", "out of memory for the first time", "OOMKilled"),
     ),
     (
-        "OOMKilled twice with an attempt between them that was not is not in a row",
+        "OOMKilled twice with another attempt in between is not in a row",
         failure(**OOM, attempt=2),
         failure(**OOM),
         RestartDecision("restart", "out of memory for the first time", "OOMKilled"),
@@ -166,7 +166,7 @@ DEFAULTS = [
 @table(*DEFAULTS)
 def test_default_rule(case):
     now, before, decision = case
-    # What ended the attempt before is on record only if that attempt is the one before.
+    # `attempt_failure` is the failure of the previous attempt only.
     ended = before if before and before.attempt == now.attempt - 1 else None
     status = Status(attempt=now.attempt, history=past(ended))
     assert restart_policy.decide_restart(job(), status, now) == decision
@@ -244,13 +244,13 @@ USER_RULES = [
         RestartDecision("restartUncounted", "restart.rules[1] says restartUncounted", "Error"),
     ),
     (
-        "of two rules that match the first one is taken",
+        "the first of two matching rules applies",
         user({"exitCodes": [1], "action": "restart"}, {"exitCodes": [1], "action": "fail"}),
         0,
         failure(),
         RestartDecision("restart", "restart.rules[0] says restart", "Error"),
     ),
-    ("no match leaves it to the default rules", user({"exitCodes": [9], "action": "fail"}), 0, failure(), None),
+    ("without a match the default rules apply", user({"exitCodes": [9], "action": "fail"}), 0, failure(), None),
     (
         "a rule for a signal is for the signal that ended the rank",
         user({"signals": [9], "action": "restartUncounted"}),
@@ -385,7 +385,7 @@ def test_scope(case):
     assert restart_policy.scope(job(**fields), role, 1) == scope
 
 
-def test_elastic_horovods_first_worker_restarts_all_which_meet_at_it():
+def test_elastic_horovods_first_worker_restarts_all_because_it_is_their_rendezvous():
     assert restart_policy.scope(job(**ELASTIC, framework="horovod"), "worker", 0) == "group"
 
 
@@ -461,9 +461,9 @@ SUCCESS = [
         [],
         True,
     ),
-    ("a pod that is not there has not succeeded", {}, [done("worker")], [], False),
-    ("a pod that has not begun has not succeeded", {}, [done("worker"), pending("worker", 1)], [], False),
-    ("a job goes on without a rank that is ignored", {}, [done("worker")], ["worker-1"], True),
+    ("a missing pod has not succeeded", {}, [done("worker")], [], False),
+    ("a pending pod has not succeeded", {}, [done("worker"), pending("worker", 1)], [], False),
+    ("an ignored rank does not keep a job from succeeding", {}, [done("worker")], ["worker-1"], True),
 ]
 
 
@@ -480,7 +480,7 @@ DEADLINES = [
     ("the deadline counts from when the job became active", 60, at(5), 0.0, at(65)),
     ("time unsuspended before counts too", 60, at(100), 45.0, at(115)),
     ("time suspended does not count", 60, None, 45.0, None),
-    ("a limit that was lowered below what is used is due at once", 30, at(100), 45.0, at(100)),
+    ("a limit lowered below the used time is due at once", 30, at(100), 45.0, at(100)),
 ]
 
 
@@ -493,10 +493,10 @@ def test_active_deadline(case):
 
 # Sentence, status, deadline of worker 0's start.
 STARTUPS = [
-    ("the time to start counts from the attempt", Status(attempt_time=at(5)), at(605)),
+    ("the startup deadline counts from the attempt", Status(attempt_time=at(5)), at(605)),
     ("backoff does not count", Status(attempt_time=at(5), restart_time=at(25)), at(625)),
     (
-        "a replica restarted alone has its own time to start",
+        "a replica restarted alone has its own startup deadline",
         Status(
             attempt_time=at(5),
             replica_restarts={"worker-0": ReplicaRestarts(count=1, restart_time=at(7200))},

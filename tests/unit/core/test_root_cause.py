@@ -1,4 +1,4 @@
-"""Which failure was the first, and what is told of it: `status.lastFailure`."""
+"""Which failure is the root cause, and its description in `status.lastFailure`."""
 
 from __future__ import annotations
 
@@ -28,46 +28,46 @@ def oom(index, after):
     return failed("worker", index, after=after, code=137, reason="OOMKilled")
 
 
-# Sentence, pods that failed, the one that is the cause.
+# Sentence, failed pods, the root cause.
 CAUSES = [
     ("the earliest failure is the cause", [failed(index=0, after=61), failed(index=1, after=60)], "worker-1"),
     (
-        "the order in which pods are seen does not matter",
+        "the order of the pods does not matter",
         [failed(index=1, after=60), failed(index=0, after=61)],
         "worker-1",
     ),
     (
-        "of failures of one second, OOMKilled comes before its peers' exits",
+        "of failures in one second, OOMKilled comes before its peers' exits",
         [failed("master", after=60), oom(1, after=60)],
         "worker-1",
     ),
     (
-        "of failures of one second, a kill comes before its peers' exits",
+        "of failures in one second, a kill comes before its peers' exits",
         [failed("master", after=60), failed(index=1, after=60, code=137)],
         "worker-1",
     ),
     (
-        "of failures of one second, an exit comes before the SIGTERM that its launcher sent",
+        "of failures in one second, an exit comes before the SIGTERM that its launcher sent",
         [failed("master", after=60, code=143), failed(index=1, after=60, code=1)],
         "worker-1",
     ),
     (
-        "of failures of one second, an exit comes before a watchdog's SIGABRT",
+        "of failures in one second, an exit comes before a watchdog's SIGABRT",
         [failed("master", after=60, code=134), failed(index=1, after=60, code=1)],
         "worker-1",
     ),
     (
-        "of failures of one second, a disruption comes before its peers' exits",
+        "of failures in one second, a disruption comes before its peers' exits",
         [failed("master", after=60), preempted(index=1, after=60)],
         "worker-1",
     ),
     (
-        "DisruptionTarget comes before the exit of a peer that missed it",
+        "DisruptionTarget comes before the exit of a peer that lost its connection",
         [failed("master", after=62), preempted(index=1, after=60, phase="Failed", exit=Exit(143, at(70)))],
         "worker-1",
     ),
     (
-        "a pod deleted by someone comes before the exit of a peer that missed it",
+        "a pod deleted by someone comes before the exit of a peer that lost its connection",
         [failed("master", after=62), pod(index=1, deleted_at=at(60))],
         "worker-1",
     ),
@@ -77,7 +77,7 @@ CAUSES = [
         "master-0",
     ),
     (
-        "of equal failures of one second the lowest replica is named, always the same",
+        "of equal failures in one second the lowest replica is the cause",
         [failed(index=1, after=60), failed(index=0, after=60)],
         "worker-0",
     ),
@@ -91,8 +91,8 @@ def test_cause(case):
     assert f"{found.role}-{found.index}" == cause
 
 
-def told(**fields) -> Failure:
-    known = {
+def described(**fields) -> Failure:
+    defaults = {
         "attempt": 0,
         "role": "worker",
         "index": 1,
@@ -106,63 +106,67 @@ def told(**fields) -> Failure:
         "time": at(60),
         "ran_seconds": 58.0,
     }
-    return Failure(**known | fields)
+    return Failure(**defaults | fields)
 
 
 LONG = "\n".join(f"line {number}" for number in range(40))
 
-# Sentence, the pod, what lastFailure says.
+# Sentence, the pod, lastFailure.
 DESCRIPTIONS = [
     (
-        "an exit is told with its code, reason, node and last lines",
+        "an exit has its code, reason, node and last lines",
         failed(index=1, message="ValueError: no data\n"),
-        told(message="ValueError: no data"),
+        described(message="ValueError: no data"),
     ),
-    ("a signal is told with its number", failed(index=1, code=139), told(exit_code=139, signal=11)),
-    ("exit 255 is no signal", failed(index=1, code=255), told(exit_code=255)),
+    ("a signal has its number", failed(index=1, code=139), described(exit_code=139, signal=11)),
+    ("exit 255 is no signal", failed(index=1, code=255), described(exit_code=255)),
     (
         "OOMKilled is the reason where kubelet says so",
         failed(index=1, code=137, reason="OOMKilled"),
-        told(exit_code=137, signal=9, reason="OOMKilled"),
+        described(exit_code=137, signal=9, reason="OOMKilled"),
     ),
     (
         "of a long message the last 20 lines are kept",
         failed(index=1, message=LONG),
-        told(message="\n".join(LONG.splitlines()[-20:])),
+        described(message="\n".join(LONG.splitlines()[-20:])),
     ),
-    ("of a long line the last 2048 characters are kept", failed(index=1, message="x" * 5000), told(message="x" * 2048)),
     (
-        "preemption is told with the scheduler's message, and has no exit code",
+        "of a long line the last 2048 characters are kept",
+        failed(index=1, message="x" * 5000),
+        described(message="x" * 2048),
+    ),
+    (
+        "a preemption has the scheduler's message and no exit code",
         preempted(index=1),
-        told(exit_code=None, reason="Preempted", message="preempted by team/urgent"),
+        described(exit_code=None, reason="Preempted", message="preempted by team/urgent"),
     ),
     (
-        "the program's end after it was preempted is not told: it was asked to end",
+        "the exit after a preemption is not recorded: it was requested",
         preempted(index=1, phase="Failed", exit=Exit(143, at(65), "Error", "stopping")),
-        told(exit_code=None, reason="Preempted", message="preempted by team/urgent"),
+        described(exit_code=None, reason="Preempted", message="preempted by team/urgent"),
     ),
     (
         "a program that failed before its pod was preempted has failed by itself",
         failed(index=1, message="ValueError: no data", disruption=Disruption("PreemptionByScheduler", at(90))),
-        told(message="ValueError: no data"),
+        described(message="ValueError: no data"),
     ),
     (
         "a program that failed before its pod was deleted has failed by itself",
         failed(index=1, deleted_at=at(61)),
-        told(),
+        described(),
     ),
     (
-        "a pod deleted by someone is told as that",
+        "a pod deleted by someone has reason Deleted",
         pod(index=1, deleted_at=at(60)),
-        told(exit_code=None, reason="Deleted", message="the pod was deleted by someone"),
+        described(exit_code=None, reason="Deleted", message="the pod was deleted by someone"),
     ),
     (
         "a program that ended because its pod was deleted did not fail by itself",
         failed(index=1, code=143, after=70, deleted_at=at(60)),
-        told(exit_code=None, reason="Deleted", message="the pod was deleted by someone"),
+        described(exit_code=None, reason="Deleted", message="the pod was deleted by someone"),
     ),
     (
-        "a pod that kubelet refused is told with kubelet's words",
+        "a pod that kubelet rejected has kubelet's message",
         pod(
             index=1,
             phase="Failed",
@@ -170,7 +174,7 @@ DESCRIPTIONS = [
             waiting_reason="UnexpectedAdmissionError",
             waiting_message="Allocate failed due to no healthy devices",
         ),
-        told(
+        described(
             exit_code=None,
             reason="UnexpectedAdmissionError",
             message="Allocate failed due to no healthy devices",
@@ -183,8 +187,8 @@ DESCRIPTIONS = [
 
 @table(*DESCRIPTIONS)
 def test_description(case):
-    seen, failure = case
-    assert first(job(**GROUP), seen) == failure
+    ended, failure = case
+    assert first(job(**GROUP), ended) == failure
 
 
 @pytest.mark.parametrize(
@@ -203,10 +207,10 @@ def test_every_reason_of_DisruptionTarget_has_one_of_ours(kubernetes, ours):
     assert (found.reason, found.reason in root_cause.UNCOUNTED) == (ours, True)
 
 
-def test_a_pod_that_is_gone_without_a_trace_was_deleted_by_someone():
+def test_a_missing_pod_was_deleted_by_someone():
     of = job(**GROUP)
     gone = topology.replicas(of, Status())[2]
-    assert first(of, missing=[gone]) == told(
+    assert first(of, missing=[gone]) == described(
         node=None,
         exit_code=None,
         reason="Deleted",
@@ -226,7 +230,7 @@ def test_of_a_replica_restarted_alone_the_newest_pod_is_named():
 # Sentence, job, failed pod, its rank.
 RANKS = [
     ("the master is rank 0", GROUP, failed("master"), 0),
-    ("ranks go on with the workers", GROUP, failed("worker", 1), 2),
+    ("the workers follow", GROUP, failed("worker", 1), 2),
     ("a parameter server has no rank", PS_JOB, failed("ps"), None),
     (
         "where 8 processes run in a pod, its index is no rank",
@@ -244,13 +248,13 @@ RANKS = [
 
 
 @table(*RANKS)
-def test_rank_is_told_where_it_is_known(case):
-    fields, seen, rank = case
-    assert first(job(**fields), seen).rank == rank
+def test_rank(case):
+    fields, ended, rank = case
+    assert first(job(**fields), ended).rank == rank
 
 
 @pytest.mark.parametrize(
-    ("seen", "over"),
+    ("observed", "has_failed"),
     [
         (pod(), False),
         (succeeded(), False),
@@ -264,17 +268,17 @@ def test_rank_is_told_where_it_is_known(case):
         "a pod that runs has not failed",
         "a pod that succeeded has not failed",
         "a pod that failed has",
-        "a pod that is being preempted will not end well",
-        "a pod that is being deleted will not end well",
-        "a trainer that is done has not failed, though a sidecar still runs",
-        "a node that does not answer is not yet a failure",
+        "a pod that is being preempted counts as failed",
+        "a pod that is being deleted counts as failed",
+        "a completed trainer with a running sidecar has not failed",
+        "an unreachable node is not yet a failure",
     ],
 )
-def test_failed(seen, over):
-    assert root_cause.failed(seen) is over
+def test_failed(observed, has_failed):
+    assert root_cause.failed(observed) is has_failed
 
 
-# --- torchrun turns every worker's exit code into 1; its report at the end of the log says the truth ------------------
+# --- torchrun turns every worker's exit code into 1; its report at the end of the log has the real one ---------------
 
 
 def log(name: str) -> str:
@@ -319,8 +323,8 @@ CHATTER += ("/torch/distributed/run.py", "/torch/distributed/launcher", "OMP_NUM
 
 
 @pytest.mark.parametrize("name", [case[0] for case in REPORTS])
-def test_nothing_of_torchruns_own_chatter_is_taken_for_the_programs_words(name):
-    """Wherever kubelet cuts: with longer paths, less is left of the head."""
+def test_torchruns_own_output_is_not_part_of_the_message(name):
+    """Wherever kubelet truncates: longer paths leave less of the beginning."""
     cut = (as_kubelet(log(name).replace("/opt/venv", "/opt/venv" + "x" * longer)) for longer in range(90))
     for text in (log(name), *cut):
         report = read_torchrun_report(text)
@@ -329,7 +333,7 @@ def test_nothing_of_torchruns_own_chatter_is_taken_for_the_programs_words(name):
         assert not [line for line in report.message.splitlines() if any(word in line for word in CHATTER)]
 
 
-def test_where_nothing_of_the_program_is_left_the_report_says_what_happened():
+def test_a_truncated_report_without_program_output_gives_a_message():
     assert read_torchrun_report(as_kubelet(log("exit-1"), 700)) == RootCause(
         rank=0, exit_code=3, signal=None, message="rank 0 exited with code 3", time=datetime(2026, 11, 21, 12, 11, 37)
     )
@@ -353,18 +357,20 @@ def test_a_message_without_a_report_is_left_as_it_is(text):
 
 def test_the_report_replaces_torchruns_own_exit_code():
     of = job(pytorch={"processesPerNode": 2})
-    ended = datetime.fromisoformat("2026-11-21T12:11:40+00:00")
+    finished = datetime.fromisoformat("2026-11-21T12:11:40+00:00")
     report = log("kill-2")
-    seen = replace(failed(index=1), exit=Exit(1, ended, "Error", as_kubelet(report)))
-    found = first(of, seen)
+    ended = replace(failed(index=1), exit=Exit(1, finished, "Error", as_kubelet(report)))
+    found = first(of, ended)
     assert (found.rank, found.exit_code, found.signal, found.reason) == (1, 137, 9, "Error")
 
 
 def reporting(index: int, ended: datetime, reported: str) -> object:
-    """A pod whose torchrun ended at `ended`, and reports its worker's end at `reported` (its own local time)."""
+    """A pod whose torchrun ended at `ended` and reported its worker's failure at `reported` (in local time)."""
     text = log("raise-1")
-    known = next(line for line in text.splitlines() if line.startswith("  time      :"))
-    return replace(failed(index=index), exit=Exit(1, ended, "Error", text.replace(known, f"  time      : {reported}")))
+    original = next(line for line in text.splitlines() if line.startswith("  time      :"))
+    return replace(
+        failed(index=index), exit=Exit(1, ended, "Error", text.replace(original, f"  time      : {reported}"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -376,7 +382,7 @@ def reporting(index: int, ended: datetime, reported: str) -> object:
     ],
     ids=["UTC", "a time zone of half hours", "yesterday in another time zone"],
 )
-def test_the_earliest_is_by_torchruns_report_as_it_waits_for_its_other_workers_before_it_ends(one, other):
+def test_the_time_of_torchruns_report_decides_because_torchrun_exits_later(one, other):
     """Worker 0 failed first, but its torchrun needed 30 s to end the other processes."""
     pods = reporting(0, at(31), one), reporting(1, at(5), other)
     found = first(job(), *pods)
@@ -396,13 +402,13 @@ def test_one_error_in_two_attempts_under_torchrun_is_the_same_failure():
 
 
 @pytest.mark.parametrize(
-    ("code", "told_code"), [(300, 300), (-1073741510, -1073741510), (2**31, None)], ids=["300", "Windows", "no int32"]
+    ("code", "recorded"), [(300, 300), (-1073741510, -1073741510), (2**31, None)], ids=["300", "Windows", "no int32"]
 )
-def test_an_exit_code_of_any_size_is_a_failure_like_others(code, told_code):
-    assert first(job(), replace(failed(index=0), exit=Exit(code, at(5)))).exit_code == told_code
+def test_an_exit_code_outside_int32_is_dropped(code, recorded):
+    assert first(job(), replace(failed(index=0), exit=Exit(code, at(5)))).exit_code == recorded
 
 
-def test_a_log_that_claims_what_cannot_be_is_not_believed():
+def test_a_rank_out_of_range_is_dropped():
     text = log("kill-2").replace("  rank      : ", "  rank      : 99999999999")
     failure = first(job(), replace(failed(index=0), exit=Exit(1, at(5), "Error", as_kubelet(text))))
     assert failure.rank is None

@@ -1,4 +1,4 @@
-"""Status and its conditions: what each transition writes, whole."""
+"""The complete status that each transition writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CREATED = condition("Running", "False", "Created", "the pods are being created")
 
 
 def over(reason: str, end: float, counted: bool = False, cause: Failure | None = None, attempt: int = 0) -> PastAttempt:
-    """What the history says of the attempt that `running()` is in, once it has ended."""
+    """The history entry of the attempt of `running()` after its end."""
     was = running()
     return PastAttempt(
         attempt=attempt,
@@ -45,8 +45,8 @@ def over(reason: str, end: float, counted: bool = False, cause: Failure | None =
 
 
 def begun(**fields: Any) -> Status:
-    """Status after the first look."""
-    known = {
+    """Status after the first reconcile."""
+    defaults = {
         "phase": "Pending",
         "conditions": [CREATED],
         "observed_generation": 1,
@@ -56,7 +56,7 @@ def begun(**fields: Any) -> Status:
         "attempt_time": NOW,
         "active_since": NOW,
     }
-    return Status(**known | fields)
+    return Status(**defaults | fields)
 
 
 def test_begin():
@@ -95,7 +95,7 @@ def test_running():
     )
 
 
-def test_suspend_stops_the_time_that_counts():
+def test_suspend_stops_the_active_time():
     assert transitions.suspend(job(**GROUP), running(), at(60)) == running().model_copy(
         update={
             "phase": "Suspended",
@@ -111,7 +111,7 @@ def test_suspend_stops_the_time_that_counts():
     )
 
 
-def test_resume_begins_the_next_attempt_and_the_time_that_counts_goes_on():
+def test_resume_begins_the_next_attempt_and_continues_the_active_time():
     suspended = transitions.suspend(job(**GROUP), running(), at(60))
     assert transitions.resume(job(**GROUP), suspended, at(100)) == running().model_copy(
         update={
@@ -170,7 +170,7 @@ def test_restart():
     )
 
 
-def test_what_belonged_to_the_old_attempt_is_not_taken_for_the_new_ones():
+def test_a_new_attempt_resets_the_state_of_the_old_one():
     old = running().model_copy(
         update={
             "replica_restarts": {"worker-0": ReplicaRestarts(count=1, restart_time=NOW)},
@@ -233,7 +233,7 @@ def test_the_last_ten_attempts_are_on_record():
     assert [past.end_time for past in status.history] == [at(90 + number) for number in range(2, 12)]
 
 
-def test_a_failure_that_is_not_of_a_rank_leaves_the_last_one():
+def test_a_failure_without_a_rank_keeps_last_failure():
     before = running().model_copy(update={"last_failure": failure()})
     assert transitions.fail(job(**GROUP), before, "DeadlineExceeded", "", at(90)).last_failure == failure()
 
@@ -285,16 +285,16 @@ def test_conditions_follow_the_phase(before, after):
     ),
     ("a preemption", failure(exit_code=None, reason="Preempted"), "worker-0 was lost (Preempted)"),
     ("a deletion", failure(exit_code=None, reason="Deleted"), "worker-0 was lost (Deleted)"),
-    ("a refusal by kubelet", failure(exit_code=None, reason="OutOfcpu"), "worker-0 failed (OutOfcpu)"),
+    ("a rejection by kubelet", failure(exit_code=None, reason="OutOfcpu"), "worker-0 failed (OutOfcpu)"),
 )
-def test_blame_is_one_line(case):
+def test_a_failure_is_described_in_one_line(case):
     cause, line = case
     assert root_cause.describe_failure(cause) == line
 
 
 # Sentence, workers' pods, the role's status.
 ROLES = [
-    ("a pod that is not there counts as nothing", [], RoleStatus(desired=2)),
+    ("a missing pod does not count", [], RoleStatus(desired=2)),
     ("a pending pod is active, not ready", [pending()], RoleStatus(desired=2, active=1)),
     ("a running pod is active and ready", [pod(), pod(index=1)], RoleStatus(desired=2, active=2, ready=2)),
     (
@@ -319,12 +319,12 @@ ROLES = [
 def test_roles(case):
     pods, expected = case
     held = {(p.role, p.index): p for p in pods}
-    seen = status_summary.summarise(job(), Status(), held, (), NOW)
-    assert seen.roles == {"worker": expected}
-    assert seen.ready == f"{expected.ready}/2"
+    summary = status_summary.summarise(job(), Status(), held, (), NOW)
+    assert summary.roles == {"worker": expected}
+    assert summary.ready == f"{expected.ready}/2"
 
 
-def test_a_long_message_is_cut_to_what_the_schema_allows():
+def test_a_long_message_is_truncated_to_the_limit_of_the_schema():
     of = job()
     over = transitions.fail(of, transitions.begin(of, Status(), NOW), "Error" * 100, "x" * 9000, at(1))
     assert Status.model_validate(over.model_dump(by_alias=True), by_alias=True) == over
@@ -343,8 +343,8 @@ def test_status_survives_being_written_and_read_back():
     assert Status.model_validate_json(over.model_dump_json(by_alias=True, exclude_none=True), by_alias=True) == over
 
 
-def test_status_is_small_when_little_is_known():
-    """What is written for a job that has just begun; nulls are left out."""
+def test_the_first_status_is_small():
+    """Null fields are omitted."""
     first = transitions.begin(job(**GROUP), Status(), NOW)
     written = first.model_dump(by_alias=True, exclude_none=True, mode="json")
     assert "lastFailure" not in written
