@@ -1,4 +1,4 @@
-"""Makes docs/progress.md: real output about a job that was killed once, hung once and finished, on a real Kubernetes.
+"""Generates docs/guides/progress.md: real output about a job that is killed once and hangs once, on a real Kubernetes.
 
 As root, with a cluster of its own that is ended afterwards:  .venv/bin/python tools/progress.py
 On one that `tools/cluster.sh up --dir DIR` started, with the images of tests/e2e, in which allranks may be installed
@@ -16,7 +16,7 @@ from tour import ROOT, Tour, new_team, touring, write
 
 from e2e.jobs import KILL_RANK, of_tests
 
-PAGE, FIGURES = ROOT / "docs" / "progress.md", ROOT / "docs" / "progress"
+PAGE, FIGURES = ROOT / "docs" / "guides" / "progress.md", ROOT / "docs" / "guides" / "progress"
 TEAM = "tour"
 JOB = "penguins-pytorch-watched"
 EXAMPLE = f"examples/{JOB}.yaml"
@@ -30,8 +30,8 @@ once, hung once and finished. Everything below was printed by the commands that 
 `tools/cluster.sh` made of a machine with {cores} cores; where you see `...`, lines are cut or left out.
 `.venv/bin/python tools/progress.py`, as root, makes this page anew.
 
-[reporting.md](reporting.md) tells how programs report, [semantics.md](semantics.md#progress-and-time) has the rules,
-[reports-protocol.md](reports-protocol.md) what goes over the wire and what nobody can do with it.
+[reporting.md](reporting.md) explains how programs report, [semantics.md](../reference/semantics.md#progress-and-time)
+lists the rules, and [reports-protocol.md](../reference/reports-protocol.md) specifies the protocol and its limits.
 """
 
 

@@ -1,4 +1,4 @@
-"""Prints docs/reference.md: every field of the manifest and of status, from the schema that the CRD carries."""
+"""Prints docs/reference/fields.md: every field of the manifest and of status, from the schema that the CRD carries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allranks.api.crd import root_schema
 HEAD = """# Reference: every field
 
 Generated from the types by `make generate`. `kubectl explain dt.spec` and `kubectl explain tp.spec` print the same
-texts. What the fields mean together is told in [manifest.md](manifest.md).
+texts. What the fields mean together is told in [manifest.md](../guides/manifest.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""Makes docs/tour.md and the README's section on a cluster: real output of commands on a real Kubernetes.
+"""Makes docs/guides/tour.md and the README's section on a cluster: real output of commands on a real Kubernetes.
 
 As root, with a cluster of its own that is ended afterwards:  .venv/bin/python tools/tour.py
 On one that `tools/cluster.sh up --dir DIR --nodes 2 --gpus 4` started, that has the images of tests/e2e, and in which
@@ -30,7 +30,7 @@ from e2e.jobs import Team, of_tests  # noqa: E402
 from e2e.release import NAMESPACE, install  # noqa: E402
 from images.building import build  # noqa: E402
 
-PAGE = ROOT / "docs" / "tour.md"
+PAGE = ROOT / "docs" / "guides" / "tour.md"
 TEAM, README_TEAM = "tour", "tour-readme"
 WIDTH = 120
 EXAMPLE = "examples/penguins-pytorch.yaml"
@@ -51,8 +51,9 @@ of a machine with {cores} cores, with images that `tools/images.sh` built under 
 examples are unchanged. Where you see `...`, lines are cut or left out. No node has a GPU; each says that it has four.
 `.venv/bin/python tools/tour.py`, as root, makes this page anew.
 
-The cluster is that of [dev-cluster.md](dev-cluster.md); [install.md](install.md) tells more of the chart,
-[cluster.md](cluster.md) of allranks' own commands, [manifest.md](manifest.md) of what the job says.
+The development cluster is described in [dev/cluster.md](../dev/cluster.md), the chart in
+[install.md](../platform/install.md), the commands in [cluster.md](cluster.md), and the manifest in
+[manifest.md](manifest.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""docs/semantics.md: each place in the code exists, and each test is named so."""
+"""docs/reference/semantics.md: each place in the code exists, and each test is named so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 ROWS = [
     [cell.strip() for cell in line.strip("|\n").split(" | ")]
-    for line in (ROOT / "docs" / "semantics.md").read_text().splitlines()
+    for line in (ROOT / "docs" / "reference" / "semantics.md").read_text().splitlines()
     if line.startswith("| ") and not line.startswith("| rule")
 ]
 SCENARIOS = [
