@@ -15,7 +15,7 @@ from allranks.api.validate import parse, parse_pool
 from allranks.cli.main import COMMANDS, LazyGroup
 from allranks.core import desired, pools
 
-ROOT = Path(__file__).parents[2]
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("train/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")

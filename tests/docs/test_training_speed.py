@@ -12,7 +12,7 @@ from bench.train_table import GOAL, Comparison, Spread, page, verdict
 from allranks.api.validate import parse
 from allranks.core import desired
 
-ROOT = Path(__file__).parents[2]
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 PAGE = ROOT / "docs" / "reference" / "training-speed.md"
 
 
