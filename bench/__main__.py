@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "bench" / "bench.json"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 
-from readme import replaced  # noqa: E402
+from transcripts import replaced  # noqa: E402
 
 from bench import cores, recovery  # noqa: E402
 from bench.common import connection, programs, tell  # noqa: E402

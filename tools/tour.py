@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from readme import replaced  # noqa: E402
+from transcripts import replaced  # noqa: E402
 
 from e2e.cluster import Cluster  # noqa: E402
 from e2e.jobs import Team, of_tests  # noqa: E402

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from readme import replaced
+from transcripts import replaced
 
 from recovery.cases import FAULTS, FRAMEWORKS
 from recovery.table import Cell

@@ -1,9 +1,7 @@
-"""Puts the real output of commands into README.md, between `<!-- NAME -->` and `<!-- /NAME -->`.
+"""Records the output of commands in docs/start.md, between `<!-- NAME -->` and `<!-- /NAME -->`.
 
-Needs all frameworks:  PATH=$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$PATH .venv/bin/python tools/readme.py
-One section alone:      .venv/bin/python tools/readme.py failure
-
-The section `cluster` is tools/tour.py's.
+All frameworks:   PATH=$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$PATH .venv/bin/python tools/transcripts.py
+Single sections:  .venv/bin/python tools/transcripts.py failure
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ spec:
 
 
 def main() -> None:
-    """Runs everything, or the sections that are named, then writes the page."""
+    """Runs the commands of all sections, or of the given ones, then writes the page."""
     wanted = sys.argv[1:] or ["demo", "failure", "frameworks"]
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -52,7 +50,7 @@ def main() -> None:
             "frameworks": lambda: "\n\n".join(each(name, text, scratch) for name, text in FRAMEWORKS.items()),
         }
         sections = {name: makers[name]() for name in wanted}
-    page = ROOT / "README.md"
+    page = ROOT / "docs" / "start.md"
     text = page.read_text()
     for section, content in sections.items():
         text = replaced(text, section, content)
@@ -75,33 +73,38 @@ def killed(scratch: Path) -> str:
     options = ["--set", "args=[--epochs=12, --pause=0.5]", "--run-dir", str(scratch / "killed")]
     lines = run(["examples/penguins-pytorch.yaml", *options], ROOT, kill_at="epoch 5/12")
     shown = [line for line in keep(lines, before=r"^status:") if not TORCHRUN.search(line)]
-    told = "Kill rank 1 while it trains (`kill -9`): all ranks restart from the checkpoint, and the cause is named."
-    return f"{told}\n\n" + console(
+    text = (
+        "The training process of rank 1 is killed (`kill -9`). All ranks restart from the checkpoint, and the root "
+        "cause is shown:"
+    )
+    return f"{text}\n\n" + console(
         "allranks run examples/penguins-pytorch.yaml --set 'args=[--epochs=12, --pause=0.5]'", shown
     )
 
 
 def broken(scratch: Path) -> str:
-    """A program with a bug: given up at the second time, not after the whole budget."""
+    """A program with a bug: the job fails at the second failure, before it uses up `maxRestarts`."""
     lines = run(["job.yaml", "--run-dir", "runs/broken"], scratch)
     shown = [line for line in lines if re.match(r" *\d+\.\ds ", line)]
     end = next(number for number, line in enumerate(lines) if line.startswith("First failure"))
-    told = "A program that raises fails the same way twice, and is given up with its own last lines:"
-    return f"{told}\n\n" + console("allranks run job.yaml", [*shown, *lines[end:]])
+    text = (
+        "A program that fails the same way twice before any progress is not restarted again. Its last lines are shown:"
+    )
+    return f"{text}\n\n" + console("allranks run job.yaml", [*shown, *lines[end:]])
 
 
 FRAMEWORKS = {
-    "penguins-tensorflow": "**TensorFlow**, MultiWorkerMirrored on two workers:",
+    "penguins-tensorflow": "**TensorFlow**, `MultiWorkerMirroredStrategy` on two workers:",
     "penguins-tensorflow-ps": "**TensorFlow**, parameter servers:",
-    "penguins-horovod": "**Horovod** with PyTorch, by gloo, no ssh:",
+    "penguins-horovod": "**Horovod** with PyTorch and gloo, without ssh:",
 }
 
 
-def each(name: str, told: str, scratch: Path) -> str:
+def each(name: str, text: str, scratch: Path) -> str:
     lines = keep(run([f"examples/{name}.yaml", "--run-dir", str(scratch / name)], ROOT), before=r"^status:")
     wanted = re.compile(r"epoch (1|2|19|20)/20|test accuracy|^ *\d+\.\ds |Succeeded in")
     shown = [line for line in lines if wanted.search(line)]
-    return f"{told}\n\n" + console(f"allranks run examples/{name}.yaml", shown)
+    return f"{text}\n\n" + console(f"allranks run examples/{name}.yaml", shown)
 
 
 TORCHRUN = re.compile(
