@@ -68,9 +68,9 @@ def test_every_allranks_command_in_the_documentation_exists_with_its_options() -
             continue
         assert words[0] in COMMANDS, f"{page}: allranks {words[0]}"
         command = group.get_command(None, words[0])
-        known = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}
+        accepted = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}
         used = {word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)}
-        assert used <= known | {"-h", "--help"}, f"{page}: {words}"
+        assert used <= accepted | {"-h", "--help"}, f"{page}: {words}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
