@@ -48,7 +48,7 @@ docs-serve: $(DOCS)/.installed ## Serve the documentation at http://127.0.0.1:80
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve
 
 golden: $(STAMP) ## Write the golden files anew: look at the difference before you commit it
-	@$(BIN)/python -m pytest -q tests/golden --update-golden
+	@$(BIN)/python -m pytest -q tests/model/golden --update-golden
 
 verify: $(STAMP) ## Fail if a generated file differs from what the types say
 	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \

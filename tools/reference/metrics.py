@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from allranks.metrics import Metrics, Sampled
+from allranks.operator.metrics import Metrics, Sampled
 
 from .table import table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
-from allranks.settings import ENV_PREFIX, Settings
+from allranks.operator.settings import ENV_PREFIX, Settings
 
 from .table import table
 

@@ -1,4 +1,4 @@
-{{/* The operator's settings: operator/allranks/settings.py says what each means. */}}
+{{/* The operator's settings: operator/allranks/operator/settings.py says what each means. */}}
 {{- define "allranks.env" -}}
 - name: ALLRANKS_NAMESPACES
   value: {{ join "," .Values.namespaces | quote }}
