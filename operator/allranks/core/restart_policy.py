@@ -34,7 +34,7 @@ class RestartDecision:
 
 
 def decide_restart(job: Job, status: Status, failure: Failure) -> RestartDecision:
-    """Applies the user's rules, then the default rules in the order of docs/semantics.md. The first match wins."""
+    """Applies the user's rules, then the default rules (docs/reference/semantics.md). The first match wins."""
     action, why = by_rules(job.spec.restart.rules or [], failure) or _by_default(
         _just_before(job, status, failure), failure, _made_steps(status)
     )

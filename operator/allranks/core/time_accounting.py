@@ -1,4 +1,4 @@
-"""Time accounting: every second of a job is queued, starting, productive or lost (docs/semantics.md).
+"""Time accounting: every second of a job is queued, starting, productive or lost (docs/reference/semantics.md).
 
 `status.times` holds the totals up to `since`, and the state in which time accumulates from then on. It is updated when
 that state changes and whenever the status is written for another reason; in between, any reader can add the rest.

@@ -100,7 +100,7 @@ def test_exits_that_are_detected_later(case):
 
 
 def test_times_are_compared_in_whole_seconds():
-    """Kubelet rejected the recorded pod, which has the time of the observation; its peer ended because of the deletion."""
+    """Kubelet rejected the recorded pod (time of the observation); its peer ended because of the deletion."""
     refused = failure(time=at(99.4), exit_code=None, reason="UnexpectedAdmissionError")
     status = Status(attempt=1, history=[past(failure=refused)])
     assert reattribution.cause(job(roles={"worker": 2}), status, [ended(99, 143, gone=99)], NOW, CLUSTER) is None
