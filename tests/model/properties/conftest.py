@@ -1,6 +1,6 @@
-"""How many histories, and from which seed: `--histories N`, and hypothesis' own `--hypothesis-seed N`.
+"""The number of histories and their seed: `--histories N`, and hypothesis' own `--hypothesis-seed N`.
 
-Where all tests run, pytest knows `--histories` too late: then the environment's HISTORIES says it.
+When all tests run, pytest registers `--histories` too late: use the environment variable HISTORIES.
 """
 
 from __future__ import annotations
