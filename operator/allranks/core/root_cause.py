@@ -14,7 +14,7 @@ from functools import cached_property
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import naming, topology
-from allranks.core.manifests import pods as desired
+from allranks.core.manifests import pods as pod_manifests
 from allranks.core.manifests import pool_template
 from allranks.core.model import Platform, Pod
 from allranks.core.status_update import changed
@@ -255,7 +255,7 @@ def _rank(job: Job, status: Status, role: str, index: int, platform: Platform) -
     """The global rank if each pod runs one process: then it equals the node rank."""
     if pool_template.unavailable(job, platform):
         return None  # without its pool, the number of GPUs and so of processes per pod is undefined
-    group = desired.group_of(job, status, platform)
+    group = pod_manifests.group_of(job, status, platform)
     framework = topology.framework_of(job)
     if any(framework.processes(group, ranked) != 1 for ranked in {replica.role for replica in group.ranked()}):
         return None

@@ -8,7 +8,8 @@ from datetime import datetime
 
 from allranks.api.status import Status
 from allranks.core import elasticity, naming, status_summary, topology
-from allranks.core.manifests import pods, pool_template
+from allranks.core.manifests import pods as pod_manifests
+from allranks.core.manifests import pool_template
 from allranks.core.model import Event, Manifest, Plan, Pod, PodRef
 from allranks.core.snapshot import Snapshot
 from allranks.core.stragglers import newly_slow
@@ -78,7 +79,7 @@ def _not_before(status: Status, replica: Replica) -> datetime | None:
 def _manifests(snapshot: Snapshot, due: list[Replica]) -> list[Manifest]:
     """The pods that are due, after the objects that they need (created with the first pods of an attempt)."""
     job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
-    objects = pods.objects(job, status, platform, {(replica.role, replica.index) for replica in due})
+    objects = pod_manifests.objects(job, status, platform, {(replica.role, replica.index) for replica in due})
     return [*([] if status.launched else objects.companions), *objects.pods]
 
 
@@ -95,7 +96,7 @@ def _placeholders(snapshot: Snapshot) -> tuple[list[Manifest], datetime | None]:
     missing = {replica.hostname for replica in waiting} - {pod.name for pod in snapshot.observed.pods}
     if not missing or not snapshot.probes_for_room or pool_template.unavailable(job, platform):
         return [], wake_at
-    worker = pods.objects(job, status, platform, {(topology.ELASTIC_ROLE, 0)}).pods
+    worker = pod_manifests.objects(job, status, platform, {(topology.ELASTIC_ROLE, 0)}).pods
     wanted = elasticity.placeholders(job, status, worker)
     return [pod for pod in wanted if pod["metadata"]["name"] in missing], wake_at
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import naming, topology, transitions
-from allranks.core.manifests import pods
+from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import Event, Observed, Pod
 from allranks.core.rules import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
@@ -24,7 +24,7 @@ def begin(snapshot: Snapshot) -> Outcome:
     if status.start_time:
         return None
     begun = transitions.begin(job, status, now)
-    if problems := pods.problems(job):
+    if problems := pod_manifests.problems(job):
         message = "; ".join(f"{path}: {text}" for path, text in problems)
         failed = transitions.fail(job, begun, "InvalidSpec", message, now)
         return write(failed, Event("InvalidSpec", message, warning=True))
@@ -39,7 +39,7 @@ def begin_small(observed: Observed) -> Status | None:
     attempt that is persisted is number 1 (`transitions.begin`).
     """
     job, status = observed.job, observed.status
-    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or pods.problems(job):
+    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or pod_manifests.problems(job):
         return None
     begun = transitions.begin(job, status, observed.now)
     return begun if sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS else None
