@@ -41,7 +41,7 @@ ALLOWED = re.compile(
     re.IGNORECASE,
 )
 
-OPENINGS = frozenset("Of In On At By From With Without Upon Among Whom Whose Who Whoever".split())
+OPENINGS = {"Of", "In", "On", "At", "By", "From", "With", "Without", "Upon", "Among", "Whom", "Whose", "Who", "Whoever"}
 """First words that a docstring does not have: it begins with its subject or its verb."""
 
 NOT_OURS = ("LICENSE", "tests/unit/core/fixtures/", "tests/unit/inpod/fake_horovod/", "tools/language.py")

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -271,8 +271,8 @@ def table() -> str:
 def page(write: bool) -> int:
     """Writes the table between the markers of the page, or compares it. The exit status."""
     text = PAGE.read_text()
-    replace: Callable[[re.Match[str]], str] = lambda found: f"{found[1]}\n{table()}\n{found[2]}"  # noqa: E731
-    wanted = re.sub(r"(<!-- parts -->)\n.*?\n(<!-- /parts -->)", replace, text, flags=re.DOTALL)
+    between = re.compile(r"(?<=<!-- parts -->\n).*?(?=<!-- /parts -->)", re.DOTALL)
+    wanted = between.sub(lambda _: f"{table()}\n", text)
     if write:
         PAGE.write_text(wanted)
     elif text != wanted:
