@@ -16,7 +16,7 @@ from typing import Any
 
 from allranks.kube import paths
 from allranks.kube.client import Client
-from bench.common import connection, cpu_seconds, make_namespace, memory, process, quiet, tell, until
+from bench.common import ROOT, connection, cpu_seconds, make_namespace, memory, process, quiet, tell, until
 from bench.creation import plane, server
 from bench.systems import Shape, System
 from support.controlplane import ControlPlane
@@ -36,8 +36,8 @@ rules:
 @contextlib.contextmanager
 def kubelet(of: ControlPlane, *arguments: str) -> Iterator[None]:
     """The fake one, in a process of its own."""
-    command = [sys.executable, "-m", "tests.cluster.kubelet", f"--kubeconfig={of.kubeconfig}", *arguments]
-    with process(command, of.folder / "kubelet.log"):
+    command = [sys.executable, "-m", "support.kubelet", f"--kubeconfig={of.kubeconfig}", *arguments]
+    with process(command, of.folder / "kubelet.log", cwd=ROOT / "tests"):
         yield
 
 

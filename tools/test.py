@@ -54,6 +54,7 @@ class Part:
 
 
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
+BY_MODULE = ("-n", "2", "--dist", "loadscope")
 FRAMEWORKS = "frameworks.sh pytorch tensorflow horovod"
 RANDOM = str(int.from_bytes(os.urandom(4), "big"))
 
@@ -89,7 +90,7 @@ EVERY_CHANGE = (
         "apiserver",
         7,
         "each scenario, the operator, its Lease, reports and the commands on a real API server; 20 runs with faults",
-        [pytest("apiserver", "-m", "cluster and not nightly", *TWO_AT_A_TIME)],
+        [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],
         prepares=("controlplane.sh",),
     ),
 )
@@ -114,7 +115,7 @@ NIGHT = (
         "apiserver-all",
         30,
         "the same with 600 runs with faults and kills from a random seed; the chart and Argo on a real API server",
-        [pytest("apiserver-all", "-m", "cluster", *TWO_AT_A_TIME)],
+        [pytest("apiserver-all", "-m", "cluster", *BY_MODULE)],
         {"FAULTS": "600", "FAULTS_SEED": RANDOM},
         prepares=("controlplane.sh", "helm.sh"),
     ),
