@@ -1,4 +1,4 @@
-"""Settings of the operator, from the environment (`ALLRANKS_...`) or from flags of the same name, which take precedence.
+"""Settings of the operator, from the environment (`ALLRANKS_...`) or from flags, which take precedence.
 
 The table in `docs/operator.md` is generated from this file.
 """
@@ -33,8 +33,8 @@ class Settings(BaseSettings):
     )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         30,
-        description="tolerationSeconds of pods for unreachable and not-ready nodes: so many seconds after Kubernetes "
-        "marked the node (about 50 s after it failed) the pods are evicted and the job restarts. Tolerations in a job's "
+        description="tolerationSeconds of pods for unreachable and not-ready nodes. Kubernetes marks a failed node after "
+        "about 50 s; after this many more seconds its pods are evicted and the job restarts. Tolerations in a job's "
         "template take precedence.",
     )
     leader_election: bool = Field(
@@ -44,7 +44,7 @@ class Settings(BaseSettings):
     lease_namespace: str = Field("", description="Namespace of the Lease. Empty: the operator's own.")
     lease_seconds: Annotated[int, Field(ge=3, le=600)] = Field(
         10,
-        description="Duration of the Lease: seconds after the leader's last renewal until another replica can take over.",
+        description="Seconds after the leader's last renewal of the Lease until another replica can take over.",
     )
     address: str = Field(
         "", description="Address of /metrics, /healthz and /readyz. Empty: all addresses, IPv4 and IPv6."
@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     )
     watch_timeout: Annotated[int, Field(ge=5, le=86_400)] = Field(
         240,
-        description="Seconds after which a watch is renewed. The liveness probe fails when a watch is silent for longer.",
+        description="Seconds after which a watch is renewed. A watch that is silent for longer fails the liveness probe.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
     log_format: Literal["json", "text"] = Field("json", description="json: one object per line; text: human-readable.")
