@@ -33,8 +33,8 @@ class Settings(BaseSettings):
     )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         30,
-        description="tolerationSeconds of pods for unreachable and not-ready nodes. Kubernetes marks a failed node after "
-        "about 50 s; after this many more seconds its pods are evicted and the job restarts. Tolerations in a job's "
+        description="tolerationSeconds of pods for unreachable and not-ready nodes. A failed node is marked after "
+        "about 50 s; this many seconds later its pods are evicted and the job restarts. Tolerations in a job's "
         "template take precedence.",
     )
     leader_election: bool = Field(
@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     )
     watch_timeout: Annotated[int, Field(ge=5, le=86_400)] = Field(
         240,
-        description="Seconds after which a watch is renewed. A watch that is silent for longer fails the liveness probe.",
+        description="Seconds after which a watch is renewed. A watch silent for longer fails the liveness probe.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
     log_format: Literal["json", "text"] = Field("json", description="json: one object per line; text: human-readable.")
