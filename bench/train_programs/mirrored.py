@@ -22,7 +22,7 @@ try:
 except ImportError:
 
     def mark(gradients: Any) -> Any:
-        """Nobody asks when this rank's gradients are there."""
+        """Does nothing: reports are disabled."""
         return gradients
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     state = tf.train.Checkpoint(weights=[variable.value for variable in net.weights])
     in_background = tf.train.CheckpointOptions(enable_async=True)
 
-    # All ranks take part, as the strategy demands; what is written counts on rank 0 alone.
+    # All ranks take part, as the strategy requires; only the file of rank 0 counts.
     def save(folder: Path) -> Callable[[], None]:
         state.write(str(folder / f"rank-{rank}"))
         return over
