@@ -48,7 +48,7 @@ class Failed(Exception):
 
 
 class Training:
-    """Ranks that train on order. `first` has the seconds from the start of the command to rank 0's first line and to the
+    """Ranks that train on order. `first`: seconds from the start of the command to rank 0's first line and to the
     end of its first step, and the samples per step."""
 
     def __init__(self, title: str, folder: Path, began: float, processes: list[subprocess.Popen[bytes]]) -> None:

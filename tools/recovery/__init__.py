@@ -1,1 +1,1 @@
-"""Generates the tables of docs/recovery.md: injects faults into real ranks under `allranks run` and checks the results."""
+"""Generates the tables of docs/recovery.md from faults injected into real ranks under `allranks run`."""
