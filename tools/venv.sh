@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the project's own virtual environment: tools/venv.sh DIRECTORY [PYTHON]
-# It holds allranks (editable) and what its tests need, and none of the frameworks: those are tools/frameworks.sh's.
+# Creates the project's virtual environment: tools/venv.sh DIRECTORY [PYTHON]
+# It contains allranks (editable) and the test dependencies, but no frameworks: tools/frameworks.sh installs those.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1 python=${2:-python3}
