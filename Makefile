@@ -37,7 +37,7 @@ generate: $(STAMP) ## Generate the CRDs, the reference and the chart's copies fr
 	@$(BIN)/python tools/chart.py
 
 golden: $(STAMP) ## Rewrite the golden files; review the difference before you commit it
-	@$(BIN)/python -m pytest -q tests/golden --update-golden
+	@$(BIN)/python -m pytest -q tests/model/golden --update-golden
 
 verify: $(STAMP) ## Fail if a generated file does not match the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \

@@ -17,10 +17,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from tests.cluster.controlplane import ControlPlane  # noqa: E402
-
-from allranks.drivers.kubernetes.client import Client  # noqa: E402
-from allranks.drivers.kubernetes.connection import Connection  # noqa: E402
+from allranks.kube.auth import Connection  # noqa: E402
+from allranks.kube.client import Client  # noqa: E402
+from support.controlplane import ControlPlane  # noqa: E402
 
 Manifest = dict[str, Any]
 TICKS = os.sysconf("SC_CLK_TCK")

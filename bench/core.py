@@ -10,8 +10,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from allranks.api.status import Status
-from allranks.api.validate import parse
-from allranks.core import names
+from allranks.api.validation import parse
+from allranks.core import naming
 from allranks.core.model import Exit, Observed, Platform, Pod
 from allranks.core.reconcile import reconcile
 
@@ -42,7 +42,7 @@ def running(start: Observed) -> Observed:
     pods = tuple(
         Pod(name, name, "worker", index, 0, phase="Running", started_at=NOW, node="n")
         for index in range(start.status.roles["worker"].desired)
-        for name in [names.pod_name("bench", "worker", index, 0)]
+        for name in [naming.pod_name("bench", "worker", index, 0)]
     )
     seen = replace(start, pods=pods)
     return replace(seen, status=reconcile(seen).status)

@@ -11,13 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.cluster.controlplane import ControlPlane
-
-from allranks.drivers.kubernetes import paths
-from allranks.drivers.kubernetes.client import Client
+from allranks.kube import paths
+from allranks.kube.client import Client
 from bench import cores
 from bench.common import ROOT, connection, cpu_seconds, make_namespace, memory, quiet, tell, watching
 from bench.systems import Shape, System
+from support.controlplane import ControlPlane
 
 SHAPES = (Shape(1, 256), Shape(1, 1000), Shape(100, 4), Shape(1000, 1))
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"

@@ -14,14 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.kubelet import binding
-
-from allranks.drivers.kubernetes import paths
-from allranks.drivers.kubernetes.client import Client
-from allranks.drivers.memory import podstatus
+from allranks.kube import paths
+from allranks.kube.client import Client
 from bench.common import Manifest, connection, job, make_namespace, percentiles, tell, watching
 from bench.creation import plane
 from bench.systems import Allranks
+from support.kubelet import binding
+from support.simulator import pod_status
 
 EXIT_CODE = 138
 PODS = 8
@@ -77,12 +76,12 @@ class Watcher:
         manifest = self.pods.objects[pod]
         path = paths.item("Pod", self.namespace, pod)
         await self.client.create(f"{path}/binding", binding(manifest, "fake-0"))
-        return await self._report(path, podstatus.running({**manifest, "status": {}}, datetime.now(UTC)))
+        return await self._report(path, pod_status.running({**manifest, "status": {}}, datetime.now(UTC)))
 
     async def end(self, pod: str, code: int) -> float:
         manifest = self.pods.objects[pod]
         return await self._report(
-            paths.item("Pod", self.namespace, pod), podstatus.exited(manifest, datetime.now(UTC), code)
+            paths.item("Pod", self.namespace, pod), pod_status.exited(manifest, datetime.now(UTC), code)
         )
 
     async def _report(self, path: str, status: Manifest) -> float:

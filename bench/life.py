@@ -14,13 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.controlplane import ControlPlane
-
-from allranks.drivers.kubernetes import paths
-from allranks.drivers.kubernetes.client import Client
+from allranks.kube import paths
+from allranks.kube.client import Client
 from bench.common import connection, cpu_seconds, make_namespace, memory, process, quiet, tell, until
 from bench.creation import plane, server
 from bench.systems import Shape, System
+from support.controlplane import ControlPlane
 
 SHAPES = (Shape(1, 256), Shape(100, 4))
 RUN_SECONDS = 5.0

@@ -27,20 +27,20 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from allranks.api import validate  # noqa: E402
+from allranks.api import validation  # noqa: E402
 from allranks.api.status import Status  # noqa: E402
-from allranks.core import desired  # noqa: E402
+from allranks.core.manifests import pods as desired  # noqa: E402
 from allranks.core.model import Manifest, Platform  # noqa: E402
-from allranks.drivers.kubernetes import paths, pods  # noqa: E402
-from allranks.drivers.kubernetes.client import Client  # noqa: E402
-from allranks.drivers.kubernetes.connection import Connection  # noqa: E402
-from allranks.drivers.kubernetes.operator import Operator  # noqa: E402
-from allranks.drivers.memory import podstatus  # noqa: E402
-from allranks.settings import Settings  # noqa: E402
+from allranks.kube import paths, pod_codec  # noqa: E402
+from allranks.kube.auth import Connection  # noqa: E402
+from allranks.kube.client import Client  # noqa: E402
+from allranks.operator.app import Operator  # noqa: E402
+from allranks.operator.settings import Settings  # noqa: E402
 from bench.common import connection as connection_to  # noqa: E402
 from bench.common import make_namespace, percentiles, programs, tell, until  # noqa: E402
 from bench.creation import plane  # noqa: E402
 from bench.life import kubelet  # noqa: E402
+from support.simulator import pod_status  # noqa: E402
 
 EXIT_CODE = 138
 """A signal's: the same code twice below 128 before any progress would be taken for a bug, and fail the job."""
@@ -117,11 +117,11 @@ class Stopwatch:
         self.victim, self.wanted, self.seen, self.requests = victim, wanted, 0.0, []
         self.done.clear()
 
-    def decode(self, raw: pods.Raw) -> pods.Seen:
+    def decode(self, raw: pod_codec.Raw) -> pod_codec.CachedPod:
         """In place of the operator's own: the first thing that happens to a pod that the watch brings."""
         if not self.seen and raw.metadata.uid == self.victim and raw.status.phase == "Failed":
             self.seen, self.cpu = clock(), -time.process_time()
-        return pods.seen(raw)
+        return pod_codec.to_cached_pod(raw)
 
     def observe(self, client: Client) -> None:
         once = client._once
@@ -217,7 +217,7 @@ class Recovery:
         stopwatch.start(victim.uid, scenario.replaced)
         with self._profiled():
             began = clock()
-            await self.client.patch(f"{path}/status", {"status": podstatus.exited(pod, datetime.now(UTC), EXIT_CODE)})
+            await self.client.patch(f"{path}/status", {"status": pod_status.exited(pod, datetime.now(UTC), EXIT_CODE)})
             reported = clock()
             await asyncio.wait_for(stopwatch.done.wait(), 120)
         await self._runs(operator, scenario)
@@ -296,7 +296,7 @@ class Recovery:
 
     def _manifests(self, namespace: str, scenario: Scenario, suffix: str) -> list[Manifest]:
         """The operator's own pods, without an owner, which the garbage collector would miss."""
-        job = validate.parse(scenario.job(0))
+        job = validation.parse(scenario.job(0))
         out = []
         for pod in desired.objects(job, Status(), Platform(helper_image="x")).pods:
             metadata = {key: value for key, value in pod["metadata"].items() if key != "ownerReferences"}

@@ -16,12 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "operator"))
 
-from tests.report.hub import hub_in, ok
-
 from allranks import report as reports
+from support.fake_report_server import hub_in, ok
 
 ROUNDS = 5
 

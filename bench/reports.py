@@ -30,16 +30,16 @@ from pathlib import Path
 from typing import Any
 
 from allranks.api.status import Status
-from allranks.api.validate import parse
-from allranks.core import names
+from allranks.api.validation import parse
+from allranks.core import naming
+from allranks.core.manifests.report_env import AUDIENCE
 from allranks.core.model import Observed, Platform, Pod
 from allranks.core.reconcile import reconcile
-from allranks.core.reporting import AUDIENCE
-from allranks.drivers.kubernetes.cache import PodCache
-from allranks.drivers.kubernetes.pods import Meta, Owner, Raw, RawSpec, RawStatus, seen
-from allranks.drivers.kubernetes.reviews import Reviews
-from allranks.drivers.reports.hub import Hub
-from allranks.drivers.reports.server import PATH, Server
+from allranks.kube.pod_codec import Meta, Owner, Raw, RawSpec, RawStatus, to_cached_pod
+from allranks.operator.cache import PodCache
+from allranks.operator.report_auth import Reviews
+from allranks.telemetry.server import PATH, Server
+from allranks.telemetry.store import ReportStore
 
 WAYS = ("steady", "every second", "hostile")
 HOSTILE_CONNECTIONS = 300
@@ -59,7 +59,7 @@ def token(job: int, rank: int) -> str:
         "sub": "system:serviceaccount:bench:default",
         "kubernetes.io": {
             "namespace": "bench",
-            "pod": {"name": names.pod_name(f"job-{job}", "worker", rank, 0), "uid": pod_uid(job, rank)},
+            "pod": {"name": naming.pod_name(f"job-{job}", "worker", rank, 0), "uid": pod_uid(job, rank)},
             "serviceaccount": {"name": "default", "uid": pod_uid(0, 0)},
         },
     }
@@ -106,7 +106,7 @@ class Core:
         for _ in range(3):
             start = replace(start, status=reconcile(start).status or start.status)
         pods = tuple(
-            Pod(names.pod_name("job", "worker", rank, 0), pod_uid(0, rank), "worker", rank, 0, phase="Running",
+            Pod(naming.pod_name("job", "worker", rank, 0), pod_uid(0, rank), "worker", rank, 0, phase="Running",
                 started_at=now, placed_at=now, created_at=now, node="n")
             for rank in range(ranks)
         )  # fmt: skip
@@ -117,7 +117,7 @@ class Core:
         }
         self.decisions = self.writes = 0
 
-    def decide(self, job: tuple[str, str], hub: Hub) -> None:
+    def decide(self, job: tuple[str, str], hub: ReportStore) -> None:
         observed = replace(self.observed[job], now=datetime.now(UTC), reports=hub.of(job, f"uid-{job[1]}", 0))
         status = reconcile(observed).status
         self.decisions += 1
@@ -131,14 +131,14 @@ async def serve(jobs: int, ranks: int) -> None:
     manifests = {("bench", f"job-{job}"): {"metadata": {"uid": f"uid-job-{job}"}} for job in range(jobs)}
     for job in range(jobs):
         for rank in range(ranks):
-            labels = {names.JOB_LABEL: f"job-{job}", names.ROLE_LABEL: "worker", names.INDEX_LABEL: str(rank),
-                      names.ATTEMPT_LABEL: "0"}  # fmt: skip
+            labels = {naming.JOB_LABEL: f"job-{job}", naming.ROLE_LABEL: "worker", naming.INDEX_LABEL: str(rank),
+                      naming.ATTEMPT_LABEL: "0"}  # fmt: skip
             owner = Owner("DistributedTraining", f"job-{job}", f"uid-job-{job}", True)
             meta = Meta(
-                names.pod_name(f"job-{job}", "worker", rank, 0), "bench", pod_uid(job, rank), "1", labels, [owner]
+                naming.pod_name(f"job-{job}", "worker", rank, 0), "bench", pod_uid(job, rank), "1", labels, [owner]
             )
-            pods.show(seen(Raw(meta, RawSpec("node"), RawStatus("Running"))))
-    hub = Hub(lambda: datetime.now(UTC), lambda job: core.decide(job, hub))
+            pods.show(to_cached_pod(Raw(meta, RawSpec("node"), RawStatus("Running"))))
+    hub = ReportStore(lambda: datetime.now(UTC), lambda job: core.decide(job, hub))
     reviews = Reviews(api, pods, manifests.get, now=lambda: datetime.now(UTC))  # type: ignore[arg-type]
     answers: Counter[int] = Counter()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from allranks.drivers.kubernetes import paths
-from allranks.drivers.kubernetes.client import Client
+from allranks.kube import paths
+from allranks.kube.client import Client
 from bench.common import connection, cpu_seconds, job, make_namespace, memory, quiet, tell, until
 from bench.creation import plane, server
 from bench.life import kubelet

@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, ClassVar
 
-from tests.cluster.controlplane import ControlPlane, free_ports
-
-from allranks.api import validate
+from allranks.api import validation
 from allranks.api.status import Status
-from allranks.core import desired
+from allranks.core.manifests import pods as desired
 from allranks.core.model import Platform
-from allranks.drivers.kubernetes import paths
-from allranks.drivers.kubernetes.client import Client
+from allranks.kube import paths
+from allranks.kube.client import Client
 from bench.common import Manifest, go_tools, job, process, quiet, until
+from support.controlplane import ControlPlane, free_ports
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Raw(System):
         lines = []
         for number in range(shape.jobs):
             document = job(f"bench-{number}", shape.pods)
-            for pod in desired.objects(validate.parse(document), Status(), Platform(helper_image="x")).pods:
+            for pod in desired.objects(validation.parse(document), Status(), Platform(helper_image="x")).pods:
                 metadata = {key: value for key, value in pod["metadata"].items() if key != "ownerReferences"}
                 lines.append(json.dumps({**pod, "metadata": {**metadata, "namespace": namespace}}))
         self._file = self.plane.folder / f"{namespace}.jsonl"

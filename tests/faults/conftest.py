@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from allranks.drivers.kubernetes import client, controller, operator, watch
-from cluster import world as patience
-from cluster.conftest import control_plane, programs  # noqa: F401 (fixtures)
-from cluster.controlplane import ControlPlane
+from allranks.kube import client, watch
+from allranks.operator import app, controller
+from apiserver.conftest import control_plane, programs  # noqa: F401 (fixtures)
+from support import kubernetes_world as patience
+from support.controlplane import ControlPlane
+from support.fault_proxy import Threads
 
-from .proxy import Threads
 from .runs import Referee, Run, Verdict, selection
 
 HERE = Path(__file__).parent
@@ -98,7 +99,7 @@ def impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("URGENT_SECONDS", "COUNTS_SECONDS", "GATHER_SECONDS"):
             patch.setattr(controller, name, 0.01)
-        for module in (client, watch, operator):
+        for module in (client, watch, app):
             patch.setattr(module, "LAST_BACKOFF_SECONDS", 0.3)
         patch.setattr(watch, "SILENCE_SECONDS", 2.0)
         patch.setattr(patience, "PATIENCE_SECONDS", 180.0)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from cluster.controlplane import ControlPlane
-from scenarios.runner import Scenario, load
+from support.controlplane import ControlPlane
+from support.fault_policy import Policy
+from support.fault_proxy import Death, Threads
+from support.scenario_runner import Scenario, load
 
-from .policy import Policy
-from .proxy import Death, Threads
 from .world import Kill, Played, play
 
-FILES = sorted((Path(__file__).parents[1] / "scenarios").glob("*.yaml"))
+FILES = sorted((Path(__file__).parents[1] / "model" / "scenarios").glob("*.yaml"))
 SCENARIOS = [scenario for path in FILES for scenario in load(path)]
 SEEDS = 5
 """So many seeds of faults has each scenario when all runs are asked for."""

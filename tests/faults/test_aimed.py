@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from cluster.controlplane import ControlPlane
-from scenarios.runner import Scenario, Step
+from support.controlplane import ControlPlane
+from support.fault_policy import Fault
+from support.fault_proxy import Threads
+from support.scenario_runner import Scenario, Step
 
-from .policy import Fault
-from .proxy import Threads
 from .world import play
 
 ROLES = {"worker": {"replicas": 1}}

@@ -19,14 +19,13 @@ from typing import Any
 
 import pytest
 
-from allranks.core.names import ATTEMPT_LABEL
-from allranks.drivers.kubernetes.connection import Connection
-from allranks.drivers.memory.kubelets import Program
-from cluster.api import ApiError
-from cluster.controlplane import ControlPlane
-from cluster.kubelet import Hand, Kubelet
-
-from .proxy import ObjectKey, Proxy, Threads
+from allranks.core.naming import ATTEMPT_LABEL
+from allranks.kube.auth import Connection
+from support.api import ApiError
+from support.controlplane import ControlPlane
+from support.fault_proxy import ObjectKey, Proxy, Threads
+from support.kubelet import Hand, Kubelet
+from support.simulator.kubelets import Program
 
 JOB = {
     "apiVersion": "allranks.dev/v1alpha1",

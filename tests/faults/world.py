@@ -12,20 +12,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from allranks.core.hangs import STACKS
-from allranks.drivers.kubernetes.connection import Connection
-from allranks.drivers.memory import podstatus
-from allranks.drivers.memory.store import ended
-from allranks.settings import Settings
-from cluster import world
-from cluster.api import Api, ApiError
-from cluster.controlplane import ControlPlane
-from cluster.operators import RunningOperator
-from cluster.world import SETTINGS, KubernetesWorld
-from scenarios.runner import Scenario, run
-
-from .policy import Policy
-from .proxy import Death, Proxy, Threads
+from allranks.core.hang_detection import STACKS
+from allranks.kube.auth import Connection
+from allranks.operator.settings import Settings
+from support import kubernetes_world
+from support.api import Api, ApiError
+from support.controlplane import ControlPlane
+from support.fault_policy import Policy
+from support.fault_proxy import Death, Proxy, Threads
+from support.kubernetes_world import SETTINGS, KubernetesWorld
+from support.operators import RunningOperator
+from support.scenario_runner import Scenario, run
+from support.simulator import pod_status
+from support.simulator.store import ended
 
 REQUEST_SECONDS = 1.0
 LATE_RESTS = 2
@@ -152,7 +151,7 @@ class FaultyWorld(KubernetesWorld):
         """First its pods are told why, then they are gone: who sees both at once takes them for deleted by somebody."""
         for pod in self._hand._on(node):
             if not ended(pod["status"]):
-                self._hand._report(pod["metadata"]["name"], podstatus.collected)
+                self._hand._report(pod["metadata"]["name"], pod_status.collected)
         self._settle()
         super().remove_node(node)
 
@@ -171,8 +170,8 @@ class FaultyWorld(KubernetesWorld):
         """Raises AssertionError when it is not settled in time: the operator must see and do everything in the end."""
         began = time.monotonic()
         super()._settle()
-        if time.monotonic() - began >= world.PATIENCE_SECONDS and (found := list(self._under_way())):
-            raise AssertionError(f"still under way after {world.PATIENCE_SECONDS} s: {found}")
+        if time.monotonic() - began >= kubernetes_world.PATIENCE_SECONDS and (found := list(self._under_way())):
+            raise AssertionError(f"still under way after {kubernetes_world.PATIENCE_SECONDS} s: {found}")
         if self.deaths and self._proxy.late:
             # A status names the version that it was decided on: however late it comes, it does no harm.
             self._rests += 1

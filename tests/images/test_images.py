@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core import desired
-from allranks.drivers.kubernetes.keys import key_pair
-from allranks.helpers import HELPERS
+from allranks.core.manifests import pods as desired
+from allranks.operator.ssh_keys import key_pair
+from allranks.pod_bundle import HELPERS
 from allranks.version import __version__
-from builders import CLUSTER, job
+from support.builders import CLUSTER, job
 
 from . import building
 from .containers import HOSTNAME, Image, Mount, any_user
@@ -109,7 +109,7 @@ def test_the_operators_image_is_small(image: Images):
 MEASURE = """
 import json, resource, time
 start = time.perf_counter()
-import allranks.drivers.kubernetes.operator
+import allranks.operator.app
 print(json.dumps([time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
 """
 

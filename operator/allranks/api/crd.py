@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from allranks.api import job, pool, rules
+from allranks.api import cel_rules, job, pool
 from allranks.api.job import API_VERSION, GROUP, VERSION
 from allranks.api.status import Status
 from allranks.fields import Rule
@@ -73,7 +73,7 @@ RESOURCES: Mapping[str, Resource] = {
                 "labelSelectorPath": ".status.selector",
             },
         },
-        rules=rules.NAME,
+        rules=cel_rules.NAME,
     ),
     pool.KIND: Resource(
         kind=pool.KIND,
@@ -87,7 +87,7 @@ RESOURCES: Mapping[str, Resource] = {
             ("Count", "integer", ".spec.gpu.count", "GPUs of each pod that holds ranks.", 0),
             _AGE,
         ),
-        rules=rules.POOL_NAME,
+        rules=cel_rules.POOL_NAME,
     ),
 }
 """Kind -> its definition."""

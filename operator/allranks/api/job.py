@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from allranks.api import rules as cel
+from allranks.api import cel_rules as cel
 from allranks.fields import (
     Count,
     LongText,

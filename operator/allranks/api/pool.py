@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from allranks.api import rules as cel
+from allranks.api import cel_rules as cel
 from allranks.api.job import Environment
 from allranks.fields import Count, Model, Name, Opaque, Quantity, Text, rules
 from allranks.frameworks import FRAMEWORKS

@@ -10,26 +10,29 @@ import click
 from allranks.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("allranks.cli.run:run", "Run a job on this machine."),
-    "validate": ("allranks.cli.render:validate", "Check a manifest, with every error at once."),
-    "render": ("allranks.cli.render:render", "Print the objects that the cluster would get."),
-    "submit": ("allranks.cli.cluster.submit:submit", "Create a job on a cluster, and follow it if you like."),
-    "get": ("allranks.cli.cluster.get:get", "Print jobs, as a table or whole; watch them."),
-    "list": ("allranks.cli.cluster.get:list_", "Print the jobs of a namespace."),
+    "run": ("allranks.cli.commands.run:run", "Run a job on this machine."),
+    "validate": ("allranks.cli.commands.render:validate", "Check a manifest, with every error at once."),
+    "render": ("allranks.cli.commands.render:render", "Print the objects that the cluster would get."),
+    "submit": ("allranks.cli.commands.submit:submit", "Create a job on a cluster, and follow it if you like."),
+    "get": ("allranks.cli.commands.get:get", "Print jobs, as a table or whole; watch them."),
+    "list": ("allranks.cli.commands.get:list_", "Print the jobs of a namespace."),
     "describe": (
-        "allranks.cli.cluster.describe:describe",
+        "allranks.cli.commands.describe:describe",
         "Tell about a job: ranks, the last failure, events.",
     ),
-    "top": ("allranks.cli.cluster.top:top", "Show what jobs are doing, live: progress, rates, ranks, goodput."),
-    "report": ("allranks.cli.reports.command:report", "Tell what became of a job, on one page: text, HTML or JSON."),
-    "logs": ("allranks.cli.cluster.logs:logs", "Print what all ranks print, merged."),
-    "wait": ("allranks.cli.cluster.wait:wait", "Wait until a job is over."),
-    "suspend": ("allranks.cli.cluster.change:suspend", "Delete a job's pods and keep the job."),
-    "resume": ("allranks.cli.cluster.change:resume", "Let a suspended job go on."),
-    "scale": ("allranks.cli.cluster.change:scale", "Change the number of workers."),
-    "delete": ("allranks.cli.cluster.change:delete", "Delete jobs and all that belongs to them."),
-    "operator": ("allranks.cli.operator:operator", "Run the operator: carry out jobs on a cluster."),
-    "inject": ("allranks.cli.inject:inject", "Copy the in-pod helpers into a directory (an init container runs this)."),
+    "top": ("allranks.cli.commands.top:top", "Show what jobs are doing, live: progress, rates, ranks, goodput."),
+    "report": ("allranks.cli.commands.report:report", "Tell what became of a job, on one page: text, HTML or JSON."),
+    "logs": ("allranks.cli.commands.logs:logs", "Print what all ranks print, merged."),
+    "wait": ("allranks.cli.commands.wait:wait", "Wait until a job is over."),
+    "suspend": ("allranks.cli.commands.change:suspend", "Delete a job's pods and keep the job."),
+    "resume": ("allranks.cli.commands.change:resume", "Let a suspended job go on."),
+    "scale": ("allranks.cli.commands.change:scale", "Change the number of workers."),
+    "delete": ("allranks.cli.commands.change:delete", "Delete jobs and all that belongs to them."),
+    "operator": ("allranks.cli.commands.operator:operator", "Run the operator: carry out jobs on a cluster."),
+    "inject": (
+        "allranks.cli.commands.inject:inject",
+        "Copy the in-pod helpers into a directory (for init containers).",
+    ),
 }
 """Name -> (where the command is, what it does): the command's module is imported when it is used."""
 

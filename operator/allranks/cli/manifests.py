@@ -14,8 +14,8 @@ import yaml
 from allranks.api import pool
 from allranks.api.job import KIND, Job
 from allranks.api.pool import Pool
-from allranks.api.validate import parse, parse_pool
-from allranks.core import desired, pools
+from allranks.api.validation import parse, parse_pool
+from allranks.core.manifests import pods, pool_template
 from allranks.errors import InvalidManifest
 
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -88,7 +88,7 @@ def load(files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool 
                 for path, value in overrides:
                     _set(document, path, value)
             job = parse(document)
-            if wrong := desired.problems(job):
+            if wrong := pods.problems(job):
                 raise InvalidManifest(wrong)
             jobs.append(job)
         except InvalidManifest as error:
@@ -105,7 +105,7 @@ def load(files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool 
 def _checked_pool(document: Any) -> Pool:
     """Raises InvalidManifest."""
     parsed = parse_pool(document)
-    if wrong := pools.problems(parsed.spec):
+    if wrong := pool_template.problems(parsed.spec):
         raise InvalidManifest(wrong)
     return parsed
 

@@ -83,19 +83,19 @@ class Pod:
         """
         if self.exit is None:
             return self.phase == "Succeeded"
-        return self.exit.code == 0 and not self.taken
+        return self.exit.code == 0 and not self.terminating
 
     @property
-    def taken_at(self) -> datetime | None:
+    def termination_requested_at(self) -> datetime | None:
         """Since when the cluster or somebody has been taking the pod away."""
         moments = (self.deleted_at, self.disruption.at if self.disruption else None)
         return min((moment for moment in moments if moment), default=None)
 
     @property
-    def taken(self) -> bool:
+    def terminating(self) -> bool:
         """The pod was being taken away before, or instead of, its program's own end."""
-        taken = self.taken_at
-        return taken is not None and (self.exit is None or taken <= self.exit.finished_at)
+        requested = self.termination_requested_at
+        return requested is not None and (self.exit is None or requested <= self.exit.finished_at)
 
     @property
     def ended(self) -> bool:
@@ -103,7 +103,7 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RejectedCreate:
     """A creation that was answered with a refusal (quota, admission, a name that somebody else has)."""
 
     kind: str
@@ -143,7 +143,7 @@ class Observed:
     """As last seen; may lag, but holds what this driver created from the answer on, until its deletion was seen."""
     now: datetime
     platform: Platform
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RejectedCreate, ...] = ()
     reports: Reports | None = None
     """What the ranks of the present attempt say of themselves; None where nobody listens."""
 
@@ -181,7 +181,7 @@ class Plan:
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     wake_at: datetime | None = None
-    ask_stacks: str = ""
+    stack_dump_id: str = ""
     """Ranks that report are asked for the stacks of their threads; another word is another question."""
 
     @property

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from allranks.api.job import Job, Progress
 from allranks.api.status import CurvePoint, ProgressStatus, RankProgress, Status, Straggler
 from allranks.core import topology
-from allranks.core.names import replica_key
+from allranks.core.naming import replica_key
 
 if TYPE_CHECKING:
     from allranks.core.model import Pod

@@ -14,21 +14,20 @@ from datetime import datetime, timedelta
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, Failure, Status
 from allranks.core import (
-    accounting,
-    desired,
-    elastic,
-    failures,
-    hangs,
-    hindsight,
-    names,
-    policies,
-    pools,
+    elasticity,
+    hang_detection,
+    naming,
     progress,
+    reattribution,
+    restart_policy,
+    root_cause,
+    time_accounting,
     topology,
 )
-from allranks.core import status as statuses
-from allranks.core.attempt import Attempt
+from allranks.core import transitions as statuses
+from allranks.core.manifests import pods, pool_template
 from allranks.core.model import Event, Manifest, Observed, Plan, Pod, PodRef
+from allranks.core.snapshot import Snapshot
 from allranks.frameworks.base import Replica
 
 CLEANUP_GRACE = timedelta(seconds=10)
@@ -44,12 +43,12 @@ def reconcile(observed: Observed) -> Plan:
     if job.metadata.deletion_timestamp or (job.spec.managed_by or MANAGED_BY) != MANAGED_BY:
         return Plan()
     if status.phase in FINISHED:
-        return _finished(Attempt(observed, status))
+        return _finished(Snapshot(observed, status))
     if small := _begin_small(observed):
         return small
     reports = progress.numbered(job, status, progress.present(observed.reports, observed.pods))
     told = replace(observed, status=progress.observe(job, status, reports), reports=reports)
-    attempt = Attempt(told, status)
+    attempt = Snapshot(told, status)
     return _accounted(observed, attempt, _decision(attempt) or _pursue(attempt))
 
 
@@ -58,31 +57,31 @@ def _begin_small(observed: Observed) -> Plan | None:
     nothing, for the same pods have the same names. Unless the spec was changed meanwhile, as its generation tells: then
     nobody knows for which size a pod was made, and the first attempt that is written is number 1 (`statuses.begin`)."""
     job, status = observed.job, observed.status
-    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or desired.problems(job):
+    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or pods.problems(job):
         return None
     begun = statuses.begin(job, status, observed.now)
     if sum(topology.sizes(job, begun).values()) > SMALL:
         return None
-    attempt = Attempt(replace(observed, status=begun), status)
+    attempt = Snapshot(replace(observed, status=begun), status)
     return _accounted(observed, attempt, _pursue(attempt))
 
 
-def _accounted(observed: Observed, attempt: Attempt, plan: Plan) -> Plan:
+def _accounted(observed: Observed, attempt: Snapshot, plan: Plan) -> Plan:
     """The plan, with what ranks have reported and where the time went in its status: as little as any write needs."""
     before, seen = observed.status, attempt.observed.status
     listened = observed.reports is not None
-    status = accounting.account(
+    status = time_accounting.account(
         observed.job, before, seen, plan.status or seen, attempt.pods.values(), observed.refused, listened, observed.now
     )
     return replace(plan, status=status if status != before else None)
 
 
-def _decision(attempt: Attempt) -> Plan | None:
+def _decision(attempt: Snapshot) -> Plan | None:
     """The transition that is due, if any: at most one, written ahead."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     if status.start_time is None:
         begun = statuses.begin(job, status, now)
-        if wrong := desired.problems(job):
+        if wrong := pods.problems(job):
             message = "; ".join(f"{path}: {text}" for path, text in wrong)
             failed = statuses.fail(job, begun, "InvalidSpec", message, now)
             return _write(failed, Event("InvalidSpec", message, warning=True))
@@ -92,12 +91,12 @@ def _decision(attempt: Attempt) -> Plan | None:
         return corrected
     if status.phase == "Suspended":
         return None if job.spec.suspend else _write(statuses.resume(job, status, now), Event("Resumed", "resumed"))
-    if policies.succeeded(job, status, attempt.pods):
+    if restart_policy.succeeded(job, status, attempt.pods):
         return _write(statuses.succeed(job, _seen(attempt), now), Event("Succeeded", "training completed"))
     if job.spec.suspend:
         return _write(statuses.suspend(job, status, now), Event("Suspended", "suspended: the pods are deleted"))
 
-    deadline = policies.active_deadline(job, status)
+    deadline = restart_policy.active_deadline(job, status)
     if deadline and now >= deadline:
         message = f"not done within activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
         failed = statuses.fail(job, _seen(attempt), "DeadlineExceeded", message, now)
@@ -105,18 +104,18 @@ def _decision(attempt: Attempt) -> Plan | None:
     return _bad_start(attempt) or _failures(attempt) or _hang(attempt) or _resize(attempt) or _fit(attempt)
 
 
-def _bad_start(attempt: Attempt) -> Plan | None:
+def _bad_start(attempt: Snapshot) -> Plan | None:
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
-    bad = [pod for pod in attempt.bad_starts if (policies.startup_deadline(job, status, pod) or now) <= now]
+    bad = [pod for pod in attempt.bad_starts if (restart_policy.startup_deadline(job, status, pod) or now) <= now]
     if not bad:
         return None
     message = f"{bad[0].name}: {bad[0].waiting_message or bad[0].waiting_reason}"
-    failure = failures.of_bad_start(job, status, bad[0], now, attempt.observed.platform)
+    failure = root_cause.of_bad_start(job, status, bad[0], now, attempt.observed.platform)
     failed = statuses.fail(job, _seen(attempt), failure.reason, message, now, failure)
     return _write(failed, Event(bad[0].waiting_reason, message, warning=True))
 
 
-def _failures(attempt: Attempt) -> Plan | None:
+def _failures(attempt: Snapshot) -> Plan | None:
     """Failures that each restart one pod are decided one by one and written together: of fifty in a large job each
     write would name all those before it. What counts and what does not are two writes, as they are counted apart."""
     first, decided = attempt.persisted.restarts, None
@@ -136,31 +135,31 @@ def _restarted_alone(before: Status, after: Status) -> bool:
     """Whether it was just the pod of the last failure that was given up, and its attempt goes on."""
     if after.last_failure is None or after.attempt != before.attempt:
         return False
-    key = names.replica_key(after.last_failure.role, after.last_failure.index)
+    key = naming.replica_key(after.last_failure.role, after.last_failure.index)
     then, now = before.replica_restarts.get(key), after.replica_restarts.get(key)
     return now is not None and now.count > (then.count if then else 0)
 
 
-def _failure(attempt: Attempt) -> Plan | None:
+def _failure(attempt: Snapshot) -> Plan | None:
     """The first failure of the attempt decides; what it takes along, if any of a group failed, is the whole group."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     if not attempt.failed and not attempt.vanished:
         return None
     platform = attempt.observed.platform
-    failure = failures.first_failure(job, status, attempt.failed, attempt.vanished, now, platform)
-    blamed = statuses.blame(failure)
-    lost = policies.origin(job, status, failure)
+    failure = root_cause.first_failure(job, status, attempt.failed, attempt.vanished, now, platform)
+    blamed = statuses.describe_failure(failure)
+    lost = restart_policy.origin(job, status, failure)
     if lost and lost.failure:
-        why = f"a consequence: {statuses.blame(lost.failure)} just before"
+        why = f"a consequence: {statuses.describe_failure(lost.failure)} just before"
         return _write(
             statuses.follow(job, status, lost, lost.failure, now),
             Event("RankFailed", f"{blamed}: {why}", warning=True),
             Event("Restarting", why),
         )
-    if policies.echoes(job, status, failure):
+    if restart_policy.echoes(job, status, failure):
         told = Event("RankFailed", f"{blamed}: as others did a moment ago, which counts", warning=True)
         return _write(statuses.restart_replica(job, status, failure, None, now), told)
-    ruling = policies.rule_on(job, status, failure)
+    ruling = restart_policy.rule_on(job, status, failure)
     told = Event("RankFailed", f"{blamed}: {ruling.why}", warning=True)
     if ruling.action == "fail":
         message = _with_last_line(f"{blamed}: {ruling.why}", failure)
@@ -169,47 +168,47 @@ def _failure(attempt: Attempt) -> Plan | None:
         return _write(statuses.ignore(status, failure), told)
     counted = ruling.action == "restart"
     places = {(p.role, p.index) for p in attempt.failed} | {(r.role, r.index) for r in attempt.vanished}
-    if any(policies.scope(job, role, index) == "group" for role, index in places):
+    if any(restart_policy.scope(job, role, index) == "group" for role, index in places):
         restarted = statuses.restart(job, status, failure, counted, ruling.why, now)
         return _write(restarted, told, Event("Restarting", ruling.why))
     return _write(statuses.restart_replica(job, status, failure, counted, now), told)
 
 
-def _hang(attempt: Attempt) -> Plan | None:
+def _hang(attempt: Snapshot) -> Plan | None:
     """No rank makes progress any more: all of them restart, unless a rule says otherwise."""
     o, watched = attempt.observed, attempt.watched
     if watched is None or o.reports is None or o.now < watched.due_at:
         return None
-    failure = hangs.failure(o.job, o.status, o.reports, watched, o.now)
-    ruling = hangs.rule_on(o.job, o.status, failure)
-    told = Event(hangs.REASON, f"{failure.message}: {ruling.why}", warning=True)
+    failure = hang_detection.failure(o.job, o.status, o.reports, watched, o.now)
+    ruling = hang_detection.rule_on(o.job, o.status, failure)
+    told = Event(hang_detection.REASON, f"{failure.message}: {ruling.why}", warning=True)
     if ruling.action == "fail":
         return _write(statuses.fail(o.job, _seen(attempt), ruling.reason, failure.message, o.now, failure), told)
     if ruling.action == "ignore":
-        known = hangs.told(o.status, watched)
+        known = hang_detection.told(o.status, watched)
         return None if known else _write(o.status.model_copy(update={"last_failure": failure}), told)
     counted = ruling.action == "restart"
     restarted = statuses.restart(o.job, o.status, failure, counted, ruling.why, o.now)
     return _write(restarted, told, Event("Restarting", ruling.why))
 
 
-def _hindsight(attempt: Attempt) -> Plan | None:
+def _hindsight(attempt: Snapshot) -> Plan | None:
     """A past attempt failed for another reason than was known then."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
-    cause = hindsight.cause(job, status, attempt.outdated, now, attempt.observed.platform)
-    counted = hindsight.counts(job, cause) if cause else None
+    cause = reattribution.cause(job, status, attempt.outdated, now, attempt.observed.platform)
+    counted = reattribution.counts(job, cause) if cause else None
     if cause is None or counted is None:
         return None
     corrected = statuses.correct(status, cause, counted)
-    message = f"attempt {cause.attempt} failed because {statuses.blame(cause)}, as is known now"
+    message = f"attempt {cause.attempt} failed because {statuses.describe_failure(cause)}, as is known now"
     return _write(corrected, Event("CauseFound", message)) if corrected != status else None
 
 
-def _resize(attempt: Attempt) -> Plan | None:
+def _resize(attempt: Snapshot) -> Plan | None:
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     wanted, present = topology.wanted_sizes(job), topology.sizes(job, status)
-    if elastic.takes(job, status):
-        changed = elastic.want(job, status, now)
+    if elasticity.takes(job, status):
+        changed = elasticity.want(job, status, now)
         before, after = sum(present.values()), sum(wanted.values())
         return _write(changed, Event("Resized", f"from {before} to {after} pods")) if changed != status else None
     if wanted == present:
@@ -218,40 +217,40 @@ def _resize(attempt: Attempt) -> Plan | None:
     return _write(statuses.resize(job, status, "Resized", why, now), Event("Resized", f"{why}: a new attempt begins"))
 
 
-def _fit(attempt: Attempt) -> Plan | None:
+def _fit(attempt: Snapshot) -> Plan | None:
     """An elastic job whose ranks restart together goes on with fewer where there is no room, and grows back."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
-    patience = elastic.gives_up_at(job, status, attempt.outdated, now)
+    patience = elasticity.gives_up_at(job, status, attempt.outdated, now)
     if patience and now >= patience:
         refused = {refusal.name for refusal in attempt.observed.refused}
-        room, reason = elastic.shrinks_to(job, status, attempt.replicas, attempt.pods, refused), "Shrunk"
+        room, reason = elasticity.shrinks_to(job, status, attempt.replicas, attempt.pods, refused), "Shrunk"
     else:
-        room, reason = elastic.grows_to(status, attempt.placeholders.values(), now), "Grown"
+        room, reason = elasticity.grows_to(status, attempt.placeholders.values(), now), "Grown"
     if room is None:
         return None
     why = f"there is room for {room} of {topology.wanted_sizes(job)[topology.ELASTIC_ROLE]} workers"
-    fitted = elastic.fitted(job, status, room)
+    fitted = elasticity.fitted(job, status, room)
     return _write(statuses.resize(job, fitted, reason, why, now), Event(reason, f"{why}: a new attempt begins"))
 
 
-def _pursue(attempt: Attempt) -> Plan:
+def _pursue(attempt: Snapshot) -> Plan:
     """Nothing to decide: bring the objects in line with the persisted status, and tell what is seen."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     if status.phase == "Suspended":
         seen = statuses.summarise_ended(job, status, attempt.pods)
         return _plan(attempt, seen, delete=[*attempt.pods.values(), *attempt.outdated])
     due = [r for r in attempt.missing if (_not_before(status, r) or now) <= now and not attempt.lives(r)]
-    lacks = pools.unavailable(job, attempt.observed.platform) if due else None
+    lacks = pool_template.unavailable(job, attempt.observed.platform) if due else None
     seen = _seen(attempt, lacks)
     create = _manifests(attempt, due) if due and not lacks else []
     create += _placeholders(attempt)
     waits = [
-        policies.active_deadline(job, status),
+        restart_policy.active_deadline(job, status),
         *(_not_before(status, replica) for replica in attempt.missing),
-        *(policies.startup_deadline(job, status, pod) for pod in attempt.bad_starts),
-        elastic.gives_up_at(job, status, attempt.outdated, now),
-        elastic.seeks_room_from(status) if topology.waiting(job, status) else None,
-        elastic.grows_at(attempt.placeholders.values(), now),
+        *(restart_policy.startup_deadline(job, status, pod) for pod in attempt.bad_starts),
+        elasticity.gives_up_at(job, status, attempt.outdated, now),
+        elasticity.seeks_room_from(status) if topology.waiting(job, status) else None,
+        elasticity.grows_at(attempt.placeholders.values(), now),
         *((attempt.watched.stuck_at, attempt.watched.due_at) if attempt.watched else ()),
     ]
     slow = progress.newly_slow(attempt.persisted.progress, attempt.observed.status.progress)
@@ -261,10 +260,10 @@ def _pursue(attempt: Attempt) -> Plan:
     wake_at = min((w for w in waits if w and w > now), default=None)
     plan = _plan(attempt, seen, create, attempt.outdated, events, wake_at)
     stuck = attempt.watched is not None and now >= attempt.watched.stuck_at
-    return replace(plan, ask_stacks=attempt.watched.question) if attempt.watched and stuck else plan
+    return replace(plan, stack_dump_id=attempt.watched.question) if attempt.watched and stuck else plan
 
 
-def _finished(attempt: Attempt) -> Plan:
+def _finished(attempt: Snapshot) -> Plan:
     """The verdict stands. What is left is to clean up, and after the TTL to delete the job."""
     job, status, now = attempt.observed.job, attempt.observed.status, attempt.observed.now
     ended = status.completion_time or now
@@ -296,32 +295,32 @@ def _endings(status: Status) -> dict[str, tuple[int, int]]:
     return {role: (of.succeeded, of.failed) for role, of in status.roles.items()}
 
 
-def _manifests(attempt: Attempt, due: list[Replica]) -> list[Manifest]:
+def _manifests(attempt: Snapshot, due: list[Replica]) -> list[Manifest]:
     """The companions with the first pods of an attempt, and the pods that are due."""
     job, status, platform = attempt.observed.job, attempt.observed.status, attempt.observed.platform
-    objects = desired.objects(job, status, platform, {(replica.role, replica.index) for replica in due})
+    objects = pods.objects(job, status, platform, {(replica.role, replica.index) for replica in due})
     return [*([] if status.launched else objects.companions), *objects.pods]
 
 
-def _placeholders(attempt: Attempt) -> list[Manifest]:
+def _placeholders(attempt: Snapshot) -> list[Manifest]:
     """Those that are not there. Only beside ranks that run: they must not take the room of those."""
     job, status, platform = attempt.observed.job, attempt.observed.status, attempt.observed.platform
     there = {pod.name for pod in attempt.observed.pods}
     missing = {replica.hostname for replica in topology.waiting(job, status)} - there
-    if not missing or not attempt.seeks_room or pools.unavailable(job, platform):
+    if not missing or not attempt.seeks_room or pool_template.unavailable(job, platform):
         return []
-    worker = desired.objects(job, status, platform, {(topology.ELASTIC_ROLE, 0)}).pods
-    wanted = elastic.placeholders(job, status, worker)
+    worker = pods.objects(job, status, platform, {(topology.ELASTIC_ROLE, 0)}).pods
+    wanted = elasticity.placeholders(job, status, worker)
     return [pod for pod in wanted if pod["metadata"]["name"] in missing]
 
 
 def _not_before(status: Status, replica: Replica) -> datetime | None:
     """Until when backoff holds this replica's pod back."""
-    entry = status.replica_restarts.get(names.replica_key(replica.role, replica.index))
+    entry = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
     return entry.restart_time if entry else status.restart_time
 
 
-def _seen(attempt: Attempt, lacks: tuple[str, str] | None = None) -> Status:
+def _seen(attempt: Snapshot, lacks: tuple[str, str] | None = None) -> Status:
     o = attempt.observed
     return statuses.summarise(o.job, o.status, attempt.pods, o.refused, o.now, lacks)
 
@@ -331,7 +330,7 @@ def _write(status: Status, *events: Event) -> Plan:
 
 
 def _plan(
-    attempt: Attempt,
+    attempt: Snapshot,
     status: Status,
     create: Iterable[Manifest] = (),
     delete: Iterable[Pod] = (),

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.names import hostname
+from allranks.core.naming import hostname
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import Elasticity, Framework, Replica
 

@@ -1,9 +1,9 @@
 """Runs a pod's command, and reads in its output how far it is: `python3 watch.py -- PROGRAM [ARG...]`.
 
 It makes the report library importable for the program. With a pattern (ALLRANKS_LOG_PATTERN, a regular expression with
-named groups) it stays: it passes output, signals and exit code on, and reports what the pattern finds. `watch_lines.py`
-looks for it in a process of its own: a pattern that is slow must not hold up the output, and Python's regular
-expressions hold the interpreter's lock. When the operator asks for stacks, it asks all Pythons below itself.
+named groups) it stays: it passes output, signals and exit code on, and reports what the pattern finds. The matching
+runs in a process of its own (`log_progress_matcher.py`): a slow pattern must not hold up the output, and Python's
+regular expressions hold the interpreter's lock. When the operator asks for stacks, it asks all Pythons below itself.
 Standard library only, and `allranks.report`, which lies beside it.
 """
 
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from watch_lines import Lines, Matcher  # type: ignore[import-not-found]  # it lies beside this file
+from log_progress_matcher import Lines, Matcher  # type: ignore[import-not-found]  # it lies beside this file
 
 HERE = Path(__file__).resolve().parent
 CHUNK = 65536

@@ -100,7 +100,7 @@ def _forget() -> None:
 
 
 def _excuse(error: Exception) -> None:
-    from allranks.report.tell import tell_once
+    from allranks.report.warn import tell_once
 
     tell_once("error", f"report() has failed: {type(error).__name__}: {error}")
 

@@ -19,9 +19,9 @@ from typing import Any
 from allranks.report import stacks
 from allranks.report.meter import Meter
 from allranks.report.state import RANK, Means, State, advance, message, number_in
-from allranks.report.tell import tell_once
+from allranks.report.transport import Failed, Over, Refused, Wire
 from allranks.report.values import LARGEST, is_finite, metric, seconds, whole
-from allranks.report.wire import Failed, Over, Refused, Wire
+from allranks.report.warn import tell_once
 
 INTERVAL_SECONDS = 5.0
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.05, 300.0

@@ -14,7 +14,7 @@ import torch  # type: ignore[import-not-found]
 
 from allranks import report
 from allranks.report.meter import Meter
-from allranks.report.tell import tell_once
+from allranks.report.warn import tell_once
 
 MOST_PENDING = 64
 """Steps whose GPU times are not known yet. A program that lets the GPU fall behind by more is measured now and then."""

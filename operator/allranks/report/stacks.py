@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 
-from allranks.report.tell import write
+from allranks.report.warn import write
 
 
 def dump(who: str, why: str) -> None:

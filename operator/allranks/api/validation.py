@@ -1,0 +1,245 @@
+"""Parses a manifest, with every problem at once and each one's field path: what the API server would answer.
+
+The schema is checked by the pydantic types that the CRD is generated from, the rules by evaluating the CRD's own CEL.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from allranks.api import job, pod_template, pool
+from allranks.api.crd import Schema, root_schema
+from allranks.api.job import API_VERSION, Job, Metadata, Spec
+from allranks.api.pool import Pool, PoolSpec
+from allranks.errors import InvalidManifest
+
+Problem = tuple[str, str]
+"""(field path, message)"""
+
+
+class _Document(BaseModel):
+    model_config = {"extra": "forbid", "strict": True}
+    apiVersion: str
+    kind: str
+    metadata: Metadata
+    status: Any = None
+
+
+class _JobDocument(_Document):
+    spec: Spec
+
+
+class _PoolDocument(_Document):
+    spec: PoolSpec
+
+
+def parse(document: Any) -> Job:
+    """The job that a manifest (decoded YAML or JSON) describes, defaults filled in.
+
+    Raises InvalidManifest with all problems.
+    """
+    parsed = _parse(document, job.KIND, _JobDocument)
+    return Job(metadata=parsed.metadata, spec=parsed.spec)
+
+
+def parse_pool(document: Any) -> Pool:
+    """The TrainingPool that a manifest describes. Raises InvalidManifest with all problems."""
+    parsed = _parse(document, pool.KIND, _PoolDocument)
+    return Pool(parsed.metadata.name, parsed.spec)
+
+
+def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
+    if not isinstance(document, dict):
+        raise InvalidManifest([("", f"a manifest is a mapping, this is {_json_type(document)}")])
+    problems = list(_wrong_kind(document, kind))
+    if problems:
+        raise InvalidManifest(problems)
+    parsed: Any = None
+    try:
+        parsed = model.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        problems = [_problem(detail, root_schema(kind)) for detail in error.errors(include_url=False)]
+    problems += _template_problems(document.get("spec"))
+    complete = document if parsed is None else with_defaults(document, parsed)
+    broken = rule_problems(complete, [path for path, _ in problems], lenient=parsed is None, kind=kind)
+    # A rule that trips over a mistake which the schema has told already says nothing new.
+    problems += [(path, text) for path, text in broken if not any(_within(known, path) for known, _ in problems)]
+    if problems or parsed is None:
+        raise InvalidManifest(list(dict.fromkeys(problems)))
+    return parsed
+
+
+def _within(path: str, outer: str) -> bool:
+    return path == outer or path.startswith((f"{outer}.", f"{outer}["))
+
+
+def with_defaults(document: Mapping[str, Any], parsed: Job | Pool) -> dict[str, Any]:
+    """The document as the API server would store it."""
+    return {**document, "spec": parsed.spec.model_dump(by_alias=True, exclude_none=True, mode="json")}
+
+
+def rule_problems(
+    document: Mapping[str, Any], wrong: Iterable[str] = (), lenient: bool = False, kind: str = job.KIND
+) -> list[Problem]:
+    """The CEL rules that the document breaks. What they conclude from fields that are `wrong` says nothing; `lenient`
+    skips those that a broken schema makes impossible to tell."""
+    known, broken = tuple(wrong), []
+    for rule, place, field, message, value in _rules(root_schema(kind), document, ""):
+        if not _reads(rule, place, known) and not _holds(rule, value, lenient):
+            broken.append(((place + field).removeprefix("."), message))
+    # Rules of the whole object name their path in the message.
+    return [(path, message) if path else _split(message) for path, message in broken]
+
+
+def _split(message: str) -> Problem:
+    path, _, text = message.partition(": ")
+    return path, text
+
+
+def template_problems(content: Mapping[str, Any], place: str) -> Iterator[Problem]:
+    """What is wrong with the shape of a pod template, whose content no schema sees."""
+    for detail in pod_template.errors(content):
+        path, message = _problem(detail, {})
+        yield f"{place}.{path}", message
+
+
+def _template_problems(spec: Any) -> Iterator[Problem]:
+    """Templates of the wrong shape, read from the raw document so that they are told with everything else."""
+    places = [("spec", spec)] if isinstance(spec, dict) else []
+    if places and isinstance(spec.get("roles"), dict):
+        places += [(f"spec.roles.{role}", of) for role, of in spec["roles"].items() if isinstance(of, dict)]
+    for place, container in places:
+        content = container.get("template")
+        if isinstance(content, dict):
+            yield from template_problems(content, f"{place}.template")
+
+
+def _wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:
+    if document.get("kind") != kind:
+        yield "kind", f"must be {kind}, not {document.get('kind')!r}"
+    if document.get("apiVersion") != API_VERSION:
+        yield "apiVersion", f"must be {API_VERSION}, not {document.get('apiVersion')!r}"
+
+
+def _reads(rule: str, place: str, paths: Iterable[str]) -> bool:
+    """Whether a rule at that place names one of these fields."""
+    names = (f".{path}".removeprefix(place) for path in paths if f".{path}".startswith(f"{place}."))
+    return any(re.search(rf"\bself{re.escape(name)}\b", rule) for name in names)
+
+
+def _rules(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, str, str, str, Any]]:
+    """Every rule that applies somewhere in `value`: (rule, where, field it speaks of, message, what `self` is)."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if "oldSelf" not in rule["rule"]:
+            yield rule["rule"], path, rule.get("fieldPath", ""), rule["message"], value
+    if isinstance(value, dict):
+        for name, child in schema.get("properties", {}).items():
+            if name in value:
+                yield from _rules(child, value[name], f"{path}.{name}")
+        if "additionalProperties" in schema:
+            for key, item in value.items():
+                yield from _rules(schema["additionalProperties"], item, f"{path}[{key}]")
+    elif isinstance(value, list) and "items" in schema:
+        for index, item in enumerate(value):
+            yield from _rules(schema["items"], item, f"{path}[{index}]")
+
+
+def _holds(rule: str, value: Any, lenient: bool) -> bool:
+    try:
+        return bool(_program(rule).execute({"self": value}))
+    except Exception:  # whatever an evaluator throws at a value of the wrong shape
+        if lenient:
+            return True
+        raise
+
+
+@cache
+def _program(rule: str) -> Any:
+    import cel
+
+    return cel.compile(rule)
+
+
+def _problem(detail: ErrorDetails, root: Schema) -> Problem:
+    """pydantic's error in the words of this resource."""
+    location = [part for part in detail["loc"] if not _is_union_tag(part)]
+    path = ""
+    for part in location:
+        if isinstance(part, int) or "." in part or "/" in part:
+            path += f"[{part}]"
+        else:
+            path += f".{part}"
+    return path.removeprefix("."), _message(detail, location, root)
+
+
+def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> str:
+    given = detail["input"]
+    schema = _schema_at(location, root)
+    if schema.get("x-kubernetes-int-or-string") and detail["type"] != "missing":
+        if word := schema.get("pattern", "").strip("^$"):
+            return f"must be a whole number from {schema['minimum']} to {schema['maximum']}, or {word}"
+        hint = "" if isinstance(given, dict | list) else ": put it in quotes"
+        return f"must be a whole number or a string, not {_json_type(given)}{hint}"
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "missing":
+            return "is required"
+        case "extra_forbidden":
+            return "unknown field" + _suggestion(str(location[-1]), location[:-1], root)
+        case "string_type":
+            hint = "" if isinstance(given, dict | list) else ": put it in quotes"
+            return f"must be a string, not {_json_type(given)}{hint}"
+        case "int_type" | "int_from_float":
+            return f"must be a whole number, not {_json_type(given)}"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return f"must be a mapping, not {_json_type(given)}"
+        case "list_type":
+            return f"must be a list, not {_json_type(given)}"
+        case "too_short":
+            return f"must have at least {context['min_length']} item"
+        case _:
+            return detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
+
+
+def _is_union_tag(part: int | str) -> bool:
+    return isinstance(part, str) and (part in {"int", "str", "constrained-str", "constrained-int"} or "[" in part)
+
+
+def _json_type(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return str(value)
+        case str():
+            return "a string"
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+    return type(value).__name__
+
+
+def _schema_at(location: list[int | str], schema: Schema) -> Schema:
+    """The schema of the field at `location` below `schema`, empty where there is none."""
+    for part in location:
+        if isinstance(part, int):
+            schema = schema.get("items", {})
+        else:
+            schema = schema.get("properties", {}).get(part) or schema.get("additionalProperties", {})
+    return schema
+
+
+def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
+    """`, did you mean replicas?` from the field names that the schema has at this place."""
+    close = difflib.get_close_matches(name, _schema_at(parents, root).get("properties", {}), n=1)
+    return f", did you mean {close[0]}?" if close else ""

@@ -1,0 +1,218 @@
+"""`allranks get` and `allranks list`: jobs in the columns that `kubectl get dt` prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from typing import Any
+
+import click
+
+from allranks.api.job import GROUP, KIND
+from allranks.cli.format.table import Table
+from allranks.cli.format.yaml import dump
+from allranks.cli.options import OK, get_job, names_callback, not_found, on_cluster
+from allranks.errors import ClusterError
+from allranks.kube.login import TABLE, Cluster, Manifest
+from allranks.kube.paths import job_path
+from allranks.kube.resilient_watch import Change, Watch, metadata
+
+OUTPUTS = ["wide", "name", "yaml", "json"]
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("-w", "--watch", is_flag=True, help="Then print a line for every change, until Ctrl-C."),
+        click.option("-o", "--output", type=click.Choice(OUTPUTS), help="What to print. [default: a table]"),
+        click.option("-l", "--selector", metavar="LABELS", help="Only jobs with these labels, for example team=nlp."),
+        click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces."),
+        click.option("--no-headers", is_flag=True, help="A table without its first line."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  allranks get
+  allranks get penguins -w
+  allranks get -A -l team=nlp -o wide
+  allranks get penguins -o json | jq -r .status.phase
+\b
+Exit status:
+  0 found (also when there are no jobs), 1 one that was named is not there, or the cluster refuses.
+"""
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...", callback=names_callback)
+@_options
+@on_cluster
+async def get(cluster: Cluster, names: tuple[str, ...], all_namespaces: bool, **options: Any) -> int:
+    """Print jobs of a cluster: those named, or all of the namespace."""
+    if names and all_namespaces:
+        raise click.UsageError("a job that is named is in one namespace: give its namespace with -n, not -A.")
+    if names and options["selector"]:
+        raise click.UsageError("give either names or a selector, not both.")
+    if len(names) > 1 and options["watch"]:
+        raise click.UsageError("watch one job, or all of them, or those of a selector.")
+    return await _print(cluster, names, None if all_namespaces else cluster.namespace, **options)
+
+
+@click.command(
+    name="list",
+    epilog="""\b
+Examples:
+  allranks list
+  allranks list -A -o wide
+  allranks list -w -l team=nlp
+""",
+)
+@_options
+@on_cluster
+async def list_(cluster: Cluster, all_namespaces: bool, **options: Any) -> int:
+    """Print the jobs of a namespace: the same as get without names."""
+    return await _print(cluster, (), None if all_namespaces else cluster.namespace, **options)
+
+
+async def _print(
+    cluster: Cluster,
+    names: tuple[str, ...],
+    namespace: str | None,
+    *,
+    selector: str | None,
+    output: str | None,
+    watch: bool,
+    no_headers: bool,
+) -> int:
+    query = {"labelSelector": selector}
+    if watch:
+        if names:
+            await get_job(cluster, names[0])  # for the sentence that says what there is instead
+            query["fieldSelector"] = f"metadata.name={names[0]}"
+        await _follow(cluster, job_path(namespace), query, output, namespace is None, no_headers)
+        return OK
+    if output in ("yaml", "json", "name"):
+        items = [await get_job(cluster, name) for name in names] if names else []
+        if not names:
+            items = (await cluster.get(job_path(namespace), query))["items"]
+        click.echo(_objects(items, output, single=len(names) == 1), nl=False)
+        return OK
+    columns, rows = await _rows(cluster, namespace, names, query)
+    if not rows:
+        where = f"namespace {namespace}" if namespace else "any namespace"
+        with_labels = f" with {selector}" if selector else ""
+        click.echo(f"No jobs{with_labels} in {where}.", err=True)
+        return OK
+    shown = _Rows(columns, wide=output == "wide", namespaces=namespace is None, headers=not no_headers)
+    for line in shown.lines(rows):
+        click.echo(line)
+    return OK
+
+
+async def _rows(
+    cluster: Cluster, namespace: str | None, names: tuple[str, ...], query: dict[str, Any]
+) -> tuple[list[Manifest], list[Manifest]]:
+    """The server's own columns and rows."""
+    columns: list[Manifest] = []
+    rows: list[Manifest] = []
+    for name in names or ("",):
+        try:
+            answer = await cluster.get(job_path(namespace, name), query, TABLE)
+        except ClusterError as error:
+            raise (await not_found(cluster, name, error) if name else error) from error
+        columns = answer["columnDefinitions"]
+        rows += answer.get("rows") or []
+    return columns, rows
+
+
+class _Rows:
+    """The server's rows, as many of their columns as are wanted."""
+
+    def __init__(
+        self, columns: list[Manifest], *, wide: bool, namespaces: bool, headers: bool, watch: bool = False
+    ) -> None:
+        self._places = [place for place, column in enumerate(columns) if wide or not column.get("priority")]
+        self._names = [column["name"] for column in columns]
+        self._namespaces = namespaces
+        self._headers = headers
+        titles = (["Namespace"] if namespaces else []) + [self._names[place] for place in self._places]
+        # `Restarting` is the longest phase, and a job that is new has no progress yet.
+        self._table = Table(titles, room={"Phase": 10, "Ready": 7, "Progress": 15, "ETA": 6} if watch else None)
+
+    def lines(self, rows: Iterable[Manifest]) -> list[str]:
+        lines = list(self._table.lines([self._cells(row) for row in rows]))
+        if not self._headers:
+            self._headers = True
+            return lines[1:]
+        return lines
+
+    def _cells(self, row: Manifest) -> list[Any]:
+        front = [metadata(row)["namespace"]] if self._namespaces else []
+        return front + [row["cells"][place] for place in self._places]
+
+    def seen(self, row: Manifest) -> tuple[Any, ...]:
+        """What a user would see change: not the age."""
+        return tuple(row["cells"][place] for place in self._places if self._names[place] != "Age")
+
+    def deleted(self, row: Manifest) -> Manifest:
+        """kubectl prints the last line once more; that it is gone is the news."""
+        cells = ["Deleted" if name == "Phase" else value for name, value in zip(self._names, row["cells"], strict=True)]
+        return {**row, "cells": cells}
+
+
+async def _follow(
+    cluster: Cluster, path: str, query: dict[str, Any], output: str | None, namespaces: bool, no_headers: bool
+) -> None:
+    """Prints until it is interrupted."""
+    table = output in (None, "wide")
+    watch = Watch(cluster, path, query, table=table, told=lambda text: click.echo(text, err=True))
+    listed = await watch.listed()
+    if not listed:
+        click.echo("No jobs yet.", err=True)
+    shown = _Rows(watch.columns, wide=output == "wide", namespaces=namespaces, headers=not no_headers, watch=True)
+    known: dict[str, tuple[Any, ...]] = {}
+
+    def tell(items: list[Manifest]) -> None:
+        if not table:
+            for item in items:
+                document = "---\n" if output == "yaml" else ""
+                click.echo(document + _objects([item], str(output), single=True), nl=False)
+        elif items:
+            for line in shown.lines(items):
+                click.echo(line)
+        sys.stdout.flush()
+
+    if table:
+        known = {metadata(row)["uid"]: shown.seen(row) for row in listed}
+    tell(listed)
+    async with aclosing(watch.changes()) as changes:
+        async for change in changes:
+            if not table:
+                tell([change.item])
+            elif row := _news(change, known, shown):
+                tell([row])
+
+
+def _news(change: Change, known: dict[str, tuple[Any, ...]], shown: _Rows) -> Manifest | None:
+    """The row to print, if the change is one that it shows."""
+    uid = metadata(change.item)["uid"]
+    if change.kind == "deleted":
+        known.pop(uid, None)
+        return shown.deleted(change.item)
+    seen = shown.seen(change.item)
+    if known.get(uid) == seen:
+        return None
+    known[uid] = seen
+    return change.item
+
+
+def _objects(items: list[Manifest], output: str, *, single: bool) -> str:
+    """`single`: the first item itself, not a List."""
+    if output == "name":
+        return "".join(f"{KIND.lower()}.{GROUP}/{item['metadata']['name']}\n" for item in items)
+    for item in items:
+        item["metadata"].pop("managedFields", None)  # as kubectl: who set which field is hardly ever the question
+    whole: Any = items[0] if single else {"apiVersion": "v1", "kind": "List", "items": items}
+    return json.dumps(whole, indent=2) + "\n" if output == "json" else dump([whole])

@@ -1,0 +1,1 @@
+"""Text of one thing each: progress, outcome, Events, log lines, tables."""

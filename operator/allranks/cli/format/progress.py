@@ -1,0 +1,130 @@
+"""What a job is doing, in words and numbers: its progress, its four times up to now, its goodput. Pure.
+
+The status tells the times as of a moment (`times.since`); between two of its writes they go on by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import datetime
+from statistics import median
+
+from allranks.api.status import ProgressStatus, Status
+from allranks.cli.format.table import cell, span
+from allranks.core import time_accounting
+
+KINDS = ("queued", "starting", "productive", "lost")
+UNMEASURED = "no reports: all the time that it ran counts as productive"
+
+
+def times(status: Status, now: datetime) -> dict[str, float]:
+    """Seconds by kind, up to now; empty where nobody has accounted for them."""
+    told = time_accounting.up_to(status, now)
+    return {kind: getattr(told, kind) for kind in KINDS} if told else {}
+
+
+def lost_by(status: Status, now: datetime) -> dict[str, float]:
+    """Lost seconds by the reason of what lost them, the most first."""
+    told = time_accounting.up_to(status, now)
+    return dict(sorted(told.by_reason.items(), key=lambda item: (-item[1], item[0]))) if told else {}
+
+
+def goodput(status: Status, now: datetime) -> float | None:
+    """productive / (all but queued), up to now."""
+    told = time_accounting.up_to(status, now)
+    return time_accounting.goodput(told) if told else status.goodput
+
+
+def trains(status: Status) -> bool:
+    """Rates and ETA are those of now: while it restarts, or when it is over, there are none."""
+    return status.phase == "Running"
+
+
+def fraction(progress: ProgressStatus | None) -> float | None:
+    """Of all steps; None where it is not known how many there will be."""
+    if progress is None or progress.step is None or not progress.total_steps:
+        return None
+    return min(1.0, progress.step / progress.total_steps)
+
+
+def step_rate(progress: ProgressStatus | None) -> float | None:
+    """Steps a second: as its ranks measure it, else as the curve tells it."""
+    if progress is None:
+        return None
+    seconds = [rank.step_seconds for rank in progress.ranks if rank.step_seconds]
+    if seconds:
+        return 1 / median(seconds)
+    if progress.step is not None and progress.total_steps and progress.eta_seconds:
+        return (progress.total_steps - progress.step) / progress.eta_seconds
+    for before, after in zip(progress.curve[-2:], progress.curve[-1:], strict=False):
+        passed = (after.time - before.time).total_seconds()
+        if before.attempt == after.attempt and passed > 0 and after.step > before.step:
+            return (after.step - before.step) / passed
+    return None
+
+
+def summary(progress: ProgressStatus) -> str:
+    """`1200/5000 24%`."""
+    return cell(progress.summary) or ("" if progress.step is None else f"step {progress.step}")
+
+
+def eta(progress: ProgressStatus | None) -> str:
+    """`2h10m`; empty where it is not known."""
+    if progress is None:
+        return ""
+    return cell(progress.eta) or ("" if progress.eta_seconds is None else span(progress.eta_seconds))
+
+
+def rates(progress: ProgressStatus) -> Iterator[str]:
+    """`4.2 steps/s`, `810 samples/s`."""
+    rate = step_rate(progress)
+    if rate is not None:
+        yield f"{number(rate)} steps/s" if rate >= 0.1 else f"{number(1 / rate)} s/step"
+    if progress.samples_per_second is not None:
+        yield f"{number(progress.samples_per_second)} samples/s"
+
+
+def metrics(progress: ProgressStatus) -> Iterator[str]:
+    """`loss 0.31`; that which the curve shows first."""
+    names = sorted(progress.metrics, key=lambda name: name != progress.curve_metric)
+    yield from (f"{cell(name)} {number(progress.metrics[name])}" for name in names)
+
+
+def line(status: Status) -> str:
+    """All of it in one line, for a log; empty while there is nothing."""
+    progress = status.progress
+    if progress is None or progress.step is None:
+        return ""
+    words = summary(progress)
+    parts = [words if words.startswith("step") else f"step {words}"]
+    if trains(status):
+        parts += rates(progress)
+        parts += [f"ETA {left}"] if (left := eta(progress)) else []
+    parts += list(metrics(progress))[:3]
+    return ", ".join(parts)
+
+
+def slow(progress: ProgressStatus, nowhere: str) -> Iterator[tuple[object, str, str, str]]:
+    """(rank, replica, node or `nowhere`, slowdown) of each straggler."""
+    for one in progress.stragglers:
+        yield "-" if one.rank is None else one.rank, one.replica, one.node or nowhere, f"{one.slowdown:.2g}x"
+
+
+def values(progress: ProgressStatus | None) -> list[float | None]:
+    """Of the curve."""
+    return [point.value for point in progress.curve] if progress else []
+
+
+def number(value: float) -> str:
+    """Four digits that count: `0.3068`, `8105`, `1.2e-05`."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """Never 100% of what is not whole."""
+    if value is None:
+        return ""
+    return "100%" if value >= 1 else f"{min(value, 0.999):.1%}"

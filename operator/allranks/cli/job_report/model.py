@@ -1,0 +1,234 @@
+"""The account of a job, from its manifest with its status: what it did when, and what became of it. Pure.
+
+Moments are seconds since the job was created. Texts come from users and programs: here they are as they were written,
+whoever prints them takes care.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from allranks.api.status import FINISHED, ProgressStatus, Status
+from allranks.cli.format import progress as doing
+from allranks.cli.format.outcome import failure_block, summary
+from allranks.cli.job_report.timeline import Attempt, Cause, Clock, Segment, cause_of
+from allranks.kube.lenient_codec import status_of
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Of one replica alone, in the present attempt."""
+
+    replica: str
+    count: int
+    counted: bool
+    at: float
+    cause: Cause | None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Of the curves."""
+
+    at: float
+    attempt: int
+    step: int
+    value: float | None
+    samples_per_second: float | None
+    steps_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """All that a report says."""
+
+    name: str
+    namespace: str
+    framework: str
+    size: str
+    image: str
+    command: str
+    phase: str
+    verdict: str
+    why: str
+    failure: tuple[str, ...]
+    """Of a job that failed: who was first, and its last lines."""
+    began: datetime
+    until: datetime
+    """Its end, or the moment of the account."""
+    over: bool
+    seconds: float
+    attempts: tuple[Attempt, ...]
+    between: tuple[Segment, ...]
+    """Time before, between and after the attempts that are told of."""
+    forgotten: int
+    """Earlier attempts that are not told of."""
+    restarts: tuple[Restart, ...]
+    counted: int
+    disruptions: int
+    times: dict[str, float]
+    goodput: float | None
+    measured: bool
+    lost: dict[str, float]
+    progress: ProgressStatus | None
+    metric: str
+    points: tuple[Point, ...]
+
+    @property
+    def ends(self) -> list[tuple[float, str]]:
+        """When attempts ended that another one followed, and why: marks for the curves."""
+        return [(attempt.end, attempt.reason) for attempt in self.attempts[:-1] if attempt.over]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, in the spelling of the API."""
+        plain = asdict(self) | {"began": _stamp(self.began), "until": _stamp(self.until)}
+        named = {key: plain.pop(key) for key in ("times", "lost")}  # whose keys are no fields
+        progress = self.progress and self.progress.model_dump(by_alias=True, exclude_none=True, mode="json")
+        return {**_plain(plain), **named, "progress": progress}
+
+    def strokes(self, value: Callable[[Point], float | None]) -> list[list[tuple[float, float]]]:
+        """(moment, value) of each attempt by itself: between two attempts there is no line to draw."""
+        made: dict[int, list[tuple[float, float]]] = {}
+        for point in self.points:
+            known = value(point)
+            if known is not None and math.isfinite(known):
+                made.setdefault(point.attempt, []).append((point.at, known))
+        return list(made.values())
+
+    def throughput(self) -> tuple[str, Callable[[Point], float | None]]:
+        """What is known of it: samples where the program counts them, else steps."""
+        if any(point.samples_per_second is not None for point in self.points):
+            return "samples/s", lambda point: point.samples_per_second
+        return "steps/s", lambda point: point.steps_per_second
+
+
+def account(job: Mapping[str, Any], now: datetime) -> Account:
+    """Of a DistributedTraining as the API has it; a part of it that is missing is not told."""
+    status, spec, metadata = status_of(dict(job)), job.get("spec") or {}, job.get("metadata") or {}
+    began = _began(metadata, status, now)
+    over = status.phase in FINISHED
+    until = (status.completion_time or _last_end(status) or now) if over else now
+    times = doing.times(status, now)
+    clock = Clock(status, began, until, times)
+    attempts = tuple(clock.attempts())
+    kept = min((past.attempt for past in status.history), default=status.attempt)
+    progress = status.progress
+    return Account(
+        name=str(metadata.get("name") or "(no name)"),
+        namespace=str(metadata.get("namespace") or ""),
+        framework=str(spec.get("framework") or ""),
+        size=_size(spec, status),
+        image=str(spec.get("image") or ""),
+        command=" ".join(str(word) for word in [*(spec.get("command") or []), *(spec.get("args") or [])]),
+        phase=status.phase,
+        verdict=_verdict(str(metadata.get("name") or ""), status, began, until),
+        why=_why(status),
+        failure=tuple(line for line in failure_block(status) if line != _why(status))
+        if status.phase == "Failed"
+        else (),
+        began=began,
+        until=until,
+        over=over,
+        seconds=max(0.0, (until - began).total_seconds()),
+        attempts=attempts,
+        between=tuple(clock.between(attempts)),
+        forgotten=kept,
+        restarts=tuple(_alone(status, began)),
+        counted=status.restarts.counted,
+        disruptions=status.restarts.disruptions,
+        times=times,
+        goodput=doing.goodput(status, now),
+        measured=bool(status.times and status.times.measured),
+        lost=doing.lost_by(status, now),
+        progress=progress,
+        metric=progress.curve_metric if progress else "",
+        points=tuple(_points(progress, began)),
+    )
+
+
+def _began(metadata: Mapping[str, Any], status: Status, now: datetime) -> datetime:
+    created = metadata.get("creationTimestamp")
+    if isinstance(created, datetime):  # YAML knows times
+        created = (created if created.tzinfo else created.replace(tzinfo=UTC)).isoformat()
+    try:
+        moments = [datetime.fromisoformat(str(created))] if created else []
+    except ValueError:
+        moments = []
+    moments += [moment for moment in (status.start_time, status.attempt_time, status.completion_time) if moment]
+    return min(moment if moment.tzinfo else moment.replace(tzinfo=UTC) for moment in [*moments, now])
+
+
+def last_told(job: Mapping[str, Any]) -> datetime | None:
+    """The latest moment that a job's status speaks of: a file of yesterday knows nothing of today."""
+    status = status_of(dict(job))
+    moments: list[datetime | None] = [status.start_time, status.attempt_time, status.running_time]
+    moments += [status.completion_time, _last_end(status), status.times.since if status.times else None]
+    moments += [condition.last_transition_time for condition in status.conditions]
+    if status.progress:
+        moments += [status.progress.last_report, *(point.time for point in status.progress.curve)]
+    return max((moment for moment in moments if moment), default=None)
+
+
+def _last_end(status: Status) -> datetime | None:
+    return status.history[-1].end_time if status.history else None
+
+
+def _size(spec: Mapping[str, Any], status: Status) -> str:
+    roles: dict[str, int] = {name: of.desired for name, of in status.roles.items()}
+    for name, of in (spec.get("roles") or {}).items():
+        roles.setdefault(str(name), of.get("replicas", 1) if isinstance(of, dict) else 1)
+    return ", ".join(f"{count} {name}{'s' * (count != 1 and not name.endswith('s'))}" for name, count in roles.items())
+
+
+def _verdict(name: str, status: Status, began: datetime, until: datetime) -> str:
+    if status.phase in FINISHED:
+        whole = status.model_copy(update={"start_time": began, "completion_time": until})
+        return summary(name, whole, 0.0, "finished")
+    if not status.start_time:
+        return f"{name} is {status.phase}: nobody has looked at it yet"
+    ready = f", {status.ready} pods running" if status.ready else ""
+    return f"{name} is {status.phase}: attempt {status.attempt}{ready}"
+
+
+def _why(status: Status) -> str:
+    kinds = {"Succeeded": "Complete", "Pending": "Running"}
+    condition = status.condition(kinds.get(status.phase, status.phase))
+    return condition.message or condition.reason if condition else ""
+
+
+def _alone(status: Status, began: datetime) -> Iterator[Restart]:
+    for replica, one in status.replica_restarts.items():
+        at = max(0.0, (one.restart_time - began).total_seconds())
+        yield Restart(replica, one.count, one.counted, at, cause_of(one.failure) if one.failure else None)
+
+
+def _points(progress: ProgressStatus | None, began: datetime) -> Iterator[Point]:
+    before: Point | None = None
+    for point in progress.curve if progress else ():
+        at = max(0.0, (point.time - began).total_seconds())
+        rate = None
+        if before and before.attempt == point.attempt and at > before.at and point.step >= before.step:
+            rate = (point.step - before.step) / (at - before.at)
+        before = Point(at, point.attempt, point.step, point.value, point.samples_per_second, rate)
+        yield before
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_camel(str(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

@@ -1,0 +1,182 @@
+"""What each attempt of a job did with its seconds, as far as the status still knows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from allranks.api.status import FINISHED, Failure, PastAttempt, Status
+from allranks.cli.live.summary import ended_how
+from allranks.core.naming import replica_key
+
+FORGOTTEN = "forgotten"
+"""Kind of the time of attempts that status holds no more: it keeps ten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of an attempt, or between two."""
+
+    kind: str
+    begin: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What ended an attempt, or what a replica was restarted for."""
+
+    reason: str
+    who: str
+    rank: int | None
+    node: str
+    how: str
+    """`exit code 1`, `signal 9 (SIGKILL)`."""
+    exit_code: int | None
+    signal: int | None
+    last_line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt; the last may still go on."""
+
+    number: int
+    begin: float
+    end: float
+    over: bool
+    reason: str
+    counted: bool
+    first_step: int | None
+    last_step: int | None
+    segments: tuple[Segment, ...]
+    cause: Cause | None
+
+
+class Clock:
+    """Tells what the seconds of each attempt were, as far as the status still knows."""
+
+    def __init__(self, status: Status, began: datetime, until: datetime, times: Mapping[str, float]) -> None:
+        self._status, self._began, self._until = status, began, until
+        # Status has the sum of what was queued: it is taken to have been as early as it can.
+        self._queued = times.get("queued", 0.0)
+
+    def attempts(self) -> Iterator[Attempt]:
+        status = self._status
+        self._queued -= sum(self._seconds(a, b) for a, b in self._suspended())
+        before: PastAttempt | None = None
+        for past in status.history:
+            begin = past.start_time or past.end_time
+            parts = self._parts(before, past.attempt, begin, past.end_time, *self._worked(past))
+            yield Attempt(
+                number=past.attempt,
+                begin=self._at(begin),
+                end=self._at(past.end_time),
+                over=True,
+                reason=past.reason,
+                counted=past.counted,
+                first_step=past.first_step if past.first_step is not None else self._step(past, "first_step"),
+                last_step=past.last_step if past.last_step is not None else self._step(past, "step"),
+                segments=tuple(parts),
+                cause=cause_of(past.failure) if past.failure else None,
+            )
+            before = past
+        if self._goes_on():
+            begin = status.attempt_time or self._began
+            since = status.times.productive_since if status.times else status.running_time
+            productive = self._seconds(since, self._until) if since else 0.0
+            progress = status.progress
+            yield Attempt(
+                number=status.attempt,
+                begin=self._at(begin),
+                end=self._at(self._until),
+                over=False,
+                reason="",
+                counted=False,
+                first_step=progress.first_step if progress else None,
+                last_step=progress.step if progress else None,
+                segments=tuple(self._parts(before, status.attempt, begin, self._until, productive, 0.0)),
+                cause=None,
+            )
+
+    def between(self, attempts: tuple[Attempt, ...]) -> Iterator[Segment]:
+        """The time that belongs to no attempt."""
+        place = 0.0
+        for number, attempt in enumerate(attempts):
+            if attempt.begin > place and not attempt.number:
+                yield Segment("queued", place, attempt.begin - place)
+            elif attempt.begin > place:
+                suspended = number > 0 and attempts[number - 1].reason == "Suspended"
+                kind = "queued" if suspended else "lost" if number else FORGOTTEN
+                yield Segment(kind, place, attempt.begin - place)
+            place = max(place, attempt.end)
+        if (end := self._at(self._until)) > place and self._status.phase not in FINISHED:
+            yield Segment("queued", place, end - place)
+
+    def _parts(
+        self, before: PastAttempt | None, number: int, begin: datetime, end: datetime, productive: float, lost: float
+    ) -> Iterator[Segment]:
+        """Until the first step it was queued, then starting; after a failure that is lost."""
+        place, whole = self._at(begin), self._seconds(begin, end)
+        front = max(0.0, whole - productive - lost)
+        early = place if not number else 0.0
+        queued = min(front, max(0.0, self._queued - early)) if before or not number else 0.0
+        self._queued = max(0.0, self._queued - early - queued)
+        restarted = before.reason != "Suspended" if before else number > 0
+        kinds = (("queued", queued), ("lost" if restarted else "starting", front - queued))
+        for kind, seconds in (*kinds, ("productive", productive), ("lost", lost)):
+            if seconds > 0:
+                yield Segment(kind, place, seconds)
+                place += seconds
+
+    def _worked(self, past: PastAttempt) -> tuple[float, float]:
+        """(productive, thrown away) seconds of an attempt that is over."""
+        if past.productive_seconds is not None:
+            return past.productive_seconds, past.lost_seconds or 0.0
+        status, since = self._status, past.running_time if self._status.times is None else None
+        if past.attempt == status.attempt and status.phase in FINISHED:
+            # The job's last attempt: no other followed that would have thrown its work away.
+            first = status.progress.first_step_time if status.progress else None
+            since = first if status.times and status.times.measured else past.running_time
+        return (self._seconds(since, past.end_time) if since else 0.0), 0.0
+
+    def _step(self, past: PastAttempt, name: str) -> int | None:
+        there = past.attempt == self._status.attempt and self._status.progress
+        return getattr(there, name) if there else None
+
+    def _suspended(self) -> Iterator[tuple[datetime, datetime]]:
+        """From the end of an attempt that was suspended to the next one's beginning."""
+        history = self._status.history
+        begins = [past.start_time for past in history[1:]]
+        begins.append(self._status.attempt_time if self._goes_on() else self._until)
+        for past, begin in zip(history, begins, strict=False):
+            if past.reason == "Suspended" and begin:
+                yield past.end_time, begin
+
+    def _goes_on(self) -> bool:
+        status = self._status
+        told = bool(status.history) and status.history[-1].attempt >= status.attempt
+        return bool(status.attempt_time) and not told and status.phase not in (*FINISHED, "Suspended")
+
+    def _at(self, moment: datetime) -> float:
+        return self._seconds(self._began, min(moment, self._until))
+
+    @staticmethod
+    def _seconds(begin: datetime, end: datetime) -> float:
+        return max(0.0, (end - begin).total_seconds())
+
+
+def cause_of(failure: Failure) -> Cause:
+    """What is told of a failure."""
+    lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
+    return Cause(
+        reason=failure.reason,
+        who=replica_key(failure.role, failure.index),
+        rank=failure.rank,
+        node=failure.node or "",
+        how=ended_how(failure.exit_code, failure.signal, failure.reason),
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        last_line=lines[-1] if lines else "",
+    )

@@ -1,0 +1,1 @@
+"""The objects of an attempt, as manifests."""

@@ -1,1 +1,0 @@
-"""Drivers carry out the core's plans: on this machine, in a simulation, on Kubernetes."""

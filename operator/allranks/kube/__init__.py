@@ -1,0 +1,1 @@
+"""One asynchronous Kubernetes client, for the operator and the command line."""

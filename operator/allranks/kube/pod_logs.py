@@ -1,0 +1,169 @@
+"""The logs of many pods through the API server: lines with their time, merged, resumed where a connection was cut.
+
+One thread reads them all. The server stamps each line: the stamps put lines of different ranks in order, and say where
+to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import heapq
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from allranks.core.naming import TRAINER
+from allranks.errors import ClusterError
+from allranks.kube.login import Cluster, Query
+from allranks.kube.paths import core_path
+
+RETRY_SECONDS = 1.0
+
+
+class Line(NamedTuple):
+    """A line of a log. `time` is UTC with nine decimals, so that times compare as texts."""
+
+    time: bytes
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which part of each log."""
+
+    container: str = TRAINER
+    previous: bool = False
+    tail: int | None = None
+    since_seconds: float | None = None
+
+    def query(self) -> dict[str, str | int | None]:
+        since = None if self.since_seconds is None else max(1, round(self.since_seconds))
+        return {
+            "container": self.container,
+            "timestamps": "true",
+            "previous": "true" if self.previous else None,
+            "tailLines": self.tail,
+            "sinceSeconds": since,
+        }
+
+
+async def read(cluster: Cluster, namespace: str, pod: str, query: Query) -> AsyncGenerator[list[Line]]:
+    """The lines of one answer as they come, several at a time. Raises ClusterError."""
+    pending: list[bytes] = []
+    async with cluster.stream(core_path(namespace, "pods", pod, "log"), query, None) as content:
+        async for chunk in content.iter_any():
+            head, newline, rest = chunk.rpartition(b"\n")
+            if not newline:
+                pending.append(chunk)  # of a line that is long: joined once, at its end
+                continue
+            lines = b"".join((*pending, head)).split(b"\n")
+            pending = [rest] if rest else []
+            yield [_line(line) for line in lines]
+    if pending:
+        yield [_line(b"".join(pending))]
+
+
+def _line(raw: bytes) -> Line:
+    stamp, _, text = raw.partition(b" ")
+    time = _time(stamp)
+    return Line(b"", raw) if time is None else Line(time, text)
+
+
+def _time(stamp: bytes) -> bytes | None:
+    """None for what is no time: some lines are the kubelet's own (`unable to retrieve container logs ...`)."""
+    if len(stamp) < 20 or stamp[10:11] != b"T":
+        return None
+    fraction = b""
+    zone = stamp[19:]
+    if zone[:1] == b".":
+        end = 1
+        while zone[end : end + 1].isdigit():
+            end += 1
+        fraction, zone = zone[1:end], zone[end:]
+    moment = _utc(stamp[:19], zone)
+    return None if moment is None else moment + b"." + fraction[:9].ljust(9, b"0") + b"Z"
+
+
+@functools.lru_cache(maxsize=4096)
+def _utc(moment: bytes, zone: bytes) -> bytes | None:
+    """Kubelets write their node's own time zone."""
+    if zone == b"Z":
+        return moment
+    try:
+        there = datetime.fromisoformat((moment + zone).decode())
+    except ValueError:
+        return None
+    return there.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
+
+
+async def merged(sources: Iterable[AsyncIterator[list[Line]]]) -> AsyncIterator[tuple[int, Line]]:
+    """The lines of all sources in the order of their times, each with its source's place.
+
+    Holds of each source no more than what has arrived and is not told yet; the sources must come to an end.
+    """
+    iterators = [source.__aiter__() for source in sources]
+    waiting: list[deque[Line]] = [deque() for _ in iterators]
+
+    async def refill(place: int) -> bool:
+        while not waiting[place]:
+            try:
+                waiting[place].extend(await iterators[place].__anext__())
+            except StopAsyncIteration:
+                return False
+        return True
+
+    there = await asyncio.gather(*(refill(place) for place in range(len(iterators))))
+    heap = [(waiting[place][0].time, place) for place, some in enumerate(there) if some]
+    heapq.heapify(heap)
+    while heap:
+        time, place = heap[0]
+        line = waiting[place].popleft()
+        yield place, line
+        if waiting[place] or await refill(place):
+            # A line without a time belongs to the one before it.
+            heapq.heapreplace(heap, (max(time, waiting[place][0].time), place))
+        else:
+            heapq.heappop(heap)
+
+
+async def followed(
+    cluster: Cluster,
+    namespace: str,
+    pod: str,
+    wanted: Wanted,
+    after: bytes,
+    over: Callable[[], bool],
+    told: Callable[[str], None],
+) -> AsyncGenerator[list[Line]]:
+    """The lines of a container from the time `after` (empty: as `wanted` says) until `over()`; over every cut.
+
+    `told` is given a sentence when the log cannot be read for the time being. Raises ClusterError where it never can.
+    """
+    complained = False
+    while True:
+        was_over, begun = over(), after
+        query = {**wanted.query(), "follow": "true"}
+        if after:
+            query |= {"sinceTime": after[:19].decode() + "Z", "tailLines": None, "sinceSeconds": None}
+        try:
+            async for lines in read(cluster, namespace, pod, query):
+                complained = False
+                # The server goes back to the whole second.
+                fresh = [line for line in lines if not line.time or line.time > begun] if begun else lines
+                after = max((line.time for line in fresh), default=after)
+                if fresh:
+                    yield fresh
+        except ClusterError as error:
+            if error.status in (401, 403):
+                raise
+            if error.status == 404:
+                return  # the pod has gone, and its log with it
+            if error.status != 400 and not complained:  # 400: its container is between two starts
+                complained = True
+                told(f"the log of {pod} cannot be read, trying again: {error}")
+        if was_over:
+            return
+        await asyncio.sleep(RETRY_SECONDS)

@@ -1,0 +1,225 @@
+"""One run of one container: its shim, its output, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from allranks.core.model import Exit
+from allranks.local import oom, shim
+from allranks.local.errors import Broken
+from allranks.local.log_file import LogFile
+
+SHIM = [sys.executable, "-I", "-S", shim.__file__]
+_CHUNK = 1 << 16
+"""Read at most so much of one rank's output before the others get their turn."""
+_PIPE_READS = 64
+"""More than a pipe holds. Where a process got away (macOS), it may write for ever."""
+_LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to execute."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    directory: Path
+
+
+class Process:
+    """A container's processes, from start to end. Everything happens on the event loop's thread."""
+
+    def __init__(
+        self,
+        command: Command,
+        log: LogFile,
+        *,
+        files: int,
+        output: Callable[[bytes], None],
+        broken: Callable[[Broken], None],
+        lost: Callable[[], None],
+    ) -> None:
+        """`files` is the program's soft limit of open files; `output` gets all it writes; `broken` a failing disk;
+        `lost` is called when the shim was killed, before anything else is made of that."""
+        self.started_at: datetime | None = None
+        self._command = command
+        self._log = log
+        self._output = output
+        self._broken = broken
+        self._lost = lost
+        self._report = b""
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[Exit] = self._loop.create_future()
+        self._kills = oom.kills()
+        log.mark()
+        try:
+            self._start(files)
+        except OSError as error:
+            raise Broken.from_os(error, f"{command.argv[0]} cannot be started") from error
+
+    def _start(self, files: int) -> None:
+        self._shim: subprocess.Popen[bytes]
+        link, far_link = socket.socketpair()
+        with far_link:
+            self._pipe, far_pipe = os.pipe()
+            try:
+                self._shim = subprocess.Popen(
+                    SHIM,
+                    stdin=far_link.fileno(),
+                    stdout=far_pipe,
+                    stderr=far_pipe,
+                    # A Python that was built with shared libraries may need this one to start.
+                    env={name: os.environ[name] for name in _LIBRARY_PATHS if name in os.environ},
+                    # Ctrl-C on the terminal is for `allranks run`, which tells the ranks.
+                    start_new_session=True,
+                )
+            except OSError:
+                link.close()
+                os.close(self._pipe)
+                raise
+            finally:
+                os.close(far_pipe)
+        self._link = link
+        self._pending = shim.encode(str(self._command.directory), files, list(self._command.argv), self._command.env)
+        link.setblocking(False)
+        os.set_blocking(self._pipe, False)
+        self._loop.add_reader(link, self._read_report)
+        self._loop.add_reader(self._pipe, self._read_output)
+        self._write_request()
+
+    async def started(self) -> None:
+        """Returns once the program is executing, or has failed to."""
+        await asyncio.shield(self._started)
+
+    async def ended(self) -> Exit:
+        """How it ended; by then none of its processes is left and all of its output is in the log."""
+        return await asyncio.shield(self._ended)
+
+    def terminate(self) -> None:
+        """SIGTERM to the first process, as a kubelet does."""
+        self._order(b"T")
+
+    def kill(self) -> None:
+        """SIGKILL to all processes."""
+        self._order(b"K")
+
+    @property
+    def shim_pid(self) -> int:
+        """The shim's pid."""
+        return self._shim.pid
+
+    def _order(self, order: bytes) -> None:
+        if self._pending:
+            self._pending += order
+        elif not self._ended.done():
+            with contextlib.suppress(OSError):  # it is just ending
+                self._link.send(order)
+
+    def _write_request(self) -> None:
+        """The request may be larger than a socket buffer."""
+        try:
+            sent = self._link.send(self._pending)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._pending = b""
+            return
+        self._pending = self._pending[sent:]
+        if self._pending:
+            self._loop.add_writer(self._link, self._write_request)
+        else:
+            self._loop.remove_writer(self._link)
+
+    def _read_report(self) -> None:
+        try:
+            data = self._link.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._report += data
+        if b"started " in self._report and self.started_at is None and self._report.count(b"\n"):
+            self.started_at = _time(self._report.split(b"\n", 1)[0].split()[1])
+            self._started.set_result(None)
+        if not data:
+            self._finish()
+
+    def _read_output(self) -> bool:
+        """Whether there may be more."""
+        try:
+            data = os.read(self._pipe, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove_reader(self._pipe)
+            return False
+        try:
+            self._log.write(data)
+        except Broken as error:
+            self._broken(error)
+        self._output(data)
+        return True
+
+    def _finish(self) -> None:
+        """The shim is gone, so whatever there was of output is in the pipe."""
+        self._loop.remove_reader(self._link)
+        self._loop.remove_writer(self._link)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._shim.wait(5)
+        if b"exited " not in self._report and b"failed " not in self._report:
+            self._lost()
+        for _ in range(_PIPE_READS):
+            if not self._read_output():
+                break
+        self._loop.remove_reader(self._pipe)
+        self._output(b"")
+        self._link.close()
+        os.close(self._pipe)
+        if not self._started.done():
+            self._started.set_result(None)
+        self._ended.set_result(self._read_exit())
+
+    def _read_exit(self) -> Exit:
+        for line in self._report.splitlines():
+            match line.split():
+                case [b"exited", status, time]:
+                    code = os.waitstatus_to_exitcode(int(status))
+                    code = code if code >= 0 else 128 - code
+                    message = self._log.message() if code else ""
+                    return Exit(code, _time(time), self._reason(code, message), message)
+                case [b"failed", number, time]:
+                    return Exit(128, _time(time), "StartError", self._why_not(int(number)))
+        # The shim was killed, and with it the first process (PR_SET_PDEATHSIG).
+        return Exit(128 + signal.SIGKILL, datetime.now(UTC), "Error", self._log.message())
+
+    def _reason(self, code: int, message: str) -> str:
+        """As a kubelet says it. All pods share our cgroup: only what SIGKILL ended can have been killed for memory."""
+        killed = code == 128 + signal.SIGKILL or (code and "SIGKILL" in message)  # a launcher reports it of its rank
+        if killed and oom.kills() > self._kills:
+            return "OOMKilled"
+        return "Error" if code else "Completed"
+
+    def _why_not(self, number: int) -> str:
+        program, directory = self._command.argv[0], self._command.directory
+        if not directory.is_dir():
+            return f"the working directory {directory} does not exist"
+        if number in (errno.ENOENT, errno.ENOTDIR):
+            where = "not found" if "/" in program else "not found in $PATH"
+            return f'exec: "{program}": executable file {where}'
+        return f'exec: "{program}": {os.strerror(number).lower()}'
+
+
+def _time(seconds: bytes) -> datetime:
+    return datetime.fromtimestamp(float(seconds), UTC)

@@ -1,0 +1,98 @@
+"""Ranks of a run on this machine report as on a cluster: by HTTP, on the loopback, with a token for each pod."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks.core.manifests.report_env import TOKEN_FILE
+from allranks.core.model import Manifest, Pod
+from allranks.core.naming import TRAINER
+from allranks.core.progress import Reports
+from allranks.pod_bundle import copy_library
+
+if TYPE_CHECKING:
+    from allranks.telemetry import server, store
+
+EXAMPLE_URL = "http://127.0.0.1:8081/v1/report"
+"""Where nothing runs yet, and a pod is only shown."""
+
+
+class LocalReports:
+    """Listens while a run lasts. `wake` is called when there is news."""
+
+    def __init__(self, job: tuple[str, str], uid: str, node: str, run_dir: Path, wake: Callable[[], None]) -> None:
+        self._job, self._uid, self._node, self._run_dir, self._wake = job, uid, node, run_dir, wake
+        self._senders: dict[str, store.ReportSource] = {}
+        self._hub: store.ReportStore | None = None
+        self._server: server.Server | None = None
+        self.url = ""
+        """Empty where nobody listens: aiohttp is not installed (`pip install 'allranks[cli]'`)."""
+
+    async def start(self) -> None:
+        try:
+            from allranks.telemetry import server, store
+        except ImportError:
+            return
+        self._hub = store.ReportStore(lambda: datetime.now(UTC), lambda _: self._wake())
+        self._server = server.Server(self._identify, self._hub.take, address="127.0.0.1")
+        await self._server.start()
+        self.url = f"http://127.0.0.1:{self._server.port}{server.PATH}"
+        copy_library(self._run_dir / "python")
+
+    async def stop(self) -> None:
+        if self._server:
+            await self._server.stop()
+            for name in ("tokens", "python"):
+                shutil.rmtree(self._run_dir / name, ignore_errors=True)
+
+    def of(self, attempt: int) -> Reports | None:
+        return self._hub.of(self._job, self._uid, attempt) if self._hub else None
+
+    def stack_dump_id(self, question: str) -> None:
+        if self._hub:
+            self._hub.stack_dump_id(self._job, question)
+
+    def equip(self, manifest: Manifest, pod: Pod) -> Manifest:
+        """The pod with its token and, for whoever has not installed it, the library."""
+        if not self._hub:
+            return manifest
+        from allranks.telemetry.store import ReportSource
+
+        token = secrets.token_urlsafe(32)
+        path = self._run_dir / "tokens" / pod.name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(token)
+        self._senders[token] = ReportSource(
+            self._job,
+            self._uid,
+            pod.name,
+            pod.uid,
+            pod.role,
+            pod.index,
+            pod.attempt,
+            pod.restart,
+            self._node,
+        )
+        containers = [
+            self._told(container, path) if container["name"] == TRAINER else container
+            for container in manifest["spec"]["containers"]
+        ]
+        return {**manifest, "spec": {**manifest["spec"], "containers": containers}}
+
+    def _told(self, container: Manifest, token: Path) -> Manifest:
+        env = list(container.get("env") or ())
+        paths = [str(self._run_dir / "python"), os.environ.get("PYTHONPATH", "")]
+        own = {TOKEN_FILE: str(token)}
+        if all(variable["name"] != "PYTHONPATH" for variable in env):
+            own["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        return {**container, "env": [*env, *({"name": name, "value": value} for name, value in own.items())]}
+
+    async def _identify(self, token: str) -> store.ReportSource | None:
+        return self._senders.get(token)

@@ -1,0 +1,133 @@
+"""Volumes as directories. Nothing can be mounted here, so the path is replaced wherever a manifest names it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from allranks.core.model import Manifest
+from allranks.local.environment import expand
+from allranks.local.errors import Broken
+
+LEFT_ALONE = frozenset({"/dev/shm"})
+"""Mount paths that this machine has itself."""
+
+_BEFORE = r"""(?<![^\s"'`=:,;(<>&|])"""
+_AFTER = r"""(?=$|[/\s"'`:,;)<>&|])"""
+
+
+@dataclass(frozen=True)
+class Mounts:
+    """Where one container's mount paths really are."""
+
+    directories: Mapping[str, Path] = field(default_factory=dict)
+
+    def rewrite(self, text: str) -> str:
+        """`text` with every path at or below a mount path replaced; paths inside other words are left alone."""
+        if not self.directories:
+            return text
+        # Longest first: a mount inside another mount's path is its own directory.
+        paths = sorted(self.directories, key=len, reverse=True)
+        pattern = _BEFORE + "(" + "|".join(map(re.escape, paths)) + ")" + _AFTER
+        return re.sub(pattern, lambda match: str(self.directories[match[1]]), text)
+
+
+class Volumes:
+    """The directories behind volumes: what the user mapped, claims for the whole run, and each pod's own."""
+
+    def __init__(self, root: Path, mapped: Mapping[str, Path], claims: dict[str, Path]) -> None:
+        self.mapped = mapped
+        self.claims = claims
+        self.names: set[str] = set()
+        """Every volume and claim that was asked for."""
+        self._root = root
+        self._files: dict[tuple[str, str], Mapping[str, bytes]] = {}
+
+    def add_files(self, manifest: Manifest) -> None:
+        """A ConfigMap or Secret that the job itself makes: its volumes can be had here."""
+        data = {key: str(value).encode() for key, value in (manifest.get("data") or {}).items()}
+        if manifest["kind"] == "Secret":
+            data = {key: base64.b64decode(value) for key, value in data.items()}
+            data |= {key: str(value).encode() for key, value in (manifest.get("stringData") or {}).items()}
+        self._files[manifest["kind"], manifest["metadata"]["name"]] = data
+
+    def own_directory(self, pod: str) -> Path:
+        """Holds what is removed with the pod."""
+        return self._root / "pods" / pod
+
+    def locate(self, pod: str, volume: Mapping[str, Any]) -> Path | str:
+        """The directory of a volume, not made yet; or why there is none, as a sentence."""
+        name: str = volume["name"]
+        claim: str = (volume.get("persistentVolumeClaim") or {}).get("claimName") or ""
+        self.names |= {name, claim} - {""}
+        for given in (name, claim):
+            if given in self.mapped:
+                return self.mapped[given].absolute()
+        if claim:
+            return self.claims.setdefault(claim, self._root / "volumes" / claim)
+        if "emptyDir" in volume or "ephemeral" in volume:
+            return self.own_directory(pod) / name
+        kind = next((key for key in volume if key != "name"), "nothing")
+        if self._content(volume) is not None or (volume.get(kind) or {}).get("optional"):
+            return self.own_directory(pod) / name
+        return f"volume {name} ({kind}) is not on this machine: give its directory with --volume {name}=DIR"
+
+    def make(self, pod: str, volume: Mapping[str, Any]) -> None:
+        """Makes the directory and its files. Raises Broken."""
+        directory = self.locate(pod, volume)
+        if isinstance(directory, str):
+            return
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for key, content in (self._content(volume) or {}).items():
+                path = directory / key
+                path.write_bytes(content)
+                mode = (volume.get("secret") or volume.get("configMap") or {}).get("defaultMode")
+                path.chmod(0o644 if mode is None else mode)
+        except OSError as error:
+            raise Broken.from_os(error, f"the directory {directory} cannot be made") from error
+
+    def make_folders(self, folders: Iterable[Path]) -> None:
+        """Sub-paths, which a kubelet makes too. Raises Broken."""
+        for folder in folders:
+            try:
+                if not folder.exists():  # it may be a single file of a config map
+                    folder.mkdir(parents=True)
+            except OSError as error:
+                raise Broken.from_os(error, f"the directory {folder} cannot be made") from error
+
+    def remove(self, pod: str) -> None:
+        """The pod is gone, and its own directories with it."""
+        shutil.rmtree(self.own_directory(pod), ignore_errors=True)
+        with contextlib.suppress(OSError):  # other pods have theirs in it
+            (self._root / "pods").rmdir()
+
+    def _content(self, volume: Mapping[str, Any]) -> Mapping[str, bytes] | None:
+        if "configMap" in volume:
+            return self._files.get(("ConfigMap", (volume["configMap"] or {}).get("name", "")))
+        if "secret" in volume:
+            return self._files.get(("Secret", (volume["secret"] or {}).get("secretName", "")))
+        return None
+
+
+def mounts(container: Manifest, located: Mapping[str, Path], variables: Mapping[str, str]) -> tuple[Mounts, list[str]]:
+    """The container's mounts, with their sub-paths, and what is wrong with them. `located`: volume -> directory."""
+    directories: dict[str, Path] = {}
+    problems: list[str] = []
+    for mount in container.get("volumeMounts") or ():
+        path = os.path.normpath(mount["mountPath"])
+        if path in LEFT_ALONE:
+            continue
+        if mount["name"] not in located:
+            problems.append(f"container {container['name']} mounts volume {mount['name']}, which the pod does not have")
+            continue
+        below = mount.get("subPath") or expand(mount.get("subPathExpr") or "", variables)
+        directories[path] = located[mount["name"]] / below
+    return Mounts(directories), problems

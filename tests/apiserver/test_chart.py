@@ -1,0 +1,533 @@
+"""The chart on a real API server: installed, upgraded, uninstalled; and its rights, as that server judges them.
+
+It has a control plane of its own: the one of the other tests has the CRDs already, and here a release brings them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.api import Api, ApiError
+from support.controlplane import ControlPlane, free_ports
+from support.helm import CHART, ROOT, Helm, HelmError, Manifest, built
+
+JOB: Manifest = {
+    "apiVersion": "allranks.dev/v1alpha1",
+    "kind": "DistributedTraining",
+    "metadata": {"name": "penguins"},
+    "spec": {"framework": "pytorch", "image": "x", "command": ["x"], "roles": {"worker": {"replicas": 1}}},
+}
+POOLS = {"create": {"a100": {"gpu": {"count": 8}}, "h100": {"gpu": {"count": 8}}}}
+
+
+class Strict(ControlPlane):
+    """As OpenShift: whoever makes objects that block the deletion of their owner needs a right for that."""
+
+    def _run(self, name: str, *arguments: str) -> None:
+        strict = ["--enable-admission-plugins=OwnerReferencesPermissionEnforcement"] if name == "kube-apiserver" else []
+        super()._run(name, *arguments, *strict)
+
+
+@pytest.fixture(scope="module")
+def bare(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane without CRDs."""
+    cluster = Strict(programs, tmp_path_factory.mktemp("chart"))
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def api(bare: ControlPlane) -> Iterator[Api]:
+    """The next test finds no CRDs again."""
+    yield bare.api
+    wait_until_served(bare.api)
+    for definition in bare.api.list("CustomResourceDefinition"):
+        with contextlib.suppress(ApiError):  # what the test itself deleted goes meanwhile
+            bare.api.delete("CustomResourceDefinition", None, definition["metadata"]["name"])
+    eventually(lambda: not bare.api.list("CustomResourceDefinition"))
+
+
+def wait_until_served(api: Api) -> None:
+    """A CRD that is deleted before its objects were ever listed may be Terminating for ever (Kubernetes 1.36:
+    "could not list instances: storage is (re)initializing")."""
+
+    def listed(name: str, kind: str) -> bool:
+        present = api.find("CustomResourceDefinition", None, name)
+        if present is None or "deletionTimestamp" in present["metadata"]:
+            return True  # it is going already
+        try:
+            api.list(kind)
+        except ApiError:
+            return False
+        return True
+
+    for definition in api.list("CustomResourceDefinition"):
+        name, kind = definition["metadata"]["name"], definition["spec"]["names"]["kind"]
+        eventually(lambda name=name, kind=kind: listed(name, kind))
+
+
+@pytest.fixture
+def helm(bare: ControlPlane, api: Api, tmp_path: Path) -> Iterator[Helm]:
+    """What it installs is uninstalled afterwards."""
+    helm = Helm(built("helm"), tmp_path, (f"--kubeconfig={bare.kubeconfig}",))
+    yield helm
+    for release in json.loads(helm("list", "--all-namespaces", "--output=json")):
+        helm("uninstall", release["name"], f"--namespace={release['namespace']}")
+
+
+@pytest.fixture
+def sys_(api: Api) -> str:
+    """A namespace that takes restricted pods only."""
+    return new_namespace(api, "sys", {"pod-security.kubernetes.io/enforce": "restricted"})
+
+
+@pytest.fixture
+def team(api: Api) -> str:
+    return new_namespace(api, "team")
+
+
+def new_namespace(api: Api, prefix: str, labels: dict[str, str] | None = None) -> str:
+    name = f"{prefix}-{secrets.token_hex(4)}"
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}})
+    return name
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def install(helm: Helm, namespace: str, values: Manifest | None = None, release: str = "allranks") -> str:
+    return helm("install", release, str(CHART), f"--namespace={namespace}", values=values or {})
+
+
+def upgrade(helm: Helm, namespace: str, values: Manifest | None = None, release: str = "allranks") -> str:
+    return helm("upgrade", release, str(CHART), f"--namespace={namespace}", values=values or {})
+
+
+def deployment(bare: ControlPlane, namespace: str) -> Manifest:
+    return json.loads(bare.kubectl("get", "deployment", "allranks", "-o", "json", "-n", namespace).stdout)
+
+
+def counts(api: Api) -> dict[str, int]:
+    return {pool["metadata"]["name"]: pool["spec"]["gpu"]["count"] for pool in api.list("TrainingPool")}
+
+
+def uids(api: Api) -> set[str]:
+    return {pool["metadata"]["uid"] for pool in api.list("TrainingPool")}
+
+
+def test_pools_appear_with_the_first_install_and_are_the_releases_from_the_next_one_on(
+    helm: Helm, api: Api, sys_: str
+) -> None:
+    install(helm, sys_, {"pools": POOLS})
+    assert counts(api) == {"a100": 8, "h100": 8}
+    first = uids(api)
+
+    upgrade(helm, sys_, {"pools": {"create": {**POOLS["create"], "a100": {"gpu": {"count": 4}}}}})
+    assert counts(api) == {"a100": 4, "h100": 8}
+    assert uids(api) == first
+    assert "helm.sh/hook" not in api.get("TrainingPool", None, "a100")["metadata"]["annotations"]
+
+    upgrade(helm, sys_, {"pools": {"create": {"a100": {"gpu": {"count": 2}}}}})
+    assert counts(api) == {"a100": 2, "h100": 8}, "a pool that is no longer named is kept: jobs may name it"
+    assert uids(api) == first
+
+
+def test_going_back_to_the_first_release_keeps_the_pools(helm: Helm, api: Api, sys_: str) -> None:
+    install(helm, sys_, {"pools": POOLS})
+    upgrade(helm, sys_, {"pools": POOLS})
+    before = uids(api)
+    helm("rollback", "allranks", "1", f"--namespace={sys_}")
+    assert uids(api) == before
+    upgrade(helm, sys_, {"pools": POOLS})
+    assert uids(api) == before
+
+
+def test_a_pool_that_is_wrong_is_refused_with_the_servers_reason(helm: Helm, sys_: str) -> None:
+    install(helm, sys_)
+    with pytest.raises(HelmError, match=r"gpu\.count"):
+        upgrade(helm, sys_, {"pools": {"create": {"a100": {"gpu": {"count": 0}}}}})
+
+
+def test_what_users_made_outlives_the_operator_and_serves_the_next_one(
+    helm: Helm, api: Api, sys_: str, team: str
+) -> None:
+    install(helm, sys_, {"pools": POOLS})
+    api.create(JOB, team)
+    before = api.get("DistributedTraining", team, "penguins")["metadata"]["uid"]
+
+    helm("uninstall", "allranks", f"--namespace={sys_}")
+    assert len(api.list("CustomResourceDefinition")) == 2
+    assert counts(api) == {"a100": 8, "h100": 8}
+    assert not [role for role in api.list("ClusterRole") if "allranks" in role["metadata"]["name"]]
+
+    install(helm, sys_, {"pools": POOLS})
+    assert api.get("DistributedTraining", team, "penguins")["metadata"]["uid"] == before
+
+
+def test_crds_that_are_not_to_be_kept_go_with_the_release(helm: Helm, api: Api, sys_: str) -> None:
+    install(helm, sys_)
+    upgrade(helm, sys_, {"crds": {"keep": False}})
+    wait_until_served(api)
+    helm("uninstall", "allranks", f"--namespace={sys_}")
+    eventually(lambda: not api.list("CustomResourceDefinition"))
+
+
+def test_an_upgrade_brings_the_crds_up_to_date_and_leaves_jobs_alone(
+    helm: Helm, api: Api, sys_: str, team: str, tmp_path: Path
+) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(CHART, older)
+    template = older / "templates" / "crd-distributedtrainings.yaml"
+    template.write_text(template.read_text().replace("    - name: Progress\n", "    - name: Steps\n"))
+    helm("install", "allranks", str(older), f"--namespace={sys_}")
+    api.create(JOB, team)
+
+    def columns() -> list[str]:
+        spec = api.get("CustomResourceDefinition", None, "distributedtrainings.allranks.dev")["spec"]
+        return [column["name"] for column in spec["versions"][0]["additionalPrinterColumns"]]
+
+    assert "Steps" in columns()
+    upgrade(helm, sys_)
+    assert "Steps" not in columns()
+    assert "Progress" in columns()
+    assert api.get("DistributedTraining", team, "penguins")["metadata"]["generation"] == 1
+
+
+def test_replicas_can_go_up_and_down_again(helm: Helm, bare: ControlPlane, sys_: str) -> None:
+    """A Deployment that is to be recreated may not have what a rolling one has."""
+    install(helm, sys_)
+    for replicas, strategy in ((2, "RollingUpdate"), (1, "Recreate"), (3, "RollingUpdate")):
+        upgrade(helm, sys_, {"replicas": replicas})
+        spec = deployment(bare, sys_)["spec"]
+        assert (spec["replicas"], spec["strategy"]["type"]) == (replicas, strategy)
+        budgets = json.loads(bare.kubectl("get", "pdb", "-o", "json", "-n", sys_).stdout)["items"]
+        assert len(budgets) == (replicas > 1)
+
+
+def test_pods_are_let_in_where_only_restricted_ones_are(helm: Helm, bare: ControlPlane, sys_: str) -> None:
+    install(helm, sys_, {"replicas": 2})
+    operator = deployment(bare, sys_)["spec"]["template"]
+    [test] = [hook for hook in yaml.safe_load_all(helm("get", "hooks", "allranks", f"--namespace={sys_}")) if hook]
+    for name, pod in (("operator", operator), ("test", test)):
+        manifest = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": name}}
+        manifest["spec"] = {**manifest["spec"], "serviceAccountName": "allranks"}
+        bare.api.create(manifest, sys_)
+        bare.api.delete("Pod", sys_, name, grace=0)
+    operator["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    with pytest.raises(ApiError, match="violates PodSecurity"):
+        bare.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": operator["spec"]}, sys_)
+
+
+def may(bare: ControlPlane, who: str, verb: str, what: str, namespace: str | None = None) -> bool:
+    """The answer of the API server's authorizer; `what` is `resource` or `resource/subresource`, with its group."""
+    resource, _, subresource = what.partition("/")
+    plural, _, group = resource.partition(".")
+    attributes = {"verb": verb, "resource": plural, "group": group, "subresource": subresource}
+    attributes |= {"namespace": namespace} if namespace else {}
+    groups = ["system:authenticated"]
+    if who.startswith("system:serviceaccount:"):
+        groups += ["system:serviceaccounts", f"system:serviceaccounts:{who.split(':')[2]}"]
+    review = bare.api.request(
+        "POST",
+        "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": who, "groups": groups, "resourceAttributes": attributes},
+        },
+    )
+    return review["status"]["allowed"]
+
+
+JOBS, POOL = "distributedtrainings.allranks.dev", "trainingpools.allranks.dev"
+NEEDED = [
+    *(("get", JOBS), ("list", JOBS), ("watch", JOBS), ("delete", JOBS), ("patch", f"{JOBS}/status")),
+    ("update", f"{JOBS}/finalizers"),
+    *((verb, "pods") for verb in ("create", "get", "list", "watch", "delete")),
+    *((verb, what) for what in ("services", "configmaps") for verb in ("create", "get")),
+    *(("create", "secrets"), ("create", "events"), ("patch", "events")),
+]
+FORBIDDEN = [
+    *((verb, "secrets") for verb in ("get", "list", "watch", "update", "patch", "delete")),
+    *((verb, JOBS) for verb in ("create", "update", "patch")),
+    *(("create", "pods/exec"), ("get", "pods/log"), ("update", "pods"), ("deletecollection", "pods")),
+    *(("list", "configmaps"), ("list", "services"), ("delete", "services"), ("create", "serviceaccounts")),
+    *(("get", "namespaces"), ("list", "nodes"), ("create", "roles.rbac.authorization.k8s.io")),
+    *(("list", "customresourcedefinitions.apiextensions.k8s.io"), ("create", POOL), ("delete", POOL)),
+    *(("get", "leases.coordination.k8s.io"), ("create", "leases.coordination.k8s.io")),
+]
+
+
+def test_the_operator_has_the_rights_that_it_needs_and_no_others(
+    helm: Helm, bare: ControlPlane, sys_: str, team: str
+) -> None:
+    install(helm, sys_)
+    operator = f"system:serviceaccount:{sys_}:allranks"
+    eventually(lambda: may(bare, operator, "list", JOBS))  # the authorizer's cache follows
+    assert [needed for needed in NEEDED if not may(bare, operator, *needed, team)] == []
+    assert [wrong for wrong in FORBIDDEN if may(bare, operator, *wrong, team)] == []
+    assert may(bare, operator, "list", "pods"), "in all namespaces at once"
+    assert may(bare, operator, "watch", POOL)
+    assert may(bare, operator, "create", "tokenreviews.authentication.k8s.io")
+
+
+def test_confined_to_namespaces_it_has_rights_there_and_nowhere_else(
+    helm: Helm, bare: ControlPlane, sys_: str, team: str
+) -> None:
+    install(helm, sys_, {"namespaces": [team]})
+    operator = f"system:serviceaccount:{sys_}:allranks"
+    eventually(lambda: may(bare, operator, "list", JOBS, team))
+    assert [needed for needed in NEEDED if not may(bare, operator, *needed, team)] == []
+    assert [wrong for wrong in FORBIDDEN if may(bare, operator, *wrong, team)] == []
+    for namespace in ("default", sys_, None):
+        assert [wrong for wrong in NEEDED if may(bare, operator, *wrong, namespace)] == []
+    assert not may(bare, operator, "list", POOL)
+    assert not may(bare, operator, "create", "tokenreviews.authentication.k8s.io")
+
+
+def test_two_confined_releases_share_a_cluster_and_its_crds(
+    helm: Helm, bare: ControlPlane, api: Api, sys_: str, team: str
+) -> None:
+    install(helm, sys_, {"namespaces": [sys_], "pools": {"enabled": True}})
+    with pytest.raises(HelmError, match="exists and cannot be imported"):
+        install(helm, team, {"namespaces": [team]})
+    helm("uninstall", "allranks", f"--namespace={team}", "--ignore-not-found")
+    install(helm, team, {"namespaces": [team], "pools": {"enabled": True}, "crds": {"enabled": False}})
+    for namespace, other in ((sys_, team), (team, sys_)):
+        operator = f"system:serviceaccount:{namespace}:allranks"
+        eventually(lambda operator=operator, namespace=namespace: may(bare, operator, "list", JOBS, namespace))
+        assert may(bare, operator, "list", POOL)
+        assert not may(bare, operator, "list", JOBS, other)
+
+
+def test_the_lease_is_that_of_the_release(helm: Helm, bare: ControlPlane, sys_: str, team: str) -> None:
+    install(helm, sys_, {"replicas": 2})
+    operator = f"system:serviceaccount:{sys_}:allranks"
+    token = bare.kubectl("create", "token", "allranks", "-n", sys_).stdout.strip()
+    client = Api(bare.url, bare.ca_file, token)
+    eventually(lambda: may(bare, operator, "create", "leases.coordination.k8s.io", sys_))
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "allranks"}}
+    client.create(lease, sys_)
+    assert client.get("Lease", sys_, "allranks")
+    other = {**lease, "metadata": {"name": "another"}}
+    bare.api.create(other, sys_)
+    for action in (
+        lambda: client.get("Lease", sys_, "another"),
+        lambda: client.create(lease, team),
+        lambda: client.delete("Lease", sys_, "allranks"),
+    ):
+        with pytest.raises(ApiError, match="cannot"):
+            action()
+    client.close()
+
+
+def test_roles_of_the_cluster_cover_jobs(helm: Helm, bare: ControlPlane, sys_: str, team: str) -> None:
+    install(helm, sys_)
+    for role in ("view", "edit", "admin"):
+        bare.kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}", "-n", team)
+        eventually(lambda role=role: may(bare, role, "get", f"{JOBS}/status", team))
+        assert may(bare, role, "watch", JOBS, team)
+        for verb, what in (("create", JOBS), ("delete", JOBS), ("patch", f"{JOBS}/scale")):
+            assert may(bare, role, verb, what, team) == (role != "view")
+        assert not may(bare, role, "patch", f"{JOBS}/status", team), "status is the operator's"
+        assert not may(bare, role, "create", POOL)
+
+
+def test_pools_can_be_shown_to_everyone(helm: Helm, bare: ControlPlane, sys_: str) -> None:
+    install(helm, sys_, {"pools": {"readers": ["system:authenticated"]}})
+    eventually(lambda: may(bare, "anna", "list", POOL))
+    assert not may(bare, "anna", "create", POOL)
+
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INSTALL = {
+    section.partition("\n")[0]: BLOCK.findall(section)
+    for section in (ROOT / "docs" / "install.md").read_text().split("\n## ")
+}
+"""Section of docs/install.md -> (language, text) of its blocks."""
+BEFORE = {
+    "Upgrade": "kubectl apply --server-side -f older/",
+    "Uninstall": "helm install allranks charts/allranks --namespace allranks-system",
+}
+"""What must have happened for a section to make sense."""
+SHIM = """#!/bin/sh
+# Nothing runs pods here: nobody waits for them.
+[ "$1" != test ] || exit 0
+for argument; do shift; [ "$argument" = --wait ] || set -- "$@" "$argument"; done
+exec {program} --kubeconfig={kubeconfig} "$@"
+"""
+
+
+@pytest.mark.parametrize("section", [name for name, blocks in INSTALL.items() if "zsh" in dict(blocks)])
+def test_commands_of_the_documentation_work(
+    section: str, helm: Helm, bare: ControlPlane, api: Api, tmp_path: Path
+) -> None:
+    for namespace in ("allranks-system", "team-a", "team-b"):
+        with contextlib.suppress(ApiError):
+            api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    for folder in ("charts", "crds"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    shutil.copytree(ROOT / "crds", tmp_path / "older")
+    for file in (tmp_path / "older").iterdir():
+        file.write_text(file.read_text().replace("name: Age", "name: Years"))
+    (tmp_path / "bin").mkdir()
+    for program in (helm.program, bare.programs / "kubectl"):
+        shim = tmp_path / "bin" / program.name
+        shim.write_text(SHIM.format(program=program, kubeconfig=bare.kubeconfig))
+        shim.chmod(0o755)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+
+    def run(script: str) -> str:
+        done = subprocess.run(
+            ["bash", "-ec", script],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    (tmp_path / "values.yaml").write_text("{}")
+    run(BEFORE.get(section, ""))
+    for language, text in INSTALL[section]:
+        if language == "yaml":
+            assert text.startswith("# values.yaml\n")
+            (tmp_path / "values.yaml").write_text(text)
+        else:
+            wait_until_served(api)
+            run(text)
+    if section == "Upgrade":
+        columns = yaml.safe_load(run("kubectl get crd trainingpools.allranks.dev -o yaml"))["spec"]["versions"][0]
+        assert "Years" not in json.dumps(columns)
+
+
+def test_without_helm_the_second_apply_makes_the_pools_too(
+    helm: Helm, bare: ControlPlane, api: Api, sys_: str, tmp_path: Path
+) -> None:
+    text = helm("template", "allranks", str(CHART), f"--namespace={sys_}", values={"pools": POOLS})
+    file = tmp_path / "allranks.yaml"
+    file.write_text(text)
+    bare.kubectl("apply", "--server-side", "-f", str(file))
+    done = bare.kubectl("apply", "--server-side", "-f", str(file))
+    assert done.returncode == 0, done.stderr
+    assert counts(api) == {"a100": 8, "h100": 8}
+    bare.kubectl("delete", "-f", str(file))
+
+
+JOBS_TO_RUN = (
+    {"framework": "pytorch", "roles": {"master": {"replicas": 1}, "worker": {"replicas": 1}}},
+    {"framework": "tensorflow", "roles": {"worker": {"replicas": 2}}},
+    {"framework": "horovod", "roles": {"worker": {"replicas": 2}}},
+    {
+        "framework": "horovod",
+        "horovod": {"controller": "mpi", "slotsPerWorker": 1},
+        "roles": {"launcher": {"replicas": 1}, "worker": {"replicas": 2}},
+    },
+    {"framework": "pytorch", "pool": "a100", "roles": {"worker": {"replicas": 1}}},
+)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"pools": POOLS}, {"replicas": 2, "pools": POOLS}, {"namespaces": ["TEAM"], "pools": {"enabled": True, **POOLS}}],
+    ids=["cluster-wide", "two replicas", "confined"],
+)
+def test_the_operator_does_all_its_work_with_these_rights_and_settings(
+    values: Manifest, helm: Helm, bare: ControlPlane, sys_: str, team: str, tmp_path: Path
+) -> None:
+    install(helm, sys_, {**values, "namespaces": [team for _ in values.get("namespaces", ())]})
+    port, other_port = free_ports(2)
+    with contextlib.ExitStack() as running:
+        operator = running.enter_context(run_operator(bare, sys_, tmp_path, port))
+        if values.get("replicas") == 2:
+            eventually(lambda: metrics(port).get("allranks_leader") == 1)
+            running.enter_context(run_operator(bare, sys_, tmp_path, other_port))
+            eventually(lambda: asked(other_port, "/readyz") == "ok\n")
+            assert metrics(other_port)["allranks_leader"] == 0, "it stands by, and is ready for that"
+        running.enter_context(run_kubelet(bare, tmp_path))
+        eventually(lambda: asked(port, "/readyz") == "ok\n")
+        eventually(lambda: bare.api.find("ServiceAccount", team, "default"))
+        for number, spec in enumerate(JOBS_TO_RUN):
+            common = {"image": "x", "command": ["x"], "ttlSecondsAfterFinished": 0}
+            bare.api.create({**JOB, "metadata": {"name": f"job-{number}"}, "spec": {**common, **spec}}, team)
+        # They succeed, and their time to live ends at once.
+        eventually(lambda: not bare.api.list("DistributedTraining", team), 120)
+        told = {event["reason"] for event in bare.api.list("Event", team)}
+        assert "Complete" in told or "Succeeded" in told, told
+
+        assert metrics(port)['allranks_watch_age_seconds{resource="jobs"}'] < 60
+        assert [series for series in metrics(port) if 'code="403"' in series] == []
+        operator.terminate()
+        assert operator.wait(20) == 0
+    assert "forbidden" not in (tmp_path / f"operator-{port}.log").read_text().lower()
+
+
+@contextlib.contextmanager
+def run_operator(bare: ControlPlane, namespace: str, folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """As the Deployment says, with the token of its ServiceAccount, but on this machine and another port."""
+    [container] = deployment(bare, namespace)["spec"]["template"]["spec"]["containers"]
+    env = {v["name"]: namespace if "valueFrom" in v else v.get("value", "") for v in container["env"]}
+    config = json.loads(bare.kubeconfig.read_text())
+    token = bare.kubectl("create", "token", "allranks", f"--namespace={namespace}").stdout.strip()
+    config["users"][0]["user"] = {"token": token}
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(json.dumps(config))
+    env |= {"ALLRANKS_PORT": str(port), "ALLRANKS_REPORT_PORT": "0", "ALLRANKS_ADDRESS": "127.0.0.1"}
+    env |= {"KUBECONFIG": str(kubeconfig)}
+    program, *arguments = container["command"]
+    assert program == "allranks"
+    with process([sys.executable, "-m", program, *arguments], folder / f"operator-{port}.log", env=env) as running:
+        yield running
+
+
+def run_kubelet(bare: ControlPlane, folder: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """Whose pods succeed after half a second."""
+    command = [sys.executable, "-m", "tests.cluster.kubelet", f"--kubeconfig={bare.kubeconfig}", "--run-seconds=0.5"]
+    return process(command, folder / "kubelet.log", cwd=ROOT)
+
+
+@contextlib.contextmanager
+def process(command: list[str], log: Path, **how: Any) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, **how) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def asked(port: int, path: str) -> str:
+    """What the operator answers; empty as long as it does not, or says no."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.read().decode()
+    except OSError:
+        return ""
+
+
+def metrics(port: int) -> dict[str, float]:
+    """Series -> value."""
+    lines = [line.rpartition(" ") for line in asked(port, "/metrics").splitlines() if not line.startswith("#")]
+    return {series: float(value) for series, _, value in lines}

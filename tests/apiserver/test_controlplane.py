@@ -1,0 +1,132 @@
+"""The control plane that tests run on: quick, keeps its data, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support import controlplane
+from support.api import ApiError
+from support.controlplane import ControlPlane, free_ports
+
+from .conftest import DEFINITIONS
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def own_parts(control_plane: ControlPlane) -> ControlPlane:
+    """One whose API server we may stop."""
+    if not isinstance(control_plane, ControlPlane):
+        pytest.skip("a cluster of the user's is not ours to stop")
+    return control_plane
+
+
+def test_it_serves_the_jobs_and_says_a_version_that_clients_understand(control_plane: ControlPlane) -> None:
+    done = control_plane.kubectl("version", "--output=json")
+    assert json.loads(done.stdout)["serverVersion"]["minor"].strip("+").isdigit(), done.stderr
+    for file in DEFINITIONS:
+        assert control_plane.kubectl("get", file.stem).returncode == 0
+
+
+def test_a_refusal_has_code_reason_and_message(control_plane: ControlPlane, namespace: str) -> None:
+    with pytest.raises(ApiError, match='pods "nobody" not found') as refused:
+        control_plane.api.get("Pod", namespace, "nobody")
+    assert (refused.value.code, refused.value.reason) == (404, "NotFound")
+
+
+def test_what_an_owner_leaves_behind_is_collected(control_plane: ControlPlane, namespace: str) -> None:
+    api = control_plane.api
+    owner = api.create(_config("owner"), namespace)
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
+    owned = _config("owned")
+    owned["metadata"]["ownerReferences"] = [reference]
+    api.create(owned, namespace)
+    api.delete("ConfigMap", namespace, "owner")
+    _wait_until(lambda: api.find("ConfigMap", namespace, "owned") is None)
+
+
+def test_the_api_server_comes_back_with_its_data(own_parts: ControlPlane, namespace: str) -> None:
+    own_parts.api.create(_config("kept"), namespace)
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        own_parts.stop_api_server(how)
+        with pytest.raises(OSError):  # noqa: PT011  refused or reset, as it comes
+            own_parts.api.get("ConfigMap", namespace, "kept")
+        own_parts.start_api_server()
+        assert own_parts.api.get("ConfigMap", namespace, "kept")["data"] == {"a": "b"}
+
+
+def test_a_test_run_that_is_killed_leaves_no_process(programs: Path, tmp_path: Path) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-c", _STARTS_ONE, str(programs), str(tmp_path)], cwd=TESTS, stdout=subprocess.PIPE, text=True
+    )
+    with run:
+        assert run.stdout is not None
+        pids = json.loads(run.stdout.readline())
+        assert set(pids) == {"etcd", "kube-apiserver", "kube-controller-manager"}
+        run.kill()
+    _wait_until(lambda: not any(_is_there(pid) for pid in pids.values()))
+
+
+_STARTS_ONE = """
+import json, sys, time
+from pathlib import Path
+from cluster.controlplane import ControlPlane
+control_plane = ControlPlane(Path(sys.argv[1]), Path(sys.argv[2]))
+control_plane.start()
+print(json.dumps(control_plane.pids), flush=True)
+time.sleep(60)
+"""
+
+
+def test_where_somebody_took_a_port_it_tries_others(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        taken = [somebody.getsockname()[1]]
+        # The first time the API server's port is gone, the second time etcd's.
+        tries = [[*free_ports(2), *taken], [*taken, *free_ports(2)], free_ports(3)]
+        monkeypatch.setattr(controlplane, "free_ports", lambda count: tries.pop(0))
+        control_plane = ControlPlane(programs, tmp_path)
+        control_plane.start()
+        pids = control_plane.pids
+        assert control_plane.api.get("Namespace", None, "default")
+        control_plane.stop()
+        assert not any(_is_there(pid) for pid in pids.values())
+
+
+def test_ports_are_no_others_and_below_those_that_the_system_hands_out() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert max(ports) < 32_000
+
+
+def _config(name: str) -> dict:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"a": "b"}}
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        # One that nobody has waited for yet is no process any more.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_until(there, seconds: float = 15) -> None:
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,113 @@
+"""Two replicas, real processes: who holds the Lease acts; one that was paused and wakes up does not."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.api.job import KIND
+from allranks.operator.app import utcnow
+from support.controlplane import ControlPlane, free_ports
+from support.kubelet import Hand
+from support.live import eventually, job, phase
+
+
+@dataclass
+class Replica:
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def metrics(self) -> dict[str, float]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return {}
+        return {name: float(value) for name, value in re.findall(r"^(allranks\S+) (\S+)$", text, re.MULTILINE)}
+
+    @property
+    def leads(self) -> bool:
+        return self.metrics().get("allranks_leader") == 1
+
+    def writes(self) -> float:
+        """Changes that it asked for; the Lease is changed by PUT, and nothing else is."""
+        found = self.metrics()
+        return sum(
+            value for name, value in found.items() if re.match(r".*requests_total\{.*verb=\"(POST|PATCH|DELETE)", name)
+        )
+
+
+@contextlib.contextmanager
+def replica(control_plane: ControlPlane, namespace: str, folder: Path, name: str) -> Iterator[Replica]:
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "allranks", "operator", f"--kubeconfig={control_plane.kubeconfig}", "--no-pools"]
+    command += [f"--namespaces={namespace}", "--leader-election", f"--lease-namespace={namespace}", f"--port={port}"]
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen([*command, "--address=127.0.0.1"], stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield Replica(process, port)
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def test_a_replica_that_was_paused_while_another_took_over_does_nothing_when_it_wakes(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    api, hand = control_plane.api, Hand(control_plane.api, namespace, utcnow, lambda _: utcnow())
+
+    def started(name: str) -> bool:
+        return api.find("Pod", namespace, name) is not None
+
+    with replica(control_plane, namespace, tmp_path, "first") as first:
+        eventually(lambda: first.leads)
+        with replica(control_plane, namespace, tmp_path, "second") as second:
+            api.create(job(), namespace)
+            eventually(lambda: started("demo-worker-0-0"))
+            for pod in ("demo-master-0-0", "demo-worker-0-0"):
+                hand.place(pod, "node")
+                hand.start(pod)
+            eventually(lambda: phase(control_plane, namespace) == "Running")
+            eventually(lambda: "allranks_leader" in second.metrics())
+            assert not second.leads
+            assert second.writes() == 0
+            before = first.writes()
+
+            first.process.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            hand.end("demo-worker-0-0", 137, "Error", "", "trainer", 0)  # the first will see this when it wakes
+            eventually(lambda: second.leads, 20)
+            assert time.monotonic() - began < 15
+            eventually(lambda: started("demo-worker-0-1"))
+            eventually(lambda: api.get(KIND, namespace, "demo")["status"]["restarts"]["counted"] == 1)
+
+            first.process.send_signal(signal.SIGCONT)
+            eventually(lambda: first.metrics().get("allranks_leader") == 0)
+            acted = second.writes()
+            api.patch(KIND, namespace, "demo", {"spec": {"suspend": True}})
+            eventually(lambda: phase(control_plane, namespace) == "Suspended")
+            assert second.writes() > acted
+            assert first.writes() == before, "it acted without the Lease"
+            status = api.get(KIND, namespace, "demo")["status"]
+            assert (status["attempt"], status["restarts"]["counted"]) == (1, 1)
+
+            # Told to end, a holder lets go at once.
+            second.process.terminate()
+            began = time.monotonic()
+            eventually(lambda: first.leads, 10)
+            assert second.process.wait(10) == 0
+            api.patch(KIND, namespace, "demo", {"spec": {"suspend": False}})
+            eventually(lambda: started("demo-worker-0-2"))

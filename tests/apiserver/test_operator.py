@@ -1,0 +1,409 @@
+"""The operator on a real API server: what it survives, what it answers, and what real clients see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from allranks.api.job import KIND
+from allranks.kube import paths
+from allranks.kube.client import Client
+from allranks.operator import job_watch
+from allranks.operator.app import Session
+from support import live
+from support.api import ApiError
+from support.controlplane import ControlPlane
+from support.kubelet import Program
+from support.live import eventually, job, phase
+
+from .conftest import DEFINITIONS
+
+BRIEF = Program(seconds=0.3)
+LONG = Program(seconds=None)
+
+
+# What it survives
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_the_operator_survives_the_api_servers_restart(control_plane: ControlPlane, namespace: str, how) -> None:
+    connection = live.connection(control_plane)
+    with live.operator(connection, namespace) as operator, live.kubelet(connection, LONG, namespace=namespace):
+        control_plane.api.create(job(), namespace)
+        eventually(lambda: phase(control_plane, namespace) == "Running")
+        session = operator.session
+        control_plane.stop_api_server(how)
+        time.sleep(1)  # it is to notice
+        control_plane.start_api_server()
+        control_plane.api.patch(KIND, namespace, "demo", {"spec": {"suspend": True}})
+        eventually(lambda: phase(control_plane, namespace) == "Suspended")
+        control_plane.api.patch(KIND, namespace, "demo", {"spec": {"suspend": False}})
+        eventually(lambda: phase(control_plane, namespace) == "Running", 60)
+        assert operator.session is session, "it went on where it was"
+        assert control_plane.api.get(KIND, namespace, "demo")["status"]["restarts"]["counted"] == 0
+
+
+def test_the_operators_restart_changes_nothing_of_jobs_that_are_settled(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    connection = live.connection(control_plane)
+    with live.kubelet(connection, LONG, namespace=namespace):
+        with live.operator(connection, namespace):
+            for number in range(20):
+                control_plane.api.create(job(f"demo-{number}"), namespace)
+            eventually(lambda: all(phase(control_plane, namespace, f"demo-{n}") == "Running" for n in range(20)), 40)
+
+        def versions() -> dict[str, str]:
+            found = [o for kind in (KIND, "Pod", "Service") for o in control_plane.api.list(kind, namespace)]
+            return {o["metadata"]["uid"]: o["metadata"]["resourceVersion"] for o in found}
+
+        before = versions()
+        with live.operator(connection, namespace) as operator:
+            eventually(lambda: operator.idle and len(operator.versions()) >= 60)
+            assert operator.session
+            assert operator.session.client.writes == 0
+        assert versions() == before
+
+
+def test_killed_in_the_midst_of_a_thousand_jobs_the_next_life_finishes_what_was_begun(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    connection, count = live.connection(control_plane), 1000
+
+    async def create() -> None:
+        client = Client(connection)
+        jobs = (job(f"demo-{number}", roles={"worker": {"replicas": 1}}) for number in range(count))
+        await asyncio.gather(*(client.create(paths.jobs(namespace), one) for one in jobs))
+        await client.close()
+
+    def made(kind: str) -> int:
+        return len(control_plane.api.list(kind, namespace))
+
+    asyncio.run(create())
+    with live.operator(connection, namespace) as operator:
+        eventually(lambda: operator.session and len(operator.session.pods) > count / 3, 60)
+    assert made("Pod") < count, "it was killed too late to tell anything"
+    with live.operator(connection, namespace) as operator:
+        eventually(lambda: operator.session and len(operator.session.pods) == count, 90)
+        eventually(lambda: operator.idle, 60)
+    assert (made("Pod"), made("Service")) == (count, count)
+    with live.operator(connection, namespace) as operator:
+        eventually(lambda: operator.idle and len(operator.versions()) == 2 * count, 60)
+        assert operator.session
+        assert operator.session.client.writes == 0
+    found = control_plane.api.list(KIND, namespace)
+    assert {(o["status"]["attempt"], o["status"]["restarts"]["disruptions"]) for o in found} == {(0, 0)}
+
+
+def test_a_namespace_that_may_not_be_read_holds_up_no_other(control_plane: ControlPlane, namespace: str) -> None:
+    rules = [{"apiGroups": ["", "allranks.dev"], "resources": ["*"], "verbs": ["*"]}]
+    group = "rbac.authorization.k8s.io"
+    for kind, what in (
+        ("Role", {"rules": rules}),
+        (
+            "RoleBinding",
+            {
+                "roleRef": {"apiGroup": group, "kind": "Role", "name": "all"},
+                "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace}],
+            },
+        ),
+    ):
+        manifest = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": "all"}, **what}
+        done = control_plane.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(manifest))
+        assert done.returncode == 0, done.stderr
+    token = control_plane.kubectl("create", "token", "default", "-n", namespace).stdout.strip()
+    confined = replace(live.connection(control_plane), token=token)
+    with (
+        live.operator(confined, "kube-public", namespace) as operator,
+        live.kubelet(live.connection(control_plane), BRIEF, namespace=namespace),
+    ):
+        control_plane.api.create(job(pool="gpu"), namespace)
+        control_plane.api.create(job("other"), namespace)
+        eventually(lambda: phase(control_plane, namespace, "other") == "Succeeded", 40)
+        [condition] = control_plane.api.get(KIND, namespace, "demo")["status"]["conditions"]
+        assert condition["reason"] == "PoolsNotServed"
+        assert operator.session
+        assert not operator.session.synced, "and readiness says so"
+
+
+def test_a_user_without_a_name_can_run_it_as_in_a_container(
+    control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 65532")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    with live.operator(live.connection(control_plane), namespace) as operator:
+        eventually(lambda: operator.session and operator.session.synced)
+
+
+@pytest.mark.parametrize("said", ["gone", "still there"])
+def test_crds_that_come_later_are_waited_for(
+    control_plane: ControlPlane, namespace: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of CRDs that were just deleted, an API server may say that they are still there, for a moment."""
+    installed = Session._installed
+
+    async def at_once(_: Session) -> None:
+        monkeypatch.setattr(Session, "_installed", installed)
+
+    if said == "still there":
+        monkeypatch.setattr(Session, "_installed", at_once)
+    connection = live.connection(control_plane)
+    names = [yaml.safe_load(path.read_text())["metadata"]["name"] for path in DEFINITIONS]
+    for name in names:
+        control_plane.api.delete("CustomResourceDefinition", None, name)
+    eventually(lambda: not control_plane.api.list("CustomResourceDefinition"))
+    with live.operator(connection, namespace, pools=False) as operator:
+        eventually(lambda: operator.session)
+        time.sleep(0.5)
+        assert not operator.idle
+        for path in DEFINITIONS:
+            control_plane.kubectl("apply", "-f", str(path))
+        with live.kubelet(connection, BRIEF, namespace=namespace):
+            eventually(lambda: not _refused(lambda: control_plane.api.create(job(), namespace)))
+            eventually(lambda: phase(control_plane, namespace) == "Succeeded", 40)
+
+
+def test_after_a_thousand_errors_in_a_row_it_goes_on(
+    control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an hour of 500s at its longest backoff (15 s) would be, without the waiting."""
+    asked = 0
+
+    class Quick(job_watch._Endless):
+        def __iter__(self):
+            nonlocal asked
+            while True:
+                asked += 1
+                yield 0.001
+
+    monkeypatch.setattr(job_watch, "_Endless", Quick)
+    from allranks.kube import client, watch
+
+    monkeypatch.setattr(client, "LAST_BACKOFF_SECONDS", 0.002)
+    monkeypatch.setattr(watch, "LAST_BACKOFF_SECONDS", 0.002)
+    monkeypatch.setattr(watch, "FIRST_BACKOFF_SECONDS", 0.001)
+    connection = live.connection(control_plane)
+    with live.operator(connection, namespace) as operator, live.kubelet(connection, LONG, namespace=namespace):
+        control_plane.api.create(job(), namespace)
+        eventually(lambda: phase(control_plane, namespace) == "Running")
+        session = operator.session
+        control_plane.stop_api_server()
+        eventually(lambda: asked > 1000, 60)
+        control_plane.start_api_server()
+        control_plane.api.patch(KIND, namespace, "demo", {"spec": {"suspend": True}})
+        eventually(lambda: phase(control_plane, namespace) == "Suspended", 40)
+        assert operator.session is session
+
+
+# What it is given
+
+
+def _refused(request) -> str:
+    try:
+        request()
+    except ApiError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, r"spec.env: .*set by allranks: remove any of.*MASTER_ADDR"),
+        ({"env": [{"name": "ALLRANKS_JOB", "value": "x"}]}, r"spec.env: .*choose another name"),
+        ({"roles": {"chief": {"replicas": 1}}}, r"spec.roles.chief: .*is a role of tensorflow alone"),
+        ({"tensorflow": {}}, r"spec.tensorflow: .*only the block that matches framework"),
+        ({"checkpoint": {"volume": {"hostPath": {"path": "/x"}}}}, r"spec.checkpoint.volume: .*hostPath is refused"),
+    ],
+)
+def test_bad_input_is_refused_at_once_with_the_path_of_the_field(
+    control_plane: ControlPlane, namespace: str, change: dict[str, Any], told: str
+) -> None:
+    done = control_plane.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(job(**change)))
+    assert done.returncode == 1
+    assert re.search(told, done.stderr), done.stderr
+
+
+def test_a_name_of_63_characters_is_refused_because_names_of_pods_are_made_of_it(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    told = _refused(lambda: control_plane.api.create(job("a" * 63), namespace))
+    assert "metadata.name: at most 42 characters" in told
+
+
+def test_an_unknown_field_is_refused_by_kubectl(control_plane: ControlPlane, namespace: str) -> None:
+    done = control_plane.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(job(framwork="x")))
+    assert done.returncode == 1
+    assert 'unknown field "spec.framwork"' in done.stderr
+
+
+def test_what_was_stored_before_the_schema_changed_is_marked_on_that_job_alone(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    """Schemas change between versions of the operator, objects do not: here, one is stored while there is no schema."""
+    definition = yaml.safe_load(DEFINITIONS[0].read_text())
+    assert definition["spec"]["names"]["kind"] == KIND
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    loose = json.loads(json.dumps(definition))
+    loose["spec"]["versions"][0]["schema"] = {"openAPIV3Schema": anything}
+    loose["spec"]["versions"][0]["subresources"].pop("scale")
+    broken = job("broken", framework="caffe")
+    worse = job("worse", roles={"worker": {"replicas": "many"}})
+    huge = job("huge", args=["x" * 8000] * 100)
+    control_plane.kubectl("replace", "-f", "-", input=json.dumps(loose))
+    try:
+        eventually(lambda: not _refused(lambda: control_plane.api.create(broken, namespace)))
+        control_plane.api.create(huge, namespace)
+        control_plane.api.create(worse, namespace)
+    finally:
+        control_plane.kubectl("replace", "-f", "-", input=json.dumps(definition))
+    eventually(
+        lambda: "caffe" in _refused(lambda: control_plane.api.create({**broken, "metadata": {"name": "no"}}, namespace))
+    )
+    connection = live.connection(control_plane)
+    with live.operator(connection, namespace), live.kubelet(connection, BRIEF, namespace=namespace):
+        control_plane.api.create(job("good"), namespace)
+        eventually(lambda: phase(control_plane, namespace, "good") == "Succeeded")
+        eventually(lambda: phase(control_plane, namespace, "huge") == "Succeeded")
+        eventually(lambda: phase(control_plane, namespace, "broken") == "Failed")
+        [condition] = control_plane.api.get(KIND, namespace, "broken")["status"]["conditions"]
+        assert condition["reason"] == "InvalidSpec"
+        assert "spec.framework" in condition["message"]
+        # Where a rule cannot even be evaluated, the API server refuses every status: an Event tells it.
+        told = {e["involvedObject"]["name"]: e["message"] for e in control_plane.api.list("Event", namespace)}
+        assert "spec.roles.worker.replicas: must be a whole number" in told["worse"]
+
+
+def test_a_job_that_is_deleted_while_it_starts_leaves_nothing_behind(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    def things() -> list[Any]:
+        return [found for kind in ("Pod", "Service", KIND) for found in control_plane.api.list(kind, namespace)]
+
+    with live.operator(live.connection(control_plane), namespace) as operator:
+        for number in range(10):
+            control_plane.api.create(job(f"demo-{number}", roles={"worker": {"replicas": 10}}), namespace)
+            time.sleep(0.01 * number)
+            control_plane.api.delete(KIND, namespace, f"demo-{number}")
+        eventually(lambda: operator.idle and not things(), 180)
+
+
+# What real clients see
+
+
+def test_kubectl_waits_for_conditions_and_for_the_phase_as_argo_reads_it(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    connection = live.connection(control_plane)
+
+    def wait(name: str, what: str) -> int:
+        return control_plane.kubectl("wait", f"--for={what}", f"dt/{name}", "-n", namespace, "--timeout=20s").returncode
+
+    with live.operator(connection, namespace), live.kubelet(connection, BRIEF, namespace=namespace):
+        control_plane.api.create(job("good"), namespace)
+        assert wait("good", "condition=Complete") == 0
+        # An Argo workflow's successCondition is `status.phase == Succeeded`: a word, at this very place.
+        assert wait("good", "jsonpath={.status.phase}=Succeeded") == 0
+    failing = Program(seconds=0.2, code=3)
+    with live.operator(connection, namespace), live.kubelet(connection, failing, namespace=namespace):
+        control_plane.api.create(job("bad", restart={"maxRestarts": 0}), namespace)
+        assert wait("bad", "condition=Failed") == 0
+        assert wait("bad", "jsonpath={.status.phase}=Failed") == 0
+        table = control_plane.kubectl("get", "dt", "-n", namespace).stdout.splitlines()
+        assert table[0].split() == ["NAME", "FRAMEWORK", "PHASE", "READY", "RESTARTS", "PROGRESS", "ETA", "AGE"]
+        assert [line.split()[:3] for line in table[1:]] == [
+            ["bad", "pytorch", "Failed"],
+            ["good", "pytorch", "Succeeded"],
+        ]
+        told = control_plane.kubectl("describe", "dt", "bad", "-n", namespace).stdout
+        assert "master-0 failed with exit code 3 (Error)" in told or "worker-0 failed with exit code 3 (Error)" in told
+
+
+def test_kubectl_scales_and_observed_generation_follows_for_kstatus(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    connection = live.connection(control_plane)
+    with live.operator(connection, namespace), live.kubelet(connection, LONG, namespace=namespace):
+        control_plane.api.create(job(), namespace)
+        eventually(lambda: phase(control_plane, namespace) == "Running")
+        assert control_plane.kubectl("scale", "dt/demo", "--replicas=3", "-n", namespace).returncode == 0
+
+        def settled() -> bool:
+            found = control_plane.api.get(KIND, namespace, "demo")
+            status = found["status"]
+            return status["observedGeneration"] == found["metadata"]["generation"] == 2 and status["ready"] == "4/4"
+
+        eventually(settled, 30)
+        scale = json.loads(
+            control_plane.kubectl("get", "dt/demo", "--subresource=scale", "-o=json", "-n", namespace).stdout
+        )
+        assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (3, 3)
+        selected = control_plane.kubectl(
+            "get", "pods", "-n", namespace, "-o=name", f"-l{scale['status']['selector']}"
+        ).stdout
+        assert len([line for line in selected.splitlines() if line.endswith("-1")]) == 3
+
+
+def test_kubectl_explains_every_field(control_plane: ControlPlane) -> None:
+    """A page per object of the schema: each of its fields is there with a description."""
+    schemas = {yaml.safe_load(p.read_text())["spec"]["names"]["plural"]: p for p in DEFINITIONS}
+    for plural, path in schemas.items():
+        root = yaml.safe_load(path.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        for where, node in _objects(root, plural):
+            page = control_plane.kubectl("explain", where).stdout
+            for name, child in node["properties"].items():
+                assert re.search(rf"^  {re.escape(name)}\t", page, re.MULTILINE), (where, name)
+                if where != plural:
+                    assert child.get("description"), f"{where}.{name} has no description"
+
+
+def _objects(node: dict[str, Any], where: str):
+    """One role stands for all roles: they have the same type."""
+    if "properties" in node:
+        yield where, node
+        children = node["properties"]
+        if where.endswith(".roles") and "spec" in where:
+            children = {"worker": children["worker"]}
+        for name, child in children.items():
+            yield from _objects(child.get("items", child), f"{where}.{name}")
+
+
+# How it is watched
+
+
+def test_the_probes_and_metrics_tell_how_it_is(control_plane: ControlPlane, namespace: str) -> None:
+    import urllib.request
+
+    def asked(operator, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{operator.server.port}{path}", timeout=5) as answer:
+            return answer.read().decode()
+
+    connection = live.connection(control_plane)
+    with live.operator(connection, namespace) as operator, live.kubelet(connection, BRIEF, namespace=namespace):
+        eventually(lambda: operator.session and operator.session.synced)
+        assert asked(operator, "/readyz") == "ok\n"
+        control_plane.api.create(job(), namespace)
+        eventually(lambda: phase(control_plane, namespace) == "Succeeded")
+        eventually(lambda: operator.idle)
+        page = asked(operator, "/metrics")
+        assert 'allranks_jobs{framework="pytorch",phase="Succeeded"} 1.0' in page
+        assert 'allranks_job_start_seconds_count{framework="pytorch"} 1.0' in page
+        assert "demo" not in page, "no label names a job"
+        assert asked(operator, "/healthz") == "ok\n"
+        assert operator.session
+        watch = next(iter(operator.session._watches.values()))
+        watch.alive_at -= 10_000
+        with pytest.raises(urllib.error.HTTPError, match="503") as raised:
+            asked(operator, "/healthz")
+        assert b"no sign of life of the watch of pods" in raised.value.read()
+        raised.value.close()

@@ -1,0 +1,210 @@
+"""Reports on a real API server, with tokens as kubelet gets them: whose they are, and what they are not good for."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from allranks.api.job import KIND
+from allranks.core.manifests.report_env import AUDIENCE
+from allranks.operator.app import Operator, utcnow
+from allranks.telemetry.server import PATH
+from support import live
+from support.api import ApiError, Manifest, path
+from support.controlplane import ControlPlane
+from support.kubelet import Hand
+from support.live import eventually, job, phase
+
+URL = "http://allranks.allranks-system.svc:8081/v1/report"
+OURS = (AUDIENCE,)
+
+
+class World:
+    """One namespace with the operator of its own."""
+
+    def __init__(self, control_plane: ControlPlane, namespace: str) -> None:
+        self.control_plane, self.api, self.namespace = control_plane, control_plane.api, namespace
+        self.connection = live.connection(control_plane)
+        self.hand = Hand(self.api, namespace, utcnow, lambda _: utcnow())
+
+    @contextlib.contextmanager
+    def operator(self, **settings: Any) -> Iterator[Operator]:
+        with live.operator(
+            self.connection, self.namespace, report_url=URL, report_port=0, pools=False, **settings
+        ) as operator:
+            yield operator
+
+    def runs(self, name: str = "demo", attempt: int = 0) -> None:
+        """A job of two ranks."""
+        if not self.api.find(KIND, self.namespace, name):
+            self.api.create(job(name), self.namespace)
+        for role in ("master", "worker"):
+            pod = f"{name}-{role}-0-{attempt}"
+            eventually(lambda pod=pod: self.api.find("Pod", self.namespace, pod))
+            self.hand.place(pod, "node-a")
+            self.hand.start(pod)
+        eventually(lambda: phase(self.control_plane, self.namespace, name) == "Running")
+
+    def token(self, pod: str = "demo-worker-0-0", audiences: tuple[str, ...] = OURS, bound: bool = True) -> str:
+        """As kubelet asks for it, for a projected volume."""
+        reference = {"apiVersion": "v1", "kind": "Pod", "name": pod}
+        if bound:
+            reference["uid"] = self.api.get("Pod", self.namespace, pod)["metadata"]["uid"]
+        spec = {"audiences": [*audiences], "expirationSeconds": 600, **({"boundObjectRef": reference} if bound else {})}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        where = path("ServiceAccount", self.namespace, "default", "token")
+        return self.api.request("POST", where, request)["status"]["token"]
+
+    def progress(self, name: str = "demo") -> Manifest:
+        return self.api.get(KIND, self.namespace, name)["status"].get("progress") or {}
+
+
+def report(operator: Operator, token: str, **message: Any) -> int:
+    return answer(operator, token, **message)[0]
+
+
+def answer(operator: Operator, token: str, **message: Any) -> tuple[int, dict[str, str], Any]:
+    assert operator.reports
+    connection = http.client.HTTPConnection("127.0.0.1", operator.reports.port, timeout=15)
+    try:
+        connection.request("POST", PATH, json.dumps(message), {"Authorization": f"Bearer {token}"})
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def ready(operator: Operator) -> None:
+    eventually(lambda: operator.session and operator.session.listens)
+
+
+def listens(operator: Operator) -> None:
+    """Whether it acts or not."""
+    eventually(lambda: operator.reports and operator.reports.port)
+
+
+@pytest.fixture
+def world(control_plane: ControlPlane, namespace: str) -> World:
+    return World(control_plane, namespace)
+
+
+def test_a_report_reaches_the_status_of_its_job_and_no_other(world: World) -> None:
+    with world.operator() as operator:
+        world.runs()
+        world.runs("other")
+        code, _, told = answer(operator, world.token(), rank=1, step=7, totalSteps=10, metrics={"loss": 0.5})
+        assert (code, told) == (200, {"interval": 5.0, "stacks": ""})
+        eventually(lambda: world.progress().get("step") == 7)
+        assert report(operator, world.token("other-worker-0-0"), rank=1, step=3, totalSteps=10) == 200
+        eventually(lambda: world.progress("other").get("step") == 3)
+        assert world.progress()["step"] == 7
+        [container] = world.api.get("Pod", world.namespace, "demo-worker-0-0")["spec"]["containers"]
+        assert {"name": "ALLRANKS_REPORT_URL", "value": URL} in container["env"]
+
+
+def test_a_token_that_is_for_something_else_is_nobodys(world: World) -> None:
+    with world.operator() as operator:
+        world.runs()
+        plain = {"containers": [{"name": "x", "image": "x"}]}
+        stranger = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger"}, "spec": plain}
+        world.api.create(stranger, world.namespace)
+        labelled = {"name": "labelled", "labels": {"allranks.dev/job-name": "demo", "allranks.dev/role": "worker",
+                    "allranks.dev/index": "0", "allranks.dev/attempt": "0"}}  # fmt: skip
+        world.api.create({**stranger, "metadata": labelled}, world.namespace)
+        assert operator.session
+        pods = operator.session.pods
+        eventually(lambda: pods.at(world.namespace, "labelled"))
+        right = world.token()
+        head, payload, signature = right.split(".")
+        other = world.token("demo-master-0-0").split(".")
+        refused = {
+            "for the API server": (world.token(audiences=("https://kubernetes.default.svc",)), 401),
+            "for somebody else": (world.token(audiences=("vault",)), 401),
+            "of no pod": (world.token(bound=False), 401),
+            "of a pod of no job": (world.token("stranger"), 403),
+            "of a pod that says that it is of this job": (world.token("labelled"), 403),
+            "signed by nobody": (f"{head}.{payload}.{signature[::-1]}", 401),
+            "with the signature of a neighbour": (f"{head}.{payload}.{other[2]}", 401),
+            "of the administrator": (world.control_plane.admin_token, 401),
+        }
+        assert {name: report(operator, token, step=1) for name, (token, _) in refused.items()} == {
+            name: code for name, (_, code) in refused.items()
+        }
+        assert report(operator, right, step=1) == 200
+        eventually(lambda: world.progress().get("step") == 1)
+
+
+def test_with_its_pod_a_token_ends(world: World) -> None:
+    with world.operator() as operator:
+        world.runs()
+        known, unknown = world.token(), world.token()
+        assert report(operator, known, step=1) == 200
+        world.api.patch(KIND, world.namespace, "demo", {"spec": {"suspend": True}})
+        world.hand.end("demo-worker-0-0", 143, "Error")
+        with contextlib.suppress(ApiError):  # it is gone already where the operator's own deletion came only now
+            world.api.delete("Pod", world.namespace, "demo-worker-0-0", grace=0)
+        assert operator.session
+        pods = operator.session.pods
+        eventually(lambda: pods.at(world.namespace, "demo-worker-0-0") is None)
+        assert (report(operator, known, step=2), report(operator, unknown, step=2)) == (403, 403)
+
+
+def test_an_attempt_that_is_over_is_told_so(world: World) -> None:
+    with world.operator() as operator:
+        world.runs()
+        token = world.token("demo-master-0-0")
+        assert report(operator, token, step=100) == 200
+        world.hand.end("demo-worker-0-0", 137, "Error")
+        world.runs(attempt=1)
+        # The old one is told to go, and has not gone yet.
+        assert world.api.get("Pod", world.namespace, "demo-master-0-0")["metadata"]["deletionTimestamp"]
+        assert report(operator, token, step=101) == 409
+        assert report(operator, world.token("demo-master-0-1"), step=60) == 200
+
+
+def test_while_the_api_server_is_away_known_ranks_go_on_and_new_ones_come_later(world: World) -> None:
+    with world.operator() as operator:
+        world.runs()
+        known, unknown = world.token(), world.token("demo-master-0-0")
+        assert report(operator, known, step=1) == 200
+        world.control_plane.stop_api_server()
+        try:
+            assert report(operator, known, step=2) == 200
+            code, headers, _ = answer(operator, unknown, step=2)
+            assert (code, headers["Retry-After"], headers["Connection"]) == (503, "5", "close")
+        finally:
+            world.control_plane.start_api_server()
+        eventually(lambda: report(operator, unknown, step=3) == 200)
+
+
+def test_the_next_life_of_the_operator_hears_the_same_ranks_again(world: World) -> None:
+    with world.operator() as operator:
+        world.runs()
+        token = world.token()
+        assert report(operator, token, step=5, totalSteps=10) == 200
+        eventually(lambda: world.progress().get("step") == 5)
+    with world.operator() as operator:
+        ready(operator)
+        assert report(operator, token, step=6, totalSteps=10) == 200
+        eventually(lambda: world.progress().get("step") == 6)
+
+
+def test_a_replica_that_stands_by_sends_reports_to_the_one_that_acts(world: World) -> None:
+    lease = {"leader_election": True, "lease_namespace": world.namespace, "lease_seconds": 3}
+    with world.operator(**lease) as first:
+        ready(first)
+        world.runs()
+        token = world.token()
+        with world.operator(**lease) as second:
+            listens(second)
+            code, headers, _ = answer(second, token, step=1)
+            assert (code, headers["Retry-After"], headers["Connection"]) == (503, "1", "close")
+            assert report(first, token, step=1) == 200
+    with world.operator(**lease) as third:
+        listens(third)
+        eventually(lambda: report(third, token, step=2) == 200)

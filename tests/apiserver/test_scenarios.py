@@ -1,0 +1,35 @@
+"""Every scenario on a real API server, with the operator as it is, real garbage collection and real quota."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from allranks.operator import controller
+from support.controlplane import ControlPlane
+from support.kubernetes_world import KubernetesWorld
+from support.scenario_runner import Scenario, load, run
+
+FILES = sorted((Path(__file__).parents[1] / "model" / "scenarios").glob("*.yaml"))
+SCENARIOS = [scenario for path in FILES for scenario in load(path)]
+
+
+def _id(scenario: Scenario) -> str:
+    return f"{scenario.name} {scenario.case}".strip()
+
+
+@pytest.fixture(autouse=True)
+def _writes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world waits after every change until the status has been written, and no second of its clock passes."""
+    for name in ("URGENT_SECONDS", "COUNTS_SECONDS", "GATHER_SECONDS"):
+        monkeypatch.setattr(controller, name, 0.01)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=_id)
+def test_scenario(scenario: Scenario, control_plane: ControlPlane, namespace: str) -> None:
+    if control_plane.has_nodes:
+        pytest.skip("this cluster's scheduler and kubelets would run the pods that the scenario plays")
+    with contextlib.closing(KubernetesWorld(control_plane, namespace)) as world:
+        run(scenario, world)

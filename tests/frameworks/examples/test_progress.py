@@ -1,0 +1,58 @@
+"""Real ranks of PyTorch and TensorFlow that are slow, killed and stuck, under `allranks run`: names, stacks, time."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from frameworks.examples.test_recovery import workers_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+
+ARGS = "--epochs=24, --checkpoint-every=4, --work=0.05, --slow-rank=1, --hang-rank=1"
+ARGS += ", --hang-attempt=1, --hang-at-step=110"
+FAR = 2.5
+"""Seconds by which what a test sees of a log may differ from what ranks report."""
+
+
+@pytest.mark.parametrize(
+    ("job", "ours", "theirs"),
+    [("penguins-pytorch-watched", "begin_step", "train_step"), ("penguins-tensorflow", "begin_step", "quick_execute")],
+)
+def test_a_job_that_is_slow_killed_and_stuck_is_accounted_for(run_job, job, ours, theirs) -> None:
+    watched = ("--set", f"args=[{ARGS}]", "--set", "hang.timeoutSeconds=10", "--set", "restart.backoffSeconds=1")
+    run = run_job(f"examples/{job}.yaml", *watched)
+    run.wait_for(r"epoch 4/24")
+    saved = time.monotonic()
+    run.wait_for(r"epoch 7/24")  # about 70 % of the way to the next checkpoint
+    [victim] = workers_of("worker-0", job)
+    os.kill(victim, signal.SIGKILL)
+    thrown_away = time.monotonic() - saved
+    run.wait_for(r"Restarting: attempt 1")
+    run.wait_for(r"stacks, asked for because the job makes no progress")
+    run.wait_for(r"rank 1 \(worker-1 on \S+\) did not come out of step 110, for which the others wait")
+    run.finish()
+
+    assert run.code == 0, run.output
+    assert re.search(r"rank 1 \(worker-1 on \S+\) takes \d\.\d times as long as its peers", run.output)
+    status, logs = run.status, run.logs()
+    killed, stuck, completed = status["history"]
+    assert [past["reason"] for past in status["history"]] == ["Error", "Hang", "Completed"]
+    assert killed["failure"]["signal"] == 9
+    assert abs(killed["lostSeconds"] - thrown_away) < FAR, (killed, thrown_away)
+    assert (stuck["failure"]["rank"], stuck["failure"]["pod"]) == (1, f"{job}-worker-1-1")
+    assert (stuck["counted"], stuck["lastStep"]) == (True, 109)
+    assert stuck["lostSeconds"] >= 10 + 10  # it stood still, and was asked
+    assert f"in {ours}" in logs[f"{job}-worker-1-1"]
+    assert f"in {theirs}" in logs[f"{job}-worker-0-1"]
+    assert completed["firstStep"] == 13 * 8 + 1, "told to end, rank 0 saved its last whole epoch"
+    times = status["times"]
+    parts = [times[kind] for kind in ("queued", "starting", "productive", "lost")]
+    assert abs(sum(parts) - sum(times["byReason"].values()) - sum(parts[:3])) < 0.01
+    assert times["byReason"]["Error"] >= killed["lostSeconds"]
+    assert status["goodput"] == pytest.approx(parts[2] / sum(parts[1:]), abs=0.001)
+    assert status["progress"]["summary"].endswith("100%")

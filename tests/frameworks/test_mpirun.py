@@ -1,0 +1,126 @@
+"""A real mpirun, started as an MPI job's launcher starts it: of its ranks the one that failed first is told, whether
+mpirun starts them itself or through its daemons, as over ssh."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from allranks.api.status import Status
+from allranks.core.manifests import pods
+from allranks.core.model import Platform
+from allranks.frameworks.horovod import read_mpirun_report
+from support.builders import job, table
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun on this machine (Debian: openmpi-bin)"),
+]
+
+# Two ranks, which write whole lines. What the first does Horovod does when the other fails; that needs longer to end.
+PROGRAM = """
+import atexit, os, signal, sys, time
+from pathlib import Path
+
+sys.stdout.write(f"rank {os.environ['OMPI_COMM_WORLD_RANK']} begins\\n")
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    sys.stderr.write("epoch 3\\n")
+    if sys.argv[1] == "be killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[1] == "exit at once":
+        os._exit(138)
+    if sys.argv[1] == "raise":
+        atexit.register(time.sleep, 30)
+        atexit.register(Path("failed").touch)
+        raise ValueError("mine")
+    if sys.argv[1] == "exit":
+        Path("failed").touch()
+        time.sleep(0.5)
+        sys.exit(3)
+while sys.argv[1] != "be well" and not Path("failed").exists():
+    time.sleep(0.02)
+if sys.argv[1] != "be well":
+    raise RuntimeError("Horovod has been shut down. This was caused by an exception on one of the ranks")
+"""
+# Each host's daemon is a process of this machine, with a /tmp of its own.
+REMOTE = """#!/bin/sh
+export TMPDIR="${0%/*}/$1"
+mkdir "$TMPDIR"
+shift
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture(params=["here", "through daemons"])
+def launch(request, tmp_path):
+    """Runs a launcher; returns its exit status and log."""
+    fields = {"framework": "horovod", "horovod": {"controller": "mpi"}, "roles": {"worker": 2, "launcher": 1}}
+
+    def run(*command: str, own: bool = False) -> tuple[int, str]:
+        roles = {**fields["roles"], **({"launcher": {"command": list(command)}} if own else {})}
+        of = job(**{**fields, "roles": roles}, command=list(command))
+        made = pods.objects(of, Status(), Platform(helper_image="", local=True))
+        [files] = [thing["data"] for thing in made.companions if thing["kind"] == "ConfigMap"]
+        for name, content in {**files, "program.py": PROGRAM, "remote": REMOTE}.items():
+            (tmp_path / name).write_text(content)
+        (tmp_path / "remote").chmod(0o755)
+        [trainer] = [pod["spec"]["containers"][0] for pod in made.pods if "launcher" in pod["metadata"]["name"]]
+        env = {variable["name"]: variable["value"] for variable in trainer["env"]}
+        if request.param == "through daemons":
+            env |= {"OMPI_MCA_plm_rsh_agent": str(tmp_path / "remote")}
+            env |= {"OMPI_MCA_orte_default_hostfile": str(tmp_path / "hostfile")}
+            (tmp_path / "hostfile").write_text("worker-0 slots=1\nworker-1 slots=1\n")
+        done = subprocess.run(
+            [word.replace("/etc/allranks", str(tmp_path)) for word in trainer["command"]],
+            env=os.environ | env,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    return run
+
+
+# Sentence, what rank 1 does, what is told of it: exit code, signal, last line.
+FAILURES = [
+    ("a rank that raises and is slow to end", "raise", (1, None, "ValueError: mine")),
+    ("a rank that exits and is slow to end", "exit", (3, None, "epoch 3")),
+    ("a rank that exits at once", "exit at once", (138, None, "epoch 3")),
+    ("a rank that is killed", "be killed", (137, int(signal.SIGKILL), "epoch 3")),
+]
+
+
+@table(*FAILURES)
+def test_the_rank_that_failed_first_is_told(case, launch):
+    how, (code, number, last) = case
+    status, log = launch(sys.executable, "program.py", how)
+    found = read_mpirun_report(as_kubelet(log))
+    assert found, log
+    assert (found.rank, found.exit_code, found.signal) == (1, code, number), log
+    assert found.message.splitlines()[-1] == last
+    assert status == code
+
+
+def test_a_command_of_the_users_own_needs_to_know_nothing_of_it(launch):
+    _, log = launch("sh", "-c", f"mpirun -np 2 '{sys.executable}' program.py raise", own=True)
+    found = read_mpirun_report(as_kubelet(log))
+    assert (found.rank, found.message.splitlines()[-1]) == (1, "ValueError: mine")
+
+
+def test_where_all_is_well_the_log_is_the_programs_alone(launch):
+    status, log = launch(sys.executable, "program.py", "be well")
+    assert (status, sorted(log.splitlines())) == (0, ["epoch 3", "rank 0 begins", "rank 1 begins"])
+
+
+def as_kubelet(text: str) -> str:
+    """FallbackToLogsOnError: the last 80 lines, of these the last 2048 bytes."""
+    return "".join(text.splitlines(keepends=True)[-80:]).encode()[-2048:].decode(errors="ignore")

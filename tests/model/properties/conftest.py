@@ -1,0 +1,45 @@
+"""How many histories, and from which seed: `--histories N`, and hypothesis' own `--hypothesis-seed N`.
+
+Where all tests run, pytest knows `--histories` too late: then the environment's HISTORIES says it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from . import budget
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--histories", type=int, default=None, help=f"histories to generate (default: {budget.DEFAULT})")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = config.getoption("--hypothesis-seed", None)
+    budget.seed = random.SystemRandom().getrandbits(32) if given in (None, "random") else int(given)
+    asked = config.getoption("--histories", None) or os.environ.get("HISTORIES")
+    budget.histories = int(asked or budget.DEFAULT)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if any(budget.__package__ in item.nodeid.replace("/", ".") for item in session.items):
+        _say(session.config, f"{budget.histories} histories, repeat with: {_again()}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    failed = terminalreporter.stats.get("failed", ())
+    if any("properties" in report.nodeid for report in failed):
+        terminalreporter.write_line(f"properties: repeat with: {_again()}", red=True)
+
+
+def _again() -> str:
+    return f"pytest tests/model/properties --histories {budget.histories} --hypothesis-seed={budget.seed}"
+
+
+def _say(config: pytest.Config, text: str) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter:
+        reporter.write_line(f"properties: {text}")

@@ -1,0 +1,260 @@
+"""The tests can fail: cores broken on purpose, each of which a property or the scenarios must catch."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.api.status import ReplicaRestarts
+from allranks.core import hang_detection, restart_policy, root_cause, time_accounting
+from allranks.core.model import Observed, Plan
+from model.scenarios.test_memory import SCENARIOS, MemoryWorld
+from support.scenario_runner import run
+
+from .jobs import specs
+from .steps import KILLING, RESIZING, ROUGH, histories
+from .test_crashes import QUIET, crash_everywhere
+from .test_histories import LAGS, LATE, SEEDS, SHARP, roughly, step_by_step
+
+Patch = pytest.MonkeyPatch
+Wrapper = Callable[[Callable[[Observed], Plan], Observed], Plan]
+
+heart = importlib.import_module("allranks.core.reconcile")
+
+
+def _wrapped(wrapper: Wrapper) -> Callable[[Patch], None]:
+    """A core whose plans are tampered with."""
+    whole = heart.reconcile
+    return lambda patch: patch.setattr(heart, "reconcile", lambda observed: wrapper(whole, observed))
+
+
+def _acts_before_it_writes(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
+    plan = core(observed)
+    if not plan.write_ahead or plan.status is None:
+        return plan
+    after = core(replace(observed, status=plan.status))
+    return replace(after, status=after.status or plan.status)
+
+
+def _deletes_without_uid(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
+    plan = core(observed)
+    return replace(plan, delete=tuple(replace(reference, uid=None) for reference in plan.delete))
+
+
+def _waits_for_terminating_pods(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
+    plan = core(observed)
+    return replace(plan, create=()) if any(pod.deleted_at for pod in observed.pods) else plan
+
+
+def _adopts_by_label(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
+    return core(replace(observed, pods=tuple(replace(pod, owned=True) for pod in observed.pods)))
+
+
+def _makes_orphans(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
+    plan = core(observed)
+    orphans = ({**m, "metadata": {**m["metadata"], "ownerReferences": []}} for m in plan.create)
+    return replace(plan, create=tuple(orphans))
+
+
+def _cleans_everything(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
+    spec = observed.job.spec.model_copy(update={"clean_pod_policy": "All"})
+    return core(replace(observed, job=observed.job.model_copy(update={"spec": spec})))
+
+
+def _never_content(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
+    plan = core(observed)
+    if plan.status or plan.write_ahead or observed.status.start_time is None:
+        return plan
+    selector = "odd" if observed.status.selector != "odd" else "even"
+    return replace(plan, status=observed.status.model_copy(update={"selector": selector}))
+
+
+def _restarts_what_has_failed(patch: Patch) -> None:
+    patch.setattr(heart, "FINISHED", frozenset({"Succeeded"}))
+
+
+def _counts_twice(patch: Patch) -> None:
+    once = _status("_count")
+    patch.setattr("allranks.core.transitions._count", lambda r, *a: once(once(r, *a), *a))
+
+
+def _counts_disruptions(patch: Patch) -> None:
+    patch.setattr(restart_policy, "UNCOUNTED", frozenset())
+
+
+def _names_without_attempt(patch: Patch) -> None:
+    for place in ("allranks.core.naming.hostname", "allranks.core.topology.hostname"):
+        patch.setattr(place, lambda job, role, index, attempt: f"{job}-{role}-{index}")
+
+
+def _blames(choose: Callable[[list[Any], Any], Any]) -> Callable[[Patch], None]:
+    """Another than the earliest ending is taken for the cause."""
+
+    def minimum(items: Iterable[Any], *, key: Any = None, **other: Any) -> Any:
+        found = list(items)
+        is_endings = bool(found) and type(found[0]).__name__ == "_Ending"
+        return choose(found, key) if is_endings else builtins.min(found, key=key, **other)
+
+    return lambda patch: patch.setattr(root_cause, "min", minimum, raising=False)
+
+
+def _never_waits(patch: Patch) -> None:
+    patch.setattr(restart_policy, "backoff", lambda job, counted: timedelta(0))
+
+
+def _forgets_the_row(patch: Patch) -> None:
+    patch.setattr(restart_policy, "_just_before", lambda job, status, failure: None)
+
+
+def _resumes_the_old_attempt(patch: Patch) -> None:
+    attempt = _status("_attempt")
+    old = lambda job, status, number, now: attempt(job, status, min(number, status.attempt), now)  # noqa: E731
+    patch.setattr("allranks.core.transitions._attempt", old)
+
+
+def _counts_suspended_time(patch: Patch) -> None:
+    def deadline(job: Any, status: Any) -> Any:
+        limit = job.spec.active_deadline_seconds
+        return status.start_time + timedelta(seconds=limit) if limit is not None else None
+
+    patch.setattr(restart_policy, "active_deadline", deadline)
+
+
+def _leaves_the_old(patch: Patch) -> None:
+    """Pods of an attempt before the last one are forgotten."""
+    outdated = heart.Snapshot.outdated.func
+    late = property(lambda self: [p for p in outdated(self) if p.attempt == self.observed.status.attempt - 1])
+    patch.setattr(heart.Snapshot, "outdated", late)
+
+
+def _keeps_lost_work(patch: Patch) -> None:
+    """What a restart throws away stays productive."""
+    patch.setattr(time_accounting, "_moved", lambda times, source, target, seconds, reason: times)
+
+
+def _counts_lost_work_twice(patch: Patch) -> None:
+    """As productive as well."""
+    added = time_accounting._added
+    patch.setattr(time_accounting, "_moved", lambda times, source, target, *how: added(times, target, *how))
+
+
+def _hears_of_each_step_late(patch: Patch) -> None:
+    """A step is no sign of life."""
+    watch = hang_detection.watch
+
+    def deaf(job: Any, status: Any, reports: Any) -> Any:
+        silent = tuple(replace(rank, stepped_at=None) for rank in reports.ranks) if reports else ()
+        return watch(job, status, reports and replace(reports, ranks=silent))
+
+    patch.setattr(hang_detection, "watch", deaf)
+
+
+def _takes_all_pods_for_placed(patch: Patch) -> None:
+    """Nobody is ever without room."""
+    patch.setattr("allranks.core.elasticity.shrinks_to", lambda *args: None)
+
+
+def _grows_unasked(patch: Patch) -> None:
+    """A placeholder that is pending is room enough."""
+    patch.setattr("allranks.core.elasticity.runs", lambda placeholder: True)
+
+
+def _shrinks_to_nothing(patch: Patch) -> None:
+    shrinks = importlib.import_module("allranks.core.elasticity").shrinks_to
+
+    def any_size(job: Any, *args: Any) -> Any:
+        bounds = job.spec.elastic.model_copy(update={"min_replicas": 0})
+        return shrinks(job.model_copy(update={"spec": job.spec.model_copy(update={"elastic": bounds})}), *args)
+
+    patch.setattr("allranks.core.elasticity.shrinks_to", any_size)
+
+
+def _comes_back_by_the_old_name(patch: Patch) -> None:
+    patch.setattr("allranks.core.elasticity.ReplicaRestarts", lambda count, **of: ReplicaRestarts(count=1, **of))
+
+
+def _starts_blind(patch: Patch) -> None:
+    """A new operator waits for events, and does not list what there is."""
+    patch.setattr("support.simulator.informer.View.relist", lambda self: None)
+
+
+def _status(name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(importlib.import_module("allranks.core.transitions"), name)
+    return found
+
+
+def _scenarios() -> None:
+    for scenario in SCENARIOS:
+        run(scenario, MemoryWorld())
+
+
+def _generated(test: Callable[..., None], most: int, **strategies: st.SearchStrategy[Any]) -> Callable[[], None]:
+    settings = hypothesis.settings(
+        max_examples=most,
+        phases=[hypothesis.Phase.generate],
+        report_multiple_bugs=False,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    return hypothesis.seed(1)(settings(given(**strategies)(test)))  # type: ignore[no-any-return]
+
+
+CATCHERS: dict[str, Callable[[], None]] = {
+    "scenarios": _scenarios,
+    "any order": _generated(roughly, 2000, spec=specs(), history=histories(ROUGH, 25), lag=LAGS, seed=SEEDS, late=LATE),
+    "reference": _generated(step_by_step, 1000, spec=specs(), history=histories(KILLING, 25), lag=SHARP, seed=SEEDS),
+    "elastic": _generated(
+        step_by_step, 1000, spec=specs(elastic=True), history=histories(RESIZING, 25), lag=SHARP, seed=SEEDS
+    ),
+    "crashes": _generated(crash_everywhere, 100, spec=specs(), history=histories(QUIET, 12), seed=SEEDS),
+}
+
+
+@pytest.mark.parametrize(
+    ("mutation", "catcher"),
+    [
+        pytest.param(_wrapped(_acts_before_it_writes), "any order", id="status is not written ahead"),
+        pytest.param(_counts_twice, "any order", id="a restart counts twice"),
+        pytest.param(_counts_disruptions, "reference", id="a disruption counts"),
+        pytest.param(_wrapped(_deletes_without_uid), "any order", id="pods are deleted by name alone"),
+        pytest.param(_names_without_attempt, "reference", id="names do not hold the attempt"),
+        pytest.param(_restarts_what_has_failed, "reference", id="a failed job restarts"),
+        pytest.param(_wrapped(_waits_for_terminating_pods), "reference", id="a restart waits for terminating pods"),
+        pytest.param(_wrapped(_adopts_by_label), "reference", id="labels adopt"),
+        pytest.param(_wrapped(_makes_orphans), "reference", id="objects have no owner"),
+        pytest.param(_wrapped(_cleans_everything), "scenarios", id="cleanPodPolicy is not looked at"),
+        pytest.param(_wrapped(_never_content), "reference", id="status is written for ever"),
+        pytest.param(_blames(lambda found, key: max(found, key=key)), "any order", id="the last failure is blamed"),
+        pytest.param(_blames(lambda found, key: found[0]), "any order", id="the failure seen first is blamed"),
+        pytest.param(_never_waits, "reference", id="there is no backoff"),
+        pytest.param(_forgets_the_row, "reference", id="nothing is ever twice in a row"),
+        pytest.param(_resumes_the_old_attempt, "any order", id="a new attempt has an old number"),
+        pytest.param(_counts_suspended_time, "scenarios", id="the deadline counts suspended time"),
+        pytest.param(_keeps_lost_work, "scenarios", id="work since the last checkpoint is not lost"),
+        pytest.param(_counts_lost_work_twice, "any order", id="lost work counts as productive too"),
+        pytest.param(_hears_of_each_step_late, "scenarios", id="a job that goes on is taken for stuck"),
+        pytest.param(_takes_all_pods_for_placed, "elastic", id="an elastic job does not shrink"),
+        pytest.param(_shrinks_to_nothing, "elastic", id="an elastic job has fewer than minReplicas"),
+        pytest.param(_grows_unasked, "elastic", id="an elastic job grows where there is no room"),
+        pytest.param(_comes_back_by_the_old_name, "elastic", id="a worker comes back by an old name"),
+        pytest.param(_starts_blind, "crashes", id="a new operator lists nothing"),
+        pytest.param(_leaves_the_old, "any order", id="pods of attempts long gone are left"),
+    ],
+)
+def test_a_broken_core_is_caught(mutation: Callable[[Patch], None], catcher: str, monkeypatch: Patch) -> None:
+    mutation(monkeypatch)
+    try:
+        CATCHERS[catcher]()
+    except Exception:  # an assertion or a crash: any will do
+        return
+    pytest.fail(f"{catcher} did not catch it")

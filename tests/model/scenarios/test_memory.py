@@ -1,0 +1,182 @@
+"""Every scenario on the simulated cluster: as it is, with a poor watch, with the operator killed after every write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.api.crd import RESOURCES
+from allranks.api.job import KIND
+from support.scenario_runner import JOB, Manifest, Refused, Scenario, World, load, run
+from support.simulator import Cluster, Lag, Node
+from support.simulator.admission import admit
+from support.simulator.store import ApiError
+
+HERE = Path(__file__).parent
+SCENARIOS = [scenario for path in sorted(HERE.glob("*.yaml")) for scenario in load(path)]
+
+
+class MemoryWorld(World):
+    """A world that answers at once: whatever is due has happened when `eventually` looks."""
+
+    def __init__(self, lag: Lag | None = None, seed: int = 0) -> None:
+        self.cluster = Cluster(seed, nodes=(), lag=lag, admit=_admit_once)
+        self._key = (KIND, self.namespace, JOB)
+
+    def create(self, manifest: Manifest) -> None:
+        metadata = {"namespace": self.namespace, **manifest["metadata"]}
+        self._ask(lambda: self.cluster.store.create({**manifest, "metadata": metadata}))
+
+    def patch_job(self, change: Manifest) -> None:
+        self._ask(lambda: self.cluster.store.patch(self._key, change))
+
+    def delete_job(self, foreground: bool) -> None:
+        self._ask(lambda: self.cluster.delete_job(self._key, foreground))
+
+    def apply_pool(self, name: str, spec: Manifest) -> None:
+        self._ask(lambda: self.cluster.apply_pool(name, spec))
+
+    def delete_pool(self, name: str) -> None:
+        self._ask(lambda: self.cluster.delete_pool(name))
+
+    def delete_pod(self, pod: str, force: bool) -> None:
+        self._ask(lambda: self.cluster.store.delete(self._pod(pod), grace=0 if force else None))
+
+    def quota(self, kind: str, limit: int | None) -> None:
+        if limit is None:
+            self.cluster.store.quota.pop(kind, None)
+        else:
+            self.cluster.store.quota[kind] = limit
+
+    def run(self, pod: str, node: str) -> None:
+        self._place(pod, node)
+        self.cluster.kubelets.start(self._pod(pod))
+        self.cluster.settle()
+
+    def end(self, pod: str, code: int, reason: str, message: str, container: str, others: int | None) -> None:
+        self.cluster.kubelets.end(self._pod(pod), code, reason, message, container, others)
+        self.cluster.settle()
+
+    def wait(self, pod: str, reason: str, message: str) -> None:
+        self._place(pod, "somewhere")
+        self.cluster.kubelets.wait(self._pod(pod), reason, message)
+        self.cluster.settle()
+
+    def cannot_place(self, pod: str, message: str) -> None:
+        self.cluster.kubelets.cannot_place(self._pod(pod), message)
+        self.cluster.settle()
+
+    def fail_init(self, pod: str, code: int, message: str) -> None:
+        self._place(pod, "somewhere")
+        self.cluster.kubelets.fail_init(self._pod(pod), code, message)
+        self.cluster.settle()
+
+    def evict(self, pod: str) -> None:
+        self.cluster.kubelets.evict(self._pod(pod))
+        self.cluster.settle()
+
+    def disrupt(self, pod: str, reason: str) -> None:
+        self.cluster.kubelets.disrupt(self._pod(pod), reason)
+        self.cluster.settle()
+
+    def lose_node(self, node: str) -> None:
+        self.cluster.kubelets.lose(node)
+        self.cluster.settle()
+
+    def recover_node(self, node: str) -> None:
+        self.cluster.kubelets.recover(node)
+        self.cluster.settle()
+
+    def remove_node(self, node: str) -> None:
+        self.cluster.kubelets.remove(node)
+        self.cluster.settle()
+
+    def report(self, pod: str, **said: Any) -> None:
+        self.cluster.report(self._pod(pod), **said)
+
+    def asked_for_stacks(self) -> int:
+        return len(self.cluster.ranks.asked)
+
+    def advance(self, seconds: float) -> None:
+        self.cluster.advance(seconds)
+
+    def stop_operator(self) -> None:
+        self.cluster.stop_operator()
+
+    def start_operator(self) -> None:
+        self.cluster.start_operator()
+
+    def job(self) -> Manifest | None:
+        return self.cluster.job(self._key)
+
+    def objects(self) -> list[Manifest]:
+        return [o for o in self.cluster.store.all() if o["kind"] != KIND]
+
+    def events(self) -> list[tuple[str, str]]:
+        return [(event.reason, event.message) for _, event, _ in self.cluster.audit.events]
+
+    def eventually(self, differences: Callable[[], list[str]]) -> list[str]:
+        self.cluster.settle()
+        return differences()
+
+    def _pod(self, name: str) -> tuple[str, str, str]:
+        return ("Pod", self.namespace, name)
+
+    def _place(self, pod: str, node: str) -> None:
+        self.cluster.kubelets.nodes.setdefault(node, Node(node))
+        if "nodeName" not in self.cluster.store.get(self._pod(pod))["spec"]:
+            self.cluster.kubelets.place(self._pod(pod), node)
+
+    def _ask(self, request: Callable[[], Any]) -> None:
+        try:
+            request()
+        except ApiError as answer:
+            raise Refused(str(answer)) from answer
+        finally:
+            self.cluster.settle()
+
+
+_ADMITTED: set[str] = set()
+
+
+def _admit_once(before: Manifest | None, after: Manifest) -> None:
+    """The same job is created a thousand times here, and its rules cost more than its life."""
+    if after["kind"] not in RESOURCES:
+        return
+    question = repr((after["kind"], before and before["spec"], after["metadata"]["name"], after["spec"]))
+    if question not in _ADMITTED:
+        admit(before, after)
+        _ADMITTED.add(question)
+
+
+def _id(scenario: Scenario) -> str:
+    return f"{scenario.name} {scenario.case}".strip()
+
+
+def test_every_scenario_has_a_name_of_its_own() -> None:
+    assert len({_id(scenario) for scenario in SCENARIOS}) == len(SCENARIOS)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=_id)
+def test_scenario(scenario: Scenario) -> None:
+    run(scenario, MemoryWorld())
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=_id)
+def test_scenario_with_a_poor_watch(scenario: Scenario) -> None:
+    """Repeated events, in another order for each seed, and no memory of what was created."""
+    for seed in range(5):
+        run(scenario, MemoryWorld(Lag(repeated=0.5, own_writes=False), seed))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=_id)
+def test_scenario_with_the_operator_killed_after_every_write(scenario: Scenario) -> None:
+    for writes in range(1, 200):
+        world = MemoryWorld(seed=writes)
+        world.cluster.kill_operator_after(writes)
+        run(scenario, world, events=False)
+        if world.cluster.audit.writes < writes:
+            return

@@ -1,0 +1,229 @@
+"""Builds jobs, pods and observations for tests: what a case does not speak of has a dull default. Time is a number of
+seconds after `NOW`, never the clock's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from allranks.api.job import Job, Metadata
+from allranks.api.status import Failure, Status
+from allranks.api.validation import parse
+from allranks.core import naming
+from allranks.core.model import Disruption, Exit, Observed, Plan, Platform, Pod, RejectedCreate
+from allranks.core.progress import RankReport
+from allranks.core.reconcile import reconcile
+
+NOW = datetime(2026, 3, 4, 10, 0, 0, tzinfo=UTC)
+UID = "6d9ce3a2-0000-4000-8000-000000000001"
+CLUSTER = Platform(helper_image="helper:1")
+IMAGE = "me/train:1"
+
+
+def at(seconds: float) -> datetime:
+    """So many seconds after the job was first seen."""
+    return NOW + timedelta(seconds=seconds)
+
+
+def table(*cases: Any) -> pytest.MarkDecorator:
+    """Parametrizes over cases that are tuples; the first member, a sentence, names the case."""
+    return pytest.mark.parametrize("case", [case[1:] for case in cases], ids=[case[0] for case in cases])
+
+
+def manifest(
+    framework: str = "pytorch", roles: Mapping[str, Any] | None = None, name: str = "job", **spec: Any
+) -> dict[str, Any]:
+    """A manifest as decoded YAML; a role given as a number has so many replicas. Further names are fields of spec."""
+    wanted = roles if roles is not None else {"worker": 2}
+    return {
+        "apiVersion": "allranks.dev/v1alpha1",
+        "kind": "DistributedTraining",
+        "metadata": {"name": name, "namespace": "team"},
+        "spec": copy.deepcopy(
+            {
+                "framework": framework,
+                "image": IMAGE,
+                "command": ["python3", "train.py"],
+                "roles": {role: {"replicas": of} if isinstance(of, int) else of for role, of in wanted.items()},
+                **spec,
+            }
+        ),
+    }
+
+
+def rank(number: int, step: int | None = None, **known: Any) -> RankReport:
+    """The newest report of `worker-{number}`, which has made its last step at `stepped` (0 s)."""
+    moment = at(known.pop("stepped", 0)) if step is not None else None
+    return RankReport(
+        role="worker",
+        index=number,
+        local_rank=0,
+        rank=number,
+        node=f"node-{number}",
+        step=step,
+        stepped_at=moment,
+        **{"first_step_at": moment, "received_at": NOW, "pod": f"job-worker-{number}-0"} | known,
+    )
+
+
+def job(framework: str = "pytorch", roles: Mapping[str, Any] | None = None, name: str = "job", **spec: Any) -> Job:
+    """The job of such a manifest, as the API server has it: with a UID. `generation=` and the like are metadata."""
+    meta = {key: spec.pop(key) for key in ("generation", "deletion_timestamp", "creation_timestamp") if key in spec}
+    parsed = parse(manifest(framework, roles, name, **spec))
+    metadata = parsed.metadata.model_copy(update={"uid": UID, **meta})
+    assert isinstance(metadata, Metadata)
+    return parsed.model_copy(update={"metadata": metadata})
+
+
+def pod(role: str = "worker", index: int = 0, attempt: int = 0, restart: int = 0, **fields: Any) -> Pod:
+    """A pod of the job named `job`; it runs unless `fields` say otherwise."""
+    name = naming.pod_name("job", role, index, attempt, restart)
+    known: dict[str, Any] = {
+        "uid": f"uid-{name}",
+        "phase": "Running",
+        "created_at": at(0),
+        "started_at": at(2),
+        "node": f"node-{index}",
+    }
+    return Pod(name=name, role=role, index=index, attempt=attempt, restart=restart, **(known | fields))
+
+
+def pending(role: str = "worker", index: int = 0, attempt: int = 0, restart: int = 0, **fields: Any) -> Pod:
+    nowhere = {"phase": "Pending", "started_at": None, "node": None}
+    return pod(role, index, attempt, restart, **(nowhere | fields))
+
+
+def succeeded(role: str = "worker", index: int = 0, attempt: int = 0, after: float = 60, **fields: Any) -> Pod:
+    ending = Exit(0, at(after), "Completed")
+    return pod(role, index, attempt, **({"phase": "Succeeded", "exit": ending} | fields))
+
+
+def failed(
+    role: str = "worker",
+    index: int = 0,
+    attempt: int = 0,
+    after: float = 60,
+    code: int = 1,
+    reason: str = "Error",
+    message: str = "",
+    **fields: Any,
+) -> Pod:
+    ending = Exit(code, at(after), reason, message)
+    return pod(role, index, attempt, **({"phase": "Failed", "exit": ending} | fields))
+
+
+def preempted(role: str = "worker", index: int = 0, attempt: int = 0, after: float = 60, **fields: Any) -> Pod:
+    disruption = Disruption("PreemptionByScheduler", at(after), "preempted by team/urgent")
+    return pod(role, index, attempt, **({"disruption": disruption} | fields))
+
+
+def failure(**fields: Any) -> Failure:
+    """A failure of worker 0 in attempt 0 with exit code 1, ten seconds after its start."""
+    known: dict[str, Any] = {
+        "attempt": 0,
+        "role": "worker",
+        "index": 0,
+        "rank": 0,
+        "pod": "job-worker-0-0",
+        "exit_code": 1,
+        "reason": "Error",
+        "message": "ValueError: negative learning rate",
+        "time": at(60),
+        "ran_seconds": 10.0,
+    }
+    return Failure(**(known | fields))
+
+
+def observed(
+    of: Job,
+    status: Status,
+    pods: Iterable[Pod] = (),
+    now: float = 0,
+    refused: Iterable[RejectedCreate] = (),
+    platform: Platform = CLUSTER,
+) -> Observed:
+    return Observed(of, status, tuple(pods), at(now), platform, tuple(refused))
+
+
+class Life:
+    """A job whose plans are carried out at once and without a fault; a test moves its pods and its clock.
+
+    What must hold of every plan is asserted of each one.
+    """
+
+    def __init__(self, of: Job, status: Status | None = None, platform: Platform = CLUSTER) -> None:
+        self.job = of
+        self.platform = platform
+        self.status = status or Status()
+        self.pods: dict[str, Pod] = {}
+        self.deleted = False
+        self.events: list[str] = []
+
+    def look(self, now: float) -> Observed:
+        return observed(self.job, self.status, self.pods.values(), now, platform=self.platform)
+
+    def step(self, now: float) -> Plan:
+        """One reconcile, and what it asks for."""
+        look = self.look(now)
+        plan = reconcile(look)
+        assert plan == reconcile(replace(look, pods=look.pods[::-1])), "the order of the pods does not matter"
+        assert not (plan.write_ahead and (plan.create or plan.delete or plan.delete_job)), "written ahead: only status"
+        assert plan.wake_at is None or plan.wake_at > look.now, "a timer is in the future"
+        if plan.status:
+            self.status = plan.status
+        for made in plan.create:
+            if made["kind"] == "Pod":
+                self._create(made, now)
+        for gone in plan.delete:
+            assert self.pods.pop(gone.name).uid == gone.uid
+        self.deleted = self.deleted or plan.delete_job
+        self.events += [event.reason for event in plan.events]
+        return plan
+
+    def settle(self, now: float) -> Plan:
+        """Reconciles until nothing is left to do; returns the last plan, which is empty."""
+        for _ in range(20):
+            plan = self.step(now)
+            if plan.empty:
+                return plan
+        raise AssertionError(f"never settles: {plan}")
+
+    def run(self, now: float) -> Plan:
+        """Every pod that is pending starts to run."""
+        for name, seen in self.pods.items():
+            if seen.phase == "Pending":
+                self.pods[name] = replace(seen, phase="Running", started_at=at(now), node="node-0")
+        return self.settle(now)
+
+    def put(self, *pods: Pod) -> None:
+        """Pods as they are seen from now on."""
+        for seen in pods:
+            assert seen.name in self.pods, f"{seen.name} was never created: there are {sorted(self.pods)}"
+            self.pods[seen.name] = replace(seen, uid=self.pods[seen.name].uid)
+
+    def _create(self, made: Mapping[str, Any], now: float) -> None:
+        labels, name = made["metadata"]["labels"], made["metadata"]["name"]
+        if name in self.pods:
+            return  # 409: it is there already
+        self.pods[name] = Pod(
+            name=name,
+            uid=f"uid-{name}-{now:g}",
+            role=labels[naming.ROLE_LABEL],
+            index=int(labels[naming.INDEX_LABEL]),
+            attempt=int(labels[naming.ATTEMPT_LABEL]),
+            restart=int(labels.get(naming.RESTART_LABEL, "0")),
+            created_at=at(now),
+        )
+
+
+def started(of: Job, now: float = 0, platform: Platform = CLUSTER) -> Life:
+    """A job whose pods all run since `now`."""
+    life = Life(of, platform=platform)
+    life.settle(now)
+    life.run(now)
+    return life

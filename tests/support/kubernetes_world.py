@@ -1,0 +1,378 @@
+"""A namespace of a real API server as the world of a scenario, with a kubelet and a clock that the scenario moves.
+
+API server, garbage collector, quota and the operator's watches take time of their own. So after every change the world
+waits until nothing is under way any more: every version has been seen, and whoever had something to do has done it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from allranks.api.job import API_VERSION, KIND
+from allranks.api.pool import KIND as POOL
+from allranks.api.pool import PoolSpec
+from allranks.api.validation import parse_pool
+from allranks.core.naming import JOB_LABEL
+from allranks.kube.auth import Connection
+from allranks.operator import controller
+from allranks.operator.app import Session
+from allranks.operator.settings import Settings
+from allranks.telemetry.store import ReportSource
+from support.scenario_runner import JOB, Refused, World
+from support.simulator.ranks import Ranks
+from support.simulator.store import ended
+
+from .api import ApiError, Manifest, path
+from .controlplane import ControlPlane
+from .kubelet import Hand
+from .operators import Clock, RunningOperator
+
+PATIENCE_SECONDS = 60.0
+PAUSE_SECONDS = 0.02
+controller.PROGRESS_SECONDS = 0.5
+"""Of the real clock, which tests wait for."""
+QUOTA = "scenario"
+_OTHER_KINDS = ("Pod", "Service", "ConfigMap", "Secret")
+_COUNTED = {"Pod": "pods", "Service": "count/services", "ConfigMap": "count/configmaps", "Secret": "count/secrets"}
+"""Kind -> how a ResourceQuota counts it. `pods` leaves out those that have ended."""
+SETTINGS = {
+    "leader_election": False,
+    "address": "127.0.0.1",
+    "port": 0,
+    "helper_image": "example.org/allranks:1",
+    "report_port": 0,
+    "report_url": "http://reports.example.org:8081/v1/report",
+}
+
+
+class KubernetesWorld(World):
+    """To be closed."""
+
+    def __init__(self, control_plane: ControlPlane, namespace: str) -> None:
+        self.namespace = namespace
+        self._api = control_plane.api
+        self._connection = Connection(control_plane.url, str(control_plane.ca_file), control_plane.admin_token)
+        self.clock = Clock(datetime.now(UTC).replace(microsecond=0))
+        self._hand = Hand(
+            self._api, namespace, self.clock.now, lambda pod: self.clock.asked_to_go(pod["metadata"]["uid"])
+        )
+        self._limits: dict[str, str] = {}
+        self._room = ""
+        """Version of the quota of whose room the operator was told last."""
+        self._events: dict[str, tuple[str, str]] = {}
+        """Name -> (reason, message), in the order in which they came."""
+        self._pools: dict[str, PoolSpec | None] = {}
+        """Our pools as they are; None: no more."""
+        self._operator: RunningOperator | None = None
+        self._ranks = Ranks(self.clock.now)
+        self._asked: set[str] = set()
+        self._told: Session | None = None
+        """Which of the operator's sessions, in which of its lives, has heard all that ranks have said."""
+        self.start_operator()
+
+    def close(self) -> None:
+        self.stop_operator()
+        for name in self._pools:
+            if self._api.find(POOL, None, name):
+                self._api.delete(POOL, None, name)
+
+    # What people do
+
+    def create(self, manifest: Manifest) -> None:
+        self._ask(lambda: self._api.create(manifest, self.namespace))
+
+    def patch_job(self, change: Manifest) -> None:
+        self._ask(lambda: self._api.patch(KIND, self.namespace, JOB, change))
+
+    def delete_job(self, foreground: bool) -> None:
+        how = "Foreground" if foreground else "Background"
+        self._ask(lambda: self._api.delete(KIND, self.namespace, JOB, propagation=how))
+
+    def pool_name(self, name: str) -> str:
+        return f"{name}-{self.namespace}"
+
+    def apply_pool(self, name: str, spec: Manifest) -> None:
+        manifest = {"apiVersion": API_VERSION, "kind": POOL, "metadata": {"name": name}, "spec": spec}
+
+        def apply() -> None:
+            before = self._api.find(POOL, None, name)
+            if before:
+                manifest["metadata"] = {"name": name, "resourceVersion": before["metadata"]["resourceVersion"]}
+                after = self._api.request("PUT", path(POOL, None, name), manifest)
+            else:
+                after = self._api.create(manifest)
+            self._pools[name] = parse_pool({**manifest, "metadata": {"name": name}, "spec": after.get("spec", {})}).spec
+
+        self._ask(apply)
+
+    def delete_pool(self, name: str) -> None:
+        def delete() -> None:
+            self._api.delete(POOL, None, name)
+            self._pools[name] = None
+
+        self._ask(delete)
+
+    def delete_pod(self, pod: str, force: bool) -> None:
+        self._ask(lambda: self._api.delete("Pod", self.namespace, pod, grace=0 if force else None))
+
+    def quota(self, kind: str, limit: int | None) -> None:
+        self._limits.pop(_COUNTED[kind], None)
+        if limit is not None:
+            self._limits[_COUNTED[kind]] = str(limit)
+        with contextlib.suppress(ApiError):
+            self._api.delete("ResourceQuota", self.namespace, QUOTA)
+        if self._limits:
+            spec = {"hard": self._limits}
+            self._api.create(
+                {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": QUOTA}, "spec": spec}, self.namespace
+            )
+        self._settle()
+
+    # What machines do
+
+    def run(self, pod: str, node: str) -> None:
+        self._place(pod, node)
+        self._play(lambda: self._hand.start(pod))
+
+    def _place(self, pod: str, node: str) -> None:
+        self.clock.placed(self._api.get("Pod", self.namespace, pod)["metadata"]["uid"])
+        self._hand.place(pod, node)
+
+    def end(self, pod: str, code: int, reason: str, message: str, container: str, others: int | None) -> None:
+        self._play(lambda: self._hand.end(pod, code, reason, message, container, others))
+
+    def wait(self, pod: str, reason: str, message: str) -> None:
+        self._place(pod, "somewhere")
+        self._play(lambda: self._hand.wait(pod, reason, message))
+
+    def cannot_place(self, pod: str, message: str) -> None:
+        self._play(lambda: self._hand.cannot_place(pod, message))
+
+    def fail_init(self, pod: str, code: int, message: str) -> None:
+        self._place(pod, "somewhere")
+        self._play(lambda: self._hand.fail_init(pod, code, message))
+
+    def evict(self, pod: str) -> None:
+        self._play(lambda: self._hand.evict(pod))
+
+    def disrupt(self, pod: str, reason: str) -> None:
+        self._play(lambda: self._hand.disrupt(pod, reason))
+
+    def lose_node(self, node: str) -> None:
+        self._play(lambda: self._hand.lose(node))
+
+    def recover_node(self, node: str) -> None:
+        self._play(lambda: self._hand.recover(node))
+
+    def remove_node(self, node: str) -> None:
+        self._play(lambda: self._hand.remove(node))
+
+    def report(self, pod: str, **said: Any) -> None:
+        manifest = self._api.get("Pod", self.namespace, pod)
+        self._ranks.report(manifest, **said)
+        self._play(lambda: self._send(manifest))
+
+    def asked_for_stacks(self) -> int:
+        """Ranks hear of it when they report the next time."""
+        self._send_all()
+        return len(self._asked)
+
+    def _send_all(self) -> None:
+        if not self._ranks.said:
+            return
+        for pod in self._api.list("Pod", self.namespace):
+            if pod["metadata"]["uid"] in self._ranks.said and "deletionTimestamp" not in pod["metadata"]:
+                self._send(pod)
+
+    def _send(self, pod: Manifest) -> None:
+        """As the pod's rank would: all that it knows, and how long ago that was."""
+        if self._operator is None:
+            return
+        metadata, labels = pod["metadata"], pod["metadata"]["labels"]
+        owner, numbers = metadata["ownerReferences"][0], ("index", "attempt", "restart")
+        sender = ReportSource(
+            job=(self.namespace, owner["name"]),
+            job_uid=owner["uid"],
+            pod=metadata["name"],
+            pod_uid=metadata["uid"],
+            role=labels["allranks.dev/role"],
+            node=pod["spec"].get("nodeName"),
+            **{number: int(labels.get(f"allranks.dev/{number}", 0)) for number in numbers},
+        )
+        self._asked |= set(filter(None, [self._operator.report(sender, self._message(metadata["uid"]))]))
+
+    def _message(self, uid: str) -> bytes:
+        said, now = self._ranks.said[uid], self.clock.now()
+
+        def ago(moment: datetime | None) -> float | None:
+            return None if moment is None else (now - moment).total_seconds()
+
+        saved = {"step": said.checkpoint_step, "ago": ago(said.checkpoint_at)} if said.checkpoint_at else None
+        message = {
+            "rank": said.rank,
+            "step": said.step,
+            "totalSteps": said.total_steps,
+            "metrics": said.metrics,
+            "stepSeconds": said.step_seconds,
+            "busySeconds": said.busy_seconds,
+            "checkpoint": saved,
+            "idle": ago(said.stepped_at),
+            "done": said.done,
+            "waiting": said.waiting,
+        }
+        return json.dumps(message).encode()
+
+    def advance(self, seconds: float) -> None:
+        """Deleted pods end when they are due; the operator's timers are told in the end, late, as after a pause."""
+        until = self.clock.now() + timedelta(seconds=seconds)
+        while (due := self._hand.next_stop()) and due <= until:
+            self._leap(max(due, self.clock.now()))
+        self._leap(until)
+
+    def stop_operator(self) -> None:
+        if self._operator:
+            self._operator.kill()
+        self._operator = None
+
+    def start_operator(self) -> None:
+        settings = Settings(namespaces=(self.namespace,), **SETTINGS)
+        self._operator = RunningOperator(settings, self._connection, self.clock)
+        self._settle()
+
+    # What there is
+
+    def job(self) -> Manifest | None:
+        return self._api.find(KIND, self.namespace, JOB)
+
+    def objects(self) -> list[Manifest]:
+        return [found for kind in _OTHER_KINDS for found in self._api.list(kind, self.namespace)]
+
+    def events(self) -> list[tuple[str, str]]:
+        told = self._api.list("Event", self.namespace, fieldSelector=f"involvedObject.kind={KIND}")
+        # The API server keeps no order, but the one of the last changes.
+        for event in sorted(told, key=lambda e: int(e["metadata"]["resourceVersion"])):
+            self._events.setdefault(event["metadata"]["name"], (event["reason"], event["message"]))
+        return list(self._events.values())
+
+    def eventually(self, differences: Callable[[], list[str]]) -> list[str]:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            self._settle()
+            found = differences()
+            if not found or time.monotonic() > deadline:
+                return found + [f"still under way: {what}" for what in self._under_way() if found]
+            time.sleep(5 * PAUSE_SECONDS)
+
+    # Waiting
+
+    def _ask(self, request: Callable[[], Any]) -> None:
+        try:
+            request()
+        except ApiError as answer:
+            raise Refused(answer.message) from answer
+        finally:
+            self._settle()
+
+    def _play(self, change: Callable[[], None]) -> None:
+        self._at_once(change)
+        self._settle()
+
+    def _at_once(self, change: Callable[[], None]) -> None:
+        """A world may see to it that the operator does nothing between the steps of a change."""
+        change()
+
+    def _leap(self, moment: datetime) -> None:
+        self.clock.set(moment)
+        self._at_once(self._hand.stop_due)
+        if self._operator:
+            self._operator.clock_leapt()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Until nothing is under way, twice in a row; or for too long, which is for `eventually` to tell."""
+        deadline, quiet = time.monotonic() + PATIENCE_SECONDS, 0
+        while quiet < 2 and time.monotonic() < deadline:
+            quiet = 0 if any(True for _ in self._under_way()) else quiet + 1
+            session = self._operator.operator.session if self._operator else None
+            if quiet and session is not self._told:
+                self._told, quiet = session, 0
+                self._send_all()
+            if quiet == 0:
+                time.sleep(PAUSE_SECONDS)
+        self.events()
+
+    def _under_way(self) -> Iterator[str]:
+        jobs, pods = self._api.list(KIND, self.namespace), self._api.list("Pod", self.namespace)
+        for pod in pods:
+            self.clock.see(pod["metadata"])
+        yield from self._behind([*jobs, *(p for p in pods if JOB_LABEL in p["metadata"].get("labels", {}))])
+        yield from self._uncounted(pods)
+        yield from self._garbage(jobs, pods)
+
+    def _behind(self, watched: list[Manifest]) -> Iterator[str]:
+        """What the operator has not seen, or not acted upon."""
+        if self._operator is None:
+            return
+        for name, pool in self._pools.items():
+            if self._operator.pool(name) != pool:
+                yield f"the operator has not seen pool {name} as it is"
+        idle, seen = self._operator.state()
+        present = {(o["kind"], self.namespace, o["metadata"]["name"]): o["metadata"] for o in watched}
+        for key, metadata in present.items():
+            if seen.get(key) != metadata["resourceVersion"]:
+                yield f"the operator has not seen {key[0]} {key[2]} as it is"
+        # Pods of no job come to be known by their names.
+        ours = {key for key in seen if key[0] == KIND or key in present or not self._exists(key)}
+        for key in ours - set(present):
+            yield f"the operator has not seen {key[0]} {key[2]} go"
+        if not idle:
+            yield "the operator is at work"
+
+    def _exists(self, key: tuple[str, str, str]) -> bool:
+        return self._api.find(*key) is not None
+
+    def _uncounted(self, pods: list[Manifest]) -> Iterator[str]:
+        """Where the quota has not been counted anew, creations are refused that are due."""
+        if not self._limits:
+            return
+        quota = self._api.find("ResourceQuota", self.namespace, QUOTA) or {}
+        status = quota.get("status", {})
+        if status.get("hard") != self._limits:
+            yield "the quota is not in force"
+        living = sum(1 for pod in pods if not ended(pod["status"]))
+        if "pods" in self._limits and status.get("used", {}).get("pods") != str(living):
+            yield "the quota has not been counted"
+        elif self._operator and living < int(self._limits.get("pods", 0)) and _version(quota) != self._room:
+            # What was refused is tried again after seconds, which are no seconds of this world's clock.
+            self._room = _version(quota)
+            self._operator.clock_leapt()
+            yield "there may be room for what was refused"
+
+    def _garbage(self, jobs: list[Manifest], pods: list[Manifest]) -> Iterator[str]:
+        """What the garbage collector will delete, and has not yet."""
+        staying = {job["metadata"]["uid"] for job in jobs if "deletionTimestamp" not in job["metadata"]}
+        if staying and all(_owner(pod) in staying for pod in pods if _owner(pod)):
+            return
+        others = [found for kind in _OTHER_KINDS[1:] for found in self._api.list(kind, self.namespace)]
+        for manifest in [*pods, *others]:
+            metadata = manifest["metadata"]
+            if _owner(manifest) and _owner(manifest) not in staying and "deletionTimestamp" not in metadata:
+                yield f"{manifest['kind']} {metadata['name']} is garbage"
+        uids = {job["metadata"]["uid"] for job in jobs} - staying
+        if uids and not any(_owner(manifest) in uids for manifest in [*pods, *others]):
+            yield "the job has nothing to wait for any more"
+
+
+def _owner(manifest: Manifest) -> str | None:
+    """UID of the job that it belongs to."""
+    references = manifest["metadata"].get("ownerReferences", ())
+    return next((r["uid"] for r in references if r["kind"] == KIND), None)
+
+
+def _version(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["resourceVersion"])

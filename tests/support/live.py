@@ -1,0 +1,90 @@
+"""The operator as it is, in real time, with a fake kubelet that runs every pod: for tests that need no other clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from allranks.api.job import KIND
+from allranks.kube import pod_codec
+from allranks.kube.auth import Connection
+from allranks.operator.app import Operator, utcnow
+from allranks.operator.settings import Settings
+
+from .api import Manifest
+from .controlplane import ControlPlane
+from .kubelet import Kubelet, Program
+from .kubernetes_world import SETTINGS
+from .operators import RunningOperator
+
+
+class RealTime:
+    """In place of a test's own clock."""
+
+    now = staticmethod(utcnow)
+    decode_pod = staticmethod(pod_codec.to_cached_pod)
+
+
+def connection(control_plane: ControlPlane) -> Connection:
+    return Connection(control_plane.url, str(control_plane.ca_file), control_plane.admin_token)
+
+
+@contextlib.contextmanager
+def operator(connection: Connection, *namespaces: str, **settings: Any) -> Iterator[Operator]:
+    running = RunningOperator(Settings(namespaces=namespaces, **{**SETTINGS, **settings}), connection, RealTime())  # type: ignore[arg-type]
+    try:
+        yield running.operator
+    finally:
+        running.kill()
+
+
+@contextlib.contextmanager
+def kubelet(connection: Connection, program: Program, **how: Any) -> Iterator[Kubelet]:
+    """Runs `program` in all pods of all namespaces, in a thread."""
+    fake = Kubelet(connection, lambda _: program, **how)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    stop = asyncio.Event()
+    work = asyncio.run_coroutine_threadsafe(fake.run(stop), loop)
+    try:
+        yield fake
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        with contextlib.suppress(Exception):
+            work.result(10)
+            # Connections that were closed are gone a moment later only.
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), loop).result(5)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+def job(name: str = "demo", **spec: Any) -> Manifest:
+    """Two PyTorch ranks, unless `spec` says otherwise."""
+    common = {"framework": "pytorch", "image": "example.org/x:1", "command": ["x"]}
+    roles = {"master": {"replicas": 1}, "worker": {"replicas": 1}}
+    return {
+        "apiVersion": "allranks.dev/v1alpha1",
+        "kind": KIND,
+        "metadata": {"name": name},
+        "spec": {**common, "roles": roles, **spec},
+    }
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 20, what: str = "") -> Any:
+    """The first true answer. Fails with the last one after so long."""
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}: {answer!r}"
+        time.sleep(0.05)
+    return answer
+
+
+def phase(control_plane: ControlPlane, namespace: str, name: str = "demo") -> str:
+    found = control_plane.api.find(KIND, namespace, name) or {}
+    return found.get("status", {}).get("phase", "")

@@ -1,0 +1,113 @@
+"""An API server that answers as a test says, on a free port of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from allranks.kube.auth import Connection
+from allranks.kube.client import Client
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def status(code: int, reason: str = "", message: str = "", **headers: str) -> Answer:
+    """A Status object, as the API server answers what is no success."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        body = {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message}
+        return web.json_response(body, status=code, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    return answer
+
+
+def says(body: Any, code: int = 200) -> Answer:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response(body, status=code)
+
+    return answer
+
+
+def streams(*lines: Any, then: str = "end", chunk: int = 0) -> Answer:
+    """A watch: each line as JSON; `then` end, or hang, or cut. `chunk` bytes at a time, where it is given."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        for start in range(0, len(data), chunk or len(data) or 1):
+            await response.write(data[start : start + (chunk or len(data))])
+        if then == "hang":
+            await asyncio.sleep(60)
+        elif then == "cut" and request.transport:
+            request.transport.abort()
+        return response
+
+    return answer
+
+
+async def hangs(_: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(60)
+    return web.Response()
+
+
+async def resets(request: web.Request) -> web.StreamResponse:
+    assert request.transport
+    request.transport.abort()
+    return web.Response()
+
+
+class Scripted:
+    """Answers in the order given; the last one for ever. `asked` is what was asked: (verb, path, query, body)."""
+
+    def __init__(self) -> None:
+        self.script: list[Answer] = []
+        self.asked: list[tuple[str, str, dict[str, str], Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.url = ""
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        text = await request.text()
+        self.asked.append((request.method, request.path, dict(request.query), json.loads(text) if text else None))
+        self.headers.append(dict(request.headers))
+        answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        task = asyncio.current_task()
+        assert task
+        self.tasks.add(task)
+        try:
+            return await answer(request)
+        finally:
+            self.tasks.discard(task)
+
+
+@asynccontextmanager
+async def server(*script: Answer) -> AsyncIterator[Scripted]:
+    scripted = Scripted()
+    scripted.script = list(script)
+    runner = web.ServerRunner(web.Server(scripted), shutdown_timeout=0)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    scripted.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield scripted
+    finally:
+        for task in list(scripted.tasks):
+            task.cancel()  # those that hang, as they were told to
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def client_of(*script: Answer, **how: Any) -> AsyncIterator[tuple[Client, Scripted]]:
+    async with server(*script) as scripted:
+        client = Client(Connection(scripted.url, token="secret"), **how)
+        try:
+            yield client, scripted
+        finally:
+            await client.close()

@@ -1,0 +1,307 @@
+"""Nodes, their kubelets and the scheduler: they place pods, run programs that are scripts, and stop what is deleted.
+
+With a `Workload` the pods live by themselves; without one a test writes their lives, and only deletions, node loss and
+the garbage collector work on their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, Protocol
+
+from allranks.core.model import Manifest
+from allranks.core.naming import ATTEMPT_LABEL, TRAINER
+
+from . import pod_status
+from .store import GRACE_SECONDS, Change, Key, Store, controller_of, ended, key_of
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one rank does."""
+
+    seconds: float | None = None
+    """Runs so long and then exits; None: until it is told to stop."""
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    when_peer_is_lost: Literal["goes on", "hangs", "crashes"] = "hangs"
+    """What a dead rank of the same attempt does to it."""
+    crash_seconds: float = 5.0
+    crash_code: int = 1
+    stop_seconds: float | None = 1.0
+    """From SIGTERM to its end; None: it does not listen, and is killed when its grace is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Makes pods live by themselves."""
+
+    program: Callable[[Manifest], Program] = lambda pod: Program()
+    """The program of a pod, for example by its role and attempt."""
+    schedule_seconds: float = 0.1
+    start_seconds: float = 1.0
+    bad_images: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Image -> (waiting reason, message) where it cannot be pulled."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A machine. Pods take `pods: 1` each, and what they request of resources such as `nvidia.com/gpu`."""
+
+    name: str
+    capacity: dict[str, int] = field(default_factory=lambda: {"pods": 110})
+    reachable: bool = True
+
+
+class Host(Protocol):
+    """The part of a cluster that kubelets need."""
+
+    @property
+    def now(self) -> datetime: ...
+    def after(self, seconds: float, action: Callable[[], None]) -> None: ...
+
+
+class Kubelets:
+    """All nodes. A pod whose node is lost changes no more, and does not go away, until the node is back or removed."""
+
+    def __init__(self, store: Store, host: Host, nodes: Mapping[str, Node], workload: Workload | None) -> None:
+        self._store, self._host, self._workload = store, host, workload
+        self.nodes = dict(nodes)
+        self._stopping: set[str] = set()
+        self._placing: set[str] = set()
+        self._starting: set[str] = set()
+        self._fates: dict[str, int] = {}
+        """UID -> number of its latest planned end: an older one does not come to pass."""
+        store.watchers.append(self._changed)
+
+    # What a scheduler, a kubelet or a node controller does to one pod
+
+    def place(self, key: Key, node: str) -> None:
+        self._store.bind(key, node)
+        self._report(key, pod_status.scheduled(self._store.get(key), self._host.now))
+
+    def start(self, key: Key) -> None:
+        self._report(key, pod_status.running(self._store.get(key), self._host.now))
+
+    def end(
+        self, key: Key, code: int, reason: str = "", message: str = "", container: str = TRAINER, others: int | None = 0
+    ) -> None:
+        pod = self._store.get(key)
+        self._report(key, pod_status.exited(pod, self._host.now, code, reason, message, container, others))
+
+    def wait(self, key: Key, reason: str, message: str = "") -> None:
+        self._report(key, pod_status.waiting(self._store.get(key), reason, message))
+
+    def cannot_place(self, key: Key, message: str) -> None:
+        self._report(key, pod_status.unschedulable(self._store.get(key), self._host.now, message))
+
+    def fail_init(self, key: Key, code: int, message: str = "") -> None:
+        self._report(key, pod_status.init_failed(self._store.get(key), self._host.now, code, message))
+
+    def reject(self, key: Key, reason: str, message: str) -> None:
+        self._report(key, pod_status.rejected(self._store.get(key), reason, message))
+
+    def evict(self, key: Key) -> None:
+        """kubelet runs out of something: the containers are killed, the pod stays as Failed."""
+        self._report(key, pod_status.evicted(self._store.get(key), self._host.now))
+
+    def mark(self, key: Key, reason: str = "PreemptionByScheduler", message: str = "") -> None:
+        """Preemption, eviction by API, a taint: the pod is told why it has to go."""
+        self._report(key, pod_status.disrupted(self._store.get(key), self._host.now, reason, message))
+
+    def disrupt(self, key: Key, reason: str = "PreemptionByScheduler", message: str = "") -> None:
+        """It is told, and deleted with its grace."""
+        self.mark(key, reason, message)
+        self._store.delete(key)
+
+    def collect(self, key: Key) -> None:
+        """The garbage collector finds that the pod's node is no more; it takes the pod away next."""
+        self._report(key, pod_status.collected(self._store.get(key), self._host.now))
+
+    # Nodes
+
+    def add(self, node: Node) -> None:
+        self.nodes[node.name] = node
+        self._host.after(0, self._place_waiting)
+
+    def lose(self, name: str) -> None:
+        """The node is silent; the taint manager deletes its pods, and nobody confirms it."""
+        self.nodes[name].reachable = False
+        for pod in self._on(name):
+            if ended(pod["status"]):
+                continue
+            key = key_of(pod)
+            self._report(key, pod_status.unreachable(pod, self._host.now))
+            message = "Taint manager: deleting due to NoExecute taint"
+            self.disrupt(key, "DeletionByTaintManager", message)
+
+    def recover(self, name: str) -> None:
+        """The node is back: its kubelet ends what was deleted meanwhile."""
+        self.nodes[name].reachable = True
+        self._host.after(0, self._place_waiting)
+        for pod in self._on(name):
+            self._stop_if_deleted(pod)
+
+    def remove(self, name: str) -> None:
+        """The node is no more: the garbage collector takes its pods away without asking anybody."""
+        del self.nodes[name]
+        for pod in self._on(name):
+            if not ended(pod["status"]):
+                self.collect(key_of(pod))
+            if self._store.find(key_of(pod)):
+                self._store.remove(key_of(pod))
+
+    # What happens by itself
+
+    def _changed(self, change: Change) -> None:
+        if change.key[0] != "Pod":
+            return
+        pod = change.object
+        if change.kind == "DELETED":
+            self._forget(pod["metadata"]["uid"])
+            self._host.after(0, self._place_waiting)
+            self._tell_peers(pod)
+            return
+        self._stop_if_deleted(pod)
+        if ended(pod["status"]):
+            self._host.after(0, self._place_waiting)
+            if pod["status"]["phase"] == "Failed":
+                self._tell_peers(pod)
+        elif self._workload and "nodeName" not in pod["spec"]:
+            self._once(self._placing, pod, self._workload.schedule_seconds, self._place_waiting)
+        elif self._workload and pod["status"]["phase"] == "Pending":
+            self._once(self._starting, pod, self._workload.start_seconds, lambda: self._begin(pod))
+
+    def _stop_if_deleted(self, pod: Manifest) -> None:
+        metadata = pod["metadata"]
+        node = self.nodes.get(pod["spec"].get("nodeName", ""))
+        if "deletionTimestamp" not in metadata or (node and not node.reachable):
+            return
+        seconds = self._program(pod).stop_seconds
+        grace = float(metadata.get("deletionGracePeriodSeconds", GRACE_SECONDS))
+        killed = seconds is None or seconds > grace
+        wait = grace if seconds is None else min(seconds, grace)
+        self._once(self._stopping, pod, wait, lambda: self._stop(pod, 137 if killed else 143))
+
+    def _stop(self, pod: Manifest, code: int) -> None:
+        present = self._same(pod)
+        if present is None:
+            return
+        node = self.nodes.get(present["spec"].get("nodeName", ""))
+        if node and not node.reachable:
+            self._stopping.discard(pod["metadata"]["uid"])
+            return
+        key = key_of(present)
+        if present["status"]["phase"] == "Running":
+            self.end(key, code, others=code)
+        if self._store.find(key):
+            self._store.remove(key)
+
+    def _place_waiting(self) -> None:
+        if not self._workload:
+            return
+        for pod in self._store.all("Pod"):
+            if "nodeName" in pod["spec"] or ended(pod["status"]) or "deletionTimestamp" in pod["metadata"]:
+                continue
+            self._placing.discard(pod["metadata"]["uid"])
+            node = next((n for n in self.nodes.values() if n.reachable and self._fits(pod, n)), None)
+            if node:
+                self.place(key_of(pod), node.name)
+            else:
+                total = len(self.nodes)
+                text = f"0/{total} nodes are available: {total} Insufficient {', '.join(sorted(_requests(pod)))}."
+                self._placing.add(pod["metadata"]["uid"])
+                self.cannot_place(key_of(pod), text)
+
+    def _fits(self, pod: Manifest, node: Node) -> bool:
+        used: dict[str, int] = {}
+        for other in self._on(node.name):
+            if not ended(other["status"]):
+                for name, amount in _requests(other).items():
+                    used[name] = used.get(name, 0) + amount
+        return all(used.get(n, 0) + amount <= node.capacity.get(n, 0) for n, amount in _requests(pod).items())
+
+    def _begin(self, pod: Manifest) -> None:
+        present, workload = self._same(pod), self._workload
+        if present is None or workload is None or "deletionTimestamp" in present["metadata"]:
+            return
+        key = key_of(present)
+        image = next(c.get("image", "") for c in present["spec"]["containers"] if c["name"] == TRAINER)
+        if image in workload.bad_images:
+            self.wait(key, *workload.bad_images[image])
+            return
+        self.start(key)
+        program = self._program(present)
+        if program.seconds is not None:
+            self._plan_end(present, program.seconds, program.code, program.reason, program.message)
+
+    def _plan_end(self, pod: Manifest, seconds: float, code: int, reason: str = "", message: str = "") -> None:
+        fate = self._change_fate(pod["metadata"]["uid"])
+
+        def come_to_pass() -> None:
+            present = self._same(pod)
+            if present is None or self._fates.get(pod["metadata"]["uid"]) != fate:
+                return
+            node = self.nodes.get(present["spec"].get("nodeName", ""))
+            if node and node.reachable and present["status"]["phase"] == "Running":
+                self.end(key_of(pod), code, reason, message)
+
+        self._host.after(seconds, come_to_pass)
+
+    def _tell_peers(self, lost: Manifest) -> None:
+        if not self._workload or (lost["status"]["phase"] == "Succeeded"):
+            return
+        labels = lost["metadata"].get("labels", {})
+        for pod in self._store.all("Pod"):
+            same = controller_of(pod) == controller_of(lost) and pod["metadata"].get("labels", {}).get(
+                ATTEMPT_LABEL
+            ) == labels.get(ATTEMPT_LABEL)
+            if not same or pod["status"]["phase"] != "Running" or pod["metadata"]["uid"] == lost["metadata"]["uid"]:
+                continue
+            program = self._program(pod)
+            if program.when_peer_is_lost == "hangs":
+                self._change_fate(pod["metadata"]["uid"])
+            elif program.when_peer_is_lost == "crashes":
+                self._plan_end(pod, program.crash_seconds, program.crash_code, message="connection reset by peer")
+
+    def _program(self, pod: Manifest) -> Program:
+        return self._workload.program(pod) if self._workload else Program()
+
+    def _report(self, key: Key, status: Manifest) -> None:
+        self._store.write_status(key, status)
+
+    def _on(self, node: str) -> list[Manifest]:
+        return [pod for pod in self._store.all("Pod") if pod["spec"].get("nodeName") == node]
+
+    def _same(self, pod: Manifest) -> Manifest | None:
+        """The pod as it is now, unless it is gone or another has its name."""
+        present = self._store.find(key_of(pod))
+        return present if present and present["metadata"]["uid"] == pod["metadata"]["uid"] else None
+
+    def _once(self, doing: set[str], pod: Manifest, seconds: float, action: Callable[[], None]) -> None:
+        uid = pod["metadata"]["uid"]
+        if uid not in doing:
+            doing.add(uid)
+            self._host.after(seconds, action)
+
+    def _change_fate(self, uid: str) -> int:
+        self._fates[uid] = self._fates.get(uid, 0) + 1
+        return self._fates[uid]
+
+    def _forget(self, uid: str) -> None:
+        for doing in (self._stopping, self._placing, self._starting):
+            doing.discard(uid)
+        self._fates.pop(uid, None)
+
+
+def _requests(pod: Manifest) -> dict[str, int]:
+    wanted = {"pods": 1}
+    for container in pod["spec"]["containers"]:
+        resources = container.get("resources", {})
+        for name, amount in {**resources.get("limits", {}), **resources.get("requests", {})}.items():
+            if "/" in name and str(amount).isdigit():
+                wanted[name] = wanted.get(name, 0) + int(amount)
+    return wanted

@@ -1,0 +1,124 @@
+"""What scheduler, kubelet and node controller write into a pod's status: functions from a pod to its next status.
+
+Shapes and words are those of Kubernetes 1.36, so that a fake kubelet can patch the very same on a real one.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from allranks.core.model import Manifest
+from allranks.core.naming import TRAINER
+
+from .store import stamp
+
+
+def unschedulable(pod: Manifest, now: datetime, message: str) -> Manifest:
+    """The scheduler found no node."""
+    return _with_condition(pod, now, "PodScheduled", "False", "Unschedulable", message)
+
+
+def scheduled(pod: Manifest, now: datetime) -> Manifest:
+    """The pod has a node; its containers do not run yet."""
+    return _with_condition(pod, now, "PodScheduled", "True") | {"startTime": stamp(now)}
+
+
+def waiting(pod: Manifest, reason: str, message: str = "") -> Manifest:
+    """The containers wait, for example with reason `ImagePullBackOff`."""
+    state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+    return {**pod["status"], "phase": "Pending", "containerStatuses": [_container(n, state) for n in _names(pod)]}
+
+
+def running(pod: Manifest, now: datetime) -> Manifest:
+    """All containers run."""
+    state = {"running": {"startedAt": stamp(now)}}
+    containers = [_container(name, state, ready=True) for name in _names(pod)]
+    return _with_condition(pod, now, "Ready", "True") | {"phase": "Running", "containerStatuses": containers}
+
+
+def exited(
+    pod: Manifest,
+    now: datetime,
+    code: int,
+    reason: str = "",
+    message: str = "",
+    container: str = TRAINER,
+    others: int | None = 0,
+) -> Manifest:
+    """A container ended, and the others with exit code `others` (None: they go on, and so does the pod)."""
+    before = {status["name"]: status for status in pod["status"].get("containerStatuses", ())}
+    containers = []
+    for name in _names(pod):
+        state = before.get(name, {}).get("state", {})
+        if name == container:
+            containers.append(_container(name, _terminated(state, now, code, reason, message)))
+        elif others is not None and "terminated" not in state:
+            containers.append(_container(name, _terminated(state, now, others)))
+        else:
+            containers.append(before.get(name) or _container(name, {"waiting": {"reason": "ContainerCreating"}}))
+    codes = [status["state"].get("terminated", {}).get("exitCode") for status in containers]
+    phase = "Running" if None in codes else "Failed" if any(codes) else "Succeeded"
+    return _with_condition(pod, now, "Ready", "False") | {"phase": phase, "containerStatuses": containers}
+
+
+def init_failed(pod: Manifest, now: datetime, code: int, message: str = "") -> Manifest:
+    """An init container failed, so that the training container never ran."""
+    names = [c["name"] for c in pod["spec"].get("initContainers", ())] or ["init"]
+    failed = _container(names[-1], _terminated({}, now, code, "Error", message))
+    idle = [_container(name, {"waiting": {"reason": "PodInitializing"}}) for name in _names(pod)]
+    return {**pod["status"], "phase": "Failed", "initContainerStatuses": [failed], "containerStatuses": idle}
+
+
+def rejected(pod: Manifest, reason: str, message: str) -> Manifest:
+    """kubelet refused the pod at admission, for example with reason `UnexpectedAdmissionError`."""
+    return {**pod["status"], "phase": "Failed", "reason": reason, "message": message}
+
+
+def disrupted(pod: Manifest, now: datetime, reason: str, message: str = "") -> Manifest:
+    """The cluster takes the pod away: condition `DisruptionTarget`."""
+    return _with_condition(pod, now, "DisruptionTarget", "True", reason, message)
+
+
+def evicted(pod: Manifest, now: datetime, message: str = "The node was low on resource: memory.") -> Manifest:
+    """kubelet evicted the pod: its containers were killed."""
+    gone = {**pod, "status": exited(pod, now, 137, "Error", others=137)}
+    status = disrupted(gone, now, "TerminationByKubelet", message)
+    return status | {"phase": "Failed", "reason": "Evicted", "message": message}
+
+
+def unreachable(pod: Manifest, now: datetime) -> Manifest:
+    """The node controller heard nothing of the node: not ready, phase as it was."""
+    return _with_condition(pod, now, "Ready", "False", "NodeNotReady")
+
+
+def collected(pod: Manifest, now: datetime) -> Manifest:
+    """The pod garbage collector gives up a pod whose node is no more."""
+    return disrupted(pod, now, "DeletionByPodGC", "PodGC: node no longer exists") | {"phase": "Failed"}
+
+
+def _names(pod: Manifest) -> list[str]:
+    return [container["name"] for container in pod["spec"]["containers"]]
+
+
+def _container(name: str, state: Manifest, ready: bool = False) -> Manifest:
+    return {"name": name, "ready": ready, "restartCount": 0, "state": state}
+
+
+def _terminated(state: Manifest, now: datetime, code: int, reason: str = "", message: str = "") -> Manifest:
+    begun = state.get("running", {}).get("startedAt", stamp(now))
+    ending: dict[str, Any] = {"exitCode": code, "startedAt": begun, "finishedAt": stamp(now)}
+    ending["reason"] = reason or ("Error" if code else "Completed")
+    return {"terminated": ending | ({"message": message} if message else {})}
+
+
+def _with_condition(
+    pod: Manifest, now: datetime, kind: str, value: str, reason: str = "", message: str = ""
+) -> Manifest:
+    status: Manifest = pod["status"]
+    conditions = status.get("conditions", [])
+    before = next((c for c in conditions if c["type"] == kind), None)
+    since = before["lastTransitionTime"] if before and before["status"] == value else stamp(now)
+    condition = {"type": kind, "status": value, "lastTransitionTime": since}
+    condition |= {key: text for key, text in (("reason", reason), ("message", message)) if text}
+    return {**status, "conditions": [*(c for c in conditions if c["type"] != kind), condition]}

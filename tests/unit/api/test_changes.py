@@ -1,0 +1,127 @@
+"""What may change while a job lives: the CRD's transition rules, evaluated as the API server does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allranks.api.crd import root_schema
+from allranks.api.validation import parse, with_defaults
+from support.builders import manifest, table
+from support.simulator.admission import broken_transitions
+
+NEW_JOB = "cannot change while the job lives: make a new job"
+NEW_ROLES = "the roles of a job cannot change: make a new job"
+SPEC = root_schema()["properties"]["spec"]
+
+
+def stored(fields: dict[str, Any]) -> dict[str, Any]:
+    document = manifest(**fields)
+    spec: dict[str, Any] = with_defaults(document, parse(document))["spec"]
+    return spec
+
+
+def refusals(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, str]]:
+    found = broken_transitions(SPEC, stored(after), stored(before), "")
+    return [(path.removeprefix("."), message) for path, message in found]
+
+
+RULE = {"exitCodes": [1], "action": "fail"}
+
+# Sentence, job before, job after.
+MAY = [
+    ("nothing at all", {}, {}),
+    ("suspend", {"suspend": False}, {"suspend": True}),
+    ("resume", {"suspend": True}, {}),
+    ("replicas", {"roles": {"worker": 2}}, {"roles": {"worker": 3}}),
+    ("replicas of every role", {"roles": {"master": 1, "worker": 2}}, {"roles": {"master": 0, "worker": 3}}),
+    ("ttlSecondsAfterFinished", {}, {"ttlSecondsAfterFinished": 60}),
+    ("ttlSecondsAfterFinished away", {"ttlSecondsAfterFinished": 60}, {}),
+    ("activeDeadlineSeconds", {"activeDeadlineSeconds": 60}, {"activeDeadlineSeconds": 90}),
+    ("restart.maxRestarts", {}, {"restart": {"maxRestarts": 9}}),
+]
+
+
+@table(*MAY)
+def test_may_change(case):
+    before, after = case
+    assert refusals(before, after) == []
+
+
+# Sentence, job before, job after, field that is told.
+MAY_NOT = [
+    (
+        "the framework",
+        {"framework": "pytorch", "roles": {"worker": 1}},
+        {"framework": "horovod", "roles": {"worker": 1}},
+        "framework",
+    ),
+    ("the framework's options", {}, {"pytorch": {"backend": "gloo"}}, "pytorch"),
+    ("the framework's options away", {"pytorch": {"backend": "gloo"}}, {}, "pytorch"),
+    ("one option", {"pytorch": {"port": 1}}, {"pytorch": {"port": 2}}, "pytorch"),
+    ("the image", {"image": "a"}, {"image": "b"}, "image"),
+    ("the command", {"command": ["a"]}, {"command": ["a", "b"]}, "command"),
+    ("arguments", {}, {"args": ["a"]}, "args"),
+    ("variables", {"env": [{"name": "X", "value": "1"}]}, {"env": [{"name": "X", "value": "2"}]}, "env"),
+    ("resources", {}, {"resources": {"limits": {"cpu": 1}}}, "resources"),
+    ("the working directory", {}, {"workingDir": "/x"}, "workingDir"),
+    ("the pool", {"pool": "a"}, {"pool": "b"}, "pool"),
+    ("the template", {"template": {"spec": {"a": 1}}}, {"template": {"spec": {"a": 2}}}, "template"),
+    (
+        "a role's image",
+        {"roles": {"worker": {"image": "a"}}},
+        {"roles": {"worker": {"image": "b"}}},
+        "roles.worker.image",
+    ),
+    ("a role's command", {}, {"roles": {"worker": {"replicas": 2, "command": ["x"]}}}, "roles.worker.command"),
+    ("a role's template", {}, {"roles": {"worker": {"replicas": 2, "template": {}}}}, "roles.worker.template"),
+    ("backoffSeconds", {}, {"restart": {"backoffSeconds": 1}}, "restart.backoffSeconds"),
+    ("restart.scope", {}, {"restart": {"scope": "pod"}}, "restart.scope"),
+    ("restart.rules", {"restart": {"rules": [RULE]}}, {"restart": {"rules": [RULE, RULE]}}, "restart.rules"),
+    ("success", {}, {"success": "all"}, "success"),
+    ("managedBy", {}, {"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy"),
+    ("cleanPodPolicy", {}, {"cleanPodPolicy": "All"}, "cleanPodPolicy"),
+    ("startupDeadlineSeconds", {}, {"startupDeadlineSeconds": 1}, "startupDeadlineSeconds"),
+    ("scheduling", {}, {"scheduling": {"priorityClassName": "a"}}, "scheduling"),
+    (
+        "the bounds of an elastic job",
+        {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
+        {"elastic": {"minReplicas": 1, "maxReplicas": 3}},
+        "elastic",
+    ),
+    ("hang", {}, {"hang": {"timeoutSeconds": 60}}, "hang"),
+    ("progress", {"progress": {}}, {}, "progress"),
+    (
+        "the options of TensorFlow",
+        {"framework": "tensorflow", "roles": {"worker": 1}, "tensorflow": {"port": 1}},
+        {"framework": "tensorflow", "roles": {"worker": 1}, "tensorflow": {"port": 2}},
+        "tensorflow",
+    ),
+    (
+        "the options of Horovod",
+        {"framework": "horovod", "roles": {"worker": 1}},
+        {"framework": "horovod", "roles": {"worker": 1}, "horovod": {"port": 2}},
+        "horovod",
+    ),
+    ("the checkpoint", {"checkpoint": {"claim": "a"}}, {"checkpoint": {"claim": "b"}}, "checkpoint"),
+]
+
+
+@table(*MAY_NOT)
+def test_may_not_change(case):
+    before, after, field = case
+    assert refusals(before, after) == [(field, NEW_JOB)]
+
+
+@table(
+    ("a role may not come", {"roles": {"worker": 1}}, {"roles": {"master": 1, "worker": 1}}),
+    ("a role may not go", {"roles": {"master": 1, "worker": 1}}, {"roles": {"worker": 1}}),
+)
+def test_roles(case):
+    before, after = case
+    assert refusals(before, after) == [("roles", NEW_ROLES)]
+
+
+def test_every_field_of_spec_has_a_case_here():
+    """A new field is thought about: may it change while the job lives?"""
+    tried = {name for _, before, after, *_ in (*MAY, *MAY_NOT) for name in (before | after)}
+    assert set(SPEC["properties"]) == tried

@@ -1,0 +1,100 @@
+"""What a field is when nobody writes it: the same in the types, in the CRD, and in the design."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allranks.api.crd import root_schema
+from allranks.api.validation import parse, with_defaults
+from support.builders import manifest
+
+SMALLEST = {
+    "apiVersion": "allranks.dev/v1alpha1",
+    "kind": "DistributedTraining",
+    "metadata": {"name": "penguins"},
+    "spec": {"framework": "pytorch", "image": "me/train:1", "roles": {"worker": {}}},
+}
+
+
+def test_the_smallest_job_with_its_defaults_filled_in():
+    assert with_defaults(SMALLEST, parse(SMALLEST))["spec"] == {
+        "framework": "pytorch",
+        "image": "me/train:1",
+        "roles": {"worker": {"replicas": 1}},
+        "restart": {"maxRestarts": 3, "backoffSeconds": 10},
+        "suspend": False,
+        "cleanPodPolicy": "Running",
+        "startupDeadlineSeconds": 600,
+        "scheduling": {"gang": "auto"},
+    }
+
+
+def test_a_job_without_a_namespace_is_in_default():
+    assert parse(SMALLEST).namespace == "default"
+
+
+@pytest.mark.parametrize(
+    ("fields", "block", "expected"),
+    [
+        ({}, "pytorch", {"backend": "auto", "processesPerNode": "auto", "port": 29500}),
+        ({"framework": "tensorflow"}, "tensorflow", {"port": 2222}),
+        ({"framework": "horovod"}, "horovod", {"controller": "gloo", "slotsPerWorker": "auto", "port": 29400}),
+    ],
+    ids=["pytorch", "tensorflow", "horovod"],
+)
+def test_options_of_a_framework_have_defaults_with_and_without_their_block(fields, block, expected):
+    without, empty = parse(manifest(**fields)), parse(manifest(**fields, **{block: {}}))
+    assert without.spec.options.model_dump(by_alias=True) == expected
+    assert empty.spec.options.model_dump(by_alias=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "expected"),
+    [
+        ({"checkpoint": {"claim": "a"}}, ("checkpoint",), {"claim": "a", "path": "/checkpoints"}),
+        ({"restart": {"maxRestarts": 1}}, ("restart",), {"maxRestarts": 1, "backoffSeconds": 10}),
+        ({"scheduling": {"priorityClassName": "a"}}, ("scheduling",), {"priorityClassName": "a", "gang": "auto"}),
+        ({"roles": {"worker": {"image": "a"}}}, ("roles", "worker"), {"image": "a", "replicas": 1}),
+    ],
+    ids=["checkpoint", "restart", "scheduling", "a role"],
+)
+def test_a_block_that_is_begun_has_defaults_for_the_rest(fields, place, expected):
+    document = manifest(**fields)
+    found: Any = with_defaults(document, parse(document))["spec"]
+    for step in place:
+        found = found[step]
+    assert found == expected
+
+
+def api_server(schema: dict[str, Any], value: Any) -> Any:
+    """Fills in defaults as the API server does: a default of an absent field, then the fields below."""
+    if isinstance(value, dict):
+        out = dict(value)
+        for name, child in schema.get("properties", {}).items():
+            if name not in out and "default" in child:
+                out[name] = child["default"]
+            if name in out:
+                out[name] = api_server(child, out[name])
+        return out
+    if isinstance(value, list) and "items" in schema:
+        return [api_server(schema["items"], item) for item in value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"pytorch": {}, "checkpoint": {"claim": "a"}},
+        {"framework": "tensorflow", "tensorflow": {}, "roles": {"chief": {}, "ps": {}}},
+        {"framework": "horovod", "horovod": {}, "restart": {"rules": [{"exitCodes": [1], "action": "fail"}]}},
+    ],
+    ids=["the smallest job", "pytorch", "tensorflow", "horovod"],
+)
+def test_the_API_server_fills_in_what_the_types_do(fields):
+    document = manifest(**fields)
+    stored = api_server(root_schema(), document)
+    assert stored["spec"] == with_defaults(document, parse(document))["spec"]
+    assert with_defaults(stored, parse(stored)) == stored, "what is stored stays as it is"

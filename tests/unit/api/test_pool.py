@@ -1,0 +1,106 @@
+"""What a TrainingPool may say, and what is refused, told as the API server would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allranks.api.pool import Gpu, Pool, PoolSpec, Toleration
+from allranks.api.validation import parse_pool
+from allranks.errors import InvalidManifest
+from support.builders import table
+
+FULL = {
+    "nodeSelector": {"gpu": "h200"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "gpu": {"count": 8},
+    "sharedMemory": "64Gi",
+    "rdma": {"rdma/hca": 1},
+    "env": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}],
+    "priorityClassName": "training",
+    "schedulerName": "default-scheduler",
+    "template": {"spec": {"volumes": [{"name": "scratch", "hostPath": {"path": "/mnt/nvme"}}]}},
+}
+
+
+def document(**spec: Any) -> dict[str, Any]:
+    metadata = {"name": "gpu", "uid": "1", "resourceVersion": "7", "managedFields": []}
+    return {"apiVersion": "allranks.dev/v1alpha1", "kind": "TrainingPool", "metadata": metadata, "spec": spec}
+
+
+def problems(value: Any) -> list[tuple[str, str]]:
+    with pytest.raises(InvalidManifest) as refused:
+        parse_pool(value)
+    return refused.value.problems
+
+
+def test_every_field_of_a_pool_is_read_and_has_a_case_here():
+    assert set(FULL) == {field.alias for field in PoolSpec.model_fields.values()}
+    pool = parse_pool(document(**FULL))
+    assert (pool.name, pool.spec.gpu) == ("gpu", Gpu(resource="nvidia.com/gpu", count=8))
+    assert pool.spec.tolerations == [Toleration(key="gpu", operator="Exists", effect="NoSchedule")]
+    assert pool.spec.model_dump(by_alias=True, exclude_none=True) == FULL | {
+        "gpu": {"resource": "nvidia.com/gpu", "count": 8}
+    }
+
+
+def test_every_field_of_a_pool_is_optional():
+    assert parse_pool(document()) == Pool("gpu", PoolSpec())
+
+
+OURS = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
+
+REFUSED = [
+    ("a variable of ours", {"env": [{"name": "ALLRANKS_JOB", "value": "x"}]}, ("spec.env", OURS)),
+    (
+        "a variable with two values",
+        {"env": [{"name": "X", "value": "x", "valueFrom": {}}]},
+        ("spec.env", "a variable has either value or valueFrom, not both"),
+    ),
+    (
+        "a variable by which TensorFlow's tasks find one another",
+        {"env": [{"name": "TF_CONFIG", "value": "{}"}]},
+        (
+            "spec.env",
+            "variables by which the ranks of tensorflow find one another are set by allranks: remove any of TF_CONFIG",
+        ),
+    ),
+    ("no GPU at all", {"gpu": {"count": 0}}, ("spec.gpu.count", "should be greater than or equal to 1")),
+    ("GPUs without a number", {"gpu": {}}, ("spec.gpu.count", "is required")),
+    ("an unknown field", {"nodeselector": {}}, ("spec.nodeselector", "unknown field, did you mean nodeSelector?")),
+    (
+        "a template of the wrong shape",
+        {"template": {"spec": {"containers": {}}}},
+        ("spec.template.spec.containers", "must be a list, not a mapping"),
+    ),
+]
+
+
+@table(*REFUSED)
+def test_refused(case):
+    spec, expected = case
+    assert problems(document(**spec)) == [expected]
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "PET_RDZV_ENDPOINT", "TF_CONFIG", "HOROVOD_RANK"])
+def test_variables_by_which_ranks_of_any_framework_find_one_another_are_refused(name):
+    ((path, message),) = problems(document(env=[{"name": name, "value": "x"}]))
+    assert path == "spec.env"
+    assert name in message
+    assert "find one another" in message
+
+
+@pytest.mark.parametrize("name", ["GPU", "-gpu", "gpu.", "a b", "gpu_1"])
+def test_a_pool_has_a_name_as_Kubernetes_objects_have(name):
+    refused = problems({**document(), "metadata": {"name": name}})
+    assert refused == [
+        ("metadata.name", "must be lower-case letters, digits, '-' and '.', begin and end with a letter or digit")
+    ]
+    assert parse_pool({**document(), "metadata": {"name": "h200.eu-1"}}).name == "h200.eu-1"
+
+
+def test_another_kind_is_refused_and_nothing_else_is_said():
+    assert problems({**document(), "kind": "DistributedTraining"}) == [
+        ("kind", "must be TrainingPool, not 'DistributedTraining'")
+    ]

@@ -1,0 +1,645 @@
+"""What is wrong with a manifest, told as the API server would: every error at once, each with its field path."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from allranks.api.crd import root_schema
+from allranks.api.validation import parse
+from allranks.errors import InvalidManifest
+from support.builders import manifest, table
+
+
+def problems(document: Any) -> list[tuple[str, str]]:
+    try:
+        parse(document)
+    except InvalidManifest as error:
+        return error.problems
+    return []
+
+
+NAME_CHARACTERS = (
+    "must be lower-case letters, digits and '-', begin with a letter and end with a letter or digit: it becomes a DNS "
+    "name"
+)
+NAME_LENGTH = (
+    "at most 42 characters: pods are named {name}-{role}-{index}-{attempt}-{restart}, and a host name has at most 63"
+)
+BLOCK = "only the block that matches framework is allowed: remove it or change framework"
+LAUNCHER = "a launcher goes with controller mpi and only with it: gloo jobs need none"
+NO_PODS = "the job has no pods: give at least one role replicas"
+NO_SUCH_ROLE = "names a role that this job does not have"
+OUR_PREFIX = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
+BOTH = "a variable has either value or valueFrom, not both"
+LATER = "is served by a later version: leave it out"
+NOT_ELASTIC = (
+    "is for pytorch and horovod: ranks of the others know one another from the start. Leave it out; a changed number "
+    "of replicas restarts them"
+)
+WITHIN = "must be within elastic.minReplicas and elastic.maxReplicas"
+ONE_OF = "give exactly one of exitCodes, signals and reasons"
+ONE_VOLUME = "give either claim or volume, and not both"
+HOST_PATH = "hostPath is refused: the next attempt may run on another node; use a claim or a CSI volume"
+MPI = {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "mpi"}}
+X = {"name": "X", "value": "1"}
+
+
+def of(**worker: Any) -> dict[str, Any]:
+    return {"roles": {"worker": {"replicas": 1, **worker}}}
+
+
+# The rule, a job that breaks it, (path, message), a job that keeps it.
+RULES = [
+    ("a name has at most 42 characters", {"name": "a" * 43}, ("metadata.name", NAME_LENGTH), {"name": "a" * 42}),
+    ("a name has no capitals", {"name": "Job"}, ("metadata.name", NAME_CHARACTERS), {"name": "job-2"}),
+    ("a name begins with a letter", {"name": "2job"}, ("metadata.name", NAME_CHARACTERS), {"name": "j"}),
+    ("a name ends with a letter or digit", {"name": "job-"}, ("metadata.name", NAME_CHARACTERS), {"name": "job-a"}),
+    ("a name has no dots", {"name": "my.job"}, ("metadata.name", NAME_CHARACTERS), {"name": "my-job"}),
+    ("only the block of the framework is allowed", {"tensorflow": {}}, ("spec.tensorflow", BLOCK), {"pytorch": {}}),
+    (
+        "a launcher is Horovod's",
+        {"roles": {"launcher": 1, "worker": 1}},
+        ("spec.roles.launcher", "is a role of horovod alone: remove it or change framework"),
+        {"roles": {"master": 1, "worker": 1}},
+    ),
+    (
+        "PyTorch has no chief",
+        {"roles": {"chief": 1, "worker": 1}},
+        ("spec.roles.chief", "is a role of tensorflow alone: remove it or change framework"),
+        {"roles": {"master": 1, "worker": 1}},
+    ),
+    (
+        "TensorFlow has no master",
+        {"framework": "tensorflow", "roles": {"master": 1, "worker": 1}},
+        ("spec.roles.master", "is a role of pytorch alone: remove it or change framework"),
+        {"framework": "tensorflow", "roles": {"chief": 1, "worker": 1, "ps": 1, "evaluator": 1}},
+    ),
+    (
+        "Horovod has no parameter servers",
+        {"framework": "horovod", "roles": {"worker": 1, "ps": 1}},
+        ("spec.roles.ps", "is a role of tensorflow alone: remove it or change framework"),
+        {"framework": "horovod", "roles": {"worker": 1}},
+    ),
+    (
+        "PyTorch has at most one master",
+        {"roles": {"master": 2}},
+        ("spec.roles.master.replicas", "pytorch has at most 1 master"),
+        {"roles": {"master": 0, "worker": 1}},
+    ),
+    (
+        "TensorFlow has at most one chief",
+        {"framework": "tensorflow", "roles": {"chief": 2}},
+        ("spec.roles.chief.replicas", "tensorflow has at most 1 chief"),
+        {"framework": "tensorflow", "roles": {"chief": 1}},
+    ),
+    (
+        "TensorFlow has at most one evaluator",
+        {"framework": "tensorflow", "roles": {"chief": 1, "evaluator": 2}},
+        ("spec.roles.evaluator.replicas", "tensorflow has at most 1 evaluator"),
+        {"framework": "tensorflow", "roles": {"chief": 1, "evaluator": 1}},
+    ),
+    (
+        "Horovod has at most one launcher",
+        MPI | {"roles": {"worker": 1, "launcher": 2}},
+        ("spec.roles.launcher.replicas", "horovod has at most 1 launcher"),
+        MPI,
+    ),
+    (
+        "TensorFlow needs a chief or workers",
+        {"framework": "tensorflow", "roles": {"ps": 1}},
+        ("spec.roles", "tensorflow needs a chief or workers"),
+        {"framework": "tensorflow", "roles": {"chief": 1, "ps": 1}},
+    ),
+    (
+        "Horovod needs workers",
+        {"framework": "horovod", "roles": {"launcher": 1}, "horovod": {"controller": "mpi"}},
+        ("spec.roles.worker", "horovod needs workers"),
+        {"framework": "horovod", "roles": {"worker": 1}},
+    ),
+    ("MPI needs a launcher", MPI | {"roles": {"worker": 1}}, ("spec.roles.launcher", LAUNCHER), MPI),
+    (
+        "gloo has no launcher",
+        {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}},
+        ("spec.roles.launcher", LAUNCHER),
+        {"framework": "horovod", "roles": {"worker": 1, "launcher": 0}},
+    ),
+    (
+        "an image is needed in the job or in every role",
+        {"image": None, "roles": {"master": {"replicas": 1, "image": "a"}, "worker": 1}},
+        ("spec.image", "an image is needed, here or in every role"),
+        {"image": None, **of(image="a")},
+    ),
+    ("a job has pods", {"roles": {"worker": 0}}, ("spec.roles", NO_PODS), {"roles": {"master": 1, "worker": 0}}),
+    ("a job without roles has no pods", {"roles": {}}, ("spec.roles", NO_PODS), {"roles": {"worker": {}}}),
+    ("success names a role of the job", {"success": "master"}, ("spec.success", NO_SUCH_ROLE), {"success": "worker"}),
+    (
+        "success names a role that has pods",
+        {"success": "master", "roles": {"master": 0, "worker": 1}},
+        ("spec.success", NO_SUCH_ROLE),
+        {"success": "all"},
+    ),
+    (
+        "variables of ours are refused in the job",
+        {"env": [X, {"name": "ALLRANKS_X", "value": "1"}]},
+        ("spec.env", OUR_PREFIX),
+        {"env": [{"name": "MY_ALLRANKS_X", "value": "1"}]},
+    ),
+    (
+        "variables of ours are refused in a role",
+        of(env=[{"name": "ALLRANKS_X", "value": "1"}]),
+        ("spec.roles.worker.env", OUR_PREFIX),
+        of(env=[X]),
+    ),
+    (
+        "a variable has one value",
+        {"env": [X | {"valueFrom": {}}]},
+        ("spec.env", BOTH),
+        {"env": [{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]},
+    ),
+    (
+        "a role's variable has one value",
+        of(env=[X | {"valueFrom": {}}]),
+        ("spec.roles.worker.env", BOTH),
+        of(env=[{"name": "X"}]),
+    ),
+    (
+        "a restart rule has a condition",
+        {"restart": {"rules": [{"action": "fail"}]}},
+        ("spec.restart.rules[0]", ONE_OF),
+        {"restart": {"rules": [{"exitCodes": [1], "action": "fail"}]}},
+    ),
+    (
+        "a restart rule has one condition",
+        {
+            "restart": {
+                "rules": [{"signals": [9], "action": "fail"}, {"signals": [9], "reasons": ["x"], "action": "fail"}]
+            }
+        },
+        ("spec.restart.rules[1]", ONE_OF),
+        {"restart": {"rules": [{"signals": [9], "action": "fail"}, {"reasons": ["x"], "action": "fail"}]}},
+    ),
+    ("a checkpoint has a volume", {"checkpoint": {}}, ("spec.checkpoint", ONE_VOLUME), {"checkpoint": {"claim": "a"}}),
+    (
+        "a checkpoint has one volume",
+        {"checkpoint": {"claim": "a", "volume": {"emptyDir": {}}}},
+        ("spec.checkpoint", ONE_VOLUME),
+        {"checkpoint": {"volume": {"nfs": {"server": "a", "path": "/"}}}},
+    ),
+    (
+        "a checkpoint is no directory of a node",
+        {"checkpoint": {"volume": {"hostPath": {"path": "/x"}}}},
+        ("spec.checkpoint.volume", HOST_PATH),
+        {"checkpoint": {"volume": {"csi": {"driver": "d"}}}},
+    ),
+    (
+        "TensorFlow's ranks know one another from the start",
+        {"framework": "tensorflow", "elastic": {"minReplicas": 1, "maxReplicas": 2}},
+        ("spec.elastic", NOT_ELASTIC),
+        {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
+    ),
+    (
+        "MPI's ranks know one another from the start",
+        MPI | {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
+        ("spec.elastic", "Elastic Horovod needs controller gloo: MPI's ranks know one another from the start"),
+        {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 2}},
+    ),
+    (
+        "an elastic job has at least minReplicas workers",
+        {"roles": {"worker": 1}, "elastic": {"minReplicas": 2, "maxReplicas": 3}},
+        ("spec.roles.worker.replicas", WITHIN),
+        {"roles": {"worker": 2}, "elastic": {"minReplicas": 2, "maxReplicas": 3}},
+    ),
+    (
+        "an elastic job has at most maxReplicas workers",
+        {"roles": {"worker": 4}, "elastic": {"minReplicas": 2, "maxReplicas": 3}},
+        ("spec.roles.worker.replicas", WITHIN),
+        {"roles": {"worker": 3}, "elastic": {"minReplicas": 2, "maxReplicas": 3}},
+    ),
+    (
+        "an elastic job's ranks restart as its framework needs it",
+        {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "pod"}},
+        ("spec.restart.scope", "an elastic job's ranks restart as its framework needs it: leave it out, or say group"),
+        {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "group"}},
+    ),
+    (
+        "Elastic Horovod is done when its first worker is",
+        {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 3}, "success": "worker"},
+        ("spec.success", "Elastic Horovod is done when its first worker is: leave it out"),
+        {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 3}},
+    ),
+    (
+        "an elastic job has workers",
+        {"roles": {"master": 1}, "elastic": {"minReplicas": 1, "maxReplicas": 3}},
+        ("spec.roles.worker.replicas", WITHIN),
+        {"roles": {"master": 1, "worker": 1}, "elastic": {"minReplicas": 1, "maxReplicas": 3}},
+    ),
+    (
+        "backends of gangs are refused until they are served, never ignored",
+        {"scheduling": {"gang": "volcano"}},
+        ("spec.scheduling.gang", "backends for gangs are served by a later version: use auto or none"),
+        {"scheduling": {"gang": "none"}},
+    ),
+    (
+        "queues are refused until they are served, never ignored",
+        {"scheduling": {"queue": "a"}},
+        ("spec.scheduling.queue", LATER),
+        {"scheduling": {"priorityClassName": "a"}},
+    ),
+]
+
+
+def build(fields: dict[str, Any]) -> dict[str, Any]:
+    document = manifest(**fields)
+    document["spec"] = {name: value for name, value in document["spec"].items() if value is not None}
+    return document
+
+
+@table(*RULES)
+def test_rule(case):
+    bad, problem, good = case
+    assert problems(build(bad)) == [problem]
+    assert problems(build(good)) == []
+
+
+ELSEWHERE = {"minReplicas must not be larger than maxReplicas"}
+"""Rules of fields that are refused as a whole."""
+
+
+def test_every_rule_has_a_case_here():
+    tried = {problem[1] for _, _, problem, _ in RULES} | ELSEWHERE
+    untried = {text for text in _messages(root_schema()) if not any(text.endswith(known) for known in tried)}
+    assert {text for text in untried if "find one another" not in text} == set()
+
+
+def _messages(schema: dict[str, Any]) -> set[str]:
+    found = {rule["message"] for rule in schema.get("x-kubernetes-validations", ()) if "oldSelf" not in rule["rule"]}
+    for child in (*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")):
+        found |= _messages(child) if isinstance(child, dict) else set()
+    return found
+
+
+RESERVED = [
+    (framework, name)
+    for framework, names in {
+        "pytorch": """
+            MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK NNODES NPROC_PER_NODE
+            PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK PET_MASTER_ADDR PET_MASTER_PORT
+            PET_RDZV_BACKEND PET_RDZV_ENDPOINT PET_RDZV_ID""",
+        "tensorflow": "TF_CONFIG",
+        "horovod": """
+            HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE
+            HOROVOD_HOSTNAME HOROVOD_CONTROLLER HOROVOD_GLOO_RENDEZVOUS_ADDR HOROVOD_GLOO_RENDEZVOUS_PORT""",
+    }.items()
+    for name in names.split()
+]
+
+
+@pytest.mark.parametrize(("framework", "name"), RESERVED)
+def test_setting_a_variable_that_makes_the_ranks_find_one_another_is_refused(framework, name):
+    env = [X, {"name": name, "value": "1"}]
+    for place, fields in (("spec.env", {"env": env}), ("spec.roles.worker.env", of(env=env))):
+        ((path, message),) = problems(manifest(framework, **{"roles": {"worker": 1}, **fields}))
+        assert path == place
+        assert name in message
+        assert "find one another are set by allranks" in message
+
+
+@pytest.mark.parametrize("name", ["TF_CONFIG", "HOROVOD_RANK", "PYTHONUNBUFFERED", "NCCL_DEBUG", "PET_LOG_DIR"])
+def test_any_other_variable_is_the_users_own(name):
+    assert problems(manifest(env=[{"name": name, "value": "1"}])) == []
+
+
+# Sentence, job, (path, message).
+TYPES = [
+    (
+        "a number in quotes is no number",
+        of(replicas="2"),
+        ("spec.roles.worker.replicas", "must be a whole number, not a string"),
+    ),
+    ("2.5 is no whole number", of(replicas=2.5), ("spec.roles.worker.replicas", "must be a whole number, not 2.5")),
+    ("true is no number", of(replicas=True), ("spec.roles.worker.replicas", "must be a whole number, not true")),
+    (
+        "there are no negative replicas",
+        of(replicas=-1),
+        ("spec.roles.worker.replicas", "should be greater than or equal to 0"),
+    ),
+    (
+        "there are at most 10,000 replicas",
+        of(replicas=10_001),
+        ("spec.roles.worker.replicas", "should be less than or equal to 10000"),
+    ),
+    ("an image is a string", {"image": 3}, ("spec.image", "must be a string, not 3: put it in quotes")),
+    ("an image is no list", {"image": ["a"]}, ("spec.image", "must be a string, not a list")),
+    (
+        "true in a variable is written in quotes",
+        {"env": [{"name": "X", "value": True}]},
+        ("spec.env[0].value", "must be a string, not true: put it in quotes"),
+    ),
+    (
+        "a variable's value is a string",
+        {"env": [{"name": "X", "value": 1}]},
+        ("spec.env[0].value", "must be a string, not 1: put it in quotes"),
+    ),
+    (
+        "an argument is a string",
+        {"command": ["sleep", 1]},
+        ("spec.command[1]", "must be a string, not 1: put it in quotes"),
+    ),
+    ("a command is a list", {"command": "python x.py"}, ("spec.command", "must be a list, not a string")),
+    ("variables are a list", {"env": {"X": "1"}}, ("spec.env", "must be a list, not a mapping")),
+    (
+        "roles are a mapping",
+        {"roles": {"worker": ["replicas"]}},
+        ("spec.roles.worker", "must be a mapping, not a list"),
+    ),
+    ("a block is a mapping", {"pytorch": 3}, ("spec.pytorch", "must be a mapping, not 3")),
+    ("a template is a mapping", {"template": "x"}, ("spec.template", "must be a mapping, not a string")),
+    ("yes is no boolean", {"suspend": "yes"}, ("spec.suspend", "should be a valid boolean")),
+    ("a working directory is absolute", {"workingDir": "x"}, ("spec.workingDir", "String should match pattern '^/'")),
+    ("a name is a string", {"name": 3}, ("metadata.name", "must be a string, not 3: put it in quotes")),
+    (
+        "half a CPU is written in quotes",
+        {"resources": {"limits": {"cpu": 0.5}}},
+        ("spec.resources.limits.cpu", "must be a whole number or a string, not 0.5: put it in quotes"),
+    ),
+    (
+        "a resource's amount is not a list",
+        {"resources": {"limits": {"nvidia.com/gpu": []}}},
+        ("spec.resources.limits[nvidia.com/gpu]", "must be a whole number or a string, not a list"),
+    ),
+    (
+        "processesPerNode is a number or auto",
+        {"pytorch": {"processesPerNode": "all"}},
+        ("spec.pytorch.processesPerNode", "must be a whole number from 1 to 64, or auto"),
+    ),
+    (
+        "processesPerNode is at least 1",
+        {"pytorch": {"processesPerNode": 0}},
+        ("spec.pytorch.processesPerNode", "must be a whole number from 1 to 64, or auto"),
+    ),
+    ("a port is at least 1", {"pytorch": {"port": 0}}, ("spec.pytorch.port", "should be greater than or equal to 1")),
+    (
+        "an unknown framework is told the known ones",
+        {"framework": "jax"},
+        ("spec.framework", "should be 'pytorch', 'tensorflow' or 'horovod'"),
+    ),
+    (
+        "an unknown policy is told the known ones",
+        {"cleanPodPolicy": "running"},
+        ("spec.cleanPodPolicy", "should be 'Running', 'All' or 'None'"),
+    ),
+    (
+        "an unknown role in success is told the known ones",
+        {"success": "boss"},
+        ("spec.success", "should be 'all', 'master', 'worker', 'chief', 'ps', 'evaluator' or 'launcher'"),
+    ),
+    (
+        "an unknown backend of gangs is told the known ones",
+        {"scheduling": {"gang": "x"}},
+        ("spec.scheduling.gang", "should be 'auto', 'none', 'native', 'volcano' or 'coscheduling'"),
+    ),
+    (
+        "an exit code is at most 255",
+        {"restart": {"rules": [{"exitCodes": [300], "action": "fail"}]}},
+        ("spec.restart.rules[0].exitCodes[0]", "should be less than or equal to 255"),
+    ),
+    (
+        "a restart rule has an action",
+        {"restart": {"rules": [{"exitCodes": [1]}]}},
+        ("spec.restart.rules[0].action", "is required"),
+    ),
+    (
+        "times are not negative",
+        {"ttlSecondsAfterFinished": -1},
+        ("spec.ttlSecondsAfterFinished", "should be greater than or equal to 0"),
+    ),
+]
+
+
+@table(*TYPES)
+def test_type(case):
+    fields, problem = case
+    assert problems(manifest(**fields)) == [problem]
+
+
+# Sentence, job, (path, message).
+UNKNOWN = [
+    ("an unknown field is refused", {"bogus": 1}, ("spec.bogus", "unknown field")),
+    (
+        "a misspelt field is told the right one",
+        of(replica=1),
+        ("spec.roles.worker.replica", "unknown field, did you mean replicas?"),
+    ),
+    (
+        "a misspelt field deep inside is told the right one",
+        {"restart": {"rules": [{"exitCode": [1], "reasons": ["x"], "action": "fail"}]}},
+        ("spec.restart.rules[0].exitCode", "unknown field, did you mean exitCodes?"),
+    ),
+    (
+        "snake_case is told the camelCase",
+        {"restart": {"max_restarts": 3}},
+        ("spec.restart.max_restarts", "unknown field, did you mean maxRestarts?"),
+    ),
+    (
+        "snake_case of two words is told the camelCase",
+        {"working_dir": "/x"},
+        ("spec.working_dir", "unknown field, did you mean workingDir?"),
+    ),
+    (
+        "snake_case of many words is told the camelCase",
+        {"ttl_seconds_after_finished": 3},
+        ("spec.ttl_seconds_after_finished", "unknown field, did you mean ttlSecondsAfterFinished?"),
+    ),
+    (
+        "a misspelt resource block is told the right one",
+        {"resources": {"limit": {}}},
+        ("spec.resources.limit", "unknown field, did you mean limits?"),
+    ),
+    ("an unknown role is refused", {"roles": {"boss": 1, "worker": 1}}, ("spec.roles.boss", "unknown field")),
+]
+
+
+@table(*UNKNOWN)
+def test_unknown_field(case):
+    fields, problem = case
+    assert problems(manifest(**fields)) == [problem]
+
+
+def trainer(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "trainer", **fields}]}}
+
+
+TRAINER = "spec.template.spec.containers[0]"
+
+# Sentence, template, (path, message): the API server lets it pass, the first pod would show it.
+TEMPLATES = [
+    ("a pod spec is a mapping", {"spec": "x"}, ("spec.template.spec", "must be a mapping, not a string")),
+    ("metadata is a mapping", {"metadata": [1]}, ("spec.template.metadata", "must be a mapping, not a list")),
+    (
+        "labels are a mapping",
+        {"metadata": {"labels": [1]}},
+        ("spec.template.metadata.labels", "must be a mapping, not a list"),
+    ),
+    (
+        "containers are a list",
+        {"spec": {"containers": {"trainer": {}}}},
+        ("spec.template.spec.containers", "must be a list, not a mapping"),
+    ),
+    ("a container is a mapping", {"spec": {"containers": ["trainer"]}}, (TRAINER, "must be a mapping, not a string")),
+    ("a container has a name", {"spec": {"containers": [{"image": "x"}]}}, (f"{TRAINER}.name", "is required")),
+    (
+        "init containers are a list",
+        {"spec": {"initContainers": 3}},
+        ("spec.template.spec.initContainers", "must be a list, not 3"),
+    ),
+    ("volumes are a list", {"spec": {"volumes": {}}}, ("spec.template.spec.volumes", "must be a list, not a mapping")),
+    (
+        "a volume is a mapping",
+        {"spec": {"volumes": ["a"]}},
+        ("spec.template.spec.volumes[0]", "must be a mapping, not a string"),
+    ),
+    (
+        "tolerations are a list",
+        {"spec": {"tolerations": "a"}},
+        ("spec.template.spec.tolerations", "must be a list, not a string"),
+    ),
+    (
+        "a grace period is a number",
+        {"spec": {"terminationGracePeriodSeconds": "30"}},
+        ("spec.template.spec.terminationGracePeriodSeconds", "must be a whole number, not a string"),
+    ),
+    ("variables are a list", trainer(env={"X": "1"}), (f"{TRAINER}.env", "must be a list, not a mapping")),
+    ("a variable is a mapping", trainer(env=[1]), (f"{TRAINER}.env[0]", "must be a mapping, not 1")),
+    ("a variable has a name", trainer(env=[{"value": "1"}]), (f"{TRAINER}.env[0].name", "is required")),
+    ("mounts are a list", trainer(volumeMounts={}), (f"{TRAINER}.volumeMounts", "must be a list, not a mapping")),
+    ("a port is a mapping", trainer(ports=[80]), (f"{TRAINER}.ports[0]", "must be a mapping, not 80")),
+    (
+        "a security context is a mapping",
+        trainer(securityContext=3),
+        (f"{TRAINER}.securityContext", "must be a mapping, not 3"),
+    ),
+    ("resources are a mapping", trainer(resources="x"), (f"{TRAINER}.resources", "must be a mapping, not a string")),
+    ("a command is a list", trainer(command="x"), (f"{TRAINER}.command", "must be a list, not a string")),
+]
+
+
+@table(*TEMPLATES)
+def test_template(case):
+    template, problem = case
+    assert problems(manifest(template=template)) == [problem]
+
+
+def test_a_roles_template_is_told_with_the_roles_path():
+    assert problems(manifest(**of(template={"spec": 1}))) == [
+        ("spec.roles.worker.template.spec", "must be a mapping, not 1")
+    ]
+
+
+def test_what_rules_conclude_from_a_wrong_field_is_not_told():
+    fields = {"framework": "pytorhc", "roles": {"master": 1}, "pytorch": {"nprocPerNode": 0}, "success": "chief"}
+    found = dict(problems(build(fields)))
+    assert found.keys() == {"spec.framework", "spec.pytorch.nprocPerNode", "spec.success"}
+    assert "'pytorch'" in found["spec.framework"]
+
+
+def test_every_error_is_told_at_once_in_the_order_of_the_manifest():
+    document = manifest(
+        roles={"worker": {"replicas": "1", "imag": "x"}},
+        restart={"maxRestarts": -1},
+        pool="",
+        template={"spec": {"containers": {}}},
+        checkpoint={"claim": "a", "path": "here"},
+        name="A",
+    )
+    assert sorted(problems(document)) == [
+        ("metadata.name", NAME_CHARACTERS),
+        ("spec.checkpoint.path", "String should match pattern '^/'"),
+        ("spec.pool", "String should have at least 1 character"),
+        ("spec.restart.maxRestarts", "should be greater than or equal to 0"),
+        ("spec.roles.worker.imag", "unknown field, did you mean image?"),
+        ("spec.roles.worker.replicas", "must be a whole number, not a string"),
+        ("spec.template.spec.containers", "must be a list, not a mapping"),
+    ]
+
+
+# Sentence, document, problems.
+DOCUMENTS = [
+    ("a list is no manifest", [], [("", "a manifest is a mapping, this is a list")]),
+    ("a word is no manifest", "x", [("", "a manifest is a mapping, this is a string")]),
+    (
+        "another kind is refused, and nothing else is said",
+        {"apiVersion": "allranks.dev/v1alpha1", "kind": "Job"},
+        [("kind", "must be DistributedTraining, not 'Job'")],
+    ),
+    (
+        "another version is refused, and nothing else is said",
+        {"apiVersion": "allranks.dev/v1", "kind": "DistributedTraining"},
+        [("apiVersion", "must be allranks.dev/v1alpha1, not 'allranks.dev/v1'")],
+    ),
+    (
+        "metadata and spec are required",
+        {"apiVersion": "allranks.dev/v1alpha1", "kind": "DistributedTraining"},
+        [("metadata", "is required"), ("spec", "is required")],
+    ),
+    (
+        "framework and roles are required",
+        {"apiVersion": "allranks.dev/v1alpha1", "kind": "DistributedTraining", "metadata": {"name": "a"}, "spec": {}},
+        [("spec.framework", "is required"), ("spec.roles", "is required")],
+    ),
+]
+
+
+@table(*DOCUMENTS)
+def test_document(case):
+    document, expected = case
+    found = problems(document)
+    assert [problem for problem in found if problem[0] != "spec.image"] == expected
+
+
+def test_status_and_the_rest_of_metadata_are_left_alone():
+    document = manifest()
+    document["status"] = {"phase": "Running", "whatever": 1}
+    document["metadata"] |= {"resourceVersion": "7", "managedFields": [], "labels": {"a": "b"}}
+    assert problems(document) == []
+
+
+def test_a_document_is_not_changed_by_parsing_it():
+    document = manifest(restart={"rules": [{"exitCodes": [1], "action": "fail"}]})
+    before = copy.deepcopy(document)
+    parse(document)
+    assert document == before
+
+
+GARBAGE: list[Any] = [None, 2.5, "x", [None], {}, {"": []}]
+FULL = manifest(
+    roles={"master": {"replicas": 1, "env": [X], "resources": {"limits": {"cpu": 1}}}, "worker": {"replicas": 2}},
+    pytorch={"processesPerNode": 2},
+    restart={"rules": [{"exitCodes": [1], "action": "fail"}]},
+    checkpoint={"claim": "a"},
+    scheduling={"gang": "auto"},
+    template=trainer(env=[X]),
+    env=[X],
+    resources={"limits": {"cpu": 1}},
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, child in children for place in places(child, (*path, key)))]
+
+
+@pytest.mark.parametrize("place", places(FULL)[1:], ids=lambda place: ".".join(map(str, place)))
+def test_garbage_anywhere_is_answered_with_problems_never_with_a_stack_trace(place):
+    for garbage in GARBAGE:
+        document = copy.deepcopy(FULL)
+        here: Any = document
+        for step in place[:-1]:
+            here = here[step]
+        here[place[-1]] = garbage
+        for path, message in problems(document):  # any exception but InvalidManifest fails the test
+            assert isinstance(path, str)
+            assert message
+            assert "instance of" not in message, "a name of the code's own"

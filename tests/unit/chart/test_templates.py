@@ -1,0 +1,436 @@
+"""What the chart makes of values: every object is valid, restricted, and has no more rights than it needs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from allranks.telemetry.server import PATH as REPORT_PATH
+from support.helm import CHART, ROOT, Helm, HelmError, Manifest, built
+
+pytestmark = pytest.mark.cluster
+
+ALL = {
+    "metrics": {
+        "monitor": {"kind": "PodMonitor"},
+        "rules": {"enabled": True},
+        "dashboard": {"enabled": True},
+    },
+    "networkPolicy": {"enabled": True},
+    "pools": {"create": {"a100": {"gpu": {"count": 8}}}},
+}
+RELEASES: dict[str, Manifest] = {
+    "defaults": {},
+    "high availability": {"replicas": 3},
+    "namespaces": {"namespaces": ["team-a", "team-b"]},
+    "namespaces without CRDs": {"namespaces": ["team-a"], "crds": {"enabled": False}},
+    "namespaces with pools": {"namespaces": ["team-a"], "pools": {"enabled": True}},
+    "namespaces with reports": {"namespaces": ["team-a"], "reports": {"enabled": True}},
+    "no reports": {"reports": {"enabled": False}, "networkPolicy": {"enabled": True}},
+    "everything": {"replicas": 2, **ALL},
+    "service monitor": {"metrics": {"monitor": {"kind": "ServiceMonitor"}}},
+    "no roles": {"rbac": {"create": False}, "serviceAccount": {"create": False, "name": "own"}},
+}
+CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "TrainingPool"}
+
+
+@pytest.fixture(params=RELEASES, scope="module")
+def release(request: pytest.FixtureRequest, helm: Helm) -> list[Manifest]:
+    return helm.template(RELEASES[request.param])
+
+
+def of_kind(objects: list[Manifest], *kinds: str) -> list[Manifest]:
+    return [manifest for manifest in objects if manifest["kind"] in kinds]
+
+
+def pods(objects: list[Manifest]) -> list[Manifest]:
+    templates = [deployment["spec"]["template"] for deployment in of_kind(objects, "Deployment")]
+    return templates + of_kind(objects, "Pod")
+
+
+def environment(objects: list[Manifest]) -> dict[str, str | None]:
+    """Variables of the operator that have plain values."""
+    [deployment] = of_kind(objects, "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    return {variable["name"]: variable.get("value") for variable in container["env"]}
+
+
+def rules(objects: list[Manifest]) -> list[Manifest]:
+    """Rules of all roles that the operator is bound to."""
+    return [
+        rule
+        for role in of_kind(objects, "Role", "ClusterRole")
+        if not any("aggregate-to" in label for label in role["metadata"]["labels"])
+        for rule in role["rules"]
+    ]
+
+
+def test_lint_finds_nothing(helm: Helm) -> None:
+    for values in RELEASES.values():
+        assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART), values=values)
+
+
+def test_unit_tests_of_the_chart_pass(tmp_path: Path) -> None:
+    command = [built("untt"), CHART]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={"HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_object_has_a_name_of_its_own_the_charts_labels_and_a_namespace_if_any(release: list[Manifest]) -> None:
+    seen = set()
+    for manifest in release:
+        metadata = manifest["metadata"]
+        key = (manifest["kind"], metadata.get("namespace"), metadata["name"])
+        assert key not in seen
+        seen.add(key)
+        assert metadata["labels"]["app.kubernetes.io/instance"] == "allranks", key
+        assert ("namespace" in metadata) == (manifest["kind"] not in CLUSTER_SCOPED), key
+
+
+def test_every_pod_satisfies_the_restricted_standard(release: list[Manifest]) -> None:
+    for pod in pods(release):
+        spec = pod["spec"]
+        assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            }
+            assert container["resources"]["requests"]
+            assert container["resources"]["limits"]
+        assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(spec)
+        assert all("emptyDir" in volume for volume in spec.get("volumes", ()))
+
+
+def test_only_the_operators_pod_gets_a_token(release: list[Manifest]) -> None:
+    assert all(account["automountServiceAccountToken"] is False for account in of_kind(release, "ServiceAccount"))
+    tokens = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in pods(release)
+              if pod["spec"]["automountServiceAccountToken"]}  # fmt: skip
+    assert tokens == {"operator"}
+
+
+ALLOWED = {
+    ("allranks.dev", "distributedtrainings"): {"get", "list", "watch", "delete"},
+    ("allranks.dev", "distributedtrainings/status"): {"patch"},
+    ("allranks.dev", "distributedtrainings/finalizers"): {"update"},
+    ("allranks.dev", "trainingpools"): {"get", "list", "watch"},
+    ("", "pods"): {"create", "get", "list", "watch", "delete"},
+    ("", "services"): {"create", "get"},
+    ("", "configmaps"): {"create", "get"},
+    ("", "secrets"): {"create"},
+    ("", "events"): {"create", "patch"},
+    ("coordination.k8s.io", "leases"): {"create", "get", "update"},
+    ("authentication.k8s.io", "tokenreviews"): {"create"},
+}
+"""All that the operator may do, and nothing else."""
+
+
+def granted(objects: list[Manifest]) -> dict[tuple[str, str], set[str]]:
+    found: dict[tuple[str, str], set[str]] = {}
+    for rule in rules(objects):
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                found.setdefault((group, resource), set()).update(rule["verbs"])
+    return found
+
+
+def test_the_operator_may_do_what_it_needs_and_nothing_more(helm: Helm) -> None:
+    assert granted(helm.template({"replicas": 2})) == ALLOWED
+
+
+def test_the_documentation_lists_the_rights(helm: Helm) -> None:
+    table = re.findall(r"^\| ([\w, /]+) \| ([\w, ;]+) \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    described = {
+        resource: set(re.findall(r"get|list|watch|create|update|patch|delete", verbs))
+        for resources, verbs in table
+        for resource in resources.split(", ")
+        if resource not in {"resource", "alert"}
+    }
+    assert described == {resource: verbs for (_, resource), verbs in granted(helm.template({"replicas": 2})).items()}
+
+
+def test_no_release_grants_more(release: list[Manifest]) -> None:
+    for key, verbs in granted(release).items():
+        assert verbs <= ALLOWED[key]
+
+
+def test_the_lease_is_its_own_and_only_there_with_leader_election(release: list[Manifest]) -> None:
+    env = environment(release)
+    leases = [
+        (role["kind"], role["metadata"]["namespace"], rule.get("resourceNames"))
+        for role in of_kind(release, "Role", "ClusterRole")
+        for rule in role["rules"]
+        if "leases" in rule["resources"]
+    ]
+    wanted = [("Role", "sys", None), ("Role", "sys", [env["ALLRANKS_LEASE_NAME"]])]
+    assert leases == (wanted if env["ALLRANKS_LEADER_ELECTION"] == "true" else [])
+
+
+def test_no_role_of_anybody_has_a_wildcard(release: list[Manifest]) -> None:
+    for role in of_kind(release, "Role", "ClusterRole"):
+        for rule in role["rules"]:
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+            assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("namespaces", {"CustomResourceDefinition"}),
+        ("namespaces without CRDs", set()),
+        ("namespaces with pools", {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}),
+        ("namespaces with reports", {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}),
+    ],
+)
+def test_confined_to_namespaces_nothing_is_cluster_wide_but_what_was_asked_for(
+    name: str, kinds: set[str], helm: Helm
+) -> None:
+    assert {manifest["kind"] for manifest in helm.template(RELEASES[name])} & CLUSTER_SCOPED == kinds
+
+
+def test_pods_are_told_an_address_that_the_service_has_and_the_operator_listens_at(release: list[Manifest]) -> None:
+    env = environment(release)
+    [service] = of_kind(release, "Service")
+    [deployment] = of_kind(release, "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    led = {port["port"]: port["targetPort"] for port in service["spec"]["ports"] if port["name"] == "reports"}
+    opened = {port["name"]: port["containerPort"] for port in container["ports"] if port["name"] == "reports"}
+    url = env["ALLRANKS_REPORT_URL"]
+    if not url:
+        assert (led, opened) == ({}, {})
+        return
+    name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    [port] = led
+    assert url == f"http://{name}.{namespace}.svc:{port}{REPORT_PATH}"
+    assert opened == {led[port]: int(env["ALLRANKS_REPORT_PORT"] or 0)}
+
+
+def test_a_confined_operator_is_told_the_namespaces_that_it_has_rights_in(helm: Helm) -> None:
+    release = helm.template({"namespaces": ["team-a", "team-b"]})
+    env = environment(release)
+    roles = [role["metadata"]["namespace"] for role in of_kind(release, "Role")]
+    assert env["ALLRANKS_NAMESPACES"].split(",") == roles == ["team-a", "team-b"]
+
+
+def test_every_role_is_bound_to_the_account_of_the_operator(release: list[Manifest]) -> None:
+    [deployment] = of_kind(release, "Deployment")
+    account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+    bindings = of_kind(release, "RoleBinding", "ClusterRoleBinding")
+    roles = {(role["kind"], role["metadata"].get("namespace"), role["metadata"]["name"])
+             for role in of_kind(release, "Role", "ClusterRole") if rules([role])}  # fmt: skip
+    assert {(b["roleRef"]["kind"], b["metadata"].get("namespace"), b["roleRef"]["name"]) for b in bindings} == roles
+    for binding in bindings:
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "sys"}]
+
+
+def test_selectors_match_the_operators_pods_and_no_others(helm: Helm) -> None:
+    release = helm.template({"replicas": 2, **ALL})
+    operator, test = (pod["metadata"]["labels"] for pod in pods(release))
+
+    def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
+        return selector.items() <= labels.items()
+
+    selectors = [
+        *(manifest["spec"]["selector"]["matchLabels"]
+          for manifest in of_kind(release, "Deployment", "PodDisruptionBudget", "PodMonitor")),
+        *(manifest["spec"]["podSelector"]["matchLabels"] for manifest in of_kind(release, "NetworkPolicy")),
+        *(manifest["spec"]["selector"] for manifest in of_kind(release, "Service")),
+    ]  # fmt: skip
+    assert len(selectors) == 5
+    for selector in selectors:
+        assert matches(selector, operator)
+        assert not matches(selector, test)
+    [service] = of_kind(release, "Service")
+    [monitor] = of_kind(helm.template(RELEASES["service monitor"]), "ServiceMonitor")
+    assert matches(monitor["spec"]["selector"]["matchLabels"], service["metadata"]["labels"])
+
+
+def test_crds_can_be_left_out_and_are_kept_unless_told_otherwise(helm: Helm) -> None:
+    def policies(crds: Manifest) -> list[Any]:
+        definitions = of_kind(helm.template({"crds": crds}), "CustomResourceDefinition")
+        return [d["metadata"].get("annotations", {}).get("helm.sh/resource-policy") for d in definitions]
+
+    assert policies({}) == ["keep", "keep"]
+    assert policies({"keep": False}) == [None, None]
+    assert policies({"enabled": False}) == []
+
+
+def test_rendered_crds_are_the_generated_ones(helm: Helm) -> None:
+    rendered = {d["metadata"]["name"]: d["spec"] for d in of_kind(helm.template(), "CustomResourceDefinition")}
+    sources = [yaml.safe_load(file.read_text()) for file in (ROOT / "crds").glob("*.yaml")]
+    assert rendered == {source["metadata"]["name"]: source["spec"] for source in sources}
+
+
+def test_the_dashboard_arrives_as_it_is_in_the_chart(helm: Helm) -> None:
+    [config] = of_kind(helm.template({"metrics": {"dashboard": {"enabled": True}}}), "ConfigMap")
+    source = CHART / "dashboards" / "allranks.json"
+    assert json.loads(config["data"]["allranks.json"]) == json.loads(source.read_text())
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_do(helm: Helm) -> None:
+    [rule] = of_kind(helm.template({"metrics": {"rules": {"enabled": True}}}), "PrometheusRule")
+    alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+    described = re.findall(r"^\| `(Allranks\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    assert [alert["alert"] for alert in alerts] == described
+    for alert in alerts:
+        assert alert["labels"]["severity"] in {"critical", "warning", "info"}
+        assert alert["annotations"]["summary"]
+        assert alert["annotations"]["description"]
+        assert 'namespace="sys"' in alert["expr"]
+        assert "{{" not in re.sub(r"\{\{ \$(value|labels\.\w+)( \| \w+)? \}\}", "", alert["annotations"]["summary"])
+
+
+BAD: dict[str, tuple[Manifest, str]] = {
+    "an unknown value": ({"replicaCount": 2}, "additional properties 'replicaCount' not allowed"),
+    "an unknown value inside": ({"image": {"name": "x"}}, "/image.*additional properties 'name' not allowed"),
+    "a negative number": ({"replicas": -1}, "/replicas.*minimum: got -1, want 0"),
+    "text for a number": ({"replicas": "two"}, "/replicas.*got string, want integer"),
+    "one namespace that is no list": ({"namespaces": "team-a"}, "/namespaces.*got string, want array"),
+    "a name that is none": ({"namespaces": ["Team A"]}, "/namespaces/0.*'Team A' does not match pattern"),
+    "a namespace twice": ({"namespaces": ["a", "a"]}, "/namespaces.*items at 0 and 1 are equal"),
+    "a level that is none": ({"settings": {"logLevel": "verbose"}}, "/settings/logLevel.*must be one of 'debug'"),
+    "a lease too short": ({"leaderElection": {"leaseSeconds": 1}}, "/leaseSeconds.*minimum: got 1, want 3"),
+    "a tag with a digest in it": ({"image": {"tag": "a@sha256:0"}}, "/image/tag.*does not match pattern"),
+    "a monitor that is none": ({"metrics": {"monitor": {"kind": "podmonitor"}}}, "must be one of 'none', 'PodMonitor'"),
+    "an alert that is none": ({"metrics": {"rules": {"disabled": ["X"]}}}, "/metrics/rules/disabled/0.*must be one of"),
+    "pools as a list": ({"pools": {"create": [{"name": "a"}]}}, "/pools/create.*got array, want object"),
+    "reports by nobody in particular": ({"reports": {"from": "all"}}, "/reports/from.*got string, want array"),
+    "several that act": ({"replicas": 2, "leaderElection": {"enabled": False}}, "several operators would act"),
+    "pools nobody reads": ({"namespaces": ["a"], "pools": {"create": {"p": {}}}}, "set pools.enabled=true"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_values_are_refused_with_a_message_that_names_them(name: str, helm: Helm) -> None:
+    values, message = BAD[name]
+    with pytest.raises(HelmError, match=message):
+        helm.template(values)
+
+
+def test_a_parent_chart_may_pass_its_globals_and_a_condition(helm: Helm, tmp_path: Path) -> None:
+    parent = tmp_path / "parent"
+    (parent / "charts").mkdir(parents=True)
+    (parent / "charts" / "allranks").symlink_to(CHART)
+    chart = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [
+        {"name": "allranks", "version": "*", "condition": "allranks.enabled"}]}  # fmt: skip
+    (parent / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    text = helm("template", "p", str(parent), values={"global": {"x": 1}, "allranks": {"enabled": True}})
+    assert "kind: Deployment" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, ["serves jobs in every namespace", "kubectl apply -n default -f", "No pools are created"]),
+        (
+            {"namespaces": ["team-a", "team-b"]},
+            [
+                "serves jobs in: team-a, team-b",
+                "apply -n team-a -f",
+                "--set pools.enabled=true",
+                "rbac.aggregate",
+                "reports.enabled=true",
+            ],
+        ),
+        ({"pools": {"create": {"a100": {}, "h100": {}}}}, ["Pools: a100, h100."]),
+        ({"replicas": 0}, ["WARNING: replicas is 0"]),
+        ({"crds": {"keep": False}}, ["`helm uninstall` deletes every DistributedTraining"]),
+        ({"crds": {"enabled": False}}, ["The CRDs are not part of this release"]),
+    ],
+)
+def test_notes_say_what_to_do_next(values: Manifest, said: list[str], helm: Helm) -> None:
+    notes = helm("install", "allranks", str(CHART), "--namespace=sys", "--dry-run=client", values=values)
+    notes = notes.partition("NOTES:")[2]
+    for text in said:
+        assert text in notes
+
+
+DOCUMENTED = re.findall(r"^```yaml\n(# values\.yaml\n.*?)^```", (ROOT / "docs" / "install.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("values", DOCUMENTED)
+def test_values_in_the_documentation_are_valid(values: str, helm: Helm) -> None:
+    assert of_kind(helm.template(yaml.safe_load(values)), "Deployment")
+
+
+class Operator(BaseHTTPRequestHandler):
+    """Ready at the second question."""
+
+    asked: list[str] = []
+    metrics = 'allranks_build_info{version="1"} 1\n'
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        body = b"" if self.path == "/readyz" else self.metrics.encode()
+        self.send_response(503 if self.asked == ["/readyz"] else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def operator() -> Iterator[tuple[type[Operator], str]]:
+    class Handler(Operator):
+        asked: list[str] = []
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield Handler, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run_test_pod(helm: Helm, url: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """The program of the pod that `helm test` starts."""
+    [pod] = of_kind(helm.template(), "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    [container] = pod["spec"]["containers"]
+    env = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert env["OPERATOR"] == "http://allranks.sys:8080"
+    assert container["command"][:2] == ["python3", "-c"]
+    return subprocess.run(
+        [sys.executable, *container["command"][1:]],
+        env=env | {"OPERATOR": url, "SECONDS": str(seconds)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_helm_test_waits_until_the_operator_is_ready(operator: tuple[type[Operator], str], helm: Helm) -> None:
+    handler, url = operator
+    done = run_test_pod(helm, url, seconds=20)
+    assert done.returncode == 0, done.stderr
+    assert 'ready: allranks_build_info{version="1"} 1' in done.stdout
+    assert handler.asked == ["/readyz", "/readyz", "/metrics"]
+
+
+def test_helm_test_fails_when_somebody_else_answers(operator: tuple[type[Operator], str], helm: Helm) -> None:
+    handler, url = operator
+    handler.metrics = "go_goroutines 1\n"
+    done = run_test_pod(helm, url, seconds=20)
+    assert done.returncode == 1
+    assert "is this the operator?" in done.stderr
+
+
+def test_helm_test_says_where_to_look_when_nobody_answers(helm: Helm) -> None:
+    done = run_test_pod(helm, "http://127.0.0.1:9", seconds=0)
+    assert done.returncode == 1
+    assert "not ready: kubectl logs -n sys deploy/allranks" in done.stderr

@@ -1,0 +1,423 @@
+"""The command line: what it prints, where, and with which exit status. `allranks run` has tests of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from allranks.cli.main import COMMANDS, cli
+from allranks.version import __version__
+from support.builders import manifest, table
+
+JOB = yaml.safe_dump(manifest())
+BAD = yaml.safe_dump(manifest(scheduling={"queue": "a"}, roles={"worker": {"replica": 1}}))
+CLAIM = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: runs}\n"
+LATER = "is served by a later version: leave it out"
+POOL = "apiVersion: allranks.dev/v1alpha1\nkind: TrainingPool\nmetadata: {name: gpu}\nspec: {gpu: {count: 8}}\n"
+
+
+def allranks(*args: str, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(cli, args, input=stdin, catch_exceptions=False)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- help and version ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_names_every_command_and_gives_examples(flag):
+    result = allranks(flag)
+    assert result.exit_code == 0
+    for name, (_, what) in COMMANDS.items():
+        assert f"  {name}" in result.stdout
+        assert what.split()[0] in result.stdout
+    assert "Examples:" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["validate", "render", "inject"])
+def test_every_command_has_help(command):
+    result = allranks(command, "--help")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"Usage: cli {command}")
+
+
+def test_version():
+    assert allranks("--version").stdout == f"allranks, version {__version__}\n"
+
+
+def test_python_m_allranks_is_the_same():
+    done = subprocess.run(
+        [sys.executable, "-m", "allranks", "--version"], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == f"allranks, version {__version__}\n"
+
+
+def test_an_unknown_command_is_told_with_status_2():
+    result = allranks("rnu")
+    assert result.exit_code == 2
+    assert "No such command 'rnu'" in result.stderr
+
+
+# --- validate --------------------------------------------------------------------------------------------------------
+
+
+def test_a_good_manifest_is_told_in_one_line(here):
+    (here / "job.yaml").write_text(JOB)
+    result = allranks("validate", "job.yaml")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "job is valid: pytorch, 2 pods\n", "")
+
+
+def test_a_bad_manifest_is_told_every_error_with_file_job_and_field_and_status_2(here):
+    (here / "job.yaml").write_text(BAD)
+    result = allranks("validate", "job.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sorted(result.stderr.splitlines()) == [
+        "error: job.yaml: job: spec.roles.worker.replica: unknown field, did you mean replicas?",
+        f"error: job.yaml: job: spec.scheduling.queue: {LATER}",
+    ]
+
+
+def test_a_bad_manifest_as_json():
+    result = allranks("validate", "-", "-o", "json", stdin=BAD)
+    assert result.exit_code == 2
+    told = json.loads(result.stdout)
+    assert told["valid"] is False
+    assert sorted(told["problems"], key=lambda problem: problem["path"]) == [
+        {
+            "path": "stdin: job: spec.roles.worker.replica",
+            "message": "unknown field, did you mean replicas?",
+        },
+        {"path": "stdin: job: spec.scheduling.queue", "message": LATER},
+    ]
+
+
+def test_good_manifests_as_json():
+    result = allranks(
+        "validate", "-", "-o", "json", stdin=f"{JOB}---\n{CLAIM}---\n{yaml.safe_dump(manifest(name='b'))}"
+    )
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"valid": True, "jobs": ["job", "b"], "pools": []})
+
+
+def test_pools_are_checked_too_alone_or_with_jobs():
+    alone = allranks("validate", "-", stdin=POOL)
+    assert (alone.exit_code, alone.stdout) == (0, "gpu is valid: a TrainingPool\n")
+    both = allranks("validate", "-", "-o", "json", stdin=f"{POOL}---\n{JOB}")
+    assert json.loads(both.stdout) == {"valid": True, "jobs": ["job"], "pools": ["gpu"]}
+
+
+@table(
+    ("by its schema", {"gpu": {"count": 0}}, "spec.gpu.count: should be greater than or equal to 1"),
+    (
+        "by its rules",
+        {"env": [{"name": "TF_CONFIG", "value": "x"}]},
+        "spec.env: variables by which the ranks of tensorflow find one another are set by allranks: remove any of "
+        "TF_CONFIG",
+    ),
+    (
+        "inside its template",
+        {"template": {"spec": {"restartPolicy": "Always"}}},
+        "spec.template.spec.restartPolicy: must be Never or OnFailure: a rank that ended would run again",
+    ),
+)
+def test_a_bad_pool_is_refused(case):
+    spec, message = case
+    document = yaml.safe_dump(yaml.safe_load(POOL) | {"spec": spec})
+    for command in ("validate", "render"):
+        result = allranks(command, "-", stdin=f"{JOB}---\n{document}")
+        assert (result.exit_code, result.stderr) == (2, f"error: stdin: gpu: {message}\n")
+
+
+def test_all_documents_of_all_files_are_checked(here):
+    (here / "a.yaml").write_text(f"{JOB}---\n{BAD}---\n")
+    (here / "b.yaml").write_text(yaml.safe_dump(manifest(name="B")))
+    result = allranks("validate", "a.yaml", "b.yaml", "gone.yaml")
+    assert result.exit_code == 2
+    assert sorted(line.split(": ")[1] for line in result.stderr.splitlines()) == ["a.yaml"] * 2 + [
+        "b.yaml",
+        "gone.yaml",
+    ]
+
+
+def test_what_is_wrong_inside_a_template_is_told_too():
+    document = manifest(template={"spec": {"restartPolicy": "Always"}})
+    result = allranks("validate", "-", stdin=yaml.safe_dump(document))
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: stdin: job: spec.template.spec.restartPolicy: must be Never or OnFailure: a rank that ended would run "
+        "again\n",
+    )
+
+
+# Sentence, what is on stdin, what is told.
+UNREADABLE: list[tuple[str, str | bytes, str]] = [
+    ("YAML that ends too early", "a: [1\nb: 2", "stdin:2:2: is not YAML: did not find expected ',' or ']'"),
+    ("a colon too many", "spec:\n  a: b: c", "stdin:2:7: is not YAML: mapping values are not allowed in this context"),
+    ("a tab", "\ta: 1", "stdin:1:1: is not YAML: found character that cannot start any token"),
+    (
+        "a tag that would run code",
+        "a: !!python/name:x 1",
+        "stdin:1:4: is not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:x'",
+    ),
+    (
+        "a control character",
+        "a: \x01",
+        "stdin: is not YAML: unacceptable character #x0001: control characters are not allowed",
+    ),
+    ("a date that is none", "a: 2026-13-45", "stdin: is not YAML: month must be in 1..12"),
+    ("what is not UTF-8", b"a: \xff\xfe", "stdin: is not a text file in UTF-8"),
+    ("nothing", "", "stdin: no DistributedTraining in it"),
+    ("a comment", "# later\n", "stdin: no DistributedTraining in it"),
+    ("something else", CLAIM, "stdin: no DistributedTraining in it"),
+    ("a list", "[1]", "stdin: (no name): a manifest is a mapping, this is a list"),
+    ("a word", "hello", "stdin: (no name): a manifest is a mapping, this is a string"),
+]
+
+
+@table(*UNREADABLE)
+def test_what_cannot_be_read_is_told_with_its_line(case):
+    text, told = case
+    result = allranks("validate", "-", stdin=text)
+    assert (result.exit_code, result.stderr) == (2, f"error: {told}\n")
+
+
+def test_a_file_that_cannot_be_read_is_told(here):
+    (here / "d").mkdir()
+    (here / "latin.yaml").write_bytes(b"a: \xe9\n")
+    result = allranks("validate", "gone.yaml", "d", "latin.yaml")
+    assert (result.exit_code, result.stderr.splitlines()) == (
+        2,
+        [
+            "error: gone.yaml: cannot be read: no such file or directory",
+            "error: d: cannot be read: is a directory",
+            "error: latin.yaml: is not a text file in UTF-8",
+        ],
+    )
+
+
+# --- render ----------------------------------------------------------------------------------------------------------
+
+
+def rendered(*args: str, stdin: str = JOB) -> list[dict[str, Any]]:
+    result = allranks("render", "-", *args, stdin=stdin)
+    assert result.exit_code == 0, result.stderr
+    return list(yaml.safe_load_all(result.stdout))
+
+
+def names(objects: list[dict[str, Any]]) -> list[str]:
+    return [f"{thing['kind']} {thing['metadata']['name']}" for thing in objects]
+
+
+def test_render_prints_the_objects_that_the_cluster_would_get():
+    assert names(rendered()) == ["Service job", "Pod job-worker-0-0", "Pod job-worker-1-0"]
+
+
+def test_render_prints_the_objects_of_every_job():
+    two = f"{JOB}---\n{yaml.safe_dump(manifest(name='b', roles={'worker': 1}))}"
+    assert names(rendered(stdin=two))[3:] == ["Service b", "Pod b-worker-0-0"]
+
+
+def test_render_as_json_is_one_object_a_line_and_the_same():
+    result = allranks("render", "-", "-o", "json", stdin=JOB)
+    assert [json.loads(line) for line in result.stdout.splitlines()] == rendered()
+
+
+def test_render_has_no_anchors_which_kubectl_would_show_nobody():
+    result = allranks("render", "-", stdin=JOB)
+    assert "&id" not in result.stdout
+    assert "*id" not in result.stdout
+
+
+def test_render_of_a_bad_manifest_prints_errors_and_nothing_else():
+    result = allranks("render", "-", stdin=BAD)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 2
+
+
+def test_render_names_the_helper_image_that_it_is_given():
+    job = yaml.safe_dump(manifest("horovod", {"worker": 1}))
+    (pod,) = (thing for thing in rendered("--helper-image", "mine:2", stdin=job) if thing["kind"] == "Pod")
+    assert pod["spec"]["initContainers"][0]["image"] == "mine:2"
+
+
+def test_a_uid_is_the_API_servers_to_give():
+    (owner,) = rendered()[0]["metadata"]["ownerReferences"]
+    assert owner["uid"] == "00000000-0000-0000-0000-000000000000"
+
+
+def on_pool() -> str:
+    return yaml.safe_dump(manifest(pool="gpu"))
+
+
+def limits(result: Result) -> list[dict[str, int] | None]:
+    made = [document for document in yaml.safe_load_all(result.stdout) if document["kind"] == "Pod"]
+    return [document["spec"]["containers"][0].get("resources", {}).get("limits") for document in made]
+
+
+def test_render_lays_a_pool_that_is_in_the_files_under_the_jobs_that_name_it(here):
+    (here / "pool.yaml").write_text(POOL)
+    result = allranks("render", "-", "-f", "pool.yaml", stdin=f"{on_pool()}---\n{JOB}")
+    assert (result.exit_code, limits(result)) == (0, [{"nvidia.com/gpu": 8}, {"nvidia.com/gpu": 8}, None, None])
+
+
+def test_render_takes_the_last_pool_of_a_name_as_applying_the_files_would():
+    second = POOL.replace("8", "4")
+    assert limits(allranks("render", "-", stdin=f"{POOL}---\n{second}---\n{on_pool()}"))[0] == {"nvidia.com/gpu": 4}
+
+
+def test_render_of_a_job_whose_pool_is_not_in_the_files_says_what_to_add():
+    result = allranks("render", "-", stdin=on_pool())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        'error: job: spec.pool: TrainingPool "gpu" is not in these files: add it, for example -f pool.yaml '
+        "(kubectl get trainingpool -o yaml prints the cluster's)\n"
+    )
+
+
+def test_render_of_a_pool_alone_has_nothing_to_print():
+    result = allranks("render", "-", stdin=POOL)
+    assert (result.exit_code, result.stderr) == (2, "error: stdin: no DistributedTraining in it\n")
+
+
+def test_run_uses_no_pool_as_it_describes_other_machines():
+    result = allranks("run", "-", "--dry-run", stdin=f"{POOL}---\n{on_pool()}")
+    assert (result.exit_code, limits(result)) == (0, [None, None])
+
+
+# --- --set -----------------------------------------------------------------------------------------------------------
+
+# Sentence, overrides, path in the first pod, value there.
+SETS = [
+    ("a field of spec", ["image=b:2"], ("spec", "containers", 0, "image"), "b:2"),
+    ("a field with spec in front", ["spec.image=b:2"], ("spec", "containers", 0, "image"), "b:2"),
+    ("a list", ["command=[a, b]"], ("spec", "containers", 0, "command"), ["a", "b"]),
+    ("an item of a list", ["command[1]=other.py"], ("spec", "containers", 0, "command"), ["python3", "other.py"]),
+    ("the name", ["metadata.name=other"], ("metadata", "name"), "other-worker-0-0"),
+    ("maps on the way are made", ["template.spec.nodeSelector.gpu=h100"], ("spec", "nodeSelector"), {"gpu": "h100"}),
+    (
+        "a name with dots in brackets",
+        ["resources.limits[nvidia.com/gpu]=2"],
+        ("spec", "containers", 0, "resources", "limits"),
+        {"nvidia.com/gpu": 2},
+    ),
+    ("a value with an equals sign", ["args=[--lr=0.1]"], ("spec", "containers", 0, "args"), ["--lr=0.1"]),
+    ("the last one wins", ["image=b:2", "image=c:3"], ("spec", "containers", 0, "image"), "c:3"),
+]
+
+
+@table(*SETS)
+def test_set(case):
+    overrides, path, value = case
+    found: Any = next(
+        thing for thing in rendered(*(part for item in overrides for part in ("--set", item))) if thing["kind"] == "Pod"
+    )
+    for step in path:
+        found = found[step]
+    assert found == value
+
+
+def test_set_changes_the_number_of_pods():
+    assert len(rendered("--set", "roles.worker.replicas=3")) == 4
+
+
+def test_set_applies_to_every_job():
+    two = f"{JOB}---\n{CLAIM}---\n{yaml.safe_dump(manifest(name='b'))}"
+    objects = rendered("--set", "roles.worker.replicas=1", stdin=two)
+    assert names(objects) == ["Service job", "Pod job-worker-0-0", "Service b", "Pod b-worker-0-0"]
+
+
+# Sentence, override, what is told.
+BAD_SETS = [
+    ("without a value", "image", "--set image: must be path=value, for example roles.worker.replicas=2"),
+    ("without a path", "=1", "--set =1: must be path=value, for example roles.worker.replicas=2"),
+    (
+        "a value that is not YAML",
+        "image=a: b: c",
+        "--set image=a: b: c: the value is not YAML",
+    ),
+    ("an unknown field", "imag=1", "stdin: job: spec.imag: unknown field, did you mean image?"),
+    ("a path through a string", "image.x=1", "stdin: job: spec.image.x: --set: spec.image is not a map"),
+    ("an item that is not there", "command[7]=x", "stdin: job: spec.command.7: --set: the list has no item 7"),
+    (
+        "a wrong type",
+        "roles.worker.replicas=two",
+        "stdin: job: spec.roles.worker.replicas: must be a whole number, not a string",
+    ),
+]
+
+
+@table(*BAD_SETS)
+def test_bad_set(case):
+    override, told = case
+    result = allranks("validate", "-", "--set", override, stdin=JOB)
+    assert (result.exit_code, result.stderr) == (2, f"error: {told}\n")
+
+
+# --- inject ----------------------------------------------------------------------------------------------------------
+
+
+def test_inject_copies_the_helpers_and_the_report_library_and_nothing_else(here):
+    assert allranks("inject", "made/here").exit_code == 0
+    made = here / "made" / "here"
+    copied = {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()}
+    assert {"horovod_gloo.py", "watch.py", "startup/sitecustomize.py"} <= copied
+    assert {"python/allranks/__init__.py", "python/allranks/report/__init__.py"} <= copied
+    assert "__init__.py" not in copied
+    assert all(name.endswith((".py", ".sh")) for name in copied)
+    assert sorted(path.name for path in (made / "python" / "allranks").iterdir()) == [
+        "__init__.py",
+        "report",
+        "version.py",
+    ]
+
+
+def test_a_program_reports_with_what_inject_has_copied(here):
+    assert allranks("inject", "made").exit_code == 0
+    program = "from allranks.report import report; report(step=1); import sys; print(sys.modules['allranks'].__file__)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": str(here / "made" / "python")},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.stdout, done.stderr) == (f"{here}/made/python/allranks/__init__.py\n", "")
+
+
+def test_inject_twice_is_harmless(here):
+    assert [allranks("inject", ".").exit_code for _ in range(2)] == [0, 0]
+
+
+def test_inject_where_it_cannot_write_says_so(here):
+    (here / "file").write_text("")
+    result = allranks("inject", "file/below")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: cannot write to file/below: ")
+
+
+# --- which files -----------------------------------------------------------------------------------------------------
+
+
+def test_files_may_be_given_as_kubectl_takes_them(here):
+    (here / "one.yaml").write_text(JOB)
+    assert allranks("validate", "-f", "-", stdin=JOB).exit_code == 0
+    both = allranks("validate", "one.yaml", "-f", "one.yaml")
+    assert (both.exit_code, both.stdout.count("is valid")) == (0, 2)
+
+
+@pytest.mark.parametrize("command", ["validate", "render", "run"])
+def test_no_file_at_all_is_told(command):
+    result = allranks(command)
+    assert result.exit_code == 2
+    assert "which manifest? Give a FILE, or - for standard input." in result.stderr

@@ -1,0 +1,527 @@
+"""The objects of an attempt: whole manifests are compared where they are small, else what a sentence speaks of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from allranks.api.status import ReplicaRestarts, RoleStatus, Status
+from allranks.core.manifests import pods
+from allranks.core.manifests.pods import Objects
+from support.builders import CLUSTER, IMAGE, NOW, UID, job, table
+
+OWNER = {
+    "apiVersion": "allranks.dev/v1alpha1",
+    "kind": "DistributedTraining",
+    "name": "job",
+    "uid": UID,
+    "controller": True,
+    "blockOwnerDeletion": True,
+}
+
+
+def objects(status: Status | None = None, **fields: Any) -> Objects:
+    return pods.objects(job(**fields), status or Status(), CLUSTER)
+
+
+def first(**fields: Any) -> dict[str, Any]:
+    return objects(**fields).pods[0]
+
+
+def trainer(manifest: dict[str, Any]) -> dict[str, Any]:
+    return next(c for c in manifest["spec"]["containers"] if c["name"] == "trainer")
+
+
+def environment(manifest: dict[str, Any]) -> dict[str, str | None]:
+    """What the program finds: of a name that is there twice, Kubernetes takes the last."""
+    return {variable["name"]: variable.get("value") for variable in trainer(manifest)["env"]}
+
+
+def template(**of_trainer: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "trainer", **of_trainer}]}}
+
+
+# --- the whole ------------------------------------------------------------------------------------------------------
+
+
+def test_the_smallest_job_makes_this_service_and_this_pod():
+    made = objects(roles={"worker": 1})
+    assert made.companions == [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {
+                "name": "job",
+                "namespace": "team",
+                "labels": {"allranks.dev/job-name": "job", "app.kubernetes.io/managed-by": "allranks"},
+                "ownerReferences": [OWNER],
+            },
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": {"allranks.dev/job-name": "job"},
+            },
+        }
+    ]
+    assert made.pods == [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": "job-worker-0-0",
+                "namespace": "team",
+                "labels": {
+                    "allranks.dev/job-name": "job",
+                    "allranks.dev/role": "worker",
+                    "allranks.dev/index": "0",
+                    "allranks.dev/attempt": "0",
+                    "app.kubernetes.io/managed-by": "allranks",
+                },
+                "ownerReferences": [OWNER],
+            },
+            "spec": {
+                "restartPolicy": "Never",
+                "automountServiceAccountToken": False,
+                "enableServiceLinks": False,
+                "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+                "hostname": "job-worker-0-0",
+                "subdomain": "job",
+                "containers": [
+                    {
+                        "name": "trainer",
+                        "image": IMAGE,
+                        "command": ["python3", "train.py"],
+                        "terminationMessagePolicy": "FallbackToLogsOnError",
+                        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                        "ports": [{"name": "rendezvous", "containerPort": 29500}],
+                        "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}],
+                        "env": [
+                            {"name": name, "value": value}
+                            for name, value in {
+                                "ALLRANKS_JOB": "job",
+                                "ALLRANKS_JOB_UID": UID,
+                                "ALLRANKS_ROLE": "worker",
+                                "ALLRANKS_INDEX": "0",
+                                "ALLRANKS_ATTEMPT": "0",
+                                "MASTER_ADDR": "job-worker-0-0.job.team.svc",
+                                "MASTER_PORT": "29500",
+                                "NNODES": "1",
+                                "PET_MASTER_ADDR": "job-worker-0-0.job.team.svc",
+                                "PET_MASTER_PORT": "29500",
+                                "PET_NNODES": "1",
+                                "NODE_RANK": "0",
+                                "NPROC_PER_NODE": "1",
+                                "PET_NODE_RANK": "0",
+                                "PET_NPROC_PER_NODE": "1",
+                                "WORLD_SIZE": "1",
+                                "RANK": "0",
+                                "LOCAL_RANK": "0",
+                                "LOCAL_WORLD_SIZE": "1",
+                                "PYTHONUNBUFFERED": "1",
+                                "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+                                "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+                                "TORCH_FR_BUFFER_SIZE": "2000",
+                                "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "25",
+                            }.items()
+                        ],
+                    }
+                ],
+                "volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory"}}],
+            },
+        }
+    ]
+
+
+def test_the_same_job_gives_the_same_objects_and_leaves_the_job_as_it_was():
+    of = job(template=template(env=[{"name": "X", "value": "1"}]), roles={"master": 1, "worker": 2})
+    before = of.model_dump()
+    assert pods.objects(of, Status(), CLUSTER) == pods.objects(of, Status(), CLUSTER)
+    assert of.model_dump() == before
+
+
+# --- names, labels, owners -------------------------------------------------------------------------------------------
+
+
+def test_pods_are_named_job_role_index_attempt():
+    made = objects(Status(attempt=2), roles={"master": 1, "worker": 2})
+    assert [pod["metadata"]["name"] for pod in made.pods] == ["job-master-0-2", "job-worker-0-2", "job-worker-1-2"]
+
+
+def test_every_object_belongs_to_the_job_and_lives_in_its_namespace():
+    made = objects(framework="horovod", roles={"worker": 2, "launcher": 1}, horovod={"controller": "mpi"})
+    everything = [*made.companions, *made.pods]
+    assert {thing["kind"] for thing in everything} == {"Service", "ConfigMap", "Secret", "Pod"}
+    for thing in everything:
+        assert thing["metadata"]["ownerReferences"] == [OWNER]
+        assert thing["metadata"]["namespace"] == "team"
+
+
+def test_no_host_name_is_longer_than_63_characters():
+    of = job(framework="tensorflow", roles={"chief": 1, "evaluator": 1}, name="j" * 42)
+    made = pods.objects(of, Status(attempt=9_999), CLUSTER)
+    assert max(len(pod["spec"]["hostname"]) for pod in made.pods) <= 63
+    assert max(len(value) for pod in made.pods for value in pod["metadata"]["labels"].values()) <= 63
+
+
+def test_a_replica_restarted_alone_has_a_new_name_and_the_old_address():
+    restarted = Status(replica_restarts={"ps-0": ReplicaRestarts(count=2, restart_time=NOW)})
+    roles = {"chief": 1, "ps": 1}
+    before, after = (
+        objects(framework="tensorflow", roles=roles),
+        objects(restarted, framework="tensorflow", roles=roles),
+    )
+    assert after.pods[0] == before.pods[0], "what runs is left alone"
+    assert after.pods[1]["metadata"]["name"] == "job-ps-0-0-2"
+    assert after.pods[1]["metadata"]["labels"]["allranks.dev/restart"] == "2"
+    assert after.pods[1]["spec"] == before.pods[1]["spec"]
+
+
+def test_an_attempt_is_made_in_the_size_it_began_with():
+    began = Status(roles={"worker": RoleStatus(desired=3)})
+    assert len(objects(began, roles={"worker": 2}).pods) == 3
+
+
+# --- the training container: job, role and template -----------------------------------------------------------------
+
+# Sentence, job's fields, worker's fields, what the worker's training container has of them.
+LAYERS = [
+    ("the job's image is every role's", {}, {}, {"image": IMAGE}),
+    ("a role's image wins", {}, {"image": "me/worker:1"}, {"image": "me/worker:1"}),
+    ("an image in the template is enough", {"image": None, "template": template(image="t:1")}, {}, {"image": "t:1"}),
+    ("the job's image wins over the template's", {"template": template(image="t:1")}, {}, {"image": IMAGE}),
+    (
+        "a role's command does not take the job's arguments",
+        {"command": ["a"], "args": ["--for=a"]},
+        {"command": ["b"]},
+        {"command": ["b"], "args": None},
+    ),
+    (
+        "a role's arguments go to the job's command",
+        {"command": ["a"], "args": ["--x"]},
+        {"args": ["--y"]},
+        {"command": ["a"], "args": ["--y"]},
+    ),
+    (
+        "a role's resources merge over the job's by name",
+        {"resources": {"limits": {"memory": "1Gi", "cpu": 2}}},
+        {"resources": {"limits": {"cpu": 4}}},
+        {"resources": {"limits": {"memory": "1Gi", "cpu": 4}}},
+    ),
+    ("a role's working directory wins", {"workingDir": "/a"}, {"workingDir": "/b"}, {"workingDir": "/b"}),
+    (
+        "the role's template lies over the job's",
+        {"template": template(imagePullPolicy="Always", tty=True)},
+        {"template": template(imagePullPolicy="Never")},
+        {"imagePullPolicy": "Never", "tty": True},
+    ),
+]
+
+
+@table(*LAYERS)
+def test_layers(case):
+    of_job, of_role, expected = case
+    fields = {key: value for key, value in of_job.items() if value is not None}
+    document = {"roles": {"worker": {"replicas": 1, **of_role}}, **fields}
+    of = job(**document) if "image" not in of_job else _without_image(document)
+    made = trainer(pods.objects(of, Status(), CLUSTER).pods[0])
+    assert {key: made.get(key) for key in expected} == expected
+
+
+def _without_image(document: dict[str, Any]) -> Any:
+    of = job(**document)
+    return of.model_copy(update={"spec": of.spec.model_copy(update={"image": None})})
+
+
+# Sentence, job's env, role's env, template's env, what the program finds.
+ENVIRONMENTS = [
+    ("the job's variables are every role's", [("X", "1")], [], [], {"X": "1"}),
+    ("a role's variable wins", [("X", "1")], [("X", "2")], [], {"X": "2"}),
+    ("the template's variables stay", [("X", "1")], [], [("Y", "2")], {"X": "1", "Y": "2"}),
+    ("the job's variable wins over the template's", [("X", "1")], [], [("X", "2")], {"X": "1"}),
+    ("PYTHONUNBUFFERED is set", [], [], [], {"PYTHONUNBUFFERED": "1"}),
+    ("a variable that the user sets wins", [("PYTHONUNBUFFERED", "0")], [], [], {"PYTHONUNBUFFERED": "0"}),
+    (
+        "a variable that the user sets for a role wins",
+        [],
+        [("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")],
+        [],
+        {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_FR_BUFFER_SIZE": "2000"},
+    ),
+    (
+        "a variable that the user sets in the template wins",
+        [],
+        [],
+        [("TORCH_FR_BUFFER_SIZE", "0")],
+        {"TORCH_FR_BUFFER_SIZE": "0"},
+    ),
+]
+
+
+@table(*ENVIRONMENTS)
+def test_environment(case):
+    of_job, of_role, of_template, expected = case
+
+    def env(pairs):
+        return [{"name": name, "value": value} for name, value in pairs]
+
+    made = first(
+        env=env(of_job),
+        roles={"worker": {"replicas": 1, "env": env(of_role)}},
+        template=template(env=env(of_template)),
+    )
+    found = environment(made)
+    assert {name: found.get(name) for name in expected} == expected
+    assert len(found) == len(trainer(made)["env"]), "no variable is there twice"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"roles": {"master": 1, "worker": 1}},
+        {"framework": "tensorflow", "roles": {"chief": 1, "worker": 1, "ps": 1, "evaluator": 1}},
+        {"framework": "horovod", "roles": {"worker": 2}},
+        {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "mpi"}},
+    ],
+    ids=["pytorch", "tensorflow", "horovod with gloo", "horovod with mpi"],
+)
+def test_every_pod_knows_its_job_role_index_attempt_and_checkpoint_directory(fields):
+    made = objects(Status(attempt=4), checkpoint={"claim": "runs", "path": "/keep"}, **fields)
+    for pod in made.pods:
+        labels, found = pod["metadata"]["labels"], environment(pod)
+        assert {name: value for name, value in found.items() if (name or "").startswith("ALLRANKS_")}.items() >= {
+            "ALLRANKS_JOB": "job",
+            "ALLRANKS_JOB_UID": UID,
+            "ALLRANKS_ROLE": labels["allranks.dev/role"],
+            "ALLRANKS_INDEX": labels["allranks.dev/index"],
+            "ALLRANKS_ATTEMPT": "4",
+            "ALLRANKS_CHECKPOINT_DIR": "/keep",
+        }.items()
+        assert found["PYTHONUNBUFFERED"] == "1"
+        assert {"name": "checkpoint", "mountPath": "/keep"} in trainer(pod)["volumeMounts"]
+        assert {"name": "checkpoint", "persistentVolumeClaim": {"claimName": "runs"}} in pod["spec"]["volumes"]
+        assert {"name": "dshm", "mountPath": "/dev/shm"} in trainer(pod)["volumeMounts"]
+        assert {"name": "dshm", "emptyDir": {"medium": "Memory"}} in pod["spec"]["volumes"]
+        assert trainer(pod)["terminationMessagePolicy"] == "FallbackToLogsOnError"
+        assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+# --- what lies under the user's template -----------------------------------------------------------------------------
+
+# Sentence, pod spec in the template, field of the pod's spec, its value.
+POD_SPECS = [
+    ("pods are never restarted in place", {}, "restartPolicy", "Never"),
+    ("the template may ask for restarts in place", {"restartPolicy": "OnFailure"}, "restartPolicy", "OnFailure"),
+    (
+        "pods run as non-root with the runtime's seccomp profile",
+        {},
+        "securityContext",
+        {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+    ),
+    (
+        "the template's security context lies over ours",
+        {"securityContext": {"runAsNonRoot": False, "fsGroup": 7}},
+        "securityContext",
+        {"runAsNonRoot": False, "fsGroup": 7, "seccompProfile": {"type": "RuntimeDefault"}},
+    ),
+    ("the template may ask for a token", {"automountServiceAccountToken": True}, "automountServiceAccountToken", True),
+    ("a node selector is passed on", {"nodeSelector": {"gpu": "h100"}}, "nodeSelector", {"gpu": "h100"}),
+    ("without GPUs there is no toleration", {}, "tolerations", None),
+    ("a toleration of the template stays", {"tolerations": [{"key": "a"}]}, "tolerations", [{"key": "a"}]),
+    ("the template's init containers stay", {"initContainers": [{"name": "i"}]}, "initContainers", [{"name": "i"}]),
+    (
+        "the template's volumes stay",
+        {"volumes": [{"name": "data", "emptyDir": {}}]},
+        "volumes",
+        [{"name": "data", "emptyDir": {}}, {"name": "dshm", "emptyDir": {"medium": "Memory"}}],
+    ),
+    ("the host name is ours", {"hostname": "mine"}, "hostname", "job-worker-0-0"),
+    ("the subdomain is the Service's", {"subdomain": "mine"}, "subdomain", "job"),
+]
+
+
+@table(*POD_SPECS)
+def test_pod_spec(case):
+    spec, field, value = case
+    assert first(template={"spec": spec})["spec"].get(field) == value
+
+
+TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+GPU = {"limits": {"nvidia.com/gpu": 1}}
+
+# Sentence, tolerations in the template, tolerations of a pod with a GPU.
+TOLERATIONS = [
+    ("a pod with a GPU tolerates the taint of GPU nodes", None, [TOLERATION]),
+    ("the template's tolerations stay beside it", [{"key": "a"}], [{"key": "a"}, TOLERATION]),
+    ("the taint is tolerated once", [TOLERATION], [TOLERATION]),
+]
+
+
+@table(*TOLERATIONS)
+def test_tolerations(case):
+    own, expected = case
+    spec = {"spec": {"tolerations": own}} if own else {}
+    assert first(resources=GPU, template=spec)["spec"]["tolerations"] == expected
+
+
+LOST = [
+    {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+    for key in ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+]
+OWN = {"key": LOST[0]["key"], "operator": "Exists", "tolerationSeconds": 900}
+ALL = {"operator": "Exists"}
+SCHEDULING = {"key": LOST[0]["key"], "operator": "Exists", "effect": "NoSchedule"}
+
+# Sentence, tolerations in the template, tolerations of a pod that may bear a lost node for 30 s.
+NODE_LOST = [
+    ("a node that is lost is given up", [], LOST),
+    ("the template's own patience comes first", [OWN], [OWN, LOST[1]]),
+    ("who tolerates all is left alone", [ALL], [ALL]),
+    ("tolerating that the scheduler puts pods there is something else", [SCHEDULING], [SCHEDULING, *LOST]),
+]
+
+
+@table(*NODE_LOST)
+def test_node_lost(case):
+    own, expected = case
+    platform = replace(CLUSTER, node_lost_seconds=30)
+    [pod] = pods.objects(job(roles={"worker": 1}, template={"spec": {"tolerations": own}}), Status(), platform).pods
+    assert pod["spec"]["tolerations"] == expected
+
+
+def test_the_trainers_own_security_context_lies_over_the_restricted_one():
+    made = trainer(first(template=template(securityContext={"runAsUser": 7, "capabilities": {"add": ["IPC_LOCK"]}})))
+    assert made["securityContext"] == {
+        "runAsUser": 7,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+    }
+
+
+def test_a_dev_shm_of_the_users_own_is_left_alone():
+    own = {"name": "mine", "mountPath": "/dev/shm"}
+    spec = template(volumeMounts=[own])
+    spec["spec"]["volumes"] = [{"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}]
+    made = first(template=spec)
+    assert trainer(made)["volumeMounts"] == [own]
+    assert made["spec"]["volumes"] == spec["spec"]["volumes"]
+
+
+def test_sidecars_stay_as_they_are():
+    sidecar = {"name": "logs", "image": "logs:1", "env": [{"name": "RANK", "value": "x"}]}
+    made = first(template={"spec": {"containers": [sidecar]}})
+    assert [container["name"] for container in made["spec"]["containers"]] == ["trainer", "logs"]
+    assert made["spec"]["containers"][1] == sidecar
+
+
+def test_labels_and_annotations_of_the_template_stay_but_ours_win():
+    mine = {"labels": {"team": "birds", "allranks.dev/role": "queen"}, "annotations": {"note": "n"}}
+    metadata = first(template={"metadata": mine})["metadata"]
+    assert metadata["annotations"] == {"note": "n"}
+    assert metadata["labels"]["team"] == "birds"
+    assert metadata["labels"]["allranks.dev/role"] == "worker"
+
+
+def test_a_port_of_the_users_own_with_the_same_number_is_not_doubled():
+    own = {"containerPort": 29500, "name": "mine"}
+    assert trainer(first(template=template(ports=[own])))["ports"] == [own]
+
+
+def test_priority_class_and_topology_key_place_the_pods():
+    spec = first(scheduling={"priorityClassName": "urgent", "topologyKey": "rack"})["spec"]
+    assert spec["priorityClassName"] == "urgent"
+    assert spec["affinity"] == {
+        "podAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {"topologyKey": "rack", "labelSelector": {"matchLabels": {"allranks.dev/job-name": "job"}}}
+            ]
+        }
+    }
+
+
+def test_a_checkpoint_may_be_any_volume():
+    made = first(checkpoint={"volume": {"nfs": {"server": "nas", "path": "/runs"}}})
+    assert {"name": "checkpoint", "nfs": {"server": "nas", "path": "/runs"}} in made["spec"]["volumes"]
+    assert {"name": "checkpoint", "mountPath": "/checkpoints"} in trainer(made)["volumeMounts"]
+
+
+def test_a_pod_without_a_token_or_root_gets_its_helper_from_an_init_container():
+    made = first(framework="horovod", roles={"worker": 1})
+    assert made["spec"]["initContainers"] == [
+        {
+            "name": "allranks-helper",
+            "image": "helper:1",
+            "command": ["allranks", "inject", "/allranks"],
+            "volumeMounts": [{"name": "allranks-helper", "mountPath": "/allranks"}],
+            "resources": {"limits": {"memory": "128Mi"}, "requests": {"cpu": "10m", "memory": "32Mi"}},
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        }
+    ]
+    assert trainer(made)["command"] == ["python3", "/allranks/horovod_gloo.py", "python3", "train.py"]
+
+
+# --- what no schema sees ---------------------------------------------------------------------------------------------
+
+# Sentence, job, problems.
+PROBLEMS = [
+    ("a plain job has none", {}, []),
+    (
+        "a reserved variable in the template is refused",
+        {"template": template(env=[{"name": "MASTER_ADDR", "value": "x"}])},
+        [("spec.template.spec.containers[trainer].env", "MASTER_ADDR is set by allranks: remove it")],
+    ),
+    (
+        "a variable of ours in a role's template is refused",
+        {"roles": {"worker": {"template": template(env=[{"name": "ALLRANKS_JOB", "value": "x"}])}}},
+        [("spec.roles.worker.template.spec.containers[trainer].env", "ALLRANKS_JOB is set by allranks: remove it")],
+    ),
+    (
+        "another framework's variable is the user's own",
+        {"template": template(env=[{"name": "TF_CONFIG", "value": "x"}])},
+        [],
+    ),
+    (
+        "restartPolicy Always is refused",
+        {"template": {"spec": {"restartPolicy": "Always"}}},
+        [("spec.template.spec.restartPolicy", "must be Never or OnFailure: a rank that ended would run again")],
+    ),
+    (
+        "Horovod with gloo needs a command, as an image's entrypoint cannot be seen",
+        {"framework": "horovod", "command": None},
+        [
+            (
+                "spec.roles.worker.command",
+                "a command is needed: allranks starts it by a helper, and cannot see an image's entrypoint",
+            )
+        ],
+    ),
+    ("PyTorch needs no command", {"command": None}, []),
+]
+
+
+@table(*PROBLEMS)
+def test_problems(case):
+    fields, expected = case
+    of = job(**{key: value for key, value in fields.items() if value is not None})
+    if "command" in fields:
+        of = of.model_copy(update={"spec": of.spec.model_copy(update={"command": None})})
+    assert pods.problems(of) == expected
+
+
+def test_a_role_without_an_image_anywhere_is_refused():
+    of = job(template={"metadata": {"labels": {"a": "b"}}})
+    of = of.model_copy(update={"spec": of.spec.model_copy(update={"image": None})})
+    assert pods.problems(of) == [
+        ("spec.roles.worker.image", "an image is needed, here, in spec.image or in the template")
+    ]
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [{"spec": None}, {"metadata": None}, {"spec": {"containers": None}}, template(env=None), template(ports=None)],
+    ids=["spec", "metadata", "containers", "env", "ports"],
+)
+def test_a_null_in_a_template_is_as_if_it_were_not_there(empty):
+    assert pods.problems(job(template=empty)) == []
+    assert objects(template=empty) == objects()

@@ -1,0 +1,439 @@
+"""What a TrainingPool puts under a job's pods, and what a job does whose pool is not there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from allranks.api.pool import PoolSpec
+from allranks.api.status import Status
+from allranks.core import root_cause
+from allranks.core.manifests import pods as desired
+from allranks.core.manifests import pool_template
+from allranks.core.model import Plan, Platform
+from allranks.core.reconcile import reconcile
+from allranks.frameworks import FRAMEWORKS
+from support.builders import CLUSTER, Life, at, failed, job, started, table
+
+MPI = {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "mpi"}}
+GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+RESERVED = {"key": "reserved", "operator": "Equal", "value": "training", "effect": "NoSchedule"}
+NOT_THERE = (
+    'TrainingPool "gpu" does not exist: create it (kubectl get trainingpools lists those that exist), or make a new '
+    "job that names another"
+)
+
+
+def platform(**spec: Any) -> Platform:
+    return replace(CLUSTER, pool=PoolSpec.model_validate(spec, by_alias=True, by_name=False))
+
+
+def pods(pool: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    return desired.objects(job(pool="gpu", **fields), Status(), platform(**pool)).pods
+
+
+def first(pool: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = pods(pool, **fields)[0]["spec"]
+    return spec
+
+
+def trainer(spec: dict[str, Any]) -> dict[str, Any]:
+    return next(c for c in spec["containers"] if c["name"] == "trainer")
+
+
+def environment(spec: dict[str, Any]) -> dict[str, Any]:
+    return {variable["name"]: variable.get("value") for variable in trainer(spec)["env"]}
+
+
+def template(**of_trainer: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "trainer", **of_trainer}]}}
+
+
+def env(**variables: str) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+# --- what reaches the pods -------------------------------------------------------------------------------------------
+
+FIELDS = [
+    ("a pool that says nothing adds nothing", {}, {}),
+    ("the node selector is the pods'", {"nodeSelector": {"gpu": "h200"}}, {"nodeSelector": {"gpu": "h200"}}),
+    ("the tolerations are the pods'", {"tolerations": [RESERVED]}, {"tolerations": [RESERVED]}),
+    ("the priority class is the pods'", {"priorityClassName": "training"}, {"priorityClassName": "training"}),
+    ("the scheduler is the pods'", {"schedulerName": "bin-packer"}, {"schedulerName": "bin-packer"}),
+    (
+        "the template lies under the pods",
+        {"template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}},
+        {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"},
+    ),
+    (
+        "the template wins over what is restricted by default",
+        {"template": {"spec": {"securityContext": {"runAsNonRoot": False}}}},
+        {"securityContext": {"runAsNonRoot": False, "seccompProfile": {"type": "RuntimeDefault"}}},
+    ),
+    (
+        "a field of the pool wins over its template",
+        {"template": {"spec": {"schedulerName": "a", "nodeSelector": {"a": "1", "b": "1"}}}, "schedulerName": "b"}
+        | {"nodeSelector": {"b": "2"}},
+        {"schedulerName": "b", "nodeSelector": {"a": "1", "b": "2"}},
+    ),
+    (
+        "tolerations of the pool are added to those of its template",
+        {"template": {"spec": {"tolerations": [GPU_TOLERATION]}}, "tolerations": [RESERVED]},
+        {"tolerations": [GPU_TOLERATION, RESERVED]},
+    ),
+    (
+        "a null in the template is as if it were not there",
+        {"template": {"spec": {"nodeSelector": None, "containers": None, "tolerations": None}, "metadata": None}},
+        {},
+    ),
+]
+
+
+@table(*FIELDS)
+def test_pod(case):
+    pool, expected = case
+    assert first(pool) == desired.objects(job(), Status(), CLUSTER).pods[0]["spec"] | expected
+
+
+OVERRIDES = [
+    (
+        "a node selector of the job is added, and wins where it is the same key",
+        {"nodeSelector": {"gpu": "h200", "zone": "a"}},
+        {"template": {"spec": {"nodeSelector": {"zone": "b", "disk": "ssd"}}}},
+        {"nodeSelector": {"gpu": "h200", "zone": "b", "disk": "ssd"}},
+    ),
+    (
+        "tolerations of the job are added to the pool's",
+        {"tolerations": [RESERVED]},
+        {"template": {"spec": {"tolerations": [GPU_TOLERATION, RESERVED]}}},
+        {"tolerations": [RESERVED, GPU_TOLERATION]},
+    ),
+    (
+        "scheduling.priorityClassName wins over the pool's",
+        {"priorityClassName": "a"},
+        {"scheduling": {"priorityClassName": "b"}},
+        {"priorityClassName": "b"},
+    ),
+    (
+        "the job's template wins over the pool's fields",
+        {"schedulerName": "a", "priorityClassName": "a"},
+        {"template": {"spec": {"schedulerName": "b", "priorityClassName": "b"}}},
+        {"schedulerName": "b", "priorityClassName": "b"},
+    ),
+    (
+        "a role's template wins too",
+        {"schedulerName": "a"},
+        {"roles": {"worker": {"replicas": 1, "template": {"spec": {"schedulerName": "b"}}}}},
+        {"schedulerName": "b"},
+    ),
+    (
+        "nothing after a field in the job's template takes nothing away",
+        {"nodeSelector": {"gpu": "h200"}},
+        {"template": {"spec": {"nodeSelector": None}}},
+        {"nodeSelector": {"gpu": "h200"}},
+    ),
+    (
+        "an affinity of the pool is merged with scheduling.topologyKey",
+        {"template": {"spec": {"affinity": {"nodeAffinity": {"a": 1}}}}},
+        {"scheduling": {"topologyKey": "rack"}},
+        {
+            "affinity": {
+                "nodeAffinity": {"a": 1},
+                "podAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [
+                        {"topologyKey": "rack", "labelSelector": {"matchLabels": {"allranks.dev/job-name": "job"}}}
+                    ]
+                },
+            }
+        },
+    ),
+]
+
+
+@table(*OVERRIDES)
+def test_the_jobs_word_wins(case):
+    pool, fields, expected = case
+    found = first(pool, **fields)
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def test_labels_volumes_and_sidecars_of_the_pools_template_reach_the_pod():
+    made = pods(
+        {
+            "template": {
+                "metadata": {"labels": {"cost": "training"}, "annotations": {"a": "pool", "b": "pool"}},
+                "spec": {
+                    "containers": [
+                        {"name": "exporter", "image": "dcgm:1"},
+                        {"name": "trainer", "volumeMounts": [{"name": "nvme", "mountPath": "/scratch"}]},
+                    ],
+                    "volumes": [{"name": "nvme", "hostPath": {"path": "/mnt/nvme"}}],
+                },
+            }
+        },
+        template={"metadata": {"annotations": {"b": "job"}}},
+    )[0]
+    assert made["metadata"]["labels"]["cost"] == "training"
+    assert made["metadata"]["annotations"] == {"a": "pool", "b": "job"}
+    assert [c["name"] for c in made["spec"]["containers"]] == ["trainer", "exporter"]
+    assert {"name": "nvme", "mountPath": "/scratch"} in trainer(made["spec"])["volumeMounts"]
+    assert {"name": "nvme", "hostPath": {"path": "/mnt/nvme"}} in made["spec"]["volumes"]
+
+
+VARIABLES = [
+    ("the pool's variable reaches the program", {"env": env(X="pool")}, {}, "pool"),
+    (
+        "the pool's field wins over its template",
+        {"env": env(X="pool"), "template": template(env=env(X="t"))},
+        {},
+        "pool",
+    ),
+    ("the job's variable wins", {"env": env(X="pool")}, {"env": env(X="job")}, "job"),
+    ("a variable of the job's template wins", {"env": env(X="pool")}, {"template": template(env=env(X="job"))}, "job"),
+    ("a default of ours gives way", {"env": env(PYTHONUNBUFFERED="0", X="")}, {}, ""),
+]
+
+
+@table(*VARIABLES)
+def test_env(case):
+    pool, fields, expected = case
+    spec = first(pool, **fields)
+    assert environment(spec)["X"] == expected
+    assert [v["name"] for v in trainer(spec)["env"]].count("X") == 1
+
+
+def test_a_value_of_the_jobs_own_replaces_where_the_pool_takes_it_from():
+    spec = first({"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]}, env=env(X="job"))
+    assert [v for v in trainer(spec)["env"] if v["name"] == "X"] == [{"name": "X", "value": "job"}]
+
+
+def test_shared_memory_is_the_size_limit_of_dev_shm():
+    volumes = first({"sharedMemory": "64Gi"})["volumes"]
+    assert volumes == [{"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}}]
+
+
+# --- GPUs and network devices ----------------------------------------------------------------------------------------
+
+DEVICES = {"gpu": {"count": 8}, "rdma": {"rdma/hca": 1}}
+AMOUNTS = [
+    ("GPUs and network devices are limits", DEVICES, {}, {"limits": {"rdma/hca": 1, "nvidia.com/gpu": 8}}),
+    (
+        "the job's number of GPUs wins, the rest is the pool's",
+        DEVICES,
+        {"resources": {"limits": {"nvidia.com/gpu": 2, "memory": "1Gi"}}},
+        {"limits": {"rdma/hca": 1, "nvidia.com/gpu": 2, "memory": "1Gi"}},
+    ),
+    (
+        "a role's number of GPUs wins",
+        {"gpu": {"count": 8}},
+        {"roles": {"worker": {"replicas": 1, "resources": {"limits": {"nvidia.com/gpu": 4}}}}},
+        {"limits": {"nvidia.com/gpu": 4}},
+    ),
+    (
+        "the number in the job's template wins",
+        {"gpu": {"count": 8}},
+        {"template": template(resources={"limits": {"nvidia.com/gpu": 4}})},
+        {"limits": {"nvidia.com/gpu": 4}},
+    ),
+    (
+        "a job that says only requests says all",
+        {"gpu": {"count": 8}},
+        {"resources": {"requests": {"nvidia.com/gpu": 2}}},
+        {"requests": {"nvidia.com/gpu": 2}},
+    ),
+    ("none is a number too", {"gpu": {"count": 8}}, {"resources": {"limits": {"nvidia.com/gpu": 0}}}, 0),
+    (
+        "another maker's GPUs are another resource",
+        {"gpu": {"resource": "amd.com/gpu", "count": 4}},
+        {},
+        {"limits": {"amd.com/gpu": 4}},
+    ),
+    (
+        "the pool's number wins over that in its template, whose other resources stay",
+        {"gpu": {"count": 8}, "template": template(resources={"limits": {"nvidia.com/gpu": 1, "memory": "1Ti"}})},
+        {},
+        {"limits": {"nvidia.com/gpu": 8, "memory": "1Ti"}},
+    ),
+    (
+        "the job's word takes the place of the requests in the pool's template too",
+        {"template": template(resources={"requests": {"nvidia.com/gpu": 8, "cpu": 4}})},
+        {"resources": {"limits": {"nvidia.com/gpu": 2}}},
+        {"requests": {"cpu": 4}, "limits": {"nvidia.com/gpu": 2}},
+    ),
+]
+
+
+@table(*AMOUNTS)
+def test_resources(case):
+    pool, fields, expected = case
+    found = trainer(first(pool, **fields))["resources"]
+    assert found == (expected if expected else {"limits": {"nvidia.com/gpu": 0}})
+
+
+TOLERATED = [
+    ("GPUs of the pool are tolerated", {"gpu": {"count": 8}}, {}, [GPU_TOLERATION]),
+    ("once", {"gpu": {"count": 8}, "tolerations": [GPU_TOLERATION]}, {}, [GPU_TOLERATION]),
+    ("parts of GPUs too", {"gpu": {"resource": "nvidia.com/mig-3g.40gb", "count": 1}}, {}, [GPU_TOLERATION]),
+    ("no GPUs, no toleration", {"gpu": {"count": 8}}, {"resources": {"limits": {"nvidia.com/gpu": 0}}}, None),
+]
+
+
+@table(*TOLERATED)
+def test_toleration(case):
+    pool, fields, expected = case
+    assert first(pool, **fields).get("tolerations") == expected
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-3g.40gb"])
+def test_one_process_runs_for_each_of_the_pools_gpus(resource):
+    assert environment(first({"gpu": {"resource": resource, "count": 8}}))["NPROC_PER_NODE"] == "8"
+
+
+def test_a_pod_that_holds_no_rank_gets_no_gpus_but_those_that_its_role_asks_for():
+    launcher, worker = (
+        trainer(made["spec"])
+        for made in sorted(pods(DEVICES, **MPI), key=lambda p: p["metadata"]["labels"]["allranks.dev/role"])
+    )
+    assert "resources" not in launcher
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == 8
+    evaluator = {"replicas": 1, "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    made = pods(DEVICES, framework="tensorflow", roles={"worker": 1, "evaluator": evaluator})
+    assert trainer(made[1]["spec"])["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+
+
+def test_slots_of_an_mpi_job_are_the_pools_gpus():
+    companions = desired.objects(job(pool="gpu", **MPI), Status(), platform(**DEVICES)).companions
+    files = next(made for made in companions if made["kind"] == "ConfigMap")
+    assert files["data"]["hostfile"] == "job-worker-0-0.job.team.svc slots=8\n"
+
+
+def test_a_pool_that_the_job_does_not_name_changes_nothing():
+    assert desired.objects(job(), Status(), platform(**DEVICES)) == desired.objects(job(), Status(), CLUSTER)
+
+
+@table(
+    ("with one GPU of the pool the rank is the pod's place", platform(gpu={"count": 1}), 1),
+    ("with several only a report could tell the rank", platform(gpu={"count": 8}), None),
+    ("without the pool nobody knows how many there were", CLUSTER, None),
+    ("on one machine there is no pool", replace(CLUSTER, local=True), 1),
+)
+def test_rank_of_a_failure(case):
+    where, rank = case
+    of = job(pool="gpu")
+    found = root_cause.first_failure(of, Status(), [failed("worker", 1)], [], at(60), where)
+    assert found.rank == rank
+
+
+# --- a pool that is not there ----------------------------------------------------------------------------------------
+
+BROKEN = platform(template=template(env=env(MASTER_ADDR="elsewhere")))
+LACKS = [
+    ("the pool does not exist", CLUSTER, "PoolNotFound", NOT_THERE),
+    (
+        "pools are not served here",
+        replace(CLUSTER, pool_refused="this operator may not read TrainingPools: ask for its ClusterRole"),
+        "PoolsNotServed",
+        "this operator may not read TrainingPools: ask for its ClusterRole",
+    ),
+    (
+        "the pool cannot be used",
+        BROKEN,
+        "InvalidPool",
+        'TrainingPool "gpu" cannot be used until it is mended: spec.template.spec.containers[trainer].env: MASTER_ADDR '
+        "is set by allranks: remove it",
+    ),
+]
+
+
+def look(life: Life, where: Platform) -> Plan:
+    life.platform = where
+    return reconcile(life.look(5))
+
+
+@table(*LACKS)
+def test_no_object_is_made_and_the_condition_says_why(case):
+    where, reason, message = case
+    life = Life(job(pool="gpu"))
+    plan = look(life, where)
+    assert (plan.create, plan.delete, plan.wake_at) == ((), (), None)
+    assert plan.status is not None
+    running = plan.status.condition("Running")
+    assert (plan.status.phase, running.status, running.reason, running.message) == ("Pending", "False", reason, message)
+    life.status = plan.status
+    assert look(life, where).empty, "it is told once"
+    assert [made["kind"] for made in look(life, platform()).create] == ["Service", "Pod", "Pod"]
+
+
+@table(*LACKS)
+def test_what_runs_is_left_alone(case):
+    where, _, _ = case
+    life = started(job(pool="gpu"), platform=platform())
+    assert look(life, where).empty
+
+
+def test_a_decision_needs_no_pool_and_the_pods_of_the_new_attempt_do():
+    life = started(job(pool="gpu"), platform=platform())
+    life.put(failed("worker", 0))
+    life.platform = CLUSTER
+    life.settle(60)
+    assert (life.status.phase, life.status.attempt, life.pods) == ("Restarting", 1, {})
+    for kind in ("Restarting", "Running"):
+        told = life.status.condition(kind)
+        assert (told.reason, told.message) == ("PoolNotFound", NOT_THERE)
+    life.platform = platform()
+    life.run(70)
+    assert sorted(life.pods) == ["job-worker-0-1", "job-worker-1-1"]
+
+
+def test_on_one_machine_the_pool_is_not_waited_for():
+    life = Life(job(pool="gpu"))
+    life.step(0)
+    assert len(look(life, replace(CLUSTER, local=True)).create) == 3
+
+
+PROBLEMS = [
+    ("nothing is wrong with a pool that says nothing", {}, []),
+    (
+        "a variable by which the ranks of any framework find one another is refused",
+        {"template": template(env=env(TF_CONFIG="{}"))},
+        [("spec.template.spec.containers[trainer].env", "TF_CONFIG is set by allranks: remove it")],
+    ),
+    (
+        "a variable of ours is refused",
+        {"template": template(env=env(ALLRANKS_JOB="x"))},
+        [("spec.template.spec.containers[trainer].env", "ALLRANKS_JOB is set by allranks: remove it")],
+    ),
+    (
+        "restartPolicy Always is refused",
+        {"template": {"spec": {"restartPolicy": "Always"}}},
+        [("spec.template.spec.restartPolicy", "must be Never or OnFailure: a rank that ended would run again")],
+    ),
+    (
+        "a template of the wrong shape is refused, and nothing else is said",
+        {"template": {"spec": {"containers": {}, "restartPolicy": "Always"}}},
+        [("spec.template.spec.containers", "must be a list, not a mapping")],
+    ),
+    (
+        "a directory of the node is the platform team's to give",
+        {"template": {"spec": {"volumes": [{"name": "a", "hostPath": {"path": "/a"}}]}}},
+        [],
+    ),
+    (
+        "a sidecar may have any variable",
+        {"template": {"spec": {"containers": [{"name": "a", "env": env(RANK="0")}]}}},
+        [],
+    ),
+]
+
+
+@table(*PROBLEMS)
+def test_problems(case):
+    spec, expected = case
+    assert pool_template.problems(platform(**spec).pool) == expected
+
+
+def test_the_reserved_variables_are_those_of_every_framework():
+    assert set().union(*(framework.reserved_env for framework in FRAMEWORKS.values())) == pool_template.RESERVED

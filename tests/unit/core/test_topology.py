@@ -1,0 +1,99 @@
+"""Who is in an attempt: roles, indices, ranks and names."""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.api.status import RoleStatus, Status
+from allranks.core import naming, topology
+from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks.base import Replica
+from support.builders import job, table
+
+
+def who(fields, status=None):
+    return [(r.role, r.index, r.node_rank) for r in topology.replicas(job(**fields), status or Status())]
+
+
+# Sentence, job, (role, index, node rank) in order.
+RANKS = [
+    (
+        "the master is rank 0, the workers follow",
+        {"roles": {"worker": 2, "master": 1}},
+        [("master", 0, 0), ("worker", 0, 1), ("worker", 1, 2)],
+    ),
+    ("without a master, worker 0 is rank 0", {"roles": {"worker": 2}}, [("worker", 0, 0), ("worker", 1, 1)]),
+    ("a master alone is the whole job", {"roles": {"master": 1}}, [("master", 0, 0)]),
+    ("a role with no replicas has no pods", {"roles": {"master": 1, "worker": 0}}, [("master", 0, 0)]),
+    (
+        "TensorFlow's chief comes first; parameter servers and evaluators hold no rank",
+        {"framework": "tensorflow", "roles": {"evaluator": 1, "ps": 1, "worker": 2, "chief": 1}},
+        [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2), ("ps", 0, None), ("evaluator", 0, None)],
+    ),
+    (
+        "Horovod's launcher holds no rank",
+        {"framework": "horovod", "roles": {"launcher": 1, "worker": 2}, "horovod": {"controller": "mpi"}},
+        [("worker", 0, 0), ("worker", 1, 1), ("launcher", 0, None)],
+    ),
+]
+
+
+@table(*RANKS)
+def test_ranks(case):
+    fields, replicas = case
+    assert who(fields) == replicas
+
+
+def test_names_are_computed_from_job_role_index_and_attempt():
+    of = job(roles={"master": 1, "worker": 1})
+    assert topology.replicas(of, Status(attempt=3)) == (
+        Replica("master", 0, "job-master-0-3", 0),
+        Replica("worker", 0, "job-worker-0-3", 1),
+    )
+
+
+def test_an_attempt_keeps_the_size_it_began_with():
+    began = Status(roles={"worker": RoleStatus(desired=3)})
+    assert who({"roles": {"worker": 2}}, began) == [("worker", index, index) for index in range(3)]
+
+
+def test_a_role_that_was_resized_to_none_in_this_attempt_stays_gone():
+    began = Status(roles={"master": RoleStatus(desired=1), "worker": RoleStatus(desired=0)})
+    assert who({"roles": {"master": 1, "worker": 2}}, began) == [("master", 0, 0)]
+
+
+def test_a_replica_restarted_alone_has_a_new_pod_name_and_the_old_host_name():
+    assert naming.hostname("job", "ps", 0, 2) == "job-ps-0-2"
+    assert [naming.pod_name("job", "ps", 0, 2, restart) for restart in (0, 1, 2)] == [
+        "job-ps-0-2",
+        "job-ps-0-2-1",
+        "job-ps-0-2-2",
+    ]
+
+
+@pytest.mark.parametrize("role", sorted({role for framework in FRAMEWORKS.values() for role in framework.roles}))
+def test_no_name_is_longer_than_63_characters(role):
+    """42 characters for the job is what the CRD allows, 10,000 replicas, and as many restarts as it counts."""
+    kinds = [framework.roles[role] for framework in FRAMEWORKS.values() if role in framework.roles]
+    last = 0 if all(kind.max_replicas == 1 for kind in kinds) else 9_999
+    assert len(naming.pod_name("j" * 42, role, last, 9_999)) <= 63
+    alone = any(kind.scope == "pod" for kind in kinds)
+    assert not alone or len(naming.pod_name("j" * 42, role, last, 999, 999)) <= 63
+
+
+# Sentence, resources, GPUs.
+GPUS = [
+    ("no resources are no GPUs", None, 0),
+    ("limits count", {"limits": {"nvidia.com/gpu": 8}}, 8),
+    ("a number in quotes counts", {"limits": {"nvidia.com/gpu": "8"}}, 8),
+    ("requests alone count", {"requests": {"nvidia.com/gpu": 4}}, 4),
+    ("limits and requests count once", {"limits": {"nvidia.com/gpu": 2}, "requests": {"nvidia.com/gpu": 2}}, 2),
+    ("GPUs of other makers count", {"limits": {"amd.com/gpu": 3}}, 3),
+    ("memory and CPUs are no GPUs", {"limits": {"memory": "64Gi", "cpu": 8}}, 0),
+]
+
+
+@table(*GPUS)
+def test_gpus(case):
+    resources, count = case
+    assert topology.gpus(resources) == count

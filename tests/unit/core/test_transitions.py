@@ -1,0 +1,350 @@
+"""Status and its conditions: what each transition writes, whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allranks.api.status import Condition, Failure, PastAttempt, ReplicaRestarts, RestartCounts, RoleStatus, Status
+from allranks.core import transitions as statuses
+from allranks.core.model import Pod
+from support.builders import NOW, at, failed, failure, job, observed, pending, pod, started, succeeded, table
+
+GROUP = {"roles": {"master": 1, "worker": 2}}
+BY_RANK = {"master": RoleStatus(desired=1), "worker": RoleStatus(desired=2)}
+LABELS = "allranks.dev/job-name=job,allranks.dev/role=worker"
+
+
+def condition(kind: Any, status: Any, reason: str, message: str, since: float = 0, generation: int = 1) -> Condition:
+    return Condition(
+        type=kind,
+        status=status,
+        reason=reason,
+        message=message,
+        last_transition_time=at(since),
+        observed_generation=generation,
+    )
+
+
+CREATED = condition("Running", "False", "Created", "the pods are being created")
+
+
+def over(reason: str, end: float, counted: bool = False, cause: Failure | None = None, attempt: int = 0) -> PastAttempt:
+    """What the history says of the attempt that `running()` is in, once it has ended."""
+    was = running()
+    return PastAttempt(
+        attempt=attempt,
+        start_time=was.attempt_time,
+        running_time=was.running_time,
+        end_time=at(end),
+        reason=reason,
+        counted=counted,
+        failure=cause,
+    )
+
+
+def begun(**fields: Any) -> Status:
+    """Status after the first look."""
+    known = {
+        "phase": "Pending",
+        "conditions": [CREATED],
+        "observed_generation": 1,
+        "roles": BY_RANK,
+        "ready": "0/3",
+        "start_time": NOW,
+        "attempt_time": NOW,
+        "active_since": NOW,
+    }
+    return Status(**known | fields)
+
+
+def test_begin():
+    assert statuses.begin(job(**GROUP), Status(), NOW) == begun()
+
+
+def test_begin_suspended():
+    assert statuses.begin(job(**GROUP, suspend=True), Status(), NOW) == begun(
+        phase="Suspended",
+        conditions=[condition("Suspended", "True", "Suspended", "created with suspend: true")],
+        attempt_time=None,
+        active_since=None,
+    )
+
+
+def running() -> Status:
+    return begun(
+        phase="Running",
+        conditions=[condition("Running", "True", "AllRanksRunning", "all 3 pods run", since=5)],
+        roles={"master": RoleStatus(desired=1, active=1, ready=1), "worker": RoleStatus(desired=2, active=2, ready=2)},
+        ready="3/3",
+        launched=True,
+        running_time=at(5),
+        selector=LABELS,
+    )
+
+
+def test_running():
+    life = started(job(**GROUP))
+    assert life.status == running().model_copy(
+        update={
+            "times": life.status.times,
+            "conditions": [condition("Running", "True", "AllRanksRunning", "all 3 pods run")],
+            "running_time": NOW,
+        }
+    )
+
+
+def test_suspend_stops_the_time_that_counts():
+    assert statuses.suspend(job(**GROUP), running(), at(60)) == running().model_copy(
+        update={
+            "phase": "Suspended",
+            "conditions": [
+                condition("Running", "False", "Suspended", "", since=60),
+                condition("Suspended", "True", "Suspended", "spec.suspend is true", since=60),
+            ],
+            "running_time": None,
+            "active_since": None,
+            "active_seconds": 60.0,
+            "history": [over("Suspended", 60)],
+        }
+    )
+
+
+def test_resume_begins_the_next_attempt_and_the_time_that_counts_goes_on():
+    suspended = statuses.suspend(job(**GROUP), running(), at(60))
+    assert statuses.resume(job(**GROUP), suspended, at(100)) == running().model_copy(
+        update={
+            "phase": "Pending",
+            "conditions": [
+                condition("Running", "False", "Resumed", "spec.suspend is false", since=60),
+                condition("Suspended", "False", "Pending", "", since=100),
+            ],
+            "attempt": 1,
+            "attempt_time": at(100),
+            "running_time": None,
+            "launched": False,
+            "active_since": at(100),
+            "active_seconds": 60.0,
+            "history": [over("Suspended", 60)],
+            "roles": BY_RANK,
+            "ready": "0/3",
+        }
+    )
+
+
+def test_restart():
+    first = failure(role="master", rank=0)
+    assert statuses.restart(job(**GROUP), running(), first, True, "the program failed", at(61)) == running().model_copy(
+        update={
+            "phase": "Restarting",
+            "conditions": [
+                condition(
+                    "Running",
+                    "False",
+                    "Error",
+                    "master-0 failed with exit code 1 (Error): the program failed",
+                    since=61,
+                ),
+                condition(
+                    "Restarting",
+                    "True",
+                    "Error",
+                    "master-0 failed with exit code 1 (Error): the program failed",
+                    since=61,
+                ),
+            ],
+            "attempt": 1,
+            "attempt_time": at(61),
+            "launched": False,
+            "running_time": None,
+            "restarts": RestartCounts(counted=1, by_reason={"Error": 1}),
+            "last_failure": first,
+            "history": [over("Error", 61, True, first)],
+            "restart_time": None,
+            "roles": BY_RANK,
+            "ready": "0/3",
+        }
+    )
+
+
+def test_what_belonged_to_the_old_attempt_is_not_taken_for_the_new_ones():
+    old = running().model_copy(
+        update={
+            "replica_restarts": {"worker-0": ReplicaRestarts(count=1, restart_time=NOW)},
+            "ignored": ["worker-1"],
+            "restart_time": at(1),
+        }
+    )
+    new = statuses.restart(job(**GROUP), old, failure(reason="Preempted"), False, "", at(61))
+    assert (new.replica_restarts, new.ignored, new.launched, new.running_time) == ({}, [], False, None)
+    assert new.restart_time is None, "disruptions do not back off"
+
+
+def test_restart_of_one_replica():
+    lost = failure(role="worker", index=1, pod="job-worker-1-0")
+    before = running().model_copy(update={"restarts": RestartCounts(counted=1, by_reason={"Error": 1})})
+    assert statuses.restart_replica(job(**GROUP), before, lost, True, at(61)) == before.model_copy(
+        update={
+            "restarts": RestartCounts(counted=2, by_reason={"Error": 2}),
+            "last_failure": lost,
+            "replica_restarts": {"worker-1": ReplicaRestarts(count=1, counted=True, restart_time=at(71), failure=lost)},
+        }
+    )
+
+
+def test_success():
+    assert statuses.succeed(job(**GROUP), running(), at(90)) == running().model_copy(
+        update={
+            "phase": "Succeeded",
+            "conditions": [
+                condition("Running", "False", "Completed", "", since=90),
+                condition("Complete", "True", "Completed", "training completed", since=90),
+            ],
+            "completion_time": at(90),
+            "history": [over("Completed", 90)],
+        }
+    )
+
+
+def test_failure():
+    first = failure()
+    assert statuses.fail(job(**GROUP), running(), "Error", "why", at(90), first) == running().model_copy(
+        update={
+            "phase": "Failed",
+            "conditions": [
+                condition("Running", "False", "Error", "", since=90),
+                condition("Failed", "True", "Error", "why", since=90),
+            ],
+            "completion_time": at(90),
+            "last_failure": first,
+            "history": [over("Error", 90, False, first)],
+        }
+    )
+
+
+def test_the_last_ten_attempts_are_on_record():
+    status = running()
+    for number in range(12):
+        status = statuses.restart(job(**GROUP), status, failure(attempt=number), True, "", at(90 + number))
+    assert [past.attempt for past in status.history] == list(range(2, 12))
+    assert [past.end_time for past in status.history] == [at(90 + number) for number in range(2, 12)]
+
+
+def test_a_failure_that_is_not_of_a_rank_leaves_the_last_one():
+    before = running().model_copy(update={"last_failure": failure()})
+    assert statuses.fail(job(**GROUP), before, "DeadlineExceeded", "", at(90)).last_failure == failure()
+
+
+PHASES = ["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
+
+
+def _next(phase: str, of: Any, now: Any, before: Status) -> Status:
+    life = {
+        "Pending": lambda: statuses.resume(of, before, now),
+        "Running": lambda: statuses.summarise(of, before, _all_run(of), (), now),
+        "Restarting": lambda: statuses.restart(of, before, failure(), True, "", now),
+        "Suspended": lambda: statuses.suspend(of, before, now),
+        "Succeeded": lambda: statuses.succeed(of, before, now),
+        "Failed": lambda: statuses.fail(of, before, "Error", "", now),
+    }
+    return life[phase]()
+
+
+def _all_run(of: Any) -> dict[tuple[str, int], Pod]:
+    return {(role, i): pod(role, i) for role, spec in of.spec.roles.items() for i in range(spec.replicas)}
+
+
+@pytest.mark.parametrize("after", PHASES)
+@pytest.mark.parametrize("before", PHASES)
+def test_conditions_follow_the_phase(before, after):
+    """Complete and Failed are never both; each phase has its condition, and no other is true."""
+    of = job(**GROUP)
+    one = _next(before, of, at(10), statuses.begin(of, Status(), NOW))
+    two = _next(after, of, at(20), one)
+    true = {c.type for c in two.conditions if c.status == "True"}
+    assert two.phase == after
+    assert true == {"Pending": set(), "Succeeded": {"Complete"}}.get(after, {after})
+    assert len({c.type for c in two.conditions}) == len(two.conditions)
+    for now in two.conditions:
+        was = one.condition(now.type)
+        same = was is not None and was.status == now.status
+        assert now.last_transition_time == (was.last_transition_time if same and was else at(20)), now.type
+        assert now.reason, "Kubernetes wants a reason in every condition"
+
+
+@table(
+    ("an exit", failure(), "worker-0 failed with exit code 1 (Error)"),
+    ("a signal", failure(exit_code=137, signal=9), "worker-0 was ended by signal 9 (Error)"),
+    (
+        "out of memory",
+        failure(exit_code=137, signal=9, reason="OOMKilled"),
+        "worker-0 was ended by signal 9 (OOMKilled)",
+    ),
+    ("a preemption", failure(exit_code=None, reason="Preempted"), "worker-0 was lost (Preempted)"),
+    ("a deletion", failure(exit_code=None, reason="Deleted"), "worker-0 was lost (Deleted)"),
+    ("a refusal by kubelet", failure(exit_code=None, reason="OutOfcpu"), "worker-0 failed (OutOfcpu)"),
+)
+def test_blame_is_one_line(case):
+    cause, line = case
+    assert statuses.describe_failure(cause) == line
+
+
+# Sentence, workers' pods, the role's status.
+ROLES = [
+    ("a pod that is not there counts as nothing", [], RoleStatus(desired=2)),
+    ("a pending pod is active, not ready", [pending()], RoleStatus(desired=2, active=1)),
+    ("a running pod is active and ready", [pod(), pod(index=1)], RoleStatus(desired=2, active=2, ready=2)),
+    (
+        "a pod that succeeded is ready, not active",
+        [succeeded(), pod(index=1)],
+        RoleStatus(desired=2, active=1, ready=2, succeeded=1),
+    ),
+    (
+        "a pod that failed is neither",
+        [failed(), pod(index=1)],
+        RoleStatus(desired=2, active=1, ready=1, failed=1),
+    ),
+    (
+        "a pod that is being deleted is neither",
+        [pod(deleted_at=at(1)), pod(index=1)],
+        RoleStatus(desired=2, active=1, ready=1),
+    ),
+]
+
+
+@table(*ROLES)
+def test_roles(case):
+    pods, expected = case
+    held = {(p.role, p.index): p for p in pods}
+    seen = statuses.summarise(job(), Status(), held, (), NOW)
+    assert seen.roles == {"worker": expected}
+    assert seen.ready == f"{expected.ready}/2"
+
+
+def test_a_long_message_is_cut_to_what_the_schema_allows():
+    of = job()
+    over = statuses.fail(of, statuses.begin(of, Status(), NOW), "Error" * 100, "x" * 9000, at(1))
+    assert Status.model_validate(over.model_dump(by_alias=True), by_alias=True) == over
+
+
+def test_reasons_of_restarts_are_bounded():
+    of, now = job(), statuses.begin(job(), Status(), NOW)
+    for number in range(100):
+        now = statuses.restart(of, now, failure(reason=f"Reason{number}"), True, "", at(number))
+    assert now.restarts.counted == 100
+    assert Status.model_validate(now.model_dump(by_alias=True), by_alias=True) == now
+
+
+def test_status_survives_being_written_and_read_back():
+    over = statuses.restart(job(**GROUP), running(), failure(), True, "why", at(61))
+    assert Status.model_validate_json(over.model_dump_json(by_alias=True, exclude_none=True), by_alias=True) == over
+
+
+def test_status_is_small_when_little_is_known():
+    """What is written for a job that has just begun; nulls are left out."""
+    first = statuses.begin(job(**GROUP), Status(), NOW)
+    written = first.model_dump(by_alias=True, exclude_none=True, mode="json")
+    assert "lastFailure" not in written
+    assert written["startTime"] == "2026-03-04T10:00:00Z"
+    assert observed(job(**GROUP), first).status == first

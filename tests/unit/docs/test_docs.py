@@ -1,0 +1,92 @@
+"""The documentation says what is true: its manifests are valid, its commands exist, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from allranks.api.validation import parse, parse_pool
+from allranks.cli.main import COMMANDS, LazyGroup
+from allranks.core.manifests import pods, pool_template
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("train/*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [text for language, text in BLOCK.findall(page.read_text()) if language in languages]
+
+
+def manifests() -> list[tuple[str, dict]]:
+    found = []
+    for page in PAGES:
+        for text in blocks(page, "yaml"):
+            found += [(page.name, doc) for doc in yaml.safe_load_all(text) if isinstance(doc, dict) and "kind" in doc]
+    return found
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """`allranks ...` in shell blocks, and in lines of a console block that begin with `$`."""
+    found = []
+    for page in PAGES:
+        lines = [line for text in blocks(page, "sh", "bash", "shell") for line in text.splitlines()]
+        lines += [line[2:] for text in blocks(page, "console") for line in text.splitlines() if line.startswith("$ ")]
+        for line in lines:
+            words = shlex.split(line, comments=True)
+            if "allranks" in words:
+                found.append((page.name, words[words.index("allranks") + 1 :]))
+    return found
+
+
+def test_every_complete_manifest_in_the_documentation_is_valid() -> None:
+    jobs = [(page, doc) for page, doc in manifests() if doc["kind"] == "DistributedTraining"]
+    assert jobs
+    for _, document in jobs:
+        assert pods.problems(parse(document)) == []
+
+
+def test_every_pool_in_the_documentation_is_valid() -> None:
+    found = [doc for _, doc in manifests() if doc["kind"] == "TrainingPool"]
+    assert found
+    for document in found:
+        assert pool_template.problems(parse_pool(document).spec) == []
+
+
+def test_every_allranks_command_in_the_documentation_exists_with_its_options() -> None:
+    assert commands()
+    group = LazyGroup()
+    for page, words in commands():
+        if not words or words[0].startswith("-"):
+            continue
+        assert words[0] in COMMANDS, f"{page}: allranks {words[0]}"
+        command = group.get_command(None, words[0])
+        known = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}
+        used = {word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)}
+        assert used <= known | {"-h", "--help"}, f"{page}: {words}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_examples_named_in_the_documentation_are_there(page: Path) -> None:
+    text = page.read_text()
+    for link in LINK.findall(text):
+        if "://" not in link:
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+    for name in re.findall(r"examples/[\w-]+\.yaml", text):
+        assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("script", ["tour.py", "progress.py", "recovery.py"])
+def test_what_makes_a_page_from_real_runs_can_be_started(script):
+    """The runs take minutes, and tests do not make them."""
+    command = [sys.executable, ROOT / "tools" / script, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout

@@ -1,0 +1,96 @@
+"""TensorFlow's wiring: TF_CONFIG, exactly."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from allranks.api.status import Status
+from allranks.core.manifests import pods
+from support.builders import CLUSTER, job, table
+
+CHIEF = "job-chief-0-0.job.team.svc:2222"
+WORKER0 = "job-worker-0-0.job.team.svc:2222"
+WORKER1 = "job-worker-1-0.job.team.svc:2222"
+PS0 = "job-ps-0-0.job.team.svc:2222"
+PS1 = "job-ps-1-0.job.team.svc:2222"
+EVALUATOR = "job-evaluator-0-0.job.team.svc:2222"
+
+
+def configs(**fields: Any) -> dict[str, Any]:
+    """Pod name -> TF_CONFIG as TensorFlow decodes it."""
+    made = pods.objects(job(framework="tensorflow", **fields), Status(), CLUSTER)
+    return {
+        pod["metadata"]["name"]: json.loads(
+            next(v["value"] for v in pod["spec"]["containers"][0]["env"] if v["name"] == "TF_CONFIG")
+        )
+        for pod in made.pods
+    }
+
+
+def task(kind: str, index: int, **cluster: list[str]) -> dict[str, Any]:
+    return {"cluster": cluster, "task": {"type": kind, "index": index}}
+
+
+# Sentence, roles, pod name -> TF_CONFIG.
+CASES = [
+    (
+        "workers know one another",
+        {"worker": 2},
+        {
+            "job-worker-0-0": task("worker", 0, worker=[WORKER0, WORKER1]),
+            "job-worker-1-0": task("worker", 1, worker=[WORKER0, WORKER1]),
+        },
+    ),
+    (
+        "a lone worker gets a TF_CONFIG too, with one entry",
+        {"worker": 1},
+        {"job-worker-0-0": task("worker", 0, worker=[WORKER0])},
+    ),
+    ("a chief alone gets one too", {"chief": 1}, {"job-chief-0-0": task("chief", 0, chief=[CHIEF])}),
+    (
+        "the evaluator is in nobody's cluster but its own",
+        {"chief": 1, "worker": 1, "ps": 2, "evaluator": 1},
+        {
+            "job-chief-0-0": task("chief", 0, chief=[CHIEF], worker=[WORKER0], ps=[PS0, PS1]),
+            "job-worker-0-0": task("worker", 0, chief=[CHIEF], worker=[WORKER0], ps=[PS0, PS1]),
+            "job-ps-0-0": task("ps", 0, chief=[CHIEF], worker=[WORKER0], ps=[PS0, PS1]),
+            "job-ps-1-0": task("ps", 1, chief=[CHIEF], worker=[WORKER0], ps=[PS0, PS1]),
+            "job-evaluator-0-0": task("evaluator", 0, evaluator=[EVALUATOR]),
+        },
+    ),
+]
+
+
+@table(*CASES)
+def test_TF_CONFIG(case):
+    roles, expected = case
+    assert configs(roles=roles) == expected
+
+
+def test_the_key_is_chief_never_master():
+    """TensorFlow refuses a cluster with a master."""
+    found = configs(roles={"chief": 1, "worker": 2, "ps": 1, "evaluator": 1})
+    assert "master" not in json.dumps(found)
+
+
+def test_the_port_is_the_users():
+    assert configs(roles={"worker": 1}, tensorflow={"port": 5000}) == {
+        "job-worker-0-0": task("worker", 0, worker=["job-worker-0-0.job.team.svc:5000"])
+    }
+
+
+def test_every_task_listens_on_its_port():
+    made = pods.objects(job("tensorflow", {"chief": 1, "ps": 1}), Status(), CLUSTER)
+    for pod in made.pods:
+        assert pod["spec"]["containers"][0]["ports"] == [{"name": "grpc", "containerPort": 2222}]
+
+
+@pytest.mark.parametrize("attempt", [0, 7])
+def test_addresses_are_those_of_the_attempt_so_that_nobody_reaches_a_dying_namesake(attempt):
+    made = pods.objects(job("tensorflow", {"worker": 1}), Status(attempt=attempt), CLUSTER)
+    (found,) = [v["value"] for v in made.pods[0]["spec"]["containers"][0]["env"] if v["name"] == "TF_CONFIG"]
+    assert json.loads(found)["cluster"] == {"worker": [f"job-worker-0-{attempt}.job.team.svc:2222"]}
+    assert made.pods[0]["spec"]["hostname"] == f"job-worker-0-{attempt}"

@@ -1,0 +1,451 @@
+"""The helper that runs a worker's ranks of Elastic Horovod: real processes on the loopback device.
+
+Ranks are small shell scripts, and `fake_horovod/` stands for the driver; the slow tests at the end have the real one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.pod_bundle import HELPERS
+from unit.inpod.test_horovod_gloo import SOON, Start, free_port, none_is_left, wait_for
+
+HERE = Path(__file__).parent
+HELPER = HELPERS / "horovod_elastic.py"
+TELL = 'me="$ALLRANKS_INDEX-$HOROVOD_LOCAL_RANK"; env > "$OUT/new-$me"; mv "$OUT/new-$me" "$OUT/rank-$me"; '
+UNTIL = 'while [ ! -e "$OUT/%s" ]; do sleep 0.05; done; '
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def start(out) -> Iterator[Start]:
+    """Starts workers of one job, each in a session of its own; asserts at the end that none left anything behind."""
+    port, workers = free_port(), []
+
+    def one(
+        index: int, of: int, *program: str, slots: int = 1, patch: str = "", python: str = sys.executable, **env: str
+    ) -> Any:
+        known = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{HERE / 'fake_horovod'}:{HELPERS}",
+            "OUT": str(out),
+            "ALLRANKS_INDEX": str(index),
+            "ALLRANKS_HOROVOD_MIN": "1",
+            "ALLRANKS_HOROVOD_MAX": "4",
+            "ALLRANKS_HOROVOD_WORKERS": str(of),
+            "HOROVOD_LOCAL_SIZE": str(slots),
+            "HOROVOD_HOSTNAME": f"job-worker-{index}-0",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            "HOROVOD_START_TIMEOUT": "20",
+        }
+        with (out / f"log-{len(workers)}").open("w") as log:
+            script = f"import sys, horovod_elastic as helper; {patch}; sys.exit(helper.main(sys.argv[1:]))"
+            command = (python, "-c", script) if patch else (python, str(HELPER))
+            begun = subprocess.Popen(
+                [*command, *program], env=known | env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        begun.log = Path(log.name)
+        workers.append(begun)
+        return begun
+
+    yield one
+    none_is_left(workers)
+
+
+def shell(script: str) -> tuple[str, str, str]:
+    return "sh", "-c", TELL + script
+
+
+def loop(trap: str = "exit 143") -> tuple[str, str, str]:
+    """A rank that goes on until the file `end` is there, or until it is told to end."""
+    return shell(f"trap '{trap}' TERM; touch \"$OUT/ready-$me\"; {UNTIL % 'end'}")
+
+
+def environment(out: Path, name: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in (out / name).read_text().splitlines())
+    return {name: value for name, _, value in pairs}
+
+
+def ready(out: Path, *names: str) -> None:
+    wait_for(lambda: all((out / f"ready-{name}").exists() for name in names))
+
+
+def test_the_ranks_of_all_workers_are_started_with_their_numbers(start, out):
+    workers = [start(index, 2, *loop(), slots=2) for index in (1, 0)]
+    ready(out, "0-0", "0-1", "1-0", "1-1")
+    assert [worker.poll() for worker in workers] == [None, None]
+    (out / "end").touch()
+    assert [worker.wait(SOON) for worker in workers] == [0, 0]
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    numbers = {}
+    for file in out.glob("rank-*"):
+        env = environment(out, file.name)
+        numbers[file.name] = " ".join(env[f"HOROVOD_{name}"] for name in names)
+        assert env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1", "a number: Horovod's client does not retry names"
+        assert env["HOROVOD_GLOO_IFACE"] == "lo"
+        assert re.fullmatch(rf"job-worker-{file.name[5]}-0-\w{{8}}", env["HOROVOD_HOSTNAME"])
+    assert numbers == {
+        "rank-0-0": "0 4 0 2 0 2",
+        "rank-0-1": "1 4 1 2 0 2",
+        "rank-1-0": "2 4 0 2 1 2",
+        "rank-1-1": "3 4 1 2 1 2",
+    }
+
+
+def test_it_begins_with_the_least_when_the_others_do_not_come_in_time(start, out):
+    first = start(0, 3, *loop(), ALLRANKS_HOROVOD_WAIT_SECONDS="1")
+    ready(out, "0-0")
+    assert environment(out, "rank-0-0")["HOROVOD_SIZE"] == "1"
+    second = start(1, 3, *loop())
+    ready(out, "1-0")
+    (out / "end").touch()
+    assert [first.wait(SOON), second.wait(SOON)] == [0, 0]
+
+
+# What local rank 1 of worker 1 does, exit status of the worker.
+ENDS = [("exit 7", 7), ("exit 138", 138), ("kill -KILL $$", 137), ("kill -SEGV $$", 139)]
+
+
+@pytest.mark.parametrize(("end", "status"), ENDS, ids=[end for end, _ in ENDS])
+def test_a_worker_with_a_rank_that_fails_ends_with_its_status_and_the_others_go_on(start, out, end, status):
+    failing = f"if [ $me = 1-1 ]; then {UNTIL % 'ready-1-0'} {end}; fi; trap 'exit 0' TERM; touch \"$OUT/ready-$me\"; "
+    workers = [start(index, 2, *shell(failing + UNTIL % "end"), slots=2) for index in range(2)]
+    assert workers[1].wait(SOON) == status
+    old = environment(out, "rank-1-0")["HOROVOD_HOSTNAME"]
+    assert workers[0].poll() is None, "a rank that ends with 0 because it was told to has not finished the training"
+    (out / "ready-1-0").unlink()
+    again = start(1, 2, *loop(), slots=2)
+    ready(out, "1-0", "1-1")
+    assert environment(out, "rank-1-0")["HOROVOD_HOSTNAME"] != old, "Horovod bans a host that failed"
+    (out / "end").touch()
+    assert [workers[0].wait(SOON), again.wait(SOON)] == [0, 0]
+
+
+def test_a_rank_of_the_first_worker_that_fails_ends_all_and_the_first_worker_is_the_first_to_end(start, out):
+    program = shell(f'if [ $me = 0-0 ]; then {UNTIL % "ready-1-0"} exit 7; fi; touch "$OUT/ready-$me"; exec sleep 60')
+    workers = [start(index, 2, *program) for index in range(2)]
+    assert workers[0].wait(SOON) == 7
+    assert workers[1].poll() is None
+    assert workers[1].wait(SOON) == 7
+    assert workers[1].log.read_text() == "allranks: worker 0 has ended the training with status 7\n"
+
+
+def test_the_first_worker_outlives_its_last_answer_however_slowly_that_is_sent(start, out):
+    slow = "import time, horovod_elastic_driver as driver; hear = driver.Hosts.hear; "
+    slow += "driver.Hosts.hear = lambda *said: (hear(*said), time.sleep(0.5))[0]"
+    program = shell(f'if [ $me = 0-0 ]; then {UNTIL % "ready-1-0"} exit 7; fi; touch "$OUT/ready-$me"; exec sleep 60')
+    workers = [start(index, 2, *program, patch=patch) for index, patch in enumerate((slow, ""))]
+    assert [worker.wait(SOON) for worker in workers] == [7, 7]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_told_to_end_says_goodbye_and_the_others_go_on(start, out, number):
+    workers = [start(index, 3, *loop("exit 1")) for index in range(3)]
+    ready(out, "0-0", "1-0", "2-0")
+    workers[2].send_signal(number)
+    assert workers[2].wait(SOON) == 128 + number
+    assert (workers[0].poll(), workers[1].poll()) == (None, None)
+    (out / "end").touch()
+    assert [worker.wait(SOON) for worker in workers[:2]] == [0, 0]
+
+
+def test_ranks_that_save_and_end_well_after_SIGTERM_end_well_and_the_training_is_not_over(start, out):
+    workers = [start(index, 2, *loop('touch "$OUT/saved"; exit 0')) for index in range(2)]
+    ready(out, "0-0", "1-0")
+    workers[1].terminate()
+    assert workers[1].wait(SOON) == 0
+    assert (out / "saved").exists()
+    time.sleep(0.5)
+    assert workers[0].poll() is None
+    (out / "end").touch()
+    assert workers[0].wait(SOON) == 0
+
+
+def test_the_first_worker_told_to_end_ends_all(start, out):
+    workers = [start(index, 2, *loop()) for index in range(2)]
+    ready(out, "0-0", "1-0")
+    for _ in range(20):
+        workers[0].terminate()  # many are no more than one
+    assert [worker.wait(SOON) for worker in workers] == [143, 143]
+
+
+def test_SIGTERM_while_it_waits_for_the_driver_ends_it_at_once(start, out):
+    worker = start(1, 2, *shell("exit 0"))
+    time.sleep(0.5)
+    worker.terminate()
+    assert worker.wait(SOON) == 143
+    assert not list(out.glob("rank-*"))
+
+
+def test_a_driver_that_is_lost_is_told_and_ends_the_ranks(start, out):
+    workers = [
+        start(index, 2, *loop("exit 0"), patch="helper.LOST_SECONDS = 1; helper.STAY_SECONDS = 0") for index in range(2)
+    ]
+    ready(out, "0-0", "1-0")
+    os.killpg(workers[0].pid, signal.SIGKILL)
+    assert workers[1].wait(SOON) == 138
+    assert re.fullmatch(r"allranks: no word from the driver at localhost:\d+ for 1 s\n", workers[1].log.read_text())
+
+
+def test_a_pod_that_has_lost_its_driver_stays_until_it_is_taken_away(start, out):
+    workers = [start(index, 2, *loop("exit 0"), patch="helper.LOST_SECONDS = 1") for index in range(2)]
+    ready(out, "0-0", "1-0")
+    os.killpg(workers[0].pid, signal.SIGKILL)
+    wait_for(lambda: "no word from the driver" in workers[1].log.read_text())
+    assert workers[1].poll() is None
+    workers[1].terminate()
+    assert workers[1].wait(SOON) == 143
+
+
+def test_a_rank_that_fails_for_a_lost_driver_is_not_to_blame(start, out):
+    program = shell(f'touch "$OUT/ready-$me"; {UNTIL % "end"} exit 134')
+    workers = [
+        start(index, 2, *program, patch="helper.LOST_SECONDS = 1; helper.STAY_SECONDS = 0") for index in range(2)
+    ]
+    ready(out, "0-0", "1-0")
+    os.killpg(workers[0].pid, signal.SIGKILL)
+    (out / "end").touch()
+    assert workers[1].wait(SOON) == 138
+
+
+def test_a_worker_that_was_silent_for_long_is_left_behind_and_ends(start, out):
+    quick = "import horovod_elastic_driver; horovod_elastic_driver.SILENT_SECONDS = 2"
+    workers = [start(0, 2, *loop(), patch=quick), start(1, 2, *loop())]
+    ready(out, "0-0", "1-0")
+    workers[1].send_signal(signal.SIGSTOP)
+    wait_for(lambda: "has been silent for 2 s" in workers[0].log.read_text())
+    workers[1].send_signal(signal.SIGCONT)
+    assert workers[1].wait(SOON) == 138
+    told = "allranks: the others went on without this worker, which was silent for too long\n"
+    assert workers[1].log.read_text() == told
+    (out / "end").touch()
+    assert workers[0].wait(SOON) == 0
+
+
+def test_a_rank_that_does_not_end_when_it_is_told_to_is_killed(start, out):
+    deaf = f"trap '' TERM; touch \"$OUT/ready-$me\"; {UNTIL % 'end'}"
+    program = shell(f"if [ $me = 0-1 ]; then {UNTIL % 'ready-0-0'} exit 5; fi; {deaf}")
+    worker = start(0, 1, *program, slots=2, patch="helper.GRACE_SECONDS = 0.3")
+    assert worker.wait(SOON) == 5
+
+
+def test_too_few_workers_for_too_long_are_told(start):
+    worker = start(
+        0, 2, "true", ALLRANKS_HOROVOD_MIN="2", ALLRANKS_HOROVOD_WAIT_SECONDS="0", HOROVOD_ELASTIC_TIMEOUT="1"
+    )
+    assert worker.wait(SOON) == 1
+    assert worker.log.read_text() == (
+        "allranks: Elastic Horovod has ended: 1 of at least 2 ranks have a worker, for more than 1 s "
+        "(HOROVOD_ELASTIC_TIMEOUT)\n"
+    )
+
+
+def test_a_driver_that_is_not_there_is_told(start):
+    worker = start(1, 2, "true", HOROVOD_START_TIMEOUT="0.4", HOROVOD_GLOO_RENDEZVOUS_PORT="9")
+    assert worker.wait(SOON) == 1
+    assert worker.log.read_text() == "allranks: no driver at localhost:9 within 0 s (HOROVOD_START_TIMEOUT)\n"
+
+
+def test_an_image_without_Horovod_is_told(start):
+    worker = start(0, 1, "true", PYTHONPATH="")
+    assert worker.wait(SOON) == 1
+    told = worker.log.read_text()
+    assert told.startswith("allranks: the image's python3 has no Horovod (")
+    assert "Traceback" not in told
+
+
+def test_a_port_that_is_taken_is_told(start):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        worker = start(0, 1, "true", HOROVOD_GLOO_RENDEZVOUS_PORT=port)
+        assert worker.wait(SOON) == 1
+    assert worker.log.read_text() == f"allranks: cannot listen on port {port}: Address already in use\n"
+
+
+def test_a_program_that_is_not_there_is_told_with_status_127(start):
+    workers = [start(index, 2, "no-such-program") for index in range(2)]
+    assert [worker.wait(SOON) for worker in workers] == [127, 127]
+    assert workers[0].log.read_text() == "allranks: cannot start no-such-program: No such file or directory\n"
+
+
+def test_without_a_program_it_says_how_it_is_used(start):
+    worker = start(0, 1)
+    assert worker.wait(SOON) == 2
+    assert worker.log.read_text() == "usage: horovod_elastic.py PROGRAM [ARG...]\n"
+
+
+PROGRAM = HERE / "elastic_program.py"
+STEP = re.compile(
+    r"(?P<time>[\d.]+) rank=(?P<rank>\d+) size=(?P<size>\d+) step=(?P<step>\d+) loss=[\d.]+ pid=(?P<pid>\d+)"
+)
+LONG = 120.0
+
+
+@pytest.fixture
+def train(start, frameworks) -> Start:
+    """Starts a worker of a real elastic training; `steps()` are those that its rank has made."""
+    python = str(frameworks / "bin" / "python")
+
+    def one(index: int, of: int, steps: int, seconds: float = 0.3, late: int = 0, **env: str) -> Any:
+        real = {
+            "PYTHONPATH": str(HELPERS),
+            "OMP_NUM_THREADS": "1",
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_ELASTIC": "1",
+            "HOROVOD_START_TIMEOUT": "100",
+            "ALLRANKS_HOROVOD_MIN": "2",
+        }
+        program = ("sh", "-c", f'sleep {late}; exec "$@"', "sh", python, str(PROGRAM), str(steps), str(seconds))
+        worker = start(index, of, *program, python=python, **(real | env))
+        worker.steps = lambda: [
+            {name: float(value) for name, value in found.groupdict().items()}
+            for found in STEP.finditer(worker.log.read_text())
+        ]
+        return worker
+
+    return one
+
+
+def reaches(worker: Any, what: str, value: int, since: float = 0) -> dict[str, float]:
+    """Waits until a step of the worker after `since` has the size, or is at least the step; returns it."""
+
+    def found() -> list[dict[str, float]]:
+        assert worker.poll() is None or worker.steps(), worker.log.read_text()
+        later = [step for step in worker.steps() if step["time"] > since]
+        return [step for step in later if (step[what] == value if what == "size" else step[what] >= value)]
+
+    wait_for(found, LONG)
+    return found()[0]
+
+
+def codes(workers: list[Any]) -> list[int]:
+    return [worker.wait(LONG) for worker in workers]
+
+
+def took(what: str, seconds: float) -> None:
+    print(f"{what}: {seconds:.1f} s")
+
+
+def assert_no_step_is_lost(worker: Any) -> None:
+    """Each step follows the one before, or repeats it: one that was not committed is made again."""
+    made = [step["step"] for step in worker.steps()]
+    assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(made)), made
+
+
+@pytest.mark.slow
+def test_real_Elastic_Horovod_trains_to_the_end(train):
+    workers = [train(index, 3, 5) for index in range(3)]
+    assert codes(workers) == [0, 0, 0], workers[0].log.read_text()
+    assert [{step["size"] for step in worker.steps()} for worker in workers] == [{3}, {3}, {3}]
+    assert [{step["rank"] for step in worker.steps()} for worker in workers] == [{0}, {1}, {2}]
+    assert [worker.steps()[-1]["step"] for worker in workers] == [5, 5, 5]
+
+
+@pytest.mark.slow
+def test_real_Elastic_Horovod_goes_on_without_a_killed_worker_and_takes_in_its_replacement(train):
+    workers = [train(index, 3, 60) for index in range(3)]
+    last = reaches(workers[2], "step", 5)
+    killed = time.time()
+    os.kill(int(last["pid"]), signal.SIGKILL)
+    assert workers[2].wait(LONG) == 137
+    took("seconds from a killed rank to the others' next step", reaches(workers[0], "size", 2)["time"] - killed)
+    begun = time.time()
+    again = train(2, 3, 60)
+    took("seconds from a replacement's start to the full size", reaches(again, "size", 3)["time"] - begun)
+    assert codes([workers[0], workers[1], again]) == [0, 0, 0], workers[0].log.read_text()
+    for worker in workers[:2]:
+        assert_no_step_is_lost(worker)
+        assert [size for size, _ in itertools.groupby(step["size"] for step in worker.steps())] == [3, 2, 3]
+        assert worker.steps()[-1]["step"] == 60
+
+
+@pytest.mark.slow
+def test_real_Elastic_Horovod_ends_with_the_first_workers_rank(train):
+    workers = [train(index, 2, 500) for index in range(2)]
+    os.kill(int(reaches(workers[0], "step", 3)["pid"]), signal.SIGKILL)
+    assert codes(workers) == [137, 137]
+    assert workers[1].log.read_text().endswith("allranks: worker 0 has ended the training with status 137\n")
+
+
+@pytest.mark.slow
+def test_real_Elastic_Horovod_grows_and_shrinks(train):
+    workers = [train(index, 2, 60) for index in range(2)]
+    reaches(workers[0], "step", 3)
+    begun = time.time()
+    third = train(2, 3, 60)
+    took("seconds from a new worker's start to its first step", reaches(workers[0], "size", 3)["time"] - begun)
+    told = reaches(third, "step", 10)["time"]
+    third.terminate()
+    took("seconds from SIGTERM to the others' next step", reaches(workers[0], "size", 2, told)["time"] - told)
+    assert third.wait(LONG) == 143
+    assert codes(workers) == [0, 0], workers[0].log.read_text()
+    for worker in workers:
+        assert_no_step_is_lost(worker)
+        assert [size for size, _ in itertools.groupby(step["size"] for step in worker.steps())] == [2, 3, 2]
+    assert len({step["step"] for step in workers[0].steps()}) == len(workers[0].steps()), "none is made twice"
+
+
+@pytest.mark.slow
+def test_real_Elastic_Horovod_waits_for_ranks_that_join_slowly(train):
+    """Without the driver's patience the first two would abort."""
+    hasty = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
+    workers = [train(index, 2, 40, **hasty) for index in range(2)]
+    reaches(workers[0], "step", 3)
+    workers.append(train(2, 3, 40, late=10, **hasty))
+    assert codes(workers) == [0, 0, 0], workers[0].log.read_text()
+    assert workers[0].steps()[-1]["size"] == 3
+
+
+@pytest.mark.slow
+def test_real_Elastic_Horovod_ends_at_once_when_a_worker_dies_while_it_joins(train):
+    """Horovod's ranks abort, whatever the driver does: then better soon."""
+    workers = [train(index, 2, 500) for index in range(2)]
+    reaches(workers[0], "step", 3)
+    third = train(2, 3, 500, late=60)
+    children = Path(f"/proc/{third.pid}/task/{third.pid}/children")
+    wait_for(children.read_text, LONG)
+    wait_for(lambda: time.time() - workers[0].steps()[-1]["time"] > 3, LONG)  # the others wait for it
+    os.killpg(third.pid, signal.SIGKILL)
+    begun = time.time()
+    assert codes(workers) == [134, 134]
+    took("from the death of a worker that joins to the end", time.time() - begun)
+
+
+@pytest.mark.slow
+def test_real_Elastic_Horovod_ends_when_too_few_are_left(train):
+    workers = [train(index, 2, 500, HOROVOD_ELASTIC_TIMEOUT="5") for index in range(2)]
+    os.kill(int(reaches(workers[1], "step", 3)["pid"]), signal.SIGKILL)
+    assert codes(workers) == [1, 137]
+    told = workers[0].log.read_text()
+    assert "allranks: Elastic Horovod has ended: 1 of at least 2 ranks have a worker, for more than 5 s" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.slow
+def test_real_Elastic_Horovod_ends_when_too_few_come(train):
+    worker = train(0, 2, 5, HOROVOD_ELASTIC_TIMEOUT="2", ALLRANKS_HOROVOD_WAIT_SECONDS="0")
+    assert worker.wait(LONG) == 1
+    assert worker.log.read_text() == (
+        "allranks: Elastic Horovod has ended: 1 of at least 2 ranks have a worker, for more than 2 s "
+        "(HOROVOD_ELASTIC_TIMEOUT)\n"
+    )

@@ -1,0 +1,206 @@
+"""The client: what is tried again, what is an answer, and what never leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from allranks.kube import client as clients
+from allranks.kube.auth import CannotConnect, Connection, connect
+from allranks.kube.client import Conflict, Fenced, Gone, NotFound, Refused, Unavailable
+from support.scripted import Answer, client_of, hangs, resets, says, status
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        status(429, Retry_After="0"),
+        status(500),
+        status(503),
+        status(504),
+        status(401),
+        resets,
+    ],
+    ids=["429", "500", "503", "504", "401", "reset"],
+)
+def test_what_may_pass_is_tried_again(fault: Answer) -> None:
+    async def scenario() -> None:
+        async with client_of(fault, fault, says({"ok": True})) as (client, api):
+            assert await client.create("/x", {"a": 1}) == b'{"ok": true}'
+            assert api.asked == [("POST", "/x", {}, {"a": 1})] * 3
+            assert client.writes == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_not_answered_is_tried_again() -> None:
+    async def scenario() -> None:
+        async with client_of(hangs, says({})) as (client, api), asyncio.timeout(60):
+            client._timeout = clients.aiohttp.ClientTimeout(total=0.2)
+            await client.get("/x")
+            assert len(api.asked) == 2
+
+    asyncio.run(scenario())
+
+
+def test_retry_after_is_respected() -> None:
+    async def scenario() -> None:
+        async with client_of(status(429, Retry_After="1"), says({})) as (client, _):
+            began = time.monotonic()
+            await client.get("/x")
+            assert time.monotonic() - began >= 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(400, Refused), (403, Refused), (404, NotFound), (409, Conflict), (410, Gone), (413, Refused), (422, Refused)],
+)
+def test_every_other_answer_is_an_answer(code: int, error: type[clients.ApiError]) -> None:
+    async def scenario() -> None:
+        async with client_of(status(code, "Because", "it is so")) as (client, api):
+            with pytest.raises(error) as raised:
+                await client.create("/x", {})
+            assert (raised.value.code, raised.value.reason, str(raised.value)) == (code, "Because", "it is so")
+            assert len(api.asked) == 1
+
+    asyncio.run(scenario())
+
+
+def test_after_a_while_it_gives_up_so_that_whoever_asked_decides_anew() -> None:
+    async def scenario() -> None:
+        async with client_of(status(500, message="etcd is away"), patience=0.5) as (client, api):
+            with pytest.raises(Unavailable, match="POST /x: no answer of the API server: 500 etcd is away"):
+                await client.create("/x", {})
+            assert len(api.asked) > 1
+
+    asyncio.run(scenario())
+
+
+def test_who_may_not_write_asks_only_to_read() -> None:
+    async def scenario() -> None:
+        async with client_of(says({}), may_write=lambda: False) as (client, api):
+            await client.get("/x")
+            for ask in (client.create("/x", {}), client.patch("/x", {}), client.delete("/x", "uid")):
+                with pytest.raises(Fenced):
+                    await ask
+            assert [verb for verb, *_ in api.asked] == ["GET"]
+
+    asyncio.run(scenario())
+
+
+def test_permission_to_write_is_asked_again_before_every_try() -> None:
+    """A leader that lost its Lease between two tries must not send the second one."""
+
+    async def scenario() -> None:
+        may = [True, False]
+        async with client_of(status(500), may_write=lambda: may.pop(0)) as (client, api):
+            with pytest.raises(Fenced):
+                await client.create("/x", {})
+            assert len(api.asked) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_deletion_names_the_uid() -> None:
+    async def scenario() -> None:
+        async with client_of(says({})) as (client, api):
+            await client.delete("/x", "u-1")
+            assert api.asked[0][3]["preconditions"] == {"uid": "u-1"}
+
+    asyncio.run(scenario())
+
+
+def test_the_token_is_sent_and_never_told() -> None:
+    async def scenario() -> None:
+        async with client_of(status(403, "Forbidden", "no")) as (client, api):
+            with pytest.raises(Refused) as raised:
+                await client.get("/x")
+            assert api.headers[0]["Authorization"] == "Bearer secret"
+            assert "secret" not in str(raised.value) + repr(client.connection)
+
+    asyncio.run(scenario())
+
+
+def test_a_token_file_is_read_again_when_the_token_is_refused(tmp_path) -> None:
+    file = tmp_path / "token"
+    file.write_text("old\n")
+
+    async def refuse_and_rotate(_):
+        file.write_text("new\n")
+        return await status(401)(_)
+
+    async def scenario() -> None:
+        async with client_of(refuse_and_rotate, says({})) as (client, api):
+            client.connection = Connection(api.url, token_file=file)
+            await client.get("/x")
+            assert [headers["Authorization"] for headers in api.headers] == ["Bearer old", "Bearer new"]
+
+    asyncio.run(scenario())
+
+
+def test_requests_at_the_same_time_are_bounded() -> None:
+    async def scenario() -> None:
+        busy, most = 0, 0
+
+        async def slow(_):
+            nonlocal busy, most
+            busy += 1
+            most = max(most, busy)
+            await asyncio.sleep(0.01)
+            busy -= 1
+            return await says({})(_)
+
+        async with client_of(slow, concurrency=4) as (client, _):
+            await asyncio.gather(*(client.get("/x") for _ in range(40)))
+            assert most == 4
+
+    asyncio.run(scenario())
+
+
+def test_nothing_leaves_a_client_that_was_cut() -> None:
+    async def scenario() -> None:
+        async with client_of(says({})) as (client, api):
+            client.cut()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.create("/x", {}), 0.1)
+            assert api.asked == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no kubeconfig.*Set KUBECONFIG or give --kubeconfig"),
+        ("[]", "is not a kubeconfig"),
+        ("{", "is not a kubeconfig"),
+        ("current-context: a", "there is no context 'a'"),
+        (
+            "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
+            "clusters: [{name: c, cluster: {server: x}}], users: [{name: u, user: {exec: {}}}]}",
+            "logs in by a program",
+        ),
+    ],
+)
+def test_a_kubeconfig_that_does_not_serve_is_told_in_one_sentence(tmp_path, text, message) -> None:
+    file = tmp_path / "config"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(CannotConnect, match=message):
+        connect(str(file))
+
+
+def test_files_that_a_kubeconfig_names_are_found_beside_it(tmp_path) -> None:
+    file = tmp_path / "config"
+    file.write_text(
+        "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
+        "clusters: [{name: c, cluster: {server: 'https://h:1/', certificate-authority: ca.crt}}], "
+        "users: [{name: u, user: {client-certificate: c.pem, client-key: /k.pem}}]}"
+    )
+    found = connect(str(file))
+    assert (found.url, found.ca_file) == ("https://h:1", str(tmp_path / "ca.crt"))
+    assert found.client_certificate == (str(tmp_path / "c.pem"), "/k.pem")

@@ -1,0 +1,466 @@
+"""`allranks run` as a user runs it: real processes, signals, exit statuses, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+MARK = "TEST_OF_RUN"
+SECONDS = 30.0
+
+MEET = "touch up-$ALLRANKS_ROLE-$ALLRANKS_INDEX; while [ ! -e go ]; do sleep 0.02; done; echo done $RANK"
+"""Waits for a file that the test makes."""
+TOGETHER = "touch together-$RANK; while [ $(ls together-* | wc -l) -lt 3 ]; do sleep 0.02; done; sleep 0.5"
+"""Ends a moment after all three ranks have begun."""
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    open("up-" + os.environ["ALLRANKS_ROLE"] + "-" + os.environ["ALLRANKS_INDEX"], "w").close()
+while True:
+    time.sleep(1)
+"""
+"""Ignores SIGTERM, and so does its grandchild in another session."""
+
+
+class Cli:
+    """Runs the command in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.mark = uuid.uuid4().hex
+        self.started: list[subprocess.Popen[str]] = []
+
+    def job(self, *command: str, name: str = "job", file: str = "job.yaml", **spec: Any) -> dict[str, Any]:
+        """A manifest, appended to `file`."""
+        env = [{"name": MARK, "value": self.mark}, *spec.pop("env", ())]
+        roles = spec.pop("roles", {"master": {"replicas": 1}, "worker": {"replicas": 2}})
+        fields = {"framework": "pytorch", "image": "me/train:1", "command": list(command), "env": env, "roles": roles}
+        manifest = {
+            "apiVersion": "allranks.dev/v1alpha1",
+            "kind": "DistributedTraining",
+            "metadata": {"name": name},
+            "spec": {**fields, **spec},
+        }
+        with (self.directory / file).open("a") as out:
+            out.write("---\n" + yaml.safe_dump(manifest))
+        return manifest
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        argv = [sys.executable, "-m", "allranks", "run", *(arguments or ("job.yaml",))]
+        process = subprocess.Popen(argv, cwd=self.directory, text=True, **given)
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str, stdin: str | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, **({"stdin": subprocess.PIPE} if stdin else {}), **options)
+        out, err = process.communicate(stdin, timeout=SECONDS)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def wait_for(self, condition: Callable[[], Any], seconds: float = SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "nothing came of it"
+            time.sleep(0.01)
+
+    def wait_for_ranks(self, count: int = 3) -> None:
+        self.wait_for(lambda: len(list(self.directory.glob("up-*"))) == count)
+
+    def left(self) -> list[int]:
+        """Processes of this test's jobs."""
+        found = []
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in environ.read_bytes():
+                    found.append(int(environ.parent.name))
+        return found
+
+    def rank(self, role: str, index: int) -> int:
+        """Pid of a rank's first process."""
+        wanted = {f"ALLRANKS_ROLE={role}".encode(), f"ALLRANKS_INDEX={index}".encode()}
+        for pid in self.left():
+            with contextlib.suppress(OSError):
+                environ = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+                if wanted <= environ and "shim.py" in Path(f"/proc/{parent_of(pid)}/cmdline").read_text():
+                    return pid
+        raise AssertionError(f"{role}-{index} does not run")
+
+    def status(self, run: str = "runs/job/*") -> dict[str, Any]:
+        (file,) = self.directory.glob(f"{run}/status.yaml")
+        status: dict[str, Any] = yaml.safe_load(file.read_text())["status"]
+        return status
+
+    def log(self, pod: str) -> str:
+        (file,) = self.directory.glob(f"runs/job/*/logs/{pod}.log")
+        return file.read_text()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    here = Cli(tmp_path)
+    yield here
+    try:
+        assert here.left() == [], "a process outlived `allranks run`"
+    finally:
+        for process in here.started:
+            process.kill()
+            process.communicate()
+        for pid in here.left():
+            os.kill(pid, signal.SIGKILL)
+
+
+# From start to end.
+
+
+def test_all_ranks_run_wired_to_one_another_and_the_job_succeeds(cli: Cli) -> None:
+    cli.job("sh", "-c", f"echo $RANK/$WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT; {TOGETHER}")
+    done = cli.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    ranks = sorted(line for line in lines if " | " in line)
+    port = ranks[0].rsplit(":")[-1]
+    assert ranks == [f"{who} | {n}/3 at 127.0.0.1:{port}" for n, who in enumerate(("master-0", "worker-0", "worker-1"))]
+    assert lines[0] == "note: image me/train:1 is not used here: programs come from this machine"
+    assert any(line.endswith("s Running, 3/3 pods running") for line in lines)
+    assert any(line.startswith("job Succeeded in ") and line.endswith("(3 pods, no restarts)") for line in lines)
+    assert cli.status()["phase"] == "Succeeded"
+    assert cli.log("job-worker-0-0") == f"1/3 at 127.0.0.1:{port}\n"
+
+
+def test_the_job_is_over_with_its_master_and_nothing_waits_for_a_parameter_server(cli: Cli) -> None:
+    roles = {"chief": {"replicas": 1}, "worker": {"replicas": 1}, "ps": {"replicas": 1, "command": ["sleep", "1000"]}}
+    cli.job("sh", "-c", "echo $TF_CONFIG", framework="tensorflow", roles=roles)
+    done = cli.run("job.yaml", "--grace-period", "1")
+    assert done.returncode == 0, done.stdout
+    assert json.loads(cli.log("job-chief-0-0"))["task"] == {"type": "chief", "index": 0}
+
+
+def test_a_killed_rank_restarts_the_group_and_is_named(cli: Cli) -> None:
+    cli.job("sh", "-c", MEET)
+    process = cli.start()
+    cli.wait_for_ranks()
+    for file in cli.directory.glob("up-*"):
+        file.unlink()
+    os.kill(cli.rank("worker", 1), signal.SIGKILL)
+    cli.wait_for_ranks()
+    (cli.directory / "go").touch()
+    out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out
+    status = cli.status()
+    assert (status["attempt"], status["restarts"]["counted"]) == (1, 1)
+    failure = status["lastFailure"]
+    assert (failure["role"], failure["index"], failure["signal"], failure["attempt"]) == ("worker", 1, 9, 0)
+    assert cli.log("job-worker-1-1") == "done 2\n"
+    assert "worker-1 was ended by signal 9" in out
+
+
+def test_a_bug_fails_the_job_with_its_last_lines_and_where_all_of_them_are(cli: Cli) -> None:
+    cli.job("sh", "-c", 'echo loading; [ $RANK = 1 ] || sleep 100; echo "ValueError: no such column" >&2; exit 1')
+    done = cli.run("job.yaml", "--grace-period", "0")
+    assert done.returncode == 1
+    block = done.stdout[done.stdout.index("First failure") :].splitlines()
+    assert block[0].startswith("First failure: worker-0 (rank 1) in attempt 1, after ")
+    assert block[0].endswith("s: exit code 1")
+    assert block[1:3] == ["  | loading", "  | ValueError: no such column"]
+    assert block[3].startswith("Full log: runs/job/")
+    assert "ValueError" in (cli.directory / block[3].removeprefix("Full log: ")).read_text()
+    assert cli.status()["phase"] == "Failed"
+
+
+def test_a_program_that_does_not_exist_fails_the_job_naming_it(cli: Cli) -> None:
+    cli.job("no-such-program", restart={"maxRestarts": 0})
+    done = cli.run()
+    assert done.returncode == 1
+    assert '  | exec: "no-such-program": executable file not found in $PATH' in done.stdout
+
+
+def test_claims_outlive_attempts_and_empty_dirs_do_not(cli: Cli) -> None:
+    program = "echo $ALLRANKS_ATTEMPT >> /checkpoints/saved; ls /scratch; touch /scratch/x; [ $ALLRANKS_ATTEMPT = 1 ]"
+    trainer = {"name": "trainer", "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
+    template = {"spec": {"containers": [trainer], "volumes": [{"name": "scratch", "emptyDir": {}}]}}
+    cli.job("sh", "-c", program, roles={"worker": {}}, checkpoint={"claim": "weights"}, template=template)
+    done = cli.run()
+    assert done.returncode == 0, done.stdout
+    (saved,) = cli.directory.glob("runs/job/*/volumes/weights/saved")
+    assert saved.read_text() == "0\n1\n"
+    assert cli.log("job-worker-0-1") == ""
+    run = saved.parents[2]
+    assert sorted(path.name for path in run.iterdir()) == ["job.json", "logs", "status.yaml", "volumes"]
+
+
+def test_a_volume_given_on_the_command_line_is_kept(cli: Cli) -> None:
+    cli.job("sh", "-c", "echo x > /checkpoints/saved", roles={"worker": {}}, checkpoint={"claim": "weights"})
+    assert cli.run("job.yaml", "--volume", "weights=mine").returncode == 0
+    assert (cli.directory / "mine/saved").read_text() == "x\n"
+
+
+# Interruption.
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_all_ranks_gracefully(cli: Cli, number: signal.Signals, status: int) -> None:
+    program = "trap 'echo saved; exit 0' TERM; touch up-$ALLRANKS_ROLE-$ALLRANKS_INDEX; while :; do sleep 0.02; done"
+    cli.job("sh", "-c", program)
+    process = cli.start()
+    cli.wait_for_ranks()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err) == (status, "")
+    assert out.count(" | saved") == 3
+    assert "SIGTERM to 3 pods, SIGKILL after 30 s" in out
+    assert "job was interrupted after" in out
+    assert cli.status()["phase"] in ("Pending", "Running")  # what the command did to its ranks is no failure of theirs
+    assert "lastFailure" not in cli.status()
+
+
+def test_a_second_ctrl_c_kills_at_once(cli: Cli) -> None:
+    cli.job(sys.executable, "-c", STUBBORN)
+    process = cli.start()
+    cli.wait_for_ranks()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)  # such as a wrapper passes on
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.7)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(5) == 130
+
+
+def test_ctrl_c_after_the_verdict_does_not_change_it(cli: Cli) -> None:
+    cli.job("sh", "-c", f"{TOGETHER}; [ $RANK = 0 ] || sleep 1000")
+    process = cli.start()
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).endswith("s Succeeded\n"):
+        assert line
+    process.send_signal(signal.SIGINT)
+    assert process.wait(5) == 0
+    assert cli.status()["phase"] == "Succeeded"
+
+
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_period(cli: Cli) -> None:
+    cli.job(sys.executable, "-c", STUBBORN)
+    process = cli.start("job.yaml", "--grace-period", "0.3")
+    cli.wait_for_ranks()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(5) == 130
+
+
+def test_kill_9_of_allranks_itself_leaves_no_process(cli: Cli) -> None:
+    cli.job(sys.executable, "-c", STUBBORN)
+    process = cli.start()
+    cli.wait_for_ranks()
+    process.kill()
+    cli.wait_for(lambda: not cli.left(), 30)
+
+
+def test_kill_9_of_a_shim_leaves_no_process(cli: Cli) -> None:
+    cli.job(sys.executable, "-c", STUBBORN, restart={"maxRestarts": 0})
+    process = cli.start("job.yaml", "--grace-period", "0.1")
+    cli.wait_for_ranks()
+    os.kill(parent_of(cli.rank("worker", 0)), signal.SIGKILL)
+    assert process.wait(SECONDS) == 1
+    assert cli.status()["lastFailure"]["signal"] == 9
+
+
+def test_an_exception_in_our_own_code_leaves_no_process(cli: Cli) -> None:
+    cli.job(sys.executable, "-c", STUBBORN)
+    program = """
+import os, sys, time
+from pathlib import Path
+from allranks.core.reconcile import reconcile
+from allranks.local import runner
+def broken(observed):
+    if len(list(Path(".").glob("up-*"))) == 3:
+        raise RuntimeError("a fault of our own")
+    return reconcile(observed)
+runner.LocalRun.__init__.__kwdefaults__["reconcile"] = broken
+runner._BROKEN_GRACE = 0.1
+runner.LocalRun._wait = lambda self, until: runner.asyncio.sleep(0.01)
+sys.argv = ["allranks", "run", "job.yaml"]
+from allranks.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=cli.directory, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: a fault of our own" in done.stderr
+
+
+def test_under_nohup_a_hangup_is_ignored(cli: Cli) -> None:
+    cli.job("sh", "-c", MEET)
+    process = cli.start(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    cli.wait_for_ranks()
+    process.send_signal(signal.SIGHUP)
+    (cli.directory / "go").touch()
+    assert process.wait(SECONDS) == 0
+
+
+def test_a_reader_that_goes_away_ends_the_run(cli: Cli) -> None:
+    cli.job("sh", "-c", "while :; do echo line; sleep 0.01; done")
+    process = cli.start()
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(SECONDS) == 141
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+
+
+# What is printed.
+
+
+def test_dry_run_prints_the_pods_the_same_every_time_and_starts_nothing(cli: Cli) -> None:
+    cli.job("sh", "-c", "touch started")
+    one, two = cli.run("job.yaml", "--dry-run"), cli.run("job.yaml", "--dry-run")
+    assert one.stdout == two.stdout
+    pods = list(yaml.safe_load_all(one.stdout))
+    assert [pod["metadata"]["name"] for pod in pods] == ["job-master-0-0", "job-worker-0-0", "job-worker-1-0"]
+    assert sorted(path.name for path in cli.directory.iterdir()) == ["job.yaml"]
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_output_is_the_status_alone_and_people_are_told_on_stderr(cli: Cli, output: str) -> None:
+    cli.job("sh", "-c", "echo hello", roles={"worker": {}})
+    done = cli.run("job.yaml", "-o", output)
+    shown = json.loads(done.stdout) if output == "json" else yaml.safe_load(done.stdout)
+    assert (shown["kind"], shown["metadata"]["name"]) == ("DistributedTraining", "job")
+    assert shown["status"] == cli.status()
+    assert "worker-0 | hello" in done.stderr
+
+
+def test_quiet_says_only_how_it_ended_and_no_logs_leaves_out_what_ranks_print(cli: Cli) -> None:
+    cli.job("sh", "-c", "echo hello", roles={"worker": {}})
+    (line,) = cli.run("job.yaml", "--quiet").stdout.splitlines()
+    assert line.startswith("job Succeeded in ")
+    shown = cli.run("job.yaml", "--no-logs").stdout
+    assert "hello" not in shown
+    assert "Pending, 0/1 pods running" in shown
+
+
+def test_a_bad_manifest_is_refused_with_every_error_and_its_path(cli: Cli) -> None:
+    cli.job("true", roles={"worker": {"replicas": -1}, "boss": {}})
+    done = cli.run()
+    assert done.returncode == 2
+    assert "spec.roles.worker.replicas" in done.stderr
+    assert "spec.roles.boss" in done.stderr
+
+
+def test_what_this_machine_lacks_is_said_before_anything_starts(cli: Cli) -> None:
+    trainer = {"name": "trainer", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    volumes = [{"name": "data", "nfs": {"server": "s", "path": "/"}}]
+    cli.job("true", template={"spec": {"containers": [trainer], "volumes": volumes}})
+    done = cli.run()
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "error: job: volume data (nfs) is not on this machine: give its directory with --volume data=DIR\n"
+    )
+    wrong = cli.run("job.yaml", "--volume", "date=.")
+    assert wrong.returncode == 2
+    assert "--volume date: no volume or claim has this name; there are data" in wrong.stderr
+    assert not (cli.directory / "runs").exists()
+
+
+def test_a_suspended_job_ends_with_a_sentence(cli: Cli) -> None:
+    cli.job("true", suspend=True)
+    done = cli.run()
+    assert done.returncode == 2
+    assert "job is suspended (spec.suspend: true), so nothing runs: add --set suspend=false" in done.stdout
+
+
+def test_an_unwritable_run_directory_is_one_sentence(cli: Cli) -> None:
+    cli.job("true")
+    (cli.directory / "file").touch()
+    done = cli.run("job.yaml", "--run-dir", "file/below")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: the run directory file/below cannot be made: not a directory\n",
+    )
+
+
+def test_jobs_run_one_after_the_other_and_other_kinds_are_named(cli: Cli) -> None:
+    cli.job("sh", "-c", "echo first >> order", name="first", roles={"worker": {}})
+    with (cli.directory / "job.yaml").open("a") as out:
+        out.write("---\nkind: PersistentVolumeClaim\napiVersion: v1\nmetadata: {name: weights}\n")
+    cli.job("sh", "-c", "cat order", name="second", roles={"worker": {}})
+    done = cli.run()
+    assert done.returncode == 0
+    assert "note: PersistentVolumeClaim weights is not needed here" in done.stdout
+    assert "worker-0 | first" in done.stdout
+
+
+def test_after_a_failed_job_the_next_are_not_run(cli: Cli) -> None:
+    cli.job("false", name="first", roles={"worker": {}}, restart={"maxRestarts": 0})
+    cli.job("touch", "ran", name="second", roles={"worker": {}})
+    done = cli.run()
+    assert done.returncode == 1
+    assert "not run: second" in done.stdout
+    assert not (cli.directory / "ran").exists()
+
+
+def test_a_manifest_comes_from_standard_input_too(cli: Cli) -> None:
+    cli.job("sh", "-c", "echo $RANK")
+    text = (cli.directory / "job.yaml").read_text()
+    done = cli.run("-", "--set", "roles.worker.replicas=1", stdin=text)
+    assert done.returncode == 0
+    assert "(2 pods, no restarts)" in done.stdout
+
+
+def test_a_rank_that_prints_without_end_loses_nothing_in_its_log_and_stops_on_ctrl_c(cli: Cli) -> None:
+    program = "import os, sys\nfor n in range(300_000): print('line', n)\nopen('up-' + os.environ['RANK'], 'w').close()"
+    cli.job(sys.executable, "-c", program, roles={"worker": {"replicas": 2}})
+    done = cli.run()
+    assert done.returncode == 0
+    expected = "".join(f"line {n}\n" for n in range(300_000))
+    assert cli.log("job-worker-0-0") == expected
+    assert cli.log("job-worker-1-0") == expected
+    assert "worker-1 | line 299999" in done.stdout
+
+
+def test_on_a_terminal_the_summary_is_live_and_colours_can_be_turned_off(cli: Cli) -> None:
+    cli.job("sh", "-c", f"printf '\\033[31mred\\033[0m\\n'; {TOGETHER}")
+
+    def screen(*arguments: str) -> str:
+        ours, theirs = pty.openpty()
+        process = cli.start("job.yaml", *arguments, stdin=theirs, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        text = b""
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            while data := os.read(ours, 4096):
+                text += data
+        os.close(ours)
+        assert process.wait(SECONDS) == 0
+        return text.decode()
+
+    colourful = screen()
+    assert "\x1b[36mmaster-0 |\x1b[0m \x1b[31mred\x1b[0m" in colourful
+    assert "3/3 pods running" in colourful
+    for file in cli.directory.glob("together-*"):
+        file.unlink()
+    plain = screen("--no-color")
+    assert "master-0 | red\r\n" in plain
+    assert "\x1b[36m" not in plain
+    assert "\x1b[31m" not in plain

@@ -1,0 +1,64 @@
+"""The loop of `allranks run`: what it decides from, and when all is over."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.core.model import Event, Exit, Observed, Plan, Pod
+from allranks.core.reconcile import reconcile
+from allranks.local import LocalRun, Options, runner
+from allranks.local.pod import Surroundings, view_of
+from allranks.local.prepare import PodPlan
+from support.builders import job
+
+
+class Brief:
+    """A pod that runs until the test ends it."""
+
+    last: Brief
+
+    def __init__(self, plan: PodPlan, logs: Path, grace: float | None, around: Surroundings) -> None:
+        self.view = replace(view_of(plan.manifest), phase="Running", started_at=datetime.now(UTC))
+        self.alive, self.grace, self.gone, self._around = False, 0.0, asyncio.Event(), around
+        Brief.last = self
+
+    def start(self) -> None:
+        self.alive = True
+
+    def end(self) -> None:
+        ending = Exit(1, datetime.now(UTC))
+        self.view, self.alive = replace(self.view, phase="Failed", exit=ending), False
+        self._around.changed()
+
+    def delete(self, grace: float | None = None) -> None:
+        self.gone.set()
+
+
+class Nobody:
+    def status(self, *_: Any) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def output(self, pod: Pod, container: str, data: bytes) -> None: ...
+
+
+def test_a_pod_that_ends_just_after_the_last_decision_is_decided_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decide(observed: Observed) -> Plan:
+        plan = reconcile(observed)
+        if plan.empty and [pod.phase for pod in observed.pods] == ["Running"]:
+            asyncio.get_running_loop().call_soon(Brief.last.end)  # nothing has changed, says the plan, and then it has
+        return plan
+
+    monkeypatch.setattr(runner, "LocalPod", Brief)
+    one = job(roles={"worker": {}}, command=["train"], restart={"maxRestarts": 0})
+    run = LocalRun(one, Options(run_dir=tmp_path / "run"), reconcile=decide)
+    how = asyncio.run(asyncio.wait_for(run.run(Nobody()), 60))
+    assert (how, run.status.phase) == ("finished", "Failed")

@@ -1,0 +1,332 @@
+"""Whose token it is: what the API server is asked, how often, and what no answer of it can make of a stranger."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from allranks.core.manifests.report_env import AUDIENCE
+from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, RESTART_LABEL, ROLE_LABEL
+from allranks.kube.pod_codec import CachedPod, Meta, Owner, Raw, RawSpec, to_cached_pod
+from allranks.operator import report_auth
+from allranks.operator.cache import PodCache
+from allranks.operator.report_auth import Reviews
+from allranks.telemetry.server import Denied
+from allranks.telemetry.store import ReportSource
+from support.scripted import Answer, Scripted, client_of, hangs, says, status
+
+NAME, UID = "demo-worker-0-2", "uid-of-pod"
+
+
+def pod(version: int = 1, uid: str = UID, name: str = NAME, job: str = "u-1", kind: str = "DistributedTraining",
+        **labels: str) -> CachedPod:  # fmt: skip
+    given = {JOB_LABEL: "demo", ROLE_LABEL: "worker", INDEX_LABEL: "0", ATTEMPT_LABEL: "2", RESTART_LABEL: "1"}
+    given |= labels
+    owners = [Owner(kind, "demo", job, True)] if job else []
+    return to_cached_pod(Raw(Meta(name, "ns", uid, str(version), given, owners), RawSpec("node-a")))
+
+
+def token(seconds: float = 3600, signature: str = "sig", **claims: Any) -> str:
+    said: dict[str, Any] = {
+        "aud": [AUDIENCE],
+        "exp": int(time.time() + seconds),
+        "kubernetes.io": {"namespace": "ns", "pod": {"name": NAME, "uid": UID}, "serviceaccount": {"name": "default"}},
+    }
+    parts = [{"alg": "RS256"}, said | claims]
+    encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts]
+    return ".".join([*encoded, signature])
+
+
+def review(authenticated: bool = True, audiences: tuple[str, ...] = (AUDIENCE,), name: str = NAME, uid: str = UID,
+           username: str = "system:serviceaccount:ns:default") -> Answer:  # fmt: skip
+    extra = {"authentication.kubernetes.io/pod-name": [name], "authentication.kubernetes.io/pod-uid": [uid]}
+    return says(
+        {
+            "kind": "TokenReview",
+            "status": {
+                "authenticated": authenticated,
+                "audiences": list(audiences),
+                "user": {"username": username, "extra": extra},
+            },
+        },
+        201,
+    )
+
+
+class World:
+    def __init__(self, asked: Reviews, pods: PodCache, api: Scripted, clock: list[datetime]) -> None:
+        self.reviews, self.pods, self.api, self.clock = asked, pods, api, clock
+        self.moment = 0.0
+
+    async def denied(self, token: str) -> int:
+        with pytest.raises(Denied) as raised:
+            await self.reviews.identify(token)
+        assert token not in str(raised.value)
+        return raised.value.answer.status
+
+
+@asynccontextmanager
+async def reviewing(*script: Answer, job: dict[str, Any] | None = None) -> AsyncIterator[World]:
+    manifest = {"metadata": {"uid": "u-1"}, "status": {"attempt": 2}} if job is None else job
+    async with client_of(*(script or (review(),)), patience=0.0) as (client, api), asyncio.timeout(60):
+        pods = PodCache(lambda key, trouble: None)
+        pods.show(pod())
+        clock = [datetime.now(UTC)]
+        worlds: list[World] = []
+        asked = Reviews(
+            client,
+            pods,
+            lambda key: manifest if key == ("ns", "demo") else None,
+            now=lambda: clock[0],
+            monotonic=lambda: worlds[0].moment,
+        )
+        worlds.append(World(asked, pods, api, clock))
+        yield worlds[0]
+
+
+def run(scenario: Awaitable[None]) -> None:
+    asyncio.run(scenario)  # type: ignore[arg-type]
+
+
+def test_a_token_is_reviewed_for_our_audience_once_and_then_known() -> None:
+    async def scenario() -> None:
+        async with reviewing() as world:
+            mine = token()
+            for _ in range(3):
+                assert await world.reviews.identify(mine) == ReportSource(
+                    ("ns", "demo"), "u-1", NAME, UID, "worker", 0, attempt=2, restart=1, node="node-a"
+                )
+            [(verb, path, _, body)] = world.api.asked
+            assert (verb, path) == ("POST", "/apis/authentication.k8s.io/v1/tokenreviews")
+            assert body["spec"] == {"token": mine, "audiences": [AUDIENCE]}
+            assert mine not in str(vars(world.reviews))
+
+    run(scenario())
+
+
+def test_a_token_is_reviewed_once_however_many_bring_it_at_the_same_time() -> None:
+    async def scenario() -> None:
+        async with reviewing() as world:
+            mine = token()
+            senders = await asyncio.gather(*(world.reviews.identify(mine) for _ in range(50)))
+            assert len({*senders}) == 1
+            assert len(world.api.asked) == 1
+
+    run(scenario())
+
+
+def test_who_hangs_up_takes_the_answer_from_nobody() -> None:
+    async def scenario() -> None:
+        async with reviewing() as world:
+            mine = token()
+            first = asyncio.create_task(world.reviews.identify(mine))
+            second = asyncio.create_task(world.reviews.identify(mine))
+            await asyncio.sleep(0)
+            first.cancel()
+            assert (await second).pod == NAME
+            assert len(world.api.asked) == 1
+
+    run(scenario())
+
+
+UNASKED = {
+    "no token of the API server": ("token-of-somebody", 401),
+    "three parts of nothing": ("a.b.c", 401),
+    "text that is no ASCII": ("é.\udcff.c", 401),
+    "thousands of brackets": (f"a.{base64.urlsafe_b64encode(b'[' * 6000).decode()}.c", 401),
+    "another audience": (token(aud=["https://kubernetes.default.svc"]), 401),
+    "an audience in plain text": (token(aud="somebody"), 401),
+    "no expiry": (token(exp=None), 401),
+    "expired": (token(-1), 401),
+    "a token that is bound to no pod": (token(**{"kubernetes.io": {"namespace": "ns"}}), 401),
+    "a pod that is not there": (token(**{"kubernetes.io": {"namespace": "ns", "pod": {"name": "x", "uid": UID}}}), 403),
+    "an earlier pod of that name": (
+        token(**{"kubernetes.io": {"namespace": "ns", "pod": {"name": NAME, "uid": "before"}}}),
+        403,
+    ),
+    "a namesake elsewhere": (
+        token(**{"kubernetes.io": {"namespace": "other", "pod": {"name": NAME, "uid": UID}}}),
+        403,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNASKED)
+def test_what_cannot_be_right_is_refused_without_asking(name: str) -> None:
+    async def scenario() -> None:
+        async with reviewing() as world:
+            forged, code = UNASKED[name]
+            assert await world.denied(forged) == code
+            assert world.api.asked == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        review(authenticated=False),
+        review(audiences=()),
+        review(audiences=("https://kubernetes.default.svc",)),
+        review(uid="another"),
+        review(name="another"),
+        review(username="system:serviceaccount:other:default"),
+        review(username="system:serviceaccount:ns-2:default"),
+        review(username="alice"),
+        says({"status": {"authenticated": True, "audiences": [AUDIENCE], "user": {"username": "alice"}}}),
+    ],
+    ids=["forged", "no audience", "another audience", "another uid", "another pod", "another namespace",
+         "a namespace that begins alike", "a person", "no pod"],
+)  # fmt: skip
+def test_what_the_api_server_does_not_say_is_not_believed_and_not_asked_again_for_a_while(answer: Answer) -> None:
+    async def scenario() -> None:
+        async with reviewing(answer, review()) as world:
+            mine = token()
+            assert [await world.denied(mine) for _ in range(3)] == [401] * 3
+            assert len(world.api.asked) == 1
+            assert (await world.reviews.identify(token(signature="right"))).pod == NAME
+            world.moment += report_auth.REFUSED_SECONDS + 1
+            assert (await world.reviews.identify(mine)).pod == NAME
+            assert len(world.api.asked) == 3
+
+    run(scenario())
+
+
+STRANGERS = {
+    "nobody's": pod(2, job=""),
+    "of a ReplicaSet": pod(2, job="u-9", kind="ReplicaSet"),
+    "of a job that was deleted": pod(2, job="u-0"),
+    "with the label of another job": pod(2, **{JOB_LABEL: "other"}),
+    "without a label": pod(2, **{JOB_LABEL: ""}),
+    "a placeholder": pod(2, **{ROLE_LABEL: PLACEHOLDER}),
+    "without a role": pod(2, **{ROLE_LABEL: ""}),
+    "without an index": pod(2, **{INDEX_LABEL: "x"}),
+    "of no attempt": pod(2, **{ATTEMPT_LABEL: ""}),
+    "of an attempt that was never begun": pod(2, **{ATTEMPT_LABEL: "3"}),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_pod_that_is_no_rank_of_a_job_that_we_know_is_refused(name: str) -> None:
+    async def scenario() -> None:
+        async with reviewing() as world:
+            mine = token()
+            await world.reviews.identify(mine)
+            world.pods.show(STRANGERS[name])
+            assert await world.denied(mine) == 403
+
+    run(scenario())
+
+
+def test_an_attempt_that_is_over_is_left_to_the_hub() -> None:
+    async def scenario() -> None:
+        async with reviewing(job={"metadata": {"uid": "u-1"}, "status": {"attempt": 5}}) as world:
+            assert (await world.reviews.identify(token())).attempt == 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("shape", [{}, {"status": 5}, {"status": {"attempt": "2"}}])
+def test_a_job_of_any_shape_is_in_its_first_attempt(shape: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with reviewing(job={"metadata": {"uid": "u-1"}, **shape}) as world:
+            world.pods.show(pod(2, **{ATTEMPT_LABEL: "0"}))
+            assert (await world.reviews.identify(token())).attempt == 0
+
+    run(scenario())
+
+
+def test_with_its_pod_a_token_ends_and_with_its_time() -> None:
+    async def scenario() -> None:
+        async with reviewing() as world:
+            mine = token()
+            await world.reviews.identify(mine)
+            world.clock[0] += timedelta(seconds=3601)
+            assert await world.denied(mine) == 401
+            world.clock[0] -= timedelta(seconds=3601)
+            await world.reviews.identify(mine)
+            world.pods.show(pod(3), deleted=True)
+            assert await world.denied(mine) == 403
+            assert not world.reviews._known
+            world.pods.show(pod(5, uid="of-the-next"))
+            assert await world.denied(mine) == 403
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("fault", "after"), [(status(500), 5.0), (status(429), 5.0), (status(403), 60.0)])
+def test_without_an_answer_the_sender_comes_later_and_nothing_is_remembered(fault: Answer, after: float,
+        caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(report_auth, "PATIENCE_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        async with reviewing(fault, fault, review()) as world:
+            for _ in range(2):
+                with pytest.raises(Denied) as raised:
+                    await world.reviews.identify(token())
+                assert (raised.value.answer.status, raised.value.answer.retry_after) == (503, after)
+            assert (await world.reviews.identify(token())).pod == NAME
+
+    run(scenario())
+    assert [r.message[:35] for r in caplog.records] == (["reports are lost: tokens cannot be "] if after == 60 else [])
+
+
+def test_so_many_reviews_at_once_and_so_many_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_auth, "WAITING", 20)
+    busy = most = 0
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await asyncio.sleep(0.01)
+        busy -= 1
+        return await review()(request)
+
+    async def scenario() -> None:
+        async with reviewing(slow) as world:
+            asks = [world.reviews.identify(token(signature=str(number))) for number in range(30)]
+            answers = await asyncio.gather(*asks, return_exceptions=True)
+            codes = [answer.answer.status for answer in answers if isinstance(answer, Denied)]
+            assert codes == [503] * 10
+            assert most == report_auth.AT_ONCE
+
+    run(scenario())
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_auth, "KNOWN", 5)
+    monkeypatch.setattr(report_auth, "REFUSED", 5)
+
+    async def scenario() -> None:
+        async with reviewing(review(authenticated=False)) as world:
+            for number in range(10):
+                await world.denied(token(signature=str(number)))
+            world.api.script = [review()]
+            for number in range(10, 20):
+                await world.reviews.identify(token(signature=str(number)))
+            assert (len(world.reviews._known), len(world.reviews._refused)) == (5, 5)
+            assert world.reviews._asked == {}
+
+    run(scenario())
+
+
+def test_when_it_closes_nobody_waits_any_longer() -> None:
+    async def scenario() -> None:
+        async with reviewing(hangs) as world:
+            waiting = asyncio.create_task(world.denied(token()))
+            while not world.api.asked:
+                await asyncio.sleep(0.001)
+            world.reviews.close()
+            assert await waiting == 503
+
+    run(scenario())

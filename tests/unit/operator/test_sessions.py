@@ -1,0 +1,89 @@
+"""Sessions of the operator: how it waits, and how it stops waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from allranks.kube.auth import Connection
+from allranks.operator import app as operators
+from allranks.operator.app import Operator, Session
+from allranks.operator.settings import Settings
+from support.scripted import Answer, Scripted, hangs, says, server, status
+
+
+def lived(answer: Answer, enough: int, **settings: Any) -> tuple[Scripted, str, float]:
+    """(what it asked, what was wrong with it meanwhile, how long it then took to stop), after `enough` requests."""
+
+    async def scenario() -> tuple[Scripted, str, float]:
+        async with server(answer) as api, asyncio.timeout(60):
+            operator = Operator(Settings(address="127.0.0.1", port=0, **settings), Connection(api.url))
+            stop, loop = asyncio.Event(), asyncio.get_running_loop()
+            run = asyncio.create_task(operator.run(stop))
+            while len(api.asked) < enough:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            wrong = operator._unhealthy()
+            stop.set()
+            told_at = loop.time()
+            await run
+            return api, wrong, loop.time() - told_at
+
+    return asyncio.run(scenario())
+
+
+def test_while_the_crds_are_missing_it_waits_in_good_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "MARGIN_SECONDS", -5.0)
+    _, wrong, took = lived(status(404), 1, watch_timeout=5)
+    assert not wrong, "a restart would not bring the CRDs"
+    assert took < 5
+
+
+@pytest.mark.parametrize("shape", [{"spec": [], "status": 5}, {"spec": "x"}, {"spec": None}, {}])
+def test_a_job_of_any_shape_spoils_neither_metrics_nor_pools(shape: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        operator = Operator(Settings(), Connection("http://127.0.0.1:1"))
+        session = operator.session = Session(operator, None)
+        metadata = {"name": "demo", "namespace": "ns", "uid": "u", "resourceVersion": "1"}
+        session.controller.seen({"metadata": metadata, **shape}, deleted=False)
+        session._wake_users(None)
+        assert 'allranks_jobs{framework="",phase="Pending"} 1.0' in generate_latest(operator.metrics.registry).decode()
+        await session.client.close()
+
+    asyncio.run(scenario())
+
+
+def test_told_to_stop_it_does_not_wait_for_an_api_server_that_says_nothing() -> None:
+    _, _, took = lived(hangs, 1)
+    assert took < 5
+
+
+def test_a_lease_that_cannot_be_read_is_not_held() -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="<html>")
+
+    asked, _, _ = lived(answer, 2, leader_election=True, lease_namespace="ns")
+    assert all("leases" in path for _, path, *_ in asked.asked), "it acted"
+
+
+def test_while_the_crds_are_missing_the_lease_is_renewed() -> None:
+    leases: list[Any] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "leases" not in request.path:
+            return await status(404)(request)
+        if request.method != "GET":
+            leases.append(json.loads(await request.text()))
+            leases[-1]["metadata"]["resourceVersion"] = str(len(leases))
+        return await (says(leases[-1]) if leases else status(404))(request)
+
+    lived(answer, 8, leader_election=True, lease_seconds=3, lease_namespace="ns")
+    holders = [lease["spec"]["holderIdentity"] for lease in leases]
+    assert len(holders) > 2
+    assert len(set(holders[:-1])) == 1
+    assert holders[-1] == "", "it is given back"

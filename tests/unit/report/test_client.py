@@ -1,0 +1,294 @@
+"""The client against a hub: what it sends and when, and that nothing of it disturbs the program."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from allranks.report import client as clients
+from allranks.report import transport
+from allranks.report.client import Client
+from support.fake_report_server import ok
+
+
+def note(client: Client, *, step=None, total_steps=None, epoch=None, samples=None, checkpoint=False, busy=None, **more):
+    client.note(step, total_steps, epoch, samples, checkpoint, busy, more)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(clients, "INTERVAL_SECONDS", 0.05)
+
+
+# --- when ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_step_is_sent_at_once(hub, client):
+    one = client()
+    hub.wait(lambda messages: messages)  # the hub says: the next one in a minute
+    note(one, epoch=0)
+    note(one, step=1, total_steps=10, epoch=0, loss=0.5)
+    found = hub.wait(lambda messages: len(messages) > 1 or messages[0]["step"])
+    assert (found["step"], found["totalSteps"], found["epoch"], found["metrics"]) == (1, 10, 0, {"loss": 0.5})
+
+
+def test_a_checkpoint_is_sent_at_once_but_no_more_than_one_in_a_second(hub, client):
+    one = client()
+    note(one, step=1)
+    hub.wait(lambda messages: messages and messages[-1]["step"] == 1)
+    for step in range(2, 100):
+        note(one, step=step, checkpoint=True)
+    found = hub.wait(lambda messages: messages[-1]["checkpoint"] and messages[-1]["checkpoint"]["step"] == 99)
+    assert len(hub.messages) <= 4
+    assert found["checkpoint"]["ago"] < 5
+
+
+def test_the_interval_is_the_hubs(hub, client):
+    hub.answers = [ok(interval=0.1)]
+    client()
+    hub.wait(lambda messages: len(messages) > 5)  # also when nothing is new
+
+
+@pytest.mark.parametrize("interval", [None, "soon", -1, float("nan"), True, [5]])
+def test_an_interval_that_is_none_changes_nothing(hub, client, interval, quick):
+    hub.answers = [lambda message: (200, {}, {"interval": interval})]
+    client()
+    hub.wait(lambda messages: len(messages) > 1)
+
+
+def test_all_messages_go_over_one_connection(hub, client):
+    hub.answers = [ok(interval=0.05)]
+    client()
+    hub.wait(lambda messages: len(messages) > 3)
+    assert len(set(map(id, hub.connections))) == 1
+
+
+def test_a_connection_that_was_closed_meanwhile_is_made_anew(hub, client):
+    hub.answers = [lambda message: (200, {"X-Closes": "yes"}, {"interval": 0.1})]
+    client()
+    hub.wait(lambda messages: len(messages) > 3)
+    assert len(set(map(id, hub.connections))) > 3
+    assert hub.at[3] - hub.at[0] < 2  # the pause after a failure
+
+
+def test_the_end_is_sent(hub, client):
+    one = client()
+    note(one, step=7)
+    hub.wait(lambda messages: messages)
+    note(one, step=8)
+    one.finish()
+    assert (hub.messages[-1]["step"], hub.messages[-1]["done"]) == (8, True)
+    note(one, step=9, checkpoint=True)  # too late, and harmless
+
+
+# --- what ------------------------------------------------------------------------------------------------------------
+
+
+class Tensor:
+    """As PyTorch's and TensorFlow's are, as far as we look."""
+
+    def __init__(self, value, device="cuda:0", wait=0.0):
+        self.value, self.device, self.wait = value, device, wait
+
+    def numpy(self):
+        time.sleep(self.wait)
+        return np.float32(self.value)
+
+    def __index__(self):
+        raise AssertionError("a GPU was asked in the program's thread")
+
+    __float__ = __index__
+
+
+@pytest.mark.parametrize("step", [12, np.int64(12), 12.0, np.array(12), True + 11], ids=repr)
+def test_a_step_may_be_whatever_is_whole(hub, client, step):
+    one = client()
+    note(one, step=step)
+    assert hub.wait(lambda messages: messages and messages[-1]["step"] is not None)["step"] == 12
+
+
+@pytest.mark.parametrize(
+    "step",
+    [-1, 1.5, "12x", float("nan"), 2**60, object(), Tensor(3)],
+    ids=lambda value: type(value).__name__ + str(value)[:12].partition(" object")[0],
+)
+def test_a_step_that_is_none_is_left_out_and_said_once(hub, client, told, step):
+    one = client()
+    for _ in range(3):
+        note(one, step=step, epoch=4)
+    one.finish()
+    assert (hub.messages[-1]["step"], hub.messages[-1]["epoch"]) == (None, 4)
+    assert len(told) == 1
+    assert told[0].startswith("allranks: report(): step is left out: ")
+
+
+def test_metrics_are_numbers_of_any_kind(hub, client):
+    one = client()
+    note(one, a=1, b=0.5, c=np.float32(0.25), d=np.array(2), e=np.float64(3), f=True)
+    note(one, b=0.75)
+    one.finish()
+    assert hub.messages[-1]["metrics"] == {"a": 1.0, "b": 0.75, "c": 0.25, "d": 2.0, "e": 3.0, "f": 1.0}
+
+
+def test_a_metric_that_is_not_finite_is_left_out_until_it_is(hub, client, told):
+    one = client()
+    hub.wait(lambda messages: messages)
+    note(one, loss=0.5, x=1.0)
+    note(one, loss=float("nan"), x=float("inf"))
+    note(one, loss=float("nan"), x=2.0)
+    one.finish()
+    assert hub.messages[-1]["metrics"] == {"x": 2.0}
+    assert told == [
+        "allranks: report(): loss is nan: left out until it is finite\n",
+        "allranks: report(): x is inf: left out until it is finite\n",
+    ]
+
+
+def test_metrics_have_names_and_a_number_that_are_bounded(hub, client, told):
+    one = client()
+    note(one, **{"loss mean": 1.0, "": 1.0, "x" * 64: 1.0, "val/top-1_a.b": 1.0}, text="none", list=[1, 2])
+    note(one, **{f"m{number}": float(number) for number in range(100)})
+    one.finish()
+    assert len(hub.messages[-1]["metrics"]) == 32
+    assert hub.messages[-1]["metrics"]["val/top-1_a.b"] == 1.0
+    assert len(told) == 6
+
+
+def test_a_number_on_a_gpu_is_fetched_in_the_background(hub, client, monkeypatch):
+    monkeypatch.setattr(clients, "FETCH_SECONDS", 10.0)
+    one = client()
+    began = time.perf_counter()
+    note(one, loss=Tensor(0.5, wait=1.5))
+    assert time.perf_counter() - began < 1
+    one.finish(10)
+    assert hub.messages[-1]["metrics"] == {"loss": 0.5}
+
+
+def test_a_gpu_that_hangs_does_not_hold_up_the_messages(hub, client):
+    hub.answers = [ok(interval=0.05)]
+    one = client()
+    note(one, step=1, loss=Tensor(0.5, wait=30.0), x=1.0)
+    hub.wait(lambda messages: len(messages) > 4 and messages[-1]["step"] == 1, within=10)
+    assert hub.messages[-1]["metrics"] == {"x": 1.0}
+
+
+def test_busy_comes_from_the_program_or_from_a_meter(hub, client):
+    one = client()
+    note(one, step=1, busy=0.25)
+    note(one, step=2, busy=0.75)
+    one.finish()
+    assert hub.messages[-1]["busySeconds"] == 0.5
+    other, meter = client(), clients.Meter()
+    meter.totals = (3.0, 2)
+    other.meter = meter
+    note(other, step=1)
+    other.finish()
+    assert hub.messages[-1]["busySeconds"] == 1.5
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_token_is_read_again_when_it_changes(hub, client):
+    hub.answers = [ok(interval=0.05)]
+    client()
+    hub.wait(lambda messages: messages)
+    new = hub.folder / "new"
+    new.write_text("secret-2")
+    new.replace(hub.token_file)
+    hub.wait(lambda messages: hub.tokens[-1] == "secret-2")
+    assert hub.tokens[0] == "secret-1"
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
+def test_what_may_pass_is_tried_again(hub, client, told, quick, status):
+    hub.answers = [lambda message: (status, {}, {})] * 2 + [ok()]
+    note(client(), step=5)
+    assert hub.wait(lambda messages: len(messages) > 2)["step"] == 5
+    assert told == []
+
+
+def test_retry_after_is_respected(hub, client, quick):
+    hub.answers = [lambda message: (503, {"Retry-After": "0.7"}, {}), ok()]
+    one = client()
+    hub.wait(lambda messages: messages)
+    note(one, step=1, checkpoint=True)
+    hub.wait(lambda messages: len(messages) > 1)
+    assert hub.at[1] - hub.at[0] > 0.6
+
+
+def test_pauses_grow_and_are_bounded(monkeypatch):
+    monkeypatch.setattr(transport.random, "uniform", lambda low, high: 1.0)
+    one = transport.Wire("http://127.0.0.1:1/v1/report", "/none")
+    pauses = [one.pause(transport.Failed("away"), 5.0) for _ in range(20)]
+    assert pauses[:5] == [5.0, 5.0, 8.0, 16.0, 32.0]
+    assert set(pauses[5:]) == {60.0}
+    assert one.pause(transport.Failed("busy", retry_after=1e9), 5.0) <= 700
+
+
+def test_a_message_that_is_refused_is_dropped_and_said_once(hub, client, told, quick):
+    hub.answers = [lambda message: (400, {}, {"error": "no step"})]
+    client()
+    hub.wait(lambda messages: len(messages) > 2)
+    assert told == ['allranks: the operator refused a report: 400 {"error": "no step"}\n']
+
+
+def test_an_attempt_that_is_over_is_the_end(hub, client, told, quick):
+    hub.answers = [lambda message: (409, {}, {})]
+    one = client()
+    assert one._over.wait(10)
+    note(one, step=3, checkpoint=True)
+    one.finish()
+    assert len(hub.messages) == 1
+    assert told == []
+
+
+@pytest.mark.parametrize("content", [b"", b"no JSON", b"[1]", b"\xff\xfe"])
+def test_an_answer_that_is_none_harms_nobody(content):
+    assert transport.as_object(content) == {}
+
+
+def test_nobody_listens(hub, client, told, quick):
+    """The operator comes later, or comes back."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    one = client(f"http://127.0.0.1:{port}/v1/report")
+    note(one, step=1)
+    began = time.monotonic()
+    one.finish(20)
+    assert time.monotonic() - began < 10
+    assert told == []
+
+
+def test_a_server_that_says_nothing_holds_up_the_end_for_a_second_only(hub, client):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        one = client(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/report")
+        note(one, step=1)
+        began = time.monotonic()
+        one.finish()
+        assert 0.9 < time.monotonic() - began < 3
+
+
+def test_no_token_yet(hub, client, told, quick):
+    hub.token_file.unlink()
+    note(client(), step=1)
+    late = Path(f"{hub.token_file}.late")
+    late.write_text("secret-3")
+    assert hub.messages == []
+    late.replace(hub.token_file)
+    hub.wait(lambda messages: messages)
+    assert (hub.tokens[0], told) == ("secret-3", [])
+
+
+def test_stacks_are_asked_for_once_by_each_token(hub, client):
+    hub.answers = [ok(0.05, "a"), ok(0.05, "a"), ok(0.05), ok(0.05, "a"), ok(0.05, "b")]
+    asked: list[str] = []
+    one = client()
+    one.answer_stacks = asked.append
+    hub.wait(lambda messages: len(messages) > 8)
+    assert asked == ["a", "b"]

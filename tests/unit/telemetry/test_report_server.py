@@ -1,0 +1,550 @@
+"""The server of reports against senders of every kind: one that is honest is answered at once whatever others do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from allranks.report.state import Means, State, message
+from allranks.report.transport import Failed, Over, Wire
+from allranks.telemetry import connections, server
+from allranks.telemetry.connections import Limits
+from allranks.telemetry.schema import BODY_BYTES
+from allranks.telemetry.server import Denied, Server
+from allranks.telemetry.store import BURST, ReportSource, ReportStore
+
+SENDER = ReportSource(("team", "demo"), "uid-1", "demo-worker-0-0", "pod-1", "worker", 0, 0, 0, "node-a")
+TOKENS = {f"token-{index}": replace(SENDER, index=index, pod_uid=f"pod-{index}") for index in range(300)}
+FAST = Limits(hold_seconds=0.0, wait_seconds=0.0)
+TICK = 0.002
+"""Seconds by which a timer of uvloop may be early: it counts whole milliseconds."""
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+
+class Raw:
+    """A connection of a sender that may do whatever it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        if self.writer.transport.is_closing():  # uvloop's would raise RuntimeError once it is closed
+            raise ConnectionResetError("cut off")
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def report(self, body: Any = None, token: str | None = "token-0", **headers: str) -> Answer:
+        await self.send(request(body, token, **headers))
+        return await self.answer()
+
+    async def answer(self) -> Answer:
+        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)).decode().split("\r\n")
+        fields = dict(line.split(": ", 1) for line in head[1:] if line)
+        body = await self.reader.readexactly(int(fields.get("Content-Length", 0)))
+        told = json.loads(body) if fields["Content-Type"].startswith("application/json") else body.decode()
+        return Answer(int(head[0].split()[1]), fields, told)
+
+    async def closed(self) -> bool:
+        """Whether the other end hangs up."""
+        try:
+            return await asyncio.wait_for(self.reader.read(1), 60) == b""
+        except ConnectionError:
+            return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def request(body: Any = None, token: str | None = "token-0", path: str = server.PATH, method: str = "POST",
+            **headers: str) -> bytes:  # fmt: skip
+    data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+    fields = {"Host": "x", "Content-Type": "application/json", "Content-Length": str(len(data))}
+    fields |= {"Authorization": f"Bearer {token}"} if token is not None else {}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    return f"{method} {path} HTTP/1.1\r\n".encode() + b"".join(f"{k}: {v}\r\n".encode() for k, v in fields.items()) + b"\r\n" + data  # fmt: skip # noqa: E501
+
+
+class World:
+    def __init__(self, server: Server, hub: ReportStore) -> None:
+        self.server, self.hub = server, hub
+        self.counted: list[int] = []
+        self.raw: list[Raw] = []
+        self.pods = 0
+
+    async def connect(self, address: str = "127.0.0.1") -> Raw:
+        raw = Raw(*await asyncio.open_connection("127.0.0.1", self.server.port, local_addr=(address, 0)))
+        self.raw.append(raw)
+        return raw
+
+    async def honest(self, step: int = 1) -> float:
+        """A rank that does as it should; seconds that its report took."""
+        self.pods += 1
+        token, began = f"token-{300 - self.pods}", time.monotonic()
+        raw = await self.connect()
+        answer = await raw.report({"step": step}, token)
+        assert (answer.status, answer.body) == (200, {"interval": 5.0, "stacks": ""})
+        raw.close()
+        return time.monotonic() - began
+
+    def steps(self) -> list[int | None]:
+        return [rank.step for rank in self.hub.of(("team", "demo"), "uid-1", 0).ranks]
+
+
+async def of_tokens(token: str) -> ReportSource | None:
+    return TOKENS.get(token)
+
+
+@asynccontextmanager
+async def serving(
+    limits: Limits = FAST, identify: Callable[[str], Awaitable[ReportSource | None]] = of_tokens, **how: Any
+) -> AsyncIterator[World]:
+    hub = ReportStore(lambda: datetime.now(UTC), lambda job: None)
+    counted: list[int] = []
+    take = how.pop("take", hub.take)
+    served = Server(identify, take, address="127.0.0.1", limits=limits, count=counted.append, **how)
+    await served.start()
+    world = World(served, hub)
+    world.counted = counted
+    try:
+        async with asyncio.timeout(60):
+            yield world
+    finally:
+        for raw in world.raw:
+            raw.close()
+        began = time.monotonic()
+        await served.stop()
+        assert time.monotonic() - began < 2, "it does not end"
+
+
+def run(scenario: Awaitable[None]) -> None:
+    uvloop.run(scenario)  # type: ignore[arg-type]  # as `allranks operator` does
+
+
+def test_a_report_is_taken_and_the_connection_is_kept() -> None:
+    async def scenario() -> None:
+        async with serving() as world:
+            raw = await world.connect()
+            for step in range(1, 4):
+                answer = await raw.report({"step": step, "rank": 0})
+                assert (answer.status, answer.body) == (200, {"interval": 5.0, "stacks": ""})
+                assert world.steps() == [step]
+            world.hub.stack_dump_id(("team", "demo"), "now")
+            assert (await raw.report({"step": 4})).body["stacks"] == "now"
+            assert (await raw.report({"step": 5}, Authorization="bearer  token-0 ", token=None)).status == 200
+            assert world.counted == [200] * 5
+
+    run(scenario())
+
+
+def test_what_the_library_sends_is_understood_and_it_understands_the_answers(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+
+    def post(wire: Wire, state: State) -> dict[str, Any]:
+        return wire.post(message(state, Means(), {"loss": 0.5}, 12.0, waiting=False, done=False))
+
+    async def scenario() -> None:
+        async with serving() as world:
+            wire = Wire(f"http://127.0.0.1:{world.server.port}{server.PATH}", str(token))
+            state = State(step=8, total_steps=10, epoch=1, stepped_at=10.0, checkpoint_step=5, checkpoint_at=9.0)
+            token.write_text("token-0")
+            assert await asyncio.to_thread(post, wire, state) == {"interval": 5.0, "stacks": ""}
+            [rank] = world.hub.of(("team", "demo"), "uid-1", 0).ranks
+            assert (rank.step, rank.total_steps, rank.epoch, rank.checkpoint_step) == (8, 10, 1, 5)
+            assert (rank.metrics, rank.waiting, rank.done) == ({"loss": 0.5}, False, False)
+            token.write_text("somebody's")
+            with pytest.raises(Failed, match="401"):
+                await asyncio.to_thread(post, wire, state)
+            token.write_text("token-0")
+            await asyncio.to_thread(post, wire, state)
+            world.hub.of(("team", "demo"), "uid-1", 1)
+            with pytest.raises(Over):
+                await asyncio.to_thread(post, wire, state)
+            wire.close()
+
+    run(scenario())
+
+
+async def chunked(raw: Raw, chunks: list[bytes]) -> None:
+    head = request(b"", "token-0", Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
+    await raw.send(head + b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks))
+
+
+def test_a_message_in_chunks_is_one_message() -> None:
+    async def scenario() -> None:
+        async with serving() as world:
+            raw = await world.connect()
+            await chunked(raw, [b'{"step"', b": 6}", b""])
+            assert (await raw.answer()).status == 200
+            assert world.steps() == [6]
+
+    run(scenario())
+
+
+WRONG = {
+    "no token": (request(token=None), 401),
+    "a token that is nobody's": (request(token="forged"), 401),
+    "another kind of login": (request(token=None, Authorization="Basic dG9rZW4="), 401),
+    "a bearer of nothing": (request(token=None, Authorization="Bearer  "), 401),
+    "another path": (request(path="/metrics"), 404),
+    "a path that climbs": (request(path="/v1/report/../../etc/passwd"), 404),
+    "another verb": (request(method="GET"), 405),
+    "no JSON": (request(b"step=1"), 400),
+    "too long": (request(b"{" + b" " * BODY_BYTES + b"}"), 413),
+    "compressed": (request(b"\x1f\x8b", Content_Encoding="gzip"), 415),
+    "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    "a head without end": (b"POST /v1/report HTTP/1.1\r\nX: " + b"x" * 10_000 + b"\r\n\r\n", 400),
+    "a length that is none": (request(Content_Length="many"), 400),
+    "two lengths": (request(Transfer_Encoding="chunked", Content_Length="5"), 400),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_answered_without_a_word_of_what_is_inside(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, status = WRONG[name]
+
+    async def scenario() -> None:
+        async with serving() as world:
+            raw = await world.connect()
+            await raw.send(data)
+            answer = await raw.answer()
+            assert answer.status == status
+            assert "Traceback" not in str(answer.body)
+            assert ".py" not in str(answer.body)
+            assert world.steps() == []
+            assert await world.honest() < 3
+
+    with caplog.at_level(logging.DEBUG, "allranks"):
+        run(scenario())
+    assert caplog.records == []
+
+
+def test_an_error_of_our_own_is_logged_once_and_told_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("a bug of ours")
+
+    async def scenario() -> None:
+        async with serving(take=fails) as world:
+            for _ in range(3):
+                answer = await (await world.connect()).report({"step": 1}, token="token-7")
+                assert (answer.status, answer.headers["Retry-After"]) == (500, "30")
+                assert "bug" not in str(answer.body)
+
+    run(scenario())
+    assert [record.message for record in caplog.records] == ["a report could not be taken"]
+    assert "token-7" not in caplog.text
+
+
+def test_who_is_denied_is_told_why_and_when_to_come_back() -> None:
+    async def later(_: str) -> ReportSource | None:
+        raise Denied(503, "another replica acts", 1.0)
+
+    async def scenario() -> None:
+        async with serving(identify=later) as world:
+            raw = await world.connect()
+            answer = await raw.report({"step": 1})
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+            assert answer.body == {"error": "another replica acts"}
+            assert await raw.closed(), "the next connection may lead to the replica that acts"
+
+    run(scenario())
+
+
+def test_a_pod_that_sends_too_much_is_told_to_wait_and_others_are_not() -> None:
+    async def scenario() -> None:
+        async with serving() as world:
+            raw = await world.connect()
+            answers = [await raw.report({"step": step}) for step in range(100)]
+            assert [answer.status for answer in answers] == [200] * BURST + [429] * (100 - BURST)
+            assert (answers[-1].status, answers[-1].headers["Retry-After"]) == (429, "5")
+            assert await world.honest() < 3
+
+    run(scenario())
+
+
+def test_what_is_refused_is_refused_late() -> None:
+    async def scenario() -> None:
+        async with serving(Limits(hold_seconds=2.0)) as world:
+            raw = await world.connect()
+            began = time.monotonic()
+            assert (await raw.report(b"no")).status == 400
+            assert time.monotonic() - began >= 2 - TICK
+            assert await world.honest() < 2
+
+    run(scenario())
+
+
+def test_who_asks_too_much_is_made_to_wait_as_long_as_it_is_told_to() -> None:
+    async def scenario() -> None:
+        async with serving(Limits(wait_seconds=2.0)) as world:
+            raw = await world.connect()
+            assert {(await raw.report({"step": step})).status for step in range(BURST)} == {200}
+            began = time.monotonic()
+            assert (await raw.report({"step": 65})).status == 429
+            assert time.monotonic() - began >= 2 - TICK
+            assert await world.honest() < 2
+
+    run(scenario())
+
+
+def test_an_address_that_sends_many_forged_tokens_gets_no_more_of_them_looked_at() -> None:
+    asked: list[str] = []
+
+    async def identify(token: str) -> ReportSource | None:
+        asked.append(token)
+        return TOKENS.get(token)
+
+    async def scenario() -> None:
+        async with serving(replace(FAST, refusals=10), identify) as world:
+            known = await world.connect()
+            assert (await known.report({"step": 1})).status == 200
+            raw = await world.connect()
+            statuses = [(await raw.report({}, f"forged-{n}")).status for n in range(40)]
+            assert statuses[:10] == [401] * 10
+            assert set(statuses[12:]) == {429}
+            assert len(asked) <= 13
+            assert (await known.report({"step": 2})).status == 200, "its neighbour has a connection that is known"
+
+    run(scenario())
+
+
+def test_a_body_without_end_is_cut_off() -> None:
+    async def scenario() -> None:
+        async with serving() as world:
+            raw = await world.connect()
+            await chunked(raw, [b" " * 4000] * 3)
+            assert (await raw.answer()).status == 413
+            assert await raw.closed()
+            endless = await world.connect()
+            await endless.send(request(Content_Length=str(10**12)))
+            assert (await endless.answer()).status == 413
+            assert await endless.closed()
+
+    run(scenario())
+
+
+def test_requests_without_waiting_for_answers_are_not_read_for_ever() -> None:
+    async def scenario() -> None:
+        async with serving(Limits(hold_seconds=5.0)) as world:
+            raw, sent = await world.connect(), 0
+            try:
+                while True:
+                    await asyncio.wait_for(raw.send(request(b"no") * 1000), 0.5)
+                    sent += 1
+                    assert sent < 200, "it reads everything"
+            except (ConnectionError, TimeoutError):
+                pass
+            assert await world.honest() < 3
+
+    run(scenario())
+
+
+SLOW = replace(FAST, first_seconds=0.2, idle_seconds=0.4, request_seconds=0.3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"POST /v1/report HTTP/1.1\r\nX: y\r\n",
+        request(Content_Length="100"),
+        request({"step": 1}),
+        request({"step": 1}) + b"POST /v1",
+    ],
+    ids=["says nothing", "ends in its head", "ends in its body", "is idle for long", "ends in its next head"],
+)
+def test_who_is_silent_is_cut_off(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        async with serving(SLOW) as world:
+            raw = await world.connect()
+            await raw.send(data)
+            if data.startswith(request({"step": 1})):
+                await raw.answer()
+            began = time.monotonic()
+            assert await raw.closed()
+            assert time.monotonic() - began < 2
+            assert world.server.connections == 0
+
+    run(scenario())
+
+
+def test_who_sends_a_byte_now_and_then_is_cut_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
+
+    async def trickle(raw: Raw, data: bytes) -> None:
+        try:
+            for byte in data:
+                await raw.send(bytes([byte]))
+                await asyncio.sleep(0.01)
+        except ConnectionError:
+            return
+        raise AssertionError("it was never cut off")
+
+    async def scenario() -> None:
+        async with serving(SLOW) as world:
+            head = b"POST /v1/report HTTP/1.1\r\n" + b"X: y\r\n" * 200
+            body = request(b" " * 4000)
+            crowd = [(await world.connect(), data) for data in (head, body) for _ in range(20)]
+            await asyncio.gather(*(trickle(raw, data) for raw, data in crowd))
+
+    run(scenario())
+
+
+def test_connections_are_bounded_and_those_give_way_that_are_idle() -> None:
+    async def scenario() -> None:
+        limits = replace(FAST, connections=20, connections_of_peer=1000)
+        async with serving(limits) as world:
+            first = await world.connect()
+            assert (await first.report({"step": 1})).status == 200
+            silent = [await world.connect() for _ in range(100)]
+            assert await first.closed(), "it was idle for the longest time"
+            assert [await raw.closed() for raw in silent[:80]] == [True] * 80
+            assert world.server.connections <= 20
+            assert await world.honest() < 3
+
+    run(scenario())
+
+
+def test_an_address_has_so_many_connections_and_no_more() -> None:
+    async def scenario() -> None:
+        started, go = asyncio.Event(), asyncio.Event()
+
+        async def slow(token: str) -> ReportSource | None:
+            if token == "slow":
+                started.set()
+                await go.wait()
+            return TOKENS.get(token)
+
+        async with serving(replace(FAST, connections_of_peer=2), slow) as world:
+            busy = await world.connect()
+            await busy.send(request({}, "slow"))
+            await started.wait()
+            idle = await world.connect()
+            assert (await idle.report({})).status == 200
+            other = await world.connect()
+            assert (await other.report({})).status == 200
+            assert await idle.closed()
+            go.set()
+            assert (await busy.answer()).status == 401, "what is being answered is left alone"
+
+    run(scenario())
+
+
+def test_an_address_that_connects_all_the_time_is_not_even_listened_to() -> None:
+    async def scenario() -> None:
+        async with serving(replace(FAST, new_of_peer=10, new_per_second=0.0)) as world:
+            crowd = [await world.connect("127.0.0.2") for _ in range(30)]
+            assert [await raw.closed() for raw in crowd[10:]] == [True] * 20
+            assert (await crowd[0].report({"step": 1})).status == 200
+            assert world.server.connections == 10
+            assert await world.honest() < 3
+
+    run(scenario())
+
+
+def test_where_every_connection_of_an_address_is_busy_a_further_one_is_closed() -> None:
+    async def scenario() -> None:
+        go = asyncio.Event()
+
+        async def slow(_: str) -> ReportSource | None:
+            await go.wait()
+            return SENDER
+
+        async with serving(replace(FAST, connections_of_peer=3), slow) as world:
+            busy = [await world.connect() for _ in range(3)]
+            for raw in busy:
+                await raw.send(request({"step": 1}))
+            while world.server.connections < 3 or not all(len(s) == 3 for s in [world.server._connections._busy]):  # type: ignore[union-attr]
+                await asyncio.sleep(0.001)
+            assert await (await world.connect()).closed()
+            go.set()
+            assert [(await raw.answer()).status for raw in busy] == [200] * 3
+
+    run(scenario())
+
+
+def test_the_honest_are_served_while_a_crowd_does_its_worst() -> None:
+    """Noise, forged tokens and halves of requests on as many connections as an address may have, each made anew as
+    soon as it ends."""
+
+    over = False
+
+    async def attack(world: World, kind: int) -> None:
+        while not over:
+            raw = await world.connect("127.0.0.2")
+            try:
+                if kind % 4 == 0:
+                    await raw.send(b"\x00" * 5000)
+                elif kind % 4 == 1:
+                    await raw.report({}, f"forged-{kind}")
+                elif kind % 4 == 2:
+                    await raw.send(request(Content_Length="100000"))
+                else:
+                    await raw.send(b"POST /v1/report HTTP/1.1\r\n")
+                await raw.closed()
+            except (ConnectionError, asyncio.IncompleteReadError):
+                pass
+            finally:
+                raw.close()
+                await asyncio.sleep(0.2)
+
+    async def scenario() -> None:
+        nonlocal over
+        async with serving(Limits(connections_of_peer=100)) as world:
+            crowd = [asyncio.create_task(attack(world, kind)) for kind in range(200)]
+            took = []
+            for step in range(40):
+                took.append(await world.honest(step))
+                assert world.server.connections <= 101
+                await asyncio.sleep(0.05)
+            over = True  # one that is just being answered does not hear of its cancellation
+            for task in crowd:
+                task.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
+            assert max(took) < 5, "every hostile request is held up for longer, or cut off"
+            assert world.steps() == [*range(40)]
+            assert {200, 401, 413} <= set(world.counted)
+
+    run(scenario())
+
+
+def test_refusals_are_remembered_of_so_many_addresses_only() -> None:
+    async def scenario() -> None:
+        async with serving(replace(FAST, peers=3)) as world:
+            for number in range(10):
+                world.server._refused(f"10.0.0.{number}")
+            assert list(world.server._refusals) == ["10.0.0.7", "10.0.0.8", "10.0.0.9"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("limits", "room"), [((1024, 4096), 3840), ((1024, 1024), 768), ((1 << 20, 1 << 20), 10_000), ((64, 64), 16)]
+)
+def test_the_process_asks_for_the_files_that_it_may_have(
+    limits: tuple[int, int], room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [limits]
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda _: now[0])
+    monkeypatch.setattr(connections.resource, "setrlimit", lambda _, wanted: now.__setitem__(0, wanted))
+    assert connections._files(10_000) == room

@@ -1,0 +1,179 @@
+"""Where things are, and what needs what: rules of the repository that no other tool checks."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "operator"
+HELPERS = sorted((SOURCE / "allranks" / "inpod").rglob("[!_]*.py"))
+REPORT = sorted((SOURCE / "allranks" / "report").glob("*.py"))
+INSIDE_PODS = [*HELPERS, *REPORT, SOURCE / "allranks" / "__init__.py", SOURCE / "allranks" / "version.py"]
+FRAMEWORKS = {"pytorch.py": {"torch"}, "keras.py": {"tensorflow"}, "lightning.py": {"lightning", "pytorch_lightning"}}
+MAX_LINES = 400
+
+
+def test_operator_is_only_a_source_root():
+    """With an `__init__.py` in it, `operator/` would shadow the standard library's module of that name."""
+    assert not (SOURCE / "__init__.py").exists()
+
+
+def test_the_standard_librarys_operator_is_found_from_the_repository():
+    done = subprocess.run(
+        [sys.executable, "-c", "import operator; operator.itemgetter"], cwd=ROOT, timeout=30, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_module_is_too_long_to_be_read_at_once():
+    lengths = {
+        str(path.relative_to(ROOT)): path.read_text().count("\n")
+        for path in SOURCE.rglob("*.py")
+        if "egg-info" not in str(path)
+    }
+    assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_every_module_says_why_it_exists():
+    silent = []
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        if tree.body and not ast.get_docstring(tree):
+            silent.append(str(path.relative_to(ROOT)))
+    assert silent == []
+
+
+def imported_by(statement: str) -> set[str]:
+    """Top-level names of all modules that a fresh interpreter has after `statement`."""
+    program = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+HEAVY = {"pydantic", "pydantic_core", "yaml", "rich", "cel", "asyncio", "kopf", "kubernetes", "torch", "tensorflow"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import allranks",
+        "import allranks.cli.main",
+        "from allranks.cli.main import cli\ntry: cli(['--help'])\nexcept SystemExit: pass",
+        "from allranks.cli.main import cli\ntry: cli(['--version'])\nexcept SystemExit: pass",
+    ],
+    ids=["import allranks", "import allranks.cli.main", "allranks --help", "allranks --version"],
+)
+def test_the_command_line_is_instant_because_it_imports_nothing_heavy(statement):
+    assert imported_by(statement) & HEAVY == set()
+
+
+def test_validating_imports_no_framework_and_no_client():
+    statement = "import allranks.cli.manifests, allranks.cli.commands.render, allranks.core.reconcile"
+    assert imported_by(statement) & {"torch", "tensorflow", "horovod", "kubernetes", "kopf", "rich", "numpy"} == set()
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0].lower() for requirement in requirements}
+
+
+def test_installing_allranks_needs_no_framework_and_no_client():
+    """The operator's image is made of these."""
+    assert names(project()["dependencies"]) == {"pydantic", "pyyaml", "click", "common-expression-language"}
+
+
+def test_no_extra_but_those_of_development_needs_a_framework():
+    frameworks = {"torch", "tensorflow", "tensorflow-cpu", "horovod"}
+    for extra, requirements in project().get("optional-dependencies", {}).items():
+        assert extra == "dev" or not names(requirements) & frameworks, extra
+
+
+def test_the_official_client_is_the_command_lines_alone():
+    """It doubles the operator's memory."""
+    extras = project()["optional-dependencies"]
+    assert [extra for extra, requirements in extras.items() if "kubernetes" in names(requirements)] == ["cli"]
+
+
+def test_help_of_a_command_on_a_cluster_imports_no_client():
+    statement = "from allranks.cli.main import cli\ntry: cli(['describe', '--help'])\nexcept SystemExit: pass"
+    assert imported_by(statement) & {"kubernetes", "aiohttp", "kopf", "rich", "msgspec"} == set()
+
+
+def test_every_requirement_has_an_upper_bound():
+    for requirement in project()["dependencies"]:
+        assert "<" in requirement, requirement
+
+
+def imports(tree: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or ".").split(".")[0] if not node.level else ".")
+    return found
+
+
+@pytest.mark.parametrize("helper", HELPERS, ids=lambda path: path.name)
+def test_an_in_pod_helper_needs_only_the_standard_library(helper):
+    """It runs in images that hold nothing of ours, beside the other helpers. Horovod's need Horovod, and import it only
+    where they can say so if there is none."""
+    tree = ast.parse(helper.read_text())
+    allowed = {"horovod"} if helper.name.startswith("horovod_") else set()
+    if helper.name == "watch.py":
+        allowed = {"allranks"}  # the report library, which lies beside it
+    beside = {other.stem for other in HELPERS}
+    assert imports(tree) - set(sys.stdlib_module_names) - allowed - beside == set()
+    top = ast.Module([node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.Try))], [])
+    assert "horovod" not in imports(top)
+
+
+@pytest.mark.parametrize("module", REPORT, ids=lambda path: path.name)
+def test_the_report_library_needs_only_the_standard_library(module):
+    """It runs in images that hold nothing else of ours. A framework's own module needs that framework alone."""
+    allowed = FRAMEWORKS.get(module.name, set()) | {"allranks"}
+    tree = ast.parse(module.read_text())
+    assert imports(tree) - set(sys.stdlib_module_names) - allowed == set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("allranks"):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            assert all(name.startswith("allranks.report") for name in names)
+
+
+def test_reporting_imports_nothing_heavy():
+    statement = "from allranks.report import report\nreport(step=1)"
+    assert imported_by(statement) & (HEAVY | {"http", "email", "ssl", "socket", "threading", "logging"}) == set()
+
+
+@pytest.mark.parametrize("module", INSIDE_PODS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_runs_inside_pods_runs_on_older_Pythons_too(module):
+    """Users' images have Python 3.9 and later. The parser knows the grammar; the rest is what we would reach for."""
+    tree = ast.parse(module.read_text(), feature_version=(3, 9))
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    words = {keyword.arg for node in ast.walk(tree) if isinstance(node, ast.Call) for keyword in node.keywords}
+    assert not names & {"aiter", "anext", "ExceptionGroup", "BaseExceptionGroup"}
+    assert not words & {"slots", "kw_only"}
+    assert not [node for node in ast.walk(tree) if is_called(node, "zip") and node.keywords]  # strict=
+    future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    assert future or not [node for node in ast.walk(tree) if isinstance(node, (ast.AnnAssign, ast.arg))]
+
+
+def is_called(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+@pytest.mark.parametrize(
+    "file", ["README.md", "LICENSE", "pyproject.toml", "Makefile", "crds/distributedtrainings.yaml"]
+)
+def test_the_top_level_has_what_the_design_says(file):
+    assert (ROOT / file).is_file()
