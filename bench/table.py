@@ -106,7 +106,7 @@ def _life(of: Mapping[str, Any]) -> str:
 
 
 def targets(found: Mapping[str, Any]) -> Iterator[Row]:
-    """The targets of docs/performance.md and the measured values."""
+    """The targets of docs/platform/performance.md and the measured values."""
 
     def row(what: str, bound: str, value: float, unit: str, reached: bool) -> Row:
         return what, bound, f"{value:g}{unit}", "yes" if reached else "**no**"

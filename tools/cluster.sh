@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real Kubernetes cluster on this machine, with nodes that run containers: kind if Docker runs, otherwise programs from Go
-# and Debian, with one set of namespaces per machine (tools/node/machine.sh). See docs/dev-cluster.md.
+# and Debian, with one set of namespaces per machine (tools/node/machine.sh). See docs/dev/cluster.md.
 set -euo pipefail
 
 usage() {

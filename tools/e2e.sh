@@ -13,7 +13,7 @@ usage() {
 usage: tools/e2e.sh [TEST...] [OPTION OF PYTEST...]
 
 Starts two nodes, runs the end-to-end tests on them, and stops them, as root. tools/e2e-prepare.sh builds what they need;
-`make e2e` does both. docs/e2e.md describes how to use an existing cluster.
+`make e2e` does both. docs/dev/e2e.md describes how to use an existing cluster.
 
 examples:
   tools/e2e.sh

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the images with docker, podman or buildah; docs/images.md describes their contents.
+# Builds the images with docker, podman or buildah; docs/platform/images.md describes their contents.
 set -euo pipefail
 
 usage() {

@@ -1,4 +1,4 @@
-"""Generates the table of docs/recovery.md: the result of each fault, with real ranks and frameworks on this machine."""
+"""Generates the table of docs/reference/recovery.md: the result of each fault, with real ranks and frameworks on this machine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", metavar="FRAMEWORK[,..]", help=f"one or more of {', '.join(lowered(FRAMEWORKS))}")
     parser.add_argument("--fault", metavar="NAME", action="append", default=[], help="one fault; can be repeated")
     parser.add_argument("-o", dest="output", choices=["json"], help="also print the cells to stdout")
-    parser.add_argument("--no-page", action="store_true", help="do not change docs/recovery.md")
+    parser.add_argument("--no-page", action="store_true", help="do not change docs/reference/recovery.md")
     parser.add_argument("--progress", action="store_true", help="print progress to stderr, even if not a terminal")
     return parser.parse_args()
 

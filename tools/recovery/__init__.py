@@ -1,1 +1,1 @@
-"""Generates the tables of docs/recovery.md from faults injected into real ranks under `allranks run`."""
+"""Generates the tables of docs/reference/recovery.md from faults injected into real ranks under `allranks run`."""

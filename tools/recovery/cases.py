@@ -1,4 +1,4 @@
-"""The injected faults, and the outcome that the rules of docs/manifest.md ("When a rank fails") require.
+"""The injected faults, and the outcome that the rules of docs/guides/manifest.md ("When a rank fails") require.
 
 The expectations are written from the rules, not from the results of a run.
 """
@@ -156,7 +156,7 @@ class Fault:
 
     name: str
     description: str
-    """What is done, for docs/recovery.md."""
+    """What is done, for docs/reference/recovery.md."""
     expected: Callable[[Framework], Expected | str]
     """A string: the reason why this framework has no such fault."""
     act: Callable[[Framework], Callable[[Job], None]] = field(default=lambda framework: lambda job: None)

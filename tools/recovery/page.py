@@ -1,4 +1,4 @@
-"""Updates the tables in docs/recovery.md between their markers; cells that were run replace the old ones."""
+"""Updates the tables in docs/reference/recovery.md between their markers; cells that were run replace the old ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from readme import replaced
+from transcripts import replaced
 
 from recovery.cases import FAULTS, FRAMEWORKS
 from recovery.table import Cell
 
-PAGE = Path(__file__).parents[2] / "docs" / "recovery.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "recovery.md"
 TABLE = "table"
 
 

@@ -1,6 +1,6 @@
 """Settings of the operator, from the environment (`ALLRANKS_...`) or from flags, which take precedence.
 
-The table in `docs/operator.md` is generated from this file.
+`docs/reference/settings.md` is generated from this file.
 """
 
 from __future__ import annotations
