@@ -85,7 +85,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--saves", type=positive, default=5, help="checkpoints per way of saving (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers of all runs to FILE")
     parser.add_argument("-o", dest="output", choices=["json"], help="print these numbers instead of the tables")
-    parser.add_argument("--page", action="store_true", help="also write the tables into docs/reference/training-speed.md")
+    parser.add_argument("--page", action="store_true", help="also write docs/reference/training-speed.md")
     options = parser.parse_args()
     if options.page and (set(options.only) != set(names) or set(options.part) != set(PARTS)):
         parser.error("--page needs all frameworks and parts: the page shows one run")

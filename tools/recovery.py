@@ -1,4 +1,4 @@
-"""Generates the table of docs/reference/recovery.md: the result of each fault, with real ranks and frameworks on this machine."""
+"""Generates the table of docs/reference/recovery.md: the result of each fault, with real ranks on this machine."""
 
 from __future__ import annotations
 

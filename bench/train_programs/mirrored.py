@@ -69,7 +69,7 @@ def make_net(width: int) -> tuple[tf.keras.Model, tf.keras.optimizers.Optimizer]
 def make_step(
     net: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, batch: int, rank: int, replicas: int
 ) -> Step:
-    """On one batch of random numbers, another one on each rank."""
+    """A step on a fixed batch of random numbers, different on each rank."""
     x = tf.random.stateless_normal((batch, PIXELS), seed=(rank, 0))
     y = tf.random.stateless_uniform((batch,), seed=(rank, 1), maxval=CLASSES, dtype=tf.int32)
 

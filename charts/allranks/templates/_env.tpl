@@ -1,4 +1,4 @@
-{{/* The operator's settings; see docs/operator.md. */}}
+{{/* The operator's settings; see docs/reference/settings.md. */}}
 {{- define "allranks.env" -}}
 - name: ALLRANKS_NAMESPACES
   value: {{ join "," .Values.namespaces | quote }}
