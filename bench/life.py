@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,8 +37,8 @@ rules:
 @contextlib.contextmanager
 def kubelet(of: ControlPlane, *arguments: str) -> Iterator[None]:
     """The fake kubelet, in its own process."""
-    command = [sys.executable, "-m", "tests.cluster.kubelet", f"--kubeconfig={of.kubeconfig}", *arguments]
-    with process(command, of.folder / "kubelet.log"):
+    command = [sys.executable, "-m", "support.kubelet", f"--kubeconfig={of.kubeconfig}", *arguments]
+    with process(command, of.folder / "kubelet.log", env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}):
         yield
 
 
