@@ -1,4 +1,4 @@
-# allranks. `make help` lists the targets; every one sets up what it needs.
+# allranks. `make help` lists the targets; each target installs what it needs.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -52,15 +52,15 @@ docs: $(DOCS)/.installed ## Build the documentation as a web site in build/site;
 docs-serve: $(DOCS)/.installed ## Serve the documentation at http://127.0.0.1:8000, rebuilt at every change
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve
 
-golden: $(STAMP) ## Write the golden files anew: look at the difference before you commit it
+golden: $(STAMP) ## Rewrite the golden files; review the difference before you commit it
 	@$(BIN)/python -m pytest -q tests/model/golden --update-golden
 
-verify: $(STAMP) ## Fail if a generated file differs from what the types say
+verify: $(STAMP) ## Fail if a generated file does not match the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \
 	  $(BIN)/python -m allranks.api.crd TrainingPool | diff -u crds/trainingpools.yaml - && \
 	  $(BIN)/python tools/reference.py --check && $(BIN)/python tools/chart.py --check && \
 	  $(BIN)/python tools/test.py --check || \
-	  { echo "a generated file is not what the types say: run 'make generate'"; exit 1; }
+	  { echo "a generated file does not match the types: run 'make generate'"; exit 1; }
 
 controlplane: ## Build etcd, API server, controller manager and kubectl for the tests (once; needs Go)
 	@tools/controlplane.sh
@@ -68,16 +68,16 @@ controlplane: ## Build etcd, API server, controller manager and kubectl for the 
 images: ## Build the images of the operator and the frameworks (docs/platform/images.md)
 	@tools/images.sh
 
-cluster: ## Start a Kubernetes with nodes on this machine (docs/dev/cluster.md); ARGS='--nodes 2 --gpus 4'
+cluster: ## Start a Kubernetes cluster with nodes on this machine (docs/dev/cluster.md); ARGS='--nodes 2 --gpus 4'
 	@tools/cluster.sh up $(ARGS)
 
-cluster-down: ## End it, and check that nothing is left
+cluster-down: ## Stop the cluster, and check that nothing is left
 	@tools/cluster.sh down
 
 e2e: $(STAMP) ## Build the images, and run every example and fault in real pods, as root (docs/dev/e2e.md)
 	@$(BIN)/python tools/test.py pods
 
-bench: $(STAMP) ## Measure the core, the operator on a real API server, the speed of training, and recoveries
+bench: $(STAMP) ## Measure the core, the operator on a real API server, training speed, and recovery
 	@$(BIN)/python -m bench
 	@$(BIN)/python bench/core.py
 	@$(BIN)/python bench/report_call.py
@@ -85,8 +85,8 @@ bench: $(STAMP) ## Measure the core, the operator on a real API server, the spee
 	@PATH="$$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$$PATH" $(BIN)/python bench/train.py
 	@PATH="$$(tools/frameworks.sh pytorch)/bin:$$PATH" $(BIN)/python bench/elastic.py
 
-recovery: $(STAMP) ## Kill and break real ranks of each framework, and write down what comes of it (docs/reference/recovery.md)
+recovery: $(STAMP) ## Inject faults into real ranks of each framework, and record the results (docs/reference/recovery.md)
 	@PATH="$$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$$PATH" $(BIN)/python tools/recovery.py
 
-clean: ## Remove what was built here (not the cache outside the repository)
+clean: ## Remove build outputs (not the cache outside the repository)
 	rm -rf $(VENV) build dist runs *.egg-info operator/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
