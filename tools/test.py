@@ -62,13 +62,12 @@ EVERY_CHANGE = (
     Part(
         "static",
         1.5,
-        "style, types, layers, wording, generated files",
+        "style, types, layers, generated files",
         [
             [BIN / "ruff", "check", "--no-cache", "."],
             [BIN / "ruff", "format", "--check", "."],
             [BIN / "mypy"],
             [BIN / "lint-imports", "--no-cache"],
-            [BIN / "python", "tools/language.py"],
             ["make", "--no-print-directory", "verify"],
         ],
     ),
