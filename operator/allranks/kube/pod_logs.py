@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from allranks.core.naming import TRAINER
 from allranks.errors import ClusterError
-from allranks.kube.login import Cluster, Query
+from allranks.kube.cluster import Cluster, Query
 from allranks.kube.paths import core_path
 
 RETRY_SECONDS = 1.0

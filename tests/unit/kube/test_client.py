@@ -8,8 +8,8 @@ import time
 import pytest
 
 from allranks.kube import client as clients
-from allranks.kube.auth import CannotConnect, Connection, connect
-from allranks.kube.client import Conflict, Fenced, Gone, NotFound, Refused, Unavailable
+from allranks.kube.auth import Connection
+from allranks.kube.errors import ApiError, Conflict, Fenced, Gone, NotFound, Refused, Unavailable
 from support.scripted import Answer, client_of, hangs, resets, says, status
 
 
@@ -59,12 +59,12 @@ def test_retry_after_is_respected() -> None:
     ("code", "error"),
     [(400, Refused), (403, Refused), (404, NotFound), (409, Conflict), (410, Gone), (413, Refused), (422, Refused)],
 )
-def test_every_other_answer_is_an_answer(code: int, error: type[clients.ApiError]) -> None:
+def test_every_other_answer_is_an_answer(code: int, error: type[ApiError]) -> None:
     async def scenario() -> None:
         async with client_of(status(code, "Because", "it is so")) as (client, api):
             with pytest.raises(error) as raised:
                 await client.create("/x", {})
-            assert (raised.value.code, raised.value.reason, str(raised.value)) == (code, "Because", "it is so")
+            assert (raised.value.status, raised.value.reason, str(raised.value)) == (code, "Because", "it is so")
             assert len(api.asked) == 1
 
     asyncio.run(scenario())
@@ -72,8 +72,8 @@ def test_every_other_answer_is_an_answer(code: int, error: type[clients.ApiError
 
 def test_after_a_while_it_gives_up_so_that_whoever_asked_decides_anew() -> None:
     async def scenario() -> None:
-        async with client_of(status(500, message="etcd is away"), patience=0.5) as (client, api):
-            with pytest.raises(Unavailable, match="POST /x: no answer of the API server: 500 etcd is away"):
+        async with client_of(status(500, message="etcd is away"), retry_timeout=0.5) as (client, api):
+            with pytest.raises(Unavailable, match="POST /x: 500: etcd is away"):
                 await client.create("/x", {})
             assert len(api.asked) > 1
 
@@ -82,7 +82,7 @@ def test_after_a_while_it_gives_up_so_that_whoever_asked_decides_anew() -> None:
 
 def test_who_may_not_write_asks_only_to_read() -> None:
     async def scenario() -> None:
-        async with client_of(says({}), may_write=lambda: False) as (client, api):
+        async with client_of(says({}), fence=lambda: False) as (client, api):
             await client.get("/x")
             for ask in (client.create("/x", {}), client.patch("/x", {}), client.delete("/x", "uid")):
                 with pytest.raises(Fenced):
@@ -97,7 +97,7 @@ def test_permission_to_write_is_asked_again_before_every_try() -> None:
 
     async def scenario() -> None:
         may = [True, False]
-        async with client_of(status(500), may_write=lambda: may.pop(0)) as (client, api):
+        async with client_of(status(500), fence=lambda: may.pop(0)) as (client, api):
             with pytest.raises(Fenced):
                 await client.create("/x", {})
             assert len(api.asked) == 1
@@ -170,37 +170,3 @@ def test_nothing_leaves_a_client_that_was_cut() -> None:
             assert api.asked == []
 
     asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "no kubeconfig.*Set KUBECONFIG or give --kubeconfig"),
-        ("[]", "is not a kubeconfig"),
-        ("{", "is not a kubeconfig"),
-        ("current-context: a", "there is no context 'a'"),
-        (
-            "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
-            "clusters: [{name: c, cluster: {server: x}}], users: [{name: u, user: {exec: {}}}]}",
-            "logs in by a program",
-        ),
-    ],
-)
-def test_a_kubeconfig_that_does_not_serve_is_told_in_one_sentence(tmp_path, text, message) -> None:
-    file = tmp_path / "config"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(CannotConnect, match=message):
-        connect(str(file))
-
-
-def test_files_that_a_kubeconfig_names_are_found_beside_it(tmp_path) -> None:
-    file = tmp_path / "config"
-    file.write_text(
-        "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
-        "clusters: [{name: c, cluster: {server: 'https://h:1/', certificate-authority: ca.crt}}], "
-        "users: [{name: u, user: {client-certificate: c.pem, client-key: /k.pem}}]}"
-    )
-    found = connect(str(file))
-    assert (found.url, found.ca_file) == ("https://h:1", str(tmp_path / "ca.crt"))
-    assert found.client_certificate == (str(tmp_path / "c.pem"), "/k.pem")

@@ -49,7 +49,7 @@ def test_a_status_that_cannot_be_read_is_told_too(status: Any) -> None:
 
 
 def test_a_job_that_never_began_fails() -> None:
-    change = job_codec.mark(job({}), "why", NOW)
+    change = job_codec.invalid_spec_patch(job({}), "why", NOW)
     assert change == {
         "phase": "Failed",
         "startTime": "2026-01-01T00:00:00Z",
@@ -70,7 +70,7 @@ def test_a_job_that_never_began_fails() -> None:
 def test_what_runs_is_left_running_and_told_of_once() -> None:
     running = {"type": "Running", "status": "True", "reason": "x", "message": "", "lastTransitionTime": "2025"}
     status = {"phase": "Running", "startTime": "2025", "conditions": [running, {"type": "Other"}]}
-    change = job_codec.mark(job({}, status), "why", NOW)
+    change = job_codec.invalid_spec_patch(job({}, status), "why", NOW)
     assert change is not None
     assert "phase" not in change
     assert change["conditions"][1] == {
@@ -81,7 +81,7 @@ def test_what_runs_is_left_running_and_told_of_once() -> None:
         "lastTransitionTime": "2025",
         "observedGeneration": 3,
     }
-    assert job_codec.mark(job({}, status | change), "why", NOW) is None
+    assert job_codec.invalid_spec_patch(job({}, status | change), "why", NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_runs_is_left_running_and_told_of_once() -> None:
     ],
 )
 def test_what_its_status_lacks_does_not_keep_it_from_being_told(status: Any) -> None:
-    change = job_codec.mark(job({}, status), "why", NOW)
+    change = job_codec.invalid_spec_patch(job({}, status), "why", NOW)
     assert change is not None
     assert [c["message"] for c in change["conditions"]] == ["why"]
     assert change["conditions"][0]["lastTransitionTime"]
@@ -101,11 +101,32 @@ def test_what_its_status_lacks_does_not_keep_it_from_being_told(status: Any) -> 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_verdict_never_changes_even_where_nothing_can_be_read(phase: str) -> None:
-    assert job_codec.mark(job({}, {"phase": phase}), "why", NOW) is None
+    assert job_codec.invalid_spec_patch(job({}, {"phase": phase}), "why", NOW) is None
 
 
 @pytest.mark.parametrize("status", [5, [], {"conditions": 5}, {"conditions": [None, 3]}])
 def test_a_status_of_any_shape_can_be_marked(status: Any) -> None:
-    change = job_codec.mark(job({}, status), "why", NOW)
+    change = job_codec.invalid_spec_patch(job({}, status), "why", NOW)
     assert change is not None
     assert [c["type"] for c in change["conditions"]] == ["Failed"]
+
+
+def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known():
+    newer = {"phase": "Running", "ready": "2/2", "mood": "good", "restarts": {"counted": 2, "planned": 1}}
+    newer |= {"lastFailure": {"pod": "p", "time": "2026-03-04T10:00:00Z", "blame": "cosmic rays"}, "goodput": 7}
+    status = job_codec.status_of({"status": newer})
+    assert (status.phase, status.ready, status.restarts.counted) == ("Running", "2/2", 2)
+    assert status.last_failure is not None
+    assert status.goodput is None
+    assert job_codec.status_of({}).phase == "Pending"
+
+
+def test_pods_that_only_carry_the_label_are_not_the_jobs():
+    def pod(name: str, **fields: Any) -> dict[str, Any]:
+        stamp = "2026-03-04T10:00:00Z"
+        return {"metadata": {"name": name, "uid": name, "creationTimestamp": stamp, **fields}}
+
+    owner = {"kind": "DistributedTraining", "name": "job", "uid": "u", "controller": True}
+    job = {"metadata": {"name": "job", "uid": "u"}, "spec": {}}
+    there = [pod("mine", ownerReferences=[owner]), pod("other"), pod("old", ownerReferences=[{**owner, "uid": "x"}])]
+    assert [pod.name for pod in job_codec.pods_of(job, there)] == ["mine"]

@@ -50,7 +50,7 @@ def told(enough: int, *script: Answer, silence: float = 5, **how: Any) -> tuple[
 
     async def scenario() -> tuple[list[Any], list[Any], Watch[Raw]]:
         log = Log(enough)
-        async with client_of(*script, patience=0.0) as (client, api), asyncio.timeout(60):
+        async with client_of(*script, retry_timeout=0.0) as (client, api), asyncio.timeout(60):
             watch = Watch(
                 client,
                 "/pods",
