@@ -112,7 +112,7 @@ def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer
     files = [Path(file).expanduser() for file in named.split(os.pathsep) if file]
     present = [file for file in files if file.exists()]
     if present:
-        return _Kubeconfig(present).connection(context)
+        return _kubeconfig(present, context)
     if kubeconfig:
         raise LoginError(f"--kubeconfig {kubeconfig}: there is no such file")
     if in_pod and not prefer_pod:
@@ -142,89 +142,79 @@ def _service_account() -> Connection:
     )
 
 
-class _Entry(dict[str, Any]):
-    """A named part of a kubeconfig. Relative paths in it are relative to its file."""
-
-    def __init__(self, content: Mapping[str, Any], file: Path) -> None:
-        super().__init__(content)
-        self._file = file
-
-    def path(self, key: str) -> str | None:
-        return str(self._file.parent / self[key]) if self.get(key) else None
-
-    def file(self, key: str) -> str | None:
-        """The path of a file with what `KEY-data` or the file at `KEY` holds."""
-        if not (data := self.get(f"{key}-data")):
-            return self.path(key)
-        # Python's ssl loads client certificates from files only.
-        with tempfile.NamedTemporaryFile(prefix="allranks-", suffix=".pem", delete=False) as file:
-            file.write(base64.b64decode(data))
-        atexit.register(Path(file.name).unlink, missing_ok=True)
-        return file.name
-
-
-class _Kubeconfig:
-    """One or more files, merged as kubectl does: the first that sets a name or the current context wins."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._chain = os.pathsep.join(map(str, files))
-        self._current = ""
-        self._contexts: dict[str, _Entry] = {}
-        self._clusters: dict[str, _Entry] = {}
-        self._users: dict[str, _Entry] = {}
-        for file in files:
-            try:
-                self._merge(yaml.safe_load(file.read_text()) or {}, file)
-            except yaml.YAMLError as error:
-                raise LoginError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-                raise LoginError(f"{file} is not a kubeconfig: {error}") from error
-        if not self._contexts:
-            raise LoginError(f"{self._chain} is not a kubeconfig: it has no contexts")
-
-    def _merge(self, config: Any, file: Path) -> None:
-        self._current = self._current or config.get("current-context") or ""
-        for kind in ("context", "cluster", "user"):
-            into: dict[str, _Entry] = getattr(self, f"_{kind}s")
-            for item in config.get(f"{kind}s") or ():
-                into.setdefault(item["name"], _Entry(item.get(kind) or {}, file))
-
-    def connection(self, wanted: str | None) -> Connection:
-        name = wanted or self._current
-        if name not in self._contexts:
-            names = ", ".join(sorted(self._contexts))
-            raise LoginError(f"there is no context {name} in {self._chain}: there are {names}")
-        context = self._contexts[name]
-        cluster, user = self._clusters.get(context.get("cluster", "")), self._users.get(context.get("user", ""))
-        if not cluster or "server" not in cluster:
-            raise LoginError(f"{self._chain}: context {name}: cluster {context.get('cluster')} has no server")
-        user = _Entry({}, Path()) if user is None else user
-        credentials: LoginProgram | None = None
-        if not _LOGIN.isdisjoint(user) and not (user.get("token") or user.get("tokenFile")):
-            credentials = LoginProgram(self._chain, name)
-        try:
-            ca, token_file = cluster.get("certificate-authority-data"), user.path("tokenFile")
-            certificate = user.file("client-certificate"), user.file("client-key")
-            return Connection(
-                str(cluster["server"]).rstrip("/"),
-                None if ca else cluster.path("certificate-authority"),
-                user.get("token"),
-                token_file=Path(token_file) if token_file else None,
-                client_certificate=credentials.certificate if credentials else _both(*certificate),
-                ca_data=base64.b64decode(ca).decode() if ca else None,
-                verify=not cluster.get("insecure-skip-tls-verify", False),
-                server_name=cluster.get("tls-server-name"),
-                proxy=cluster.get("proxy-url"),
-                credentials=credentials,
-                namespace=context.get("namespace") or "default",
-                context=name,
-            )
-        except (OSError, ValueError, TypeError) as error:
-            raise LoginError(f"{self._chain} is not a kubeconfig that can be used: {error}") from error
+def _kubeconfig(files: Sequence[Path], wanted: str | None) -> Connection:
+    chain = os.pathsep.join(map(str, files))
+    current, contexts, clusters, users = _merged(files)
+    name = wanted or current
+    if name not in contexts:
+        raise LoginError(f"there is no context {name} in {chain}: there are {', '.join(sorted(contexts))}")
+    context = contexts[name]
+    cluster, user = clusters.get(context.get("cluster", ""), {}), users.get(context.get("user", ""), {})
+    if "server" not in cluster:
+        raise LoginError(f"{chain}: context {name}: cluster {context.get('cluster')} has no server")
+    credentials: LoginProgram | None = None
+    if not _LOGIN.isdisjoint(user) and not (user.get("token") or user.get("tokenFile")):
+        credentials = LoginProgram(chain, name)
+    try:
+        ca = cluster.get("certificate-authority-data")
+        return Connection(
+            str(cluster["server"]).rstrip("/"),
+            None if ca else cluster.get("certificate-authority"),
+            user.get("token"),
+            token_file=Path(user["tokenFile"]) if user.get("tokenFile") else None,
+            client_certificate=credentials.certificate if credentials else _certificate(user),
+            ca_data=base64.b64decode(ca).decode() if ca else None,
+            verify=not cluster.get("insecure-skip-tls-verify", False),
+            server_name=cluster.get("tls-server-name"),
+            proxy=cluster.get("proxy-url"),
+            credentials=credentials,
+            namespace=context.get("namespace") or "default",
+            context=name,
+        )
+    except (OSError, ValueError, TypeError) as error:
+        raise LoginError(f"{chain} is not a kubeconfig that can be used: {error}") from error
 
 
 _LOGIN = {"exec", "auth-provider", "username"}
 """Keys of a kubeconfig user whose credentials the official client obtains."""
+_PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+_Entries = dict[str, dict[str, Any]]
+
+
+def _merged(files: Sequence[Path]) -> tuple[str, _Entries, _Entries, _Entries]:
+    """(current context, contexts, clusters, users), as kubectl merges files: the first that sets a name wins."""
+    current = ""
+    entries: dict[str, _Entries] = {"context": {}, "cluster": {}, "user": {}}
+    for file in files:
+        try:
+            config = yaml.safe_load(file.read_text()) or {}
+            current = current or config.get("current-context") or ""
+            for kind, found in entries.items():
+                for item in config.get(f"{kind}s") or ():
+                    entry = dict(item.get(kind) or {})
+                    # Relative paths are relative to their file.
+                    entry |= {key: str(file.parent / entry[key]) for key in _PATHS if entry.get(key)}
+                    found.setdefault(item["name"], entry)
+        except yaml.YAMLError as error:
+            raise LoginError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise LoginError(f"{file} is not a kubeconfig: {error}") from error
+    if not entries["context"]:
+        raise LoginError(f"{os.pathsep.join(map(str, files))} is not a kubeconfig: it has no contexts")
+    return current, entries["context"], entries["cluster"], entries["user"]
+
+
+def _certificate(user: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(certificate file, key file). Embedded ones are written to files: Python's ssl loads nothing else."""
+    files = []
+    for key in ("client-certificate", "client-key"):
+        files.append(user.get(key))
+        if data := user.get(f"{key}-data"):
+            with tempfile.NamedTemporaryFile(prefix="allranks-", suffix=".pem", delete=False) as file:
+                file.write(base64.b64decode(data))
+            atexit.register(Path(file.name).unlink, missing_ok=True)
+            files[-1] = file.name
+    return _pair(*files)
 
 
 class LoginProgram:
@@ -234,7 +224,7 @@ class LoginProgram:
         """Raises LoginError."""
         self._kubeconfig, self._context = kubeconfig, context
         self._configuration: Any = self._login()
-        self.certificate = _both(self._configuration.cert_file, self._configuration.key_file)
+        self.certificate = _pair(self._configuration.cert_file, self._configuration.key_file)
 
     def headers(self) -> dict[str, str]:
         if self._configuration is None:
@@ -282,5 +272,5 @@ def _logged() -> Iterator[list[str]]:
         logging.root.handlers = before
 
 
-def _both(certificate: str | None, key: str | None) -> tuple[str, str] | None:
+def _pair(certificate: str | None, key: str | None) -> tuple[str, str] | None:
     return (certificate, key) if certificate and key else None

@@ -14,15 +14,15 @@ from support.builders import table
     ("zeros left out", b"2026-03-04T10:00:00.5Z", b"2026-03-04T10:00:00.500000000Z"),
     ("whole seconds", b"2026-03-04T10:00:00Z", b"2026-03-04T10:00:00.000000000Z"),
     ("a node's own zone", b"2026-03-04T12:00:00.25+02:00", b"2026-03-04T10:00:00.250000000Z"),
-    ("the kubelet's own words", b"unable", None),
+    ("a message of the kubelet", b"unable", None),
     ("no date", b"2026-13-44T99:00:00.25+02:00", None),
 )
-def test_times_of_lines_compare_as_texts(case):
+def test_times_compare_as_strings(case):
     stamp, time = case
     assert _time(stamp) == time
 
 
-def test_logs_are_merged_by_time_and_a_line_without_time_stays_where_it_is():
+def test_logs_are_merged_by_time_and_a_line_without_time_keeps_its_place():
     async def source(*batches: list[tuple[bytes, bytes]]) -> AsyncIterator[list[Line]]:
         for batch in batches:
             yield [Line(*line) for line in batch]
