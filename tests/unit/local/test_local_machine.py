@@ -242,8 +242,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     assert refused(pod(container), machine(tmp_path)) == [
         "TOKEN comes from secret s, which is not on this machine: export TOKEN before allranks run",
         "container trainer mounts volume gone, which the pod does not have",
-        "container trainer has no command: its image's entrypoint cannot be known here, so say what to run in "
-        "spec.command",
+        "container trainer has no command, and its image's entrypoint is not available here: set spec.command",
     ]
 
 
@@ -290,9 +289,9 @@ def test_gpus_are_listed_and_split_ones_by_their_parts() -> None:
 def test_each_pod_gets_its_own_gpus_and_waits_for_those_of_an_earlier_attempt() -> None:
     async def scenario() -> None:
         gpus = Gpus(["a", "b", "c"], {"CUDA_VISIBLE_DEVICES": "a,b,c"})
-        assert await gpus.take("one", 2) == {"CUDA_VISIBLE_DEVICES": "a,b"}
-        assert await gpus.take("none", 0) == {"CUDA_VISIBLE_DEVICES": ""}
-        waiting = asyncio.create_task(gpus.take("two", 2))
+        assert await gpus.acquire("one", 2) == {"CUDA_VISIBLE_DEVICES": "a,b"}
+        assert await gpus.acquire("none", 0) == {"CUDA_VISIBLE_DEVICES": ""}
+        waiting = asyncio.create_task(gpus.acquire("two", 2))
         await asyncio.sleep(0)
         assert not waiting.done()
         gpus.release("one")
@@ -303,10 +302,10 @@ def test_each_pod_gets_its_own_gpus_and_waits_for_those_of_an_earlier_attempt() 
 
 def test_without_gpus_nothing_is_said_to_cuda_and_with_too_few_all_ranks_are_alike() -> None:
     async def scenario() -> None:
-        assert await Gpus([], {}).take("one", 1) == {}
+        assert await Gpus([], {}).acquire("one", 1) == {}
         few = Gpus(["0"], {})
-        few.shared_out = False
-        assert await few.take("one", 1) == {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        few.enabled = False
+        assert await few.acquire("one", 1) == {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     asyncio.run(scenario())
 
@@ -365,20 +364,20 @@ def test_what_this_machine_does_not_do_is_said_in_one_line_each(
     run = tmp_path / "run/volumes"
     assert said == [
         "image me/train:1 is not used here: programs come from this machine",
-        "the job asks for 6 GPUs, this machine has none: all ranks run on the CPU",
+        "the job requests 6 GPUs, this machine has none: all ranks run on the CPU",
         "resources are not limited here: memory",
         "pool gpu is not used here: it describes nodes of a cluster, their GPUs and their variables",
         "pods are not placed here, so these do nothing: nodeSelector, tolerations, scheduling.priorityClassName",
         "securityContext, livenessProbe: not applied to processes",
         "envFrom tokens is not on this machine: export its variables before allranks run",
-        "/scratch (scratch) is a directory of each pod's own, removed with the pod",
+        "/scratch (scratch) is a separate directory for each pod, removed with the pod",
         f"/data is {tmp_path}",
         f"/checkpoints (claim weights) is {run}/weights, new for this run: --volume weights=DIR keeps it",
         f"workingDir /workspace/x is not on this machine: programs start in {tmp_path} (--workdir)",
     ]
 
 
-ASKED = "the job asks for 3 GPUs, this machine has"
+ASKED = "the job requests 3 GPUs, this machine has"
 
 
 @pytest.mark.parametrize(
@@ -386,7 +385,7 @@ ASKED = "the job asks for 3 GPUs, this machine has"
     [
         (1, "abc", f"{ASKED} 3: each pod sees its own (CUDA_VISIBLE_DEVICES)"),
         (1, "a", f"{ASKED} 1: all ranks run on the CPU (CUDA_VISIBLE_DEVICES is empty)"),
-        (0, "a", "this machine has 1 GPU, the job asks for none (resources.limits, nvidia.com/gpu): all ranks run on "
+        (0, "a", "this machine has 1 GPU, the job requests none (resources.limits, nvidia.com/gpu): all ranks run on "
                  "the CPU, as on a cluster"),
     ],
 )  # fmt: skip
@@ -400,7 +399,7 @@ def test_gpus_asked_for_are_compared_with_those_there_are(
 def test_what_cannot_run_here_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(CannotRun, match="has no command: its image's entrypoint cannot be known here"):
+    with pytest.raises(CannotRun, match="has no command, and its image's entrypoint is not available here"):
         notes_of(tmp_path, monkeypatch, command=[])
     assert not (tmp_path / "run").exists()
 

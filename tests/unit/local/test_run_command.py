@@ -296,7 +296,7 @@ def broken(observed):
         raise RuntimeError("a fault of our own")
     return reconcile(observed)
 runner.LocalRun.__init__.__kwdefaults__["reconcile"] = broken
-runner._BROKEN_GRACE = 0.1
+runner._ERROR_GRACE = 0.1
 runner.LocalRun._wait = lambda self, until: runner.asyncio.sleep(0.01)
 sys.argv = ["allranks", "run", "job.yaml"]
 from allranks.__main__ import main
@@ -397,7 +397,7 @@ def test_an_unwritable_run_directory_is_one_sentence(cli: Cli) -> None:
     done = cli.run("job.yaml", "--run-dir", "file/below")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: the run directory file/below cannot be made: not a directory\n",
+        "error: the run directory file/below cannot be created: not a directory\n",
     )
 
 
@@ -429,15 +429,15 @@ def test_a_manifest_comes_from_standard_input_too(cli: Cli) -> None:
     assert "(2 pods, no restarts)" in done.stdout
 
 
-def test_a_rank_that_prints_without_end_loses_nothing_in_its_log_and_stops_on_ctrl_c(cli: Cli) -> None:
-    program = "import os, sys\nfor n in range(300_000): print('line', n)\nopen('up-' + os.environ['RANK'], 'w').close()"
+def test_a_rank_that_prints_much_loses_nothing_in_its_log(cli: Cli) -> None:
+    program = "import os, sys\nfor n in range(100_000): print('line', n)\nopen('up-' + os.environ['RANK'], 'w').close()"
     cli.job(sys.executable, "-c", program, roles={"worker": {"replicas": 2}})
     done = cli.run()
     assert done.returncode == 0
-    expected = "".join(f"line {n}\n" for n in range(300_000))
+    expected = "".join(f"line {n}\n" for n in range(100_000))
     assert cli.log("job-worker-0-0") == expected
     assert cli.log("job-worker-1-0") == expected
-    assert "worker-1 | line 299999" in done.stdout
+    assert "worker-1 | line 99999" in done.stdout
 
 
 def test_on_a_terminal_the_summary_is_live_and_colours_can_be_turned_off(cli: Cli) -> None:
