@@ -52,7 +52,7 @@ def submitted(controller: None, trains: Team, fails: Team, waits: Team) -> None:
     pass
 
 
-def test_a_workflow_trains_and_hands_the_result_to_its_next_step(trains: Team) -> None:
+def test_a_workflow_trains_and_passes_the_result_to_its_next_step(trains: Team) -> None:
     team, name = trains, the_workflow(trains)
     workflow = finished(team, name, "Succeeded")
 
@@ -72,7 +72,7 @@ def test_a_workflow_trains_and_hands_the_result_to_its_next_step(trains: Team) -
     assert team.kubectl("get", "dt,pods", "-o", "name") == ""
 
 
-def test_a_job_that_fails_fails_its_step_and_no_second_one_is_made(fails: Team) -> None:
+def test_a_failed_job_fails_its_step_and_is_not_created_again(fails: Team) -> None:
     team, name = fails, the_workflow(fails)
     workflow = finished(team, name, "Failed")
 
@@ -84,7 +84,7 @@ def test_a_job_that_fails_fails_its_step_and_no_second_one_is_made(fails: Team) 
     assert (job["status"]["phase"], job["status"]["attempt"]) == ("Failed", 0)
 
 
-def test_a_step_whose_pod_is_lost_finds_its_job_again(waits: Team) -> None:
+def test_a_step_that_lost_its_pod_finds_its_job_again(waits: Team) -> None:
     team, name = waits, the_workflow(waits)
     running = ("get", "dt", name, "-n", team.namespace, "-o=jsonpath={.status.phase}")
     team.cluster.eventually(*running, contains="Running")

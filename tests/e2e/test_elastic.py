@@ -32,7 +32,7 @@ def three_gpus(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("three_gpus")
-def test_pytorch_goes_on_with_the_ranks_there_is_room_for_and_grows_when_there_is_more(team: Team) -> None:
+def test_pytorch_continues_with_the_ranks_that_fit_and_grows_later(team: Team) -> None:
     # What a pod leaves the kubelet knows first. Of a new GPU the scheduler may: the pod that it places is refused then.
     brief = {"spec": {"terminationGracePeriodSeconds": 1}}
     other = team.start(training("other", "sleep", "infinity", resources={"limits": {GPU: 1}}, template=brief))
@@ -64,7 +64,7 @@ def test_pytorch_goes_on_with_the_ranks_there_is_room_for_and_grows_when_there_i
     assert "resumed from epoch" in log
 
 
-def test_horovods_workers_come_and_go_while_the_others_train(team: Team) -> None:
+def test_horovod_workers_leave_and_join_while_the_others_train(team: Team) -> None:
     # Ranks ask each other every millisecond what there is to do, and spin until they are answered: that took a core. So
     # they ask seldom, and little: one step an epoch.
     seldom = [{"name": "HOROVOD_CYCLE_TIME", "value": "10"}]

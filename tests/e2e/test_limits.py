@@ -14,7 +14,7 @@ sleep 5 # as long as the other one may take to see this one
 """
 
 
-def test_more_gpus_than_there_are_is_told_in_the_schedulers_words(team: Team) -> None:
+def test_too_few_gpus_are_reported_in_the_schedulers_words(team: Team) -> None:
     job = team.start(training("gpus", *GOES_WELL, resources={"limits": {"nvidia.com/gpu": 800}}))
     team.told(job, "Insufficient nvidia.com/gpu")
     assert team.status(job)["phase"] == "Pending"

@@ -49,7 +49,7 @@ def ranks(cluster: Cluster, node: str, job: str) -> list[int]:
     return found
 
 
-def test_a_lost_node_is_the_cause_and_does_not_count_whoever_was_blamed_first(team: Team, node_2: str) -> None:
+def test_a_lost_node_becomes_the_root_cause_and_does_not_count(team: Team, node_2: str) -> None:
     """Two jobs. Of one the rank on the node lives on, out of sight. That of the other dies with the node: its peer
     fails within a second, and is blamed until Kubernetes knows of the node."""
     silent, dead = (team.start(penguins(name, epochs=1000, **ANYWHERE)) for name in ("silent", "dead"))

@@ -45,7 +45,7 @@ def test_a_slow_rank_is_named_a_hang_is_found_and_lost_work_is_counted(team: Tea
     assert status["history"][1]["firstStep"] > 1
 
 
-def test_a_pods_token_is_good_for_nothing_but_its_own_reports(team: Team, cluster: Cluster) -> None:
+def test_a_pods_token_is_valid_only_for_its_own_reports(team: Team, cluster: Cluster) -> None:
     job = team.start(example(JOB, args=["--epochs=30", "--work=0.3"]))
     team.attempt(job, 0)
     pod = f"{job}-worker-0-0"

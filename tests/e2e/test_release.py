@@ -17,7 +17,7 @@ def installed(cluster):
         install(cluster)
 
 
-def test_upgrade_and_uninstall_leave_jobs_and_CRDs_and_the_next_operator_goes_on(team: Team) -> None:
+def test_upgrade_and_uninstall_keep_jobs_and_CRDs_and_the_next_operator_continues(team: Team) -> None:
     job = team.start(training("running", "sh", "-c", UNTIL_TOLD))
     team.says(f"{job}-master-0-0", "ready")
     uid = team.get("pod", f"{job}-master-0-0")["metadata"]["uid"]
@@ -41,7 +41,7 @@ def test_upgrade_and_uninstall_leave_jobs_and_CRDs_and_the_next_operator_goes_on
     assert (status["attempt"], status["restarts"]["counted"]) == (0, 0)
 
 
-def test_the_operator_may_die_in_the_midst_of_a_restart(team: Team) -> None:
+def test_the_operator_may_die_during_a_restart(team: Team) -> None:
     job = team.start(training("midst", "sh", "-c", SECOND_TIME))
     team.says(f"{job}-master-0-0", "ready")
     team.signal(f"{job}-master-0-0", "USR1")

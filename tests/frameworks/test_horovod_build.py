@@ -88,7 +88,7 @@ class TestHorovod:
         finished = run(venv, ["python", "-c", RANKS_WITHOUT_LAUNCHER, rank_program])
         assert_ranks_met(finished, "gloo")
 
-    def test_source_that_is_not_the_expected_one_is_not_edited(self, tmp_path: Path) -> None:
+    def test_unexpected_source_is_not_edited(self, tmp_path: Path) -> None:
         cmake = tmp_path / "horovod" / "torch" / "CMakeLists.txt"
         cmake.parent.mkdir(parents=True)
         cmake.write_text("set(CMAKE_CXX_STANDARD 17)\n")
@@ -98,13 +98,13 @@ class TestHorovod:
 
 
 class TestFrameworksScript:
-    def test_a_second_call_does_nothing_and_prints_the_path_alone(self, venv: Path) -> None:
+    def test_a_second_call_does_nothing_and_prints_only_the_path(self, venv: Path) -> None:
         stamps = {path: path.stat().st_mtime_ns for path in (venv / ".allranks").iterdir()}
         again = subprocess.run([FRAMEWORKS, "horovod"], capture_output=True, text=True, check=True)
         assert (again.stdout, again.stderr) == (f"{venv}\n", "")
         assert {path: path.stat().st_mtime_ns for path in (venv / ".allranks").iterdir()} == stamps
 
-    def test_an_old_python_is_refused_with_what_to_do(self, tmp_path: Path) -> None:
+    def test_an_old_python_is_rejected_with_advice(self, tmp_path: Path) -> None:
         python = tmp_path / "python3"
         python.write_text("#!/bin/sh\ncase $1 in --version) echo Python 3.10.4 ;; *) echo 310; exit 1 ;; esac\n")
         python.chmod(0o755)
@@ -113,7 +113,7 @@ class TestFrameworksScript:
         assert refused.stdout == ""
         assert "Python 3.10.4 is too old: Python 3.11 or newer is needed" in refused.stderr
 
-    def test_an_unknown_framework_is_refused(self) -> None:
+    def test_an_unknown_framework_is_rejected(self) -> None:
         refused = call_frameworks_script("mxnet")
         assert (refused.returncode, refused.stdout) == (1, "")
         assert "unknown argument 'mxnet'" in refused.stderr

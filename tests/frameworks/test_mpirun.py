@@ -100,7 +100,7 @@ FAILURES = [
 
 
 @table(*FAILURES)
-def test_the_rank_that_failed_first_is_told(case, launch):
+def test_the_rank_that_failed_first_is_reported(case, launch):
     how, (code, number, last) = case
     status, log = launch(sys.executable, "program.py", how)
     found = read_mpirun_report(as_kubelet(log))
@@ -110,13 +110,13 @@ def test_the_rank_that_failed_first_is_told(case, launch):
     assert status == code
 
 
-def test_a_command_of_the_users_own_needs_to_know_nothing_of_it(launch):
+def test_a_command_of_the_user_needs_no_change(launch):
     _, log = launch("sh", "-c", f"mpirun -np 2 '{sys.executable}' program.py raise", own=True)
     found = read_mpirun_report(as_kubelet(log))
     assert (found.rank, found.message.splitlines()[-1]) == (1, "ValueError: mine")
 
 
-def test_where_all_is_well_the_log_is_the_programs_alone(launch):
+def test_on_success_the_log_is_only_that_of_the_program(launch):
     status, log = launch(sys.executable, "program.py", "be well")
     assert (status, sorted(log.splitlines())) == (0, ["epoch 3", "rank 0 begins", "rank 1 begins"])
 

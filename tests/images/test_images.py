@@ -52,7 +52,7 @@ def test_any_user_has_a_home_to_write_to(image: Images, name: str):
 
 
 @pytest.mark.parametrize("name", EVERY_IMAGE)
-def test_an_image_holds_no_key_and_no_package_list(image: Images, name: str):
+def test_an_image_contains_no_key_and_no_package_list(image: Images, name: str):
     root = image(name).root
     assert list(root.glob("etc/ssh/ssh_host_*")) == []
     assert list(root.glob("var/lib/apt/lists/*")) == []
@@ -60,7 +60,7 @@ def test_an_image_holds_no_key_and_no_package_list(image: Images, name: str):
 
 
 @pytest.mark.parametrize("name", EVERY_IMAGE)
-def test_an_image_says_which_version_of_what_it_is(image: Images, name: str):
+def test_an_image_is_labeled_with_its_name_and_version(image: Images, name: str):
     built = image(name)
     labels = {key.removeprefix("org.opencontainers.image."): value for key, value in built.config["Labels"].items()}
     assert labels["version"] == __version__
@@ -114,7 +114,7 @@ print(json.dumps([time.perf_counter() - start, resource.getrusage(resource.RUSAG
 """
 
 
-def test_the_operators_program_needs_less_memory_than_the_chart_asks_for(image: Images):
+def test_the_operators_program_needs_less_memory_than_the_chart_requests(image: Images):
     said = succeeded(image("operator").run("python3", "-c", MEASURE, user=any_user()))
     seconds, memory = json.loads(said)
     print(f"import: {seconds:.2f} s, {memory / MEGABYTE:.0f} MB")

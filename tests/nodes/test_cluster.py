@@ -124,13 +124,13 @@ def test_a_second_up_is_the_same_cluster(cluster):
     assert cluster.kubectl(*asked) == uid
 
 
-def test_a_cluster_of_another_size_is_not_made_of_a_running_one(cluster):
+def test_a_running_cluster_is_not_resized(cluster):
     done = cluster.script("up", "--nodes", "3")
     assert done.returncode == 1
     assert "it runs with 2 node(s): for 3, call 'tools/cluster.sh down' first" in done.stderr
 
 
-def test_status_and_kubeconfig_tell_of_it(cluster):
+def test_status_and_kubeconfig_describe_the_cluster(cluster):
     done = cluster.script("status")
     assert done.returncode == 0
     assert [line.split()[:2] for line in done.stdout.splitlines()[1:]] == [["node-1", "Ready"], ["node-2", "Ready"]]
@@ -183,7 +183,7 @@ def test_pods_on_two_nodes_find_each_other_by_name_before_they_are_ready(cluster
     assert cluster.kubectl("get", "pods", "--selector=app=job", f"--output={ready}") == "false false"
 
 
-def test_a_name_that_nobody_has_is_unknown_and_not_a_fault(cluster):
+def test_an_unused_name_is_not_found_and_not_an_error(cluster):
     cluster.apply(pod("asking", "getent hosts nobody.example.org", **NODES_PROGRAMS))
     cluster.wait("pod/asking", "--for=jsonpath={.status.phase}=Failed")
     code = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}"
@@ -197,7 +197,7 @@ def test_pods_reach_the_api_server_by_its_service(cluster):
     assert json.loads(cluster.kubectl("logs", "client"))["kind"] == "APIVersions"
 
 
-def test_a_volume_is_shared_by_nodes_survives_pods_and_goes_with_its_claim(cluster):
+def test_a_volume_is_shared_by_nodes_survives_pods_and_is_deleted_with_its_claim(cluster):
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -226,7 +226,7 @@ def test_a_volume_is_shared_by_nodes_survives_pods_and_goes_with_its_claim(clust
         time.sleep(0.2)
 
 
-def test_pods_are_scheduled_by_pretended_gpus(cluster):
+def test_pods_are_scheduled_by_simulated_gpus(cluster):
     def trainer(name: str, gpus: int) -> dict:
         return pod(name, "sleep 600", resources={"limits": {"nvidia.com/gpu": gpus}})
 
@@ -260,7 +260,7 @@ def test_an_image_from_a_file_runs_on_every_node(cluster, tmp_path):
     cluster.wait(*(f"pod/{name}" for name in names), "--for=jsonpath={.status.phase}=Succeeded")
 
 
-def test_nodes_begin_with_the_images_of_a_store_and_keep_what_they_write_to_themselves(cluster, store):
+def test_nodes_start_with_the_images_of_a_store_and_do_not_share_their_writes(cluster, store):
     assert stored(store.parent) == str(store)
     write = "test ! -e /bin/mine && echo mine > /bin/mine && exit 0"
     of_nodes = {f"stored-{number}": f"node-{number}" for number in (1, 2)}
@@ -292,13 +292,13 @@ def test_a_node_that_is_stopped_loses_its_pods_and_comes_back(cluster):
     cluster.wait("pod/again", "--for=condition=Ready")
 
 
-def test_a_node_that_is_not_there_cannot_be_stopped(cluster):
+def test_an_unknown_node_cannot_be_stopped(cluster):
     done = cluster.script("stop", "node-7")
     assert done.returncode == 1
     assert "there is no node 'node-7', but node/node-1 node/node-2" in done.stderr
 
 
-def test_half_a_cluster_is_ended_and_started_anew(cluster, tmp_path):
+def test_a_partial_cluster_is_removed_and_started_again(cluster, tmp_path):
     """Beside the other one, which it leaves alone."""
     other = Cluster(tmp_path / "other")
     try:
@@ -317,7 +317,7 @@ def test_half_a_cluster_is_ended_and_started_anew(cluster, tmp_path):
     assert cluster.script("status").returncode == 0
 
 
-def test_an_up_that_is_interrupted_leaves_nothing_but_logs(before, tmp_path):
+def test_an_interrupted_up_leaves_only_logs(before, tmp_path):
     cluster = Cluster(tmp_path / "cluster")
     try:
         with start_until(cluster, "machines plugged together") as process:
@@ -339,7 +339,7 @@ def start_until(cluster: Cluster, words: str) -> Iterator[subprocess.Popen[str]]
         yield process
 
 
-def test_no_cluster_has_no_status_no_kubeconfig_and_takes_no_image(tmp_path):
+def test_without_a_cluster_there_is_no_status_no_kubeconfig_and_no_image_load(tmp_path):
     cluster = Cluster(tmp_path / "none")
     for command, words in {
         ("status",): "does not run",
@@ -354,7 +354,7 @@ def test_no_cluster_has_no_status_no_kubeconfig_and_takes_no_image(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["up", "down"])
-def test_a_folder_of_something_else_is_not_touched(tmp_path, command):
+def test_an_unrelated_folder_is_not_changed(tmp_path, command):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "thesis.txt").write_text("years")
     done = Cluster(tmp_path / "folder").script(command)
@@ -363,7 +363,7 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path, command):
     assert (tmp_path / "folder" / "thesis.txt").read_text() == "years"
 
 
-def test_somebody_else_than_root_is_told_so(tmp_path):
+def test_a_user_other_than_root_gets_an_error(tmp_path):
     command = ["unshare", "--user", "--map-user=65534", SCRIPT, "up", "--with", "node", "--dir", tmp_path / "cluster"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1

@@ -33,7 +33,7 @@ def test_an_example_trains_to_the_promised_accuracy_on_all_ranks(name, run_job) 
     assert accuracies[0] >= 0.97
 
 
-def test_checkpoints_metrics_and_the_loss_curve_are_left_in_the_claim(run_job, tmp_path: Path) -> None:
+def test_checkpoints_metrics_and_the_loss_curve_are_in_the_claim(run_job, tmp_path: Path) -> None:
     claim = tmp_path / "claim"
     run = run_job("examples/penguins-pytorch.yaml", "--volume", f"penguins-pytorch={claim}").finish()
 

@@ -54,7 +54,9 @@ def test_kill_9_of_one_rank_restarts_the_group_from_its_checkpoint(pod, rank, ru
     assert lines[epoch]["loss"] < lines[0]["loss"]
 
 
-def test_a_program_that_raises_at_once_twice_fails_with_its_exceptions_last_lines(run_job, tmp_path: Path) -> None:
+def test_a_program_that_raises_at_once_twice_fails_with_the_last_lines_of_its_exception(
+    run_job, tmp_path: Path
+) -> None:
     (tmp_path / "broken.py").write_text('raise ValueError("the learning rate must be positive")\n')
     manifest = job(tmp_path, "pytorch", ["torchrun", "broken.py"], "master: {}\n    worker: {replicas: 1}")
     run = run_job(manifest, cwd=tmp_path).finish()

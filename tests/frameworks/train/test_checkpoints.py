@@ -67,9 +67,7 @@ def test_an_epoch_that_is_saved_again_replaces_itself(store: CheckpointStore) ->
         pytest.param(bytes(1000), id="zeros, as after a power failure"),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over_with_one_line(
-    store: CheckpointStore, said: list[str], damaged: bytes
-) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_one_line(store: CheckpointStore, said: list[str], damaged: bytes) -> None:
     store.save(6, archive("six"))
     store.save(7, archive("seven"))
     path = store.directory / "epoch-00007.claim-00001.pt"
@@ -88,7 +86,7 @@ def test_two_damaged_checkpoints_mean_a_new_start_and_not_a_crash(store: Checkpo
     assert len(said) == 2
 
 
-def test_damaged_checkpoints_of_later_epochs_go_when_the_training_saves_again(store: CheckpointStore) -> None:
+def test_damaged_checkpoints_of_later_epochs_are_removed_by_the_next_save(store: CheckpointStore) -> None:
     for epoch in (6, 7, 8, 9):
         store.save(epoch, archive())
     for epoch in (8, 9):
@@ -100,7 +98,7 @@ def test_damaged_checkpoints_of_later_epochs_go_when_the_training_saves_again(st
     assert names(store.directory) == ["epoch-00007.pt", "epoch-00008.claim-00002.pt"]
 
 
-def test_files_of_others_are_neither_read_nor_removed(store: CheckpointStore) -> None:
+def test_other_files_are_neither_read_nor_removed(store: CheckpointStore) -> None:
     others = ["epoch-00099.npz", "epoch-best.pt", "loss.png", "my-epoch-00099.pt", ".epoch-00004.npz.tmp"]
     for name in others:
         (store.directory / name).write_bytes(b"?")
@@ -110,7 +108,7 @@ def test_files_of_others_are_neither_read_nor_removed(store: CheckpointStore) ->
     assert CheckpointStore(Claim(store.directory), ".pt").newest() == (3, archive())
 
 
-def test_what_a_killed_writer_left_behind_is_no_checkpoint_and_goes(store: CheckpointStore) -> None:
+def test_the_files_of_a_killed_writer_are_not_checkpoints_and_are_removed(store: CheckpointStore) -> None:
     store.save(1, archive())
     for name in (".epoch-00002.claim-00001.pt.claim-00001.tmp", ".metrics.jsonl.claim-00001.tmp"):
         (store.directory / name).write_bytes(archive()[:50])
@@ -119,7 +117,7 @@ def test_what_a_killed_writer_left_behind_is_no_checkpoint_and_goes(store: Check
     assert names(store.directory) == ["epoch-00001.claim-00001.pt"]
 
 
-def test_a_checkpoint_that_is_not_due_is_saved_when_the_end_comes(store: CheckpointStore) -> None:
+def test_a_checkpoint_that_is_not_due_is_saved_at_the_end(store: CheckpointStore) -> None:
     store.save(5, archive("five"))
     store.hold(6, archive("six"))
     store.hold(7, archive("seven"))
@@ -129,9 +127,7 @@ def test_a_checkpoint_that_is_not_due_is_saved_when_the_end_comes(store: Checkpo
     assert store.flush() is None
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"old")
 

@@ -53,7 +53,7 @@ def test_each_start_takes_the_next_number_and_leaves_one_claim(tmp_path: Path, m
         assert content == {"attempt": attempt or "0", "job": ""}
 
 
-def test_of_many_that_start_at_the_same_moment_each_has_a_number_of_its_own(tmp_path: Path) -> None:
+def test_concurrent_starts_get_different_numbers(tmp_path: Path) -> None:
     claims: list[Claim] = []
     together = threading.Barrier(8)
 
@@ -82,7 +82,7 @@ def test_of_many_that_start_at_the_same_moment_each_has_a_number_of_its_own(tmp_
         pytest.param(".claim-00002", 3, id="the number was taken, and its file removed by the next one"),
     ],
 )
-def test_a_start_that_looked_too_early_takes_a_later_number(
+def test_a_start_with_a_stale_listing_takes_a_later_number(
     meanwhile: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / meanwhile).touch()
@@ -114,7 +114,7 @@ def test_checkpoints_that_were_copied_without_the_claim_do_not_outrank_new_ones(
         pytest.param("", "", "attempt 0 was replaced by a later start", id="twice by hand"),
     ],
 )
-def test_who_is_replaced_knows_by_whom(
+def test_the_error_of_a_replaced_training_names_its_successor(
     mine: str, theirs: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALLRANKS_ATTEMPT", mine)
@@ -161,7 +161,7 @@ def test_an_attempt_that_starts_late_claims_nothing(
     assert [path.name for path in tmp_path.iterdir()] == [".claim-00001"]
 
 
-def test_a_claim_whose_writer_was_killed_counts_although_it_is_empty(zombie: CheckpointStore) -> None:
+def test_an_empty_claim_of_a_killed_writer_counts(zombie: CheckpointStore) -> None:
     (zombie.directory / ".claim-00002").touch()
     with pytest.raises(Replaced, match=r"attempt 0 was replaced by a later start \("):
         zombie.save(8, archive("zombie 8"))
@@ -171,7 +171,7 @@ def test_a_claim_whose_writer_was_killed_counts_although_it_is_empty(zombie: Che
 # Checkpoints.
 
 
-def test_who_is_replaced_writes_and_deletes_nothing(zombie: CheckpointStore) -> None:
+def test_a_replaced_training_writes_and_deletes_nothing(zombie: CheckpointStore) -> None:
     start(zombie.directory)
     zombie.hold(8, archive("zombie 8"))
     for write in (lambda: zombie.save(8, archive("zombie 8")), zombie.flush):
@@ -180,7 +180,7 @@ def test_who_is_replaced_writes_and_deletes_nothing(zombie: CheckpointStore) -> 
     assert names(zombie.directory) == [FIRST_SIX, FIRST_SEVEN]
 
 
-def test_a_late_write_neither_replaces_nor_deletes_nor_outranks(late: CheckpointStore) -> None:
+def test_a_late_write_does_not_replace_delete_or_outrank(late: CheckpointStore) -> None:
     successor = start(late.directory)
     assert successor.newest() == (7, archive("zombie 7"))
     successor.save(8, archive("successor 8"))
@@ -200,7 +200,7 @@ def test_a_late_write_deletes_none_of_many_newer_ones(late: CheckpointStore) -> 
     assert names(late.directory) == sorted([*newer, FIRST_SEVEN, "epoch-00008.claim-00001.pt"])
 
 
-def test_what_came_late_goes_with_the_next_checkpoint(late: CheckpointStore) -> None:
+def test_a_late_checkpoint_is_removed_by_the_next_one(late: CheckpointStore) -> None:
     successor = start(late.directory)
     successor.save(8, archive("successor 8"))
     late.save(8, archive("zombie 8"))
@@ -208,7 +208,7 @@ def test_what_came_late_goes_with_the_next_checkpoint(late: CheckpointStore) -> 
     assert names(late.directory) == ["epoch-00008.claim-00002.pt", "epoch-00009.claim-00002.pt"]
 
 
-def test_a_late_write_leaves_the_successor_what_it_falls_back_on(late: CheckpointStore) -> None:
+def test_a_late_write_keeps_the_fallback_of_its_successor(late: CheckpointStore) -> None:
     successor = start(late.directory)
     successor.save(8, archive("successor 8"))
     late.save(8, archive("zombie 8"))
@@ -221,7 +221,7 @@ def test_a_late_write_leaves_the_successor_what_it_falls_back_on(late: Checkpoin
     assert len(said) == 3
 
 
-def test_a_start_that_saved_nothing_is_passed_over(late: CheckpointStore) -> None:
+def test_a_start_that_saved_nothing_is_skipped(late: CheckpointStore) -> None:
     start(late.directory)  # and dies
     late.save(8, archive("zombie 8"))  # as good as any: the one after it goes on from it
     third = start(late.directory)
@@ -243,7 +243,7 @@ def test_the_directory_survives_a_zombie_that_is_caught_while_it_writes(
     assert names(zombie.directory) == [FIRST_SIX, FIRST_SEVEN]
 
 
-def test_a_checkpoint_that_goes_while_the_directory_is_read_is_not_the_end(
+def test_a_checkpoint_that_is_removed_during_the_listing_is_skipped(
     late: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     successor = start(late.directory)
@@ -284,7 +284,7 @@ store.save(8, Path({new!r}).read_bytes())
 """
 
 
-def test_killed_at_any_file_operation_the_next_start_finds_all_that_was_there(tmp_path: Path) -> None:
+def test_a_kill_at_any_file_operation_loses_nothing_for_the_next_start(tmp_path: Path) -> None:
     new = tmp_path / "new"
     new.write_bytes(archive("new"))
     found = []
@@ -315,7 +315,7 @@ def test_killed_at_any_file_operation_the_next_start_finds_all_that_was_there(tm
 # Metrics.
 
 
-def test_who_is_replaced_appends_nothing(tmp_path: Path) -> None:
+def test_a_replaced_training_appends_nothing(tmp_path: Path) -> None:
     log = MetricsLog(Claim(tmp_path), 0)
     append(log, 1)
     Claim(tmp_path)
@@ -324,7 +324,7 @@ def test_who_is_replaced_appends_nothing(tmp_path: Path) -> None:
     assert epochs(tmp_path / "metrics.jsonl") == [1]
 
 
-def test_a_line_that_came_late_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_line_is_removed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     claim = Claim(tmp_path)
     zombie = MetricsLog(claim, 0)
@@ -343,7 +343,7 @@ def test_a_line_that_came_late_goes_with_the_next_one(tmp_path: Path, monkeypatc
     ]
 
 
-def test_of_two_lines_for_an_epoch_the_one_of_the_newer_claim_counts(tmp_path: Path) -> None:
+def test_the_line_of_the_newer_claim_wins_for_an_epoch(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     old, new, first = ({"epoch": 2, "loss": 9.0}, {"epoch": 2, "claim": 2}, {"epoch": 1, "claim": 2})
     late, other = {"epoch": 2, "claim": 1}, {"epoch": 3, "claim": 1}

@@ -22,7 +22,7 @@ needs_numpy = pytest.mark.skipif(np is None, reason="numpy is not in this enviro
 
 
 @needs_numpy
-def test_a_quarter_of_each_species_is_held_out_and_no_penguin_twice() -> None:
+def test_a_quarter_of_each_species_is_held_out_and_no_penguin_appears_twice() -> None:
     from common.penguins import load_penguins
 
     penguins = load_penguins()
@@ -110,7 +110,7 @@ def test_cifar10_is_read_from_its_own_files(tmp_path: Path, kind: str, named: st
 
 
 @needs_numpy
-def test_a_batch_that_numpy_of_today_has_pickled_is_read_too(tmp_path: Path) -> None:
+def test_a_batch_pickled_by_a_current_numpy_is_read_too(tmp_path: Path) -> None:
     from common.images import read_cifar10_batch
 
     path = tmp_path / "test_batch"
@@ -141,7 +141,7 @@ class Malicious:
     ],
     ids=["malicious", "empty", "no pixels", "a list", "not whole images", "empty binary"],
 )
-def test_a_file_that_is_no_batch_ends_the_program_with_its_name(
+def test_an_invalid_batch_file_ends_the_program_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, message: str
 ) -> None:
     from common.images import read_cifar10_batch

@@ -35,7 +35,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize(("program", "kind"), PROGRAMS)
-def test_a_training_goes_on_after_sigterm_and_after_kill(launcher: Launcher, program: str, kind: type[World]) -> None:
+def test_a_training_resumes_after_sigterm_and_after_kill(launcher: Launcher, program: str, kind: type[World]) -> None:
     world = kind(launcher, program)
 
     ranks = world.start("--pause", "2")
@@ -136,9 +136,7 @@ def test_an_interruption_changes_no_loss(launcher: Launcher, program: str) -> No
 
 
 @pytest.mark.parametrize("program", ["penguins_pytorch.py", "penguins_tensorflow.py", "penguins_horovod_keras.py"])
-def test_an_attempt_that_was_left_behind_ends_and_does_not_disturb_the_next_one(
-    launcher: Launcher, program: str
-) -> None:
+def test_a_stale_attempt_ends_and_does_not_disturb_the_next_one(launcher: Launcher, program: str) -> None:
     """As when a node is silent and not dead: both write to the same volume."""
     directory = launcher.folder / "checkpoints"
 
@@ -181,7 +179,7 @@ def test_horovodrun_trains_two_ranks(launcher: Launcher) -> None:
     assert "no --checkpoint-dir: no checkpoints" in run.text
 
 
-def test_one_process_with_nothing_in_its_environment_trains_alone(launcher: Launcher) -> None:
+def test_one_process_without_rank_variables_trains_alone(launcher: Launcher) -> None:
     runs = [
         launcher.start(["python", ROOT / "train" / program, "--output-dir", launcher.folder / program])
         for program in ("penguins_pytorch.py", "penguins_tensorflow.py")
@@ -193,7 +191,7 @@ def test_one_process_with_nothing_in_its_environment_trains_alone(launcher: Laun
         assert written == [".claim-00001", "loss.png", "metrics.jsonl"]
 
 
-def test_a_rank_that_alone_got_sigterm_takes_the_others_along(launcher: Launcher) -> None:
+def test_sigterm_to_one_rank_ends_all_ranks(launcher: Launcher) -> None:
     ranks = PlainPyTorch(launcher, "penguins_pytorch.py").start("--pause", "1")
     ranks[0].wait_for("epoch 1/20")
     ranks[1].process.terminate()

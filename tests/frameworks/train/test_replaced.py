@@ -46,7 +46,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("then", WAYS.values(), ids=WAYS)
-def test_who_is_replaced_ends_with_a_line_and_its_own_exit_code(then: str, tmp_path: Path) -> None:
+def test_a_replaced_training_ends_with_a_line_and_its_own_exit_code(then: str, tmp_path: Path) -> None:
     ended = run_rank(tmp_path / "claim", "directory", then)
     last = f"attempt 0 was replaced by a later start ({tmp_path}/claim/.claim-00002)"
     assert ended.stdout.splitlines()[-1] == f"rank 0 of 2: {last}: stopping, nothing more is written"

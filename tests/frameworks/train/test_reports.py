@@ -57,7 +57,7 @@ def of(hub: FakeReportServer, rank: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "program", ["penguins_pytorch.py", "penguins_tensorflow.py", "penguins_horovod.py", "digits_pytorch.py"]
 )
-def test_own_work_tells_the_slow_rank_and_the_time_of_a_step_does_not(hub, start, program):
+def test_busy_time_identifies_the_slow_rank_and_step_time_does_not(hub, start, program):
     steps, busy = undisturbed(hub, lambda: start(program, "--epochs", "4", "--work", "0.05", "--slow-rank", "1"))
     assert min(steps) > 0.14, (steps, busy)
     assert max(steps) < 1.3 * min(steps), (steps, busy)
@@ -113,9 +113,7 @@ def test_a_checkpoint_of_sigterm_is_reported(hub, start, launcher):
 @pytest.mark.parametrize(
     ("program", "waits_in"), [("penguins_pytorch.py", "train_step"), ("penguins_tensorflow.py", "quick_execute")]
 )
-def test_of_ranks_in_the_same_step_the_one_that_hangs_does_not_wait_and_the_stacks_say_where(
-    hub, start, program, waits_in
-):
+def test_the_hung_rank_is_the_one_that_does_not_wait_and_its_stack_shows_where(hub, start, program, waits_in):
     ranks = start(program, "--hang-rank", "1", "--hang-at-step", "7")
     hub.wait(lambda messages: all([m for m in of(hub, rank) if (m["idle"] or 0) > 1] for rank in range(2)), SOON)
     assert [of(hub, rank)[-1]["step"] for rank in range(2)] == [6, 6]

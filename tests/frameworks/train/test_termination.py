@@ -50,7 +50,7 @@ FAILS = "raise RuntimeError('connection closed by peer')"
         "the training was just over",
     ],
 )
-def test_a_rank_that_was_told_to_end_saves_whoever_goes_first(tmp_path, then, agree_within, said, code) -> None:
+def test_a_rank_that_gets_SIGTERM_saves_in_any_order_of_events(tmp_path, then, agree_within, said, code) -> None:
     command = [sys.executable, "-c", PROGRAM + then, str(tmp_path / "began"), str(agree_within)]
     done = subprocess.run(command, cwd=ROOT / "train", capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == (said, code), done.stderr

@@ -109,7 +109,7 @@ def test_the_ranks_of_all_workers_are_started_with_their_numbers(start, out):
     }
 
 
-def test_it_begins_with_the_least_when_the_others_do_not_come_in_time(start, out):
+def test_it_starts_with_the_minimum_when_the_others_do_not_join_in_time(start, out):
     first = start(0, 3, *loop(), ALLRANKS_HOROVOD_WAIT_SECONDS="1")
     ready(out, "0-0")
     assert environment(out, "rank-0-0")["HOROVOD_SIZE"] == "1"
@@ -124,7 +124,7 @@ ENDS = [("exit 7", 7), ("exit 138", 138), ("kill -KILL $$", 137), ("kill -SEGV $
 
 
 @pytest.mark.parametrize(("end", "status"), ENDS, ids=[end for end, _ in ENDS])
-def test_a_worker_with_a_rank_that_fails_ends_with_its_status_and_the_others_go_on(start, out, end, status):
+def test_a_worker_with_a_failed_rank_ends_with_its_status_and_the_others_continue(start, out, end, status):
     failing = f"if [ $me = 1-1 ]; then {UNTIL % 'ready-1-0'} {end}; fi; trap 'exit 0' TERM; touch \"$OUT/ready-$me\"; "
     workers = [start(index, 2, *shell(failing + UNTIL % "end"), slots=2) for index in range(2)]
     assert workers[1].wait(SOON) == status
@@ -156,7 +156,7 @@ def test_the_first_worker_outlives_its_last_answer_however_slowly_that_is_sent(s
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_told_to_end_says_goodbye_and_the_others_go_on(start, out, number):
+def test_a_terminated_worker_leaves_and_the_others_continue(start, out, number):
     workers = [start(index, 3, *loop("exit 1")) for index in range(3)]
     ready(out, "0-0", "1-0", "2-0")
     workers[2].send_signal(number)
@@ -166,7 +166,7 @@ def test_a_worker_told_to_end_says_goodbye_and_the_others_go_on(start, out, numb
     assert [worker.wait(SOON) for worker in workers[:2]] == [0, 0]
 
 
-def test_ranks_that_save_and_end_well_after_SIGTERM_end_well_and_the_training_is_not_over(start, out):
+def test_ranks_that_succeed_after_SIGTERM_do_not_end_the_training(start, out):
     workers = [start(index, 2, *loop('touch "$OUT/saved"; exit 0')) for index in range(2)]
     ready(out, "0-0", "1-0")
     workers[1].terminate()
@@ -178,7 +178,7 @@ def test_ranks_that_save_and_end_well_after_SIGTERM_end_well_and_the_training_is
     assert workers[0].wait(SOON) == 0
 
 
-def test_the_first_worker_told_to_end_ends_all(start, out):
+def test_termination_of_the_first_worker_ends_all(start, out):
     workers = [start(index, 2, *loop()) for index in range(2)]
     ready(out, "0-0", "1-0")
     for _ in range(20):
@@ -194,7 +194,7 @@ def test_SIGTERM_while_it_waits_for_the_driver_ends_it_at_once(start, out):
     assert not list(out.glob("rank-*"))
 
 
-def test_a_driver_that_is_lost_is_told_and_ends_the_ranks(start, out):
+def test_a_lost_driver_is_reported_and_ends_the_ranks(start, out):
     workers = [
         start(index, 2, *loop("exit 0"), patch="helper.LOST_SECONDS = 1; helper.STAY_SECONDS = 0") for index in range(2)
     ]
@@ -204,7 +204,7 @@ def test_a_driver_that_is_lost_is_told_and_ends_the_ranks(start, out):
     assert re.fullmatch(r"allranks: no word from the driver at localhost:\d+ for 1 s\n", workers[1].log.read_text())
 
 
-def test_a_pod_that_has_lost_its_driver_stays_until_it_is_taken_away(start, out):
+def test_a_pod_without_its_driver_stays_until_it_is_deleted(start, out):
     workers = [start(index, 2, *loop("exit 0"), patch="helper.LOST_SECONDS = 1") for index in range(2)]
     ready(out, "0-0", "1-0")
     os.killpg(workers[0].pid, signal.SIGKILL)
@@ -214,7 +214,7 @@ def test_a_pod_that_has_lost_its_driver_stays_until_it_is_taken_away(start, out)
     assert workers[1].wait(SOON) == 143
 
 
-def test_a_rank_that_fails_for_a_lost_driver_is_not_to_blame(start, out):
+def test_a_rank_that_fails_because_of_a_lost_driver_is_not_the_root_cause(start, out):
     program = shell(f'touch "$OUT/ready-$me"; {UNTIL % "end"} exit 134')
     workers = [
         start(index, 2, *program, patch="helper.LOST_SECONDS = 1; helper.STAY_SECONDS = 0") for index in range(2)
@@ -225,7 +225,7 @@ def test_a_rank_that_fails_for_a_lost_driver_is_not_to_blame(start, out):
     assert workers[1].wait(SOON) == 138
 
 
-def test_a_worker_that_was_silent_for_long_is_left_behind_and_ends(start, out):
+def test_a_worker_that_was_silent_too_long_is_removed_and_ends(start, out):
     quick = "import horovod_elastic_driver; horovod_elastic_driver.SILENT_SECONDS = 2"
     workers = [start(0, 2, *loop(), patch=quick), start(1, 2, *loop())]
     ready(out, "0-0", "1-0")
@@ -239,14 +239,14 @@ def test_a_worker_that_was_silent_for_long_is_left_behind_and_ends(start, out):
     assert workers[0].wait(SOON) == 0
 
 
-def test_a_rank_that_does_not_end_when_it_is_told_to_is_killed(start, out):
+def test_a_rank_that_ignores_SIGTERM_is_killed(start, out):
     deaf = f"trap '' TERM; touch \"$OUT/ready-$me\"; {UNTIL % 'end'}"
     program = shell(f"if [ $me = 0-1 ]; then {UNTIL % 'ready-0-0'} exit 5; fi; {deaf}")
     worker = start(0, 1, *program, slots=2, patch="helper.GRACE_SECONDS = 0.3")
     assert worker.wait(SOON) == 5
 
 
-def test_too_few_workers_for_too_long_are_told(start):
+def test_too_few_workers_for_too_long_are_reported(start):
     worker = start(
         0, 2, "true", ALLRANKS_HOROVOD_MIN="2", ALLRANKS_HOROVOD_WAIT_SECONDS="0", HOROVOD_ELASTIC_TIMEOUT="1"
     )
@@ -257,13 +257,13 @@ def test_too_few_workers_for_too_long_are_told(start):
     )
 
 
-def test_a_driver_that_is_not_there_is_told(start):
+def test_a_missing_driver_is_reported(start):
     worker = start(1, 2, "true", HOROVOD_START_TIMEOUT="0.4", HOROVOD_GLOO_RENDEZVOUS_PORT="9")
     assert worker.wait(SOON) == 1
     assert worker.log.read_text() == "allranks: no driver at localhost:9 within 0 s (HOROVOD_START_TIMEOUT)\n"
 
 
-def test_an_image_without_Horovod_is_told(start):
+def test_an_image_without_Horovod_is_reported(start):
     worker = start(0, 1, "true", PYTHONPATH="")
     assert worker.wait(SOON) == 1
     told = worker.log.read_text()
@@ -271,7 +271,7 @@ def test_an_image_without_Horovod_is_told(start):
     assert "Traceback" not in told
 
 
-def test_a_port_that_is_taken_is_told(start):
+def test_a_port_in_use_is_reported(start):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -281,13 +281,13 @@ def test_a_port_that_is_taken_is_told(start):
     assert worker.log.read_text() == f"allranks: cannot listen on port {port}: Address already in use\n"
 
 
-def test_a_program_that_is_not_there_is_told_with_status_127(start):
+def test_a_missing_program_is_reported_with_status_127(start):
     workers = [start(index, 2, "no-such-program") for index in range(2)]
     assert [worker.wait(SOON) for worker in workers] == [127, 127]
     assert workers[0].log.read_text() == "allranks: cannot start no-such-program: No such file or directory\n"
 
 
-def test_without_a_program_it_says_how_it_is_used(start):
+def test_without_a_program_it_prints_its_usage(start):
     worker = start(0, 1)
     assert worker.wait(SOON) == 2
     assert worker.log.read_text() == "usage: horovod_elastic.py PROGRAM [ARG...]\n"
@@ -362,7 +362,7 @@ def test_real_Elastic_Horovod_trains_to_the_end(train):
 
 
 @pytest.mark.slow
-def test_real_Elastic_Horovod_goes_on_without_a_killed_worker_and_takes_in_its_replacement(train):
+def test_real_Elastic_Horovod_continues_without_a_killed_worker_and_adds_its_replacement(train):
     workers = [train(index, 3, 60) for index in range(3)]
     last = reaches(workers[2], "step", 5)
     killed = time.time()
@@ -442,7 +442,7 @@ def test_real_Elastic_Horovod_ends_when_too_few_are_left(train):
 
 
 @pytest.mark.slow
-def test_real_Elastic_Horovod_ends_when_too_few_come(train):
+def test_real_Elastic_Horovod_ends_when_too_few_join(train):
     worker = train(0, 2, 5, HOROVOD_ELASTIC_TIMEOUT="2", ALLRANKS_HOROVOD_WAIT_SECONDS="0")
     assert worker.wait(LONG) == 1
     assert worker.log.read_text() == (

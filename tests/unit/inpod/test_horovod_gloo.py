@@ -155,7 +155,7 @@ def test_ranks_wait_for_a_worker_that_comes_late(start, out):
     assert sorted(ranks(out)) == [0, 1, 2, 3]
 
 
-def test_a_first_worker_that_comes_late_is_waited_for_too(start, out):
+def test_ranks_wait_for_a_first_worker_that_comes_late(start, out):
     second = start(1, 2, *shell(MEET))
     time.sleep(0.5)
     assert (ranks(out), second.poll()) == ({}, None)
@@ -181,7 +181,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("end", "status"), ENDS, ids=[end for end, _ in ENDS])
-def test_the_first_rank_that_fails_answers_for_the_worker_and_ends_the_others(start, out, end, status):
+def test_the_first_failed_rank_sets_the_exit_status_and_ends_the_others(start, out, end, status):
     begun = time.monotonic()
     wait = f'while [ ! -e "{out}/rank-0" ]; do sleep 0.02; done'
     worker = start(0, 1, *shell(f'if [ "$HOROVOD_RANK" = 1 ]; then {wait}; {end}; fi; exec sleep 60'))
@@ -190,7 +190,7 @@ def test_the_first_rank_that_fails_answers_for_the_worker_and_ends_the_others(st
     assert sorted(ranks(out)) == [0, 1]
 
 
-def test_SIGTERM_is_passed_on_and_the_ranks_have_their_say(start, out):
+def test_SIGTERM_is_forwarded_and_the_ranks_set_the_exit_status(start, out):
     worker = start(
         0, 1, *shell("trap 'exit 143' TERM; touch \"$OUT/ready-$HOROVOD_RANK\"; while :; do sleep 0.05; done")
     )
@@ -199,7 +199,7 @@ def test_SIGTERM_is_passed_on_and_the_ranks_have_their_say(start, out):
     assert worker.wait(SOON) == 143
 
 
-def test_ranks_that_save_and_end_well_after_SIGTERM_end_well(start, out):
+def test_ranks_that_succeed_after_SIGTERM_succeed(start, out):
     program = 'trap \'touch "$OUT/saved-$HOROVOD_RANK"; exit 0\' TERM; touch "$OUT/ready-$HOROVOD_RANK"; '
     worker = start(0, 1, *shell(program + "while :; do sleep 0.05; done"))
     wait_for(lambda: len(list(out.glob("ready-*"))) == 2)
@@ -208,7 +208,7 @@ def test_ranks_that_save_and_end_well_after_SIGTERM_end_well(start, out):
     assert sorted(file.name for file in out.glob("saved-*")) == ["saved-0", "saved-1"]
 
 
-def test_many_SIGTERMs_are_no_more_than_one(start, out):
+def test_many_SIGTERMs_have_the_effect_of_one(start, out):
     """Whoever is impatient must not make the helper lose track of a rank that has just ended."""
     worker = start(0, 1, *loop("exit 143"))
     wait_for(lambda: len(list(out.glob("ready-*"))) == 2)
@@ -241,13 +241,13 @@ def test_workers_that_do_not_come_are_named(start):
     assert worker.stdout.read() == "allranks: workers [1, 2] did not come within 0 s (HOROVOD_START_TIMEOUT)\n"
 
 
-def test_a_rendezvous_that_is_not_there_is_named(start):
+def test_a_missing_rendezvous_is_named(start):
     worker = start(1, 2, *shell("exit 0"), HOROVOD_START_TIMEOUT="0.4", HOROVOD_GLOO_RENDEZVOUS_PORT="9")
     assert worker.wait(SOON) == 1
     assert "no rendezvous at localhost:9 within" in worker.stdout.read()
 
 
-def test_an_image_without_Horovod_is_told(start):
+def test_an_image_without_Horovod_is_reported(start):
     worker = start(0, 1, *shell("exit 0"), PYTHONPATH="")
     assert worker.wait(SOON) == 1
     told = worker.stdout.read()
@@ -255,13 +255,13 @@ def test_an_image_without_Horovod_is_told(start):
     assert "Traceback" not in told
 
 
-def test_a_program_that_is_not_there_is_told_with_status_127(start):
+def test_a_missing_program_is_reported_with_status_127(start):
     worker = start(0, 1, "no-such-program")
     assert worker.wait(SOON) == 127
     assert worker.stdout.read() == "allranks: cannot start no-such-program: No such file or directory\n"
 
 
-def test_without_a_program_it_says_how_it_is_used(start):
+def test_without_a_program_it_prints_its_usage(start):
     worker = start(0, 1)
     assert worker.wait(SOON) == 2
     assert worker.stdout.read() == "usage: horovod_gloo.py PROGRAM [ARG...]\n"

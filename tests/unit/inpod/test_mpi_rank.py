@@ -118,7 +118,7 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_what_ranks_say_is_passed_on_as_it_is_and_nothing_is_added_where_all_is_well(mpirun, tmp_path):
+def test_output_of_ranks_passes_unchanged_and_nothing_is_added_on_success(mpirun, tmp_path):
     lines = "".join(f"line {number} of many, which fill more than a pipe\n" for number in range(20_000))
     (tmp_path / "lines").write_text(lines)
     assert mpirun("echo out; cat lines >&2", "true") == (0, "out\n", lines)
@@ -180,7 +180,7 @@ FIRST = [
 
 
 @table(*FIRST)
-def test_first(case, mpirun):
+def test_the_first_failure_is_chosen(case, mpirun):
     ranks, expected = case
     code, _, err = mpirun(*ranks)
     found = read_mpirun_report(as_kubelet(err))
@@ -199,7 +199,7 @@ def test_the_report_is_the_end_of_the_log_and_fits_into_a_termination_message(mp
     assert found.message.splitlines()[-2:] == [f"{line} 99", f"{line} 100"]
 
 
-def test_where_the_command_goes_on_after_a_failure_another_failure_is_told(start):
+def test_when_the_command_continues_after_a_failure_the_later_failure_is_reported(start):
     once = f"'{sys.executable}' mpirun"
     both = f"NAMESPACE=1 {once} 'exit 3' 'exit 3'; NAMESPACE=2 {once} true 'echo the other >&2; exit 4'"
     _, err = start("launch", "127.0.0.1", "sh", "-c", both).communicate(timeout=SOON)
@@ -207,7 +207,7 @@ def test_where_the_command_goes_on_after_a_failure_another_failure_is_told(start
     assert (found.rank, found.exit_code, found.message) == (1, 4, "the other")
 
 
-def test_where_the_command_ends_well_after_a_failure_nothing_is_told(start):
+def test_when_the_command_succeeds_after_a_failure_nothing_is_reported(start):
     command = f"'{sys.executable}' mpirun 'exit 3' || true"
     process = start("launch", "127.0.0.1", "sh", "-c", command)
     assert process.communicate(timeout=SOON) == ("mpirun ends the others\n", "")
@@ -216,7 +216,7 @@ def test_where_the_command_ends_well_after_a_failure_nothing_is_told(start):
 
 @pytest.mark.parametrize("python", [None, "#!/bin/sh\nexit 1\n"], ids=["no Python", "a Python of long ago"])
 @pytest.mark.parametrize("mode", ["launch", "rank"])
-def test_without_a_python_for_it_the_command_runs_as_it_is(mode, python, start, tmp_path):
+def test_without_python_the_command_runs_unchanged(mode, python, start, tmp_path):
     (tmp_path / "bin").mkdir()
     for name in ("sh", "echo"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))
@@ -228,12 +228,12 @@ def test_without_a_python_for_it_the_command_runs_as_it_is(mode, python, start, 
     assert process.returncode == 7
 
 
-def test_an_agent_of_the_users_own_is_left_alone(mpirun):
+def test_a_launch_agent_of_the_user_is_kept(mpirun):
     assert mpirun("exit 3", OMPI_MCA_orte_fork_agent="/usr/bin/env X=1")[::2] == (3, "")
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:1:key", "no-such-host.invalid:1:key"])
-def test_a_rank_ends_as_its_program_does_where_nobody_can_be_told(where, start):
+def test_a_rank_ends_like_its_program_when_the_launcher_is_unreachable(where, start):
     begun = time.monotonic()
     process = start("rank", where, "sh", "-c", "echo words >&2; exit 5", OMPI_COMM_WORLD_RANK="0")
     assert process.communicate(timeout=SOON) == ("", "words\n")
@@ -256,7 +256,7 @@ def test_a_rank_ends_by_the_signal_that_ended_its_program(start):
 TRAPS = 'for name in USR1 TERM; do trap "echo $name >> got" $name; done; touch up; while :; do sleep 0.05; done'
 
 
-def test_what_mpirun_hands_on_reaches_the_program_once(start, tmp_path):
+def test_a_signal_from_mpirun_reaches_the_program_once(start, tmp_path):
     """SIGUSR1 is sent to the process that mpirun knows, SIGTERM to its group."""
     process = start("rank", "127.0.0.1:1:key", "sh", "-c", TRAPS, OMPI_COMM_WORLD_RANK="0")
     wait_for((tmp_path / "up").exists)
@@ -270,7 +270,7 @@ def test_what_mpirun_hands_on_reaches_the_program_once(start, tmp_path):
     assert process.poll() is None
 
 
-def test_what_the_launcher_is_told_its_command_is_told(start, tmp_path):
+def test_a_signal_to_the_launcher_reaches_its_command(start, tmp_path):
     process = start(
         "launch", "127.0.0.1", "sh", "-c", "trap 'echo told; exit 9' TERM; touch up; sleep 30 >/dev/null 2>&1 & wait"
     )
@@ -280,7 +280,7 @@ def test_what_the_launcher_is_told_its_command_is_told(start, tmp_path):
     assert process.returncode == 9
 
 
-def test_processes_that_a_program_leaves_behind_may_go_on_writing_where_it_ended_well_and_hold_nobody_up_where_not(
+def test_processes_left_behind_keep_their_output_after_success_and_do_not_delay_a_failure(
     start,
 ):
     env = {"OMPI_COMM_WORLD_RANK": "0"}
@@ -295,7 +295,7 @@ def test_processes_that_a_program_leaves_behind_may_go_on_writing_where_it_ended
     [b"", b"\n", b"{}\n", b"[]\n", b"x" * 100_000, b'{"key": "guess", "ago": 1e9}\n', None],
     ids=["nothing", "a line", "no key", "a list", "too much", "a wrong key", "no number"],
 )
-def test_strangers_are_not_listened_to(said, start, tmp_path):
+def test_messages_without_the_key_are_ignored(said, start, tmp_path):
     env = {"OMPI_COMM_WORLD_RANK": "0"}
     command = "echo $OMPI_MCA_orte_fork_agent > agent; mv agent up; until [ -e go ]; do sleep 0.02; done"
     process = start("launch", "127.0.0.1", "sh", "-c", f"{command}; $OMPI_MCA_orte_fork_agent sh -c 'exit 3'", **env)

@@ -185,7 +185,7 @@ def test_exit_codes_are_those_a_kubelet_reports(world: World, program: str, phas
     ],
     ids=["killed for memory", "killed by somebody", "a rank of a launcher", "failed beside one that was", "well"],
 )
-def test_what_the_kernel_killed_for_memory_is_told_so(
+def test_a_process_killed_for_memory_is_reported_as_oomkilled(
     world: World, monkeypatch: pytest.MonkeyPatch, program: str, kills: tuple[int, int], reason: str
 ) -> None:
     counts = iter([kills[0], *[kills[1]] * 9])
@@ -200,7 +200,7 @@ def test_what_the_kernel_killed_for_memory_is_told_so(
     [("4:memory:/a/b\n0::/\n", "memory/a/b/memory.oom_control"), ("0::/user/x\n", "user/x/memory.events")],
     ids=["cgroups v1", "cgroups v2"],
 )
-def test_the_kernel_counts_whom_it_killed(tmp_path: Path, own: str, file: str) -> None:
+def test_oom_kills_are_read_from_the_cgroup(tmp_path: Path, own: str, file: str) -> None:
     (tmp_path / "own").write_text(own)
     assert oom.count_kills(tmp_path / "own", tmp_path) == 0
     (tmp_path / file).parent.mkdir(parents=True)
@@ -249,7 +249,7 @@ def test_the_message_is_bounded_and_shows_the_last_state_of_a_progress_bar(world
     assert status.exit.message.endswith("xxx\n98%")
 
 
-def test_the_log_holds_every_byte_even_of_what_is_no_text(world: World) -> None:
+def test_the_log_contains_every_byte_of_binary_output(world: World) -> None:
     status = world.python(
         "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4000); print('error', file=sys.stderr)"
     )
@@ -281,7 +281,7 @@ def test_a_request_larger_than_a_sockets_buffer_arrives_whole(world: World) -> N
 # A pod is like a PID namespace.
 
 
-def test_what_the_first_process_leaves_behind_is_killed_with_its_end(world: World) -> None:
+def test_processes_left_behind_are_killed_when_the_first_process_ends(world: World) -> None:
     status = world.python(STUBBORN.format(then="sys.exit(5)"))
     assert status.exit is not None
     assert status.exit.code == 5
@@ -336,7 +336,7 @@ def test_deletion_is_sigterm_to_the_first_process_alone(world: World) -> None:
     assert (status.phase, status.exit.code, world.log) == ("Succeeded", 0, "ready\nsaved\n")
 
 
-def test_what_is_left_after_the_grace_period_is_killed_with_its_whole_tree(world: World) -> None:
+def test_the_whole_process_tree_is_killed_after_the_grace_period(world: World) -> None:
     async def scenario() -> tuple[Pod, float]:
         manifest = world.manifest(
             sys.executable, "-c", STUBBORN.format(then="time.sleep(1000)"), terminationGracePeriodSeconds=0.3
@@ -354,7 +354,7 @@ def test_what_is_left_after_the_grace_period_is_killed_with_its_whole_tree(world
     assert 0.3 <= took < 3
 
 
-def test_asking_again_with_less_grace_shortens_the_wait(world: World) -> None:
+def test_a_second_deletion_can_only_shorten_the_grace_period(world: World) -> None:
     async def scenario() -> None:
         pod = world.pod(world.manifest(sys.executable, "-c", STUBBORN.format(then="time.sleep(1000)")))
         await world.until(lambda: b"ready" in world.printed)
@@ -366,7 +366,7 @@ def test_asking_again_with_less_grace_shortens_the_wait(world: World) -> None:
     asyncio.run(scenario())
 
 
-def test_a_pod_deleted_before_it_began_never_runs_and_goes(world: World) -> None:
+def test_a_pod_deleted_before_its_start_never_runs(world: World) -> None:
     async def scenario() -> None:
         pod = world.pod(world.manifest("sh", "-c", "echo ran"))
         pod.delete()
@@ -393,7 +393,7 @@ def test_a_killed_shim_takes_its_first_process_along(world: World) -> None:
     eventually(lambda: not left(world.mark))
 
 
-def test_a_signal_to_the_shim_is_for_the_program(world: World) -> None:
+def test_a_signal_to_the_shim_is_forwarded_to_the_program(world: World) -> None:
     async def scenario() -> Pod:
         pod = world.pod(
             world.manifest("sh", "-c", "trap 'echo told; exit 7' USR1; echo ready; while :; do sleep 0.05; done")
@@ -408,7 +408,7 @@ def test_a_signal_to_the_shim_is_for_the_program(world: World) -> None:
     assert status.exit.code == 7
 
 
-def test_programs_get_default_signals_and_the_limit_of_open_files_that_was(world: World) -> None:
+def test_programs_get_default_signals_and_the_original_limit_of_open_files(world: World) -> None:
     world.files = 321
     program = """
 import resource, signal
@@ -447,7 +447,7 @@ def test_without_a_subreaper_the_group_of_the_first_process_is_killed_with_its_e
 
 @pytest.mark.usefixtures("no_subreaper")
 @pytest.mark.parametrize("grace", [0, 10])
-def test_without_a_subreaper_deletion_kills_what_descended_from_the_first_process(world: World, grace: float) -> None:
+def test_without_a_subreaper_deletion_kills_descendants_of_the_first_process(world: World, grace: float) -> None:
     program = """
 import subprocess, time
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -505,7 +505,7 @@ def test_init_containers_run_one_after_the_other_before_the_rest(world: World) -
     assert (status.phase, world.log) == ("Succeeded", "one\ntwo\n")
 
 
-def test_an_init_container_that_fails_fails_the_pod_and_says_so(world: World) -> None:
+def test_a_failed_init_container_fails_the_pod_with_a_message(world: World) -> None:
     init = [{"name": "fetch", "command": ["sh", "-c", "echo no route; exit 6"]}]
     status = world.run("echo", "never", initContainers=init)
     assert status.exit is not None
@@ -514,13 +514,13 @@ def test_an_init_container_that_fails_fails_the_pod_and_says_so(world: World) ->
     assert not (world.tmp_path / "job-worker-0-0.log").exists()
 
 
-def test_an_init_container_is_restarted_as_the_policy_says(world: World) -> None:
+def test_an_init_container_is_restarted_according_to_the_policy(world: World) -> None:
     init = [{"name": "fetch", "command": ["sh", "-c", "echo x >> tries; [ $(wc -l < tries) -ge 3 ]"]}]
     assert world.run("cat", "tries", initContainers=init, restartPolicy="OnFailure").phase == "Succeeded"
     assert world.log == "x\nx\nx\n"
 
 
-def test_the_program_allranks_is_this_very_installation(world: World) -> None:
+def test_the_program_allranks_is_this_installation(world: World) -> None:
     init = [{"name": "helper", "command": ["allranks", "--version"]}]
     world.environ["PATH"] = "/usr/bin:/bin"
     assert world.run("true", initContainers=init).phase == "Succeeded"
@@ -556,7 +556,7 @@ def test_phases_go_from_pending_to_running_to_the_end(world: World) -> None:
     assert list(dict.fromkeys(status.phase for status in world.statuses)) == ["Pending", "Running", "Succeeded"]
 
 
-def test_a_full_disk_ends_the_run_with_a_sentence(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_run_with_a_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalPod, "log_path", lambda self, container: Path("/dev/full"))
     assert world.run("echo", "hello").phase == "Succeeded"
     assert [str(error) for error in world.errors] == [
@@ -565,7 +565,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence(world: World, monkeypatch: pyt
     world.errors.clear()
 
 
-def test_too_many_open_files_end_the_run_with_a_sentence(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_end_the_run_with_a_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
@@ -577,7 +577,7 @@ def test_too_many_open_files_end_the_run_with_a_sentence(world: World, monkeypat
     assert isinstance(world.errors.pop(), LocalRunError)
 
 
-def test_a_fault_of_our_own_is_told_and_leaves_nothing(world: World) -> None:
+def test_an_internal_error_is_reported_and_leaves_no_process(world: World) -> None:
     def fault(pod: Pod, container: str, data: bytes) -> None: ...
 
     async def scenario() -> None:

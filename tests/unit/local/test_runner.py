@@ -48,7 +48,7 @@ class NullListener:
     def output(self, pod: Pod, container: str, data: bytes) -> None: ...
 
 
-def test_a_pod_that_ends_just_after_the_last_decision_is_decided_about(
+def test_a_pod_that_ends_right_after_a_reconcile_is_reconciled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decide(observed: Observed) -> Plan:

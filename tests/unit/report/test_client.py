@@ -48,14 +48,14 @@ def test_a_checkpoint_is_sent_at_once_but_no_more_than_one_in_a_second(hub, clie
     assert found["checkpoint"]["ago"] < 5
 
 
-def test_the_interval_is_the_hubs(hub, client):
+def test_the_server_sets_the_interval(hub, client):
     hub.answers = [ok(interval=0.1)]
     client()
     hub.wait(lambda messages: len(messages) > 5)  # also when nothing is new
 
 
 @pytest.mark.parametrize("interval", [None, "soon", -1, float("nan"), True, [5]])
-def test_an_interval_that_is_none_changes_nothing(hub, client, interval, quick):
+def test_an_invalid_interval_changes_nothing(hub, client, interval, quick):
     hub.answers = [lambda message: (200, {}, {"interval": interval})]
     client()
     hub.wait(lambda messages: len(messages) > 1)
@@ -68,7 +68,7 @@ def test_all_messages_go_over_one_connection(hub, client):
     assert len(set(map(id, hub.connections))) == 1
 
 
-def test_a_connection_that_was_closed_meanwhile_is_made_anew(hub, client):
+def test_a_closed_connection_is_opened_again(hub, client):
     hub.answers = [lambda message: (200, {"X-Closes": "yes"}, {"interval": 0.1})]
     client()
     hub.wait(lambda messages: len(messages) > 3)
@@ -76,7 +76,7 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew(hub, client):
     assert hub.at[3] - hub.at[0] < 2  # the pause after a failure
 
 
-def test_the_end_is_sent(hub, client):
+def test_the_last_report_is_sent_at_the_end(hub, client):
     one = client()
     note(one, step=7)
     hub.wait(lambda messages: messages)
@@ -106,7 +106,7 @@ class Tensor:
 
 
 @pytest.mark.parametrize("step", [12, np.int64(12), 12.0, np.array(12), True + 11], ids=repr)
-def test_a_step_may_be_whatever_is_whole(hub, client, step):
+def test_a_step_may_be_any_integer_type(hub, client, step):
     one = client()
     note(one, step=step)
     assert hub.wait(lambda messages: messages and messages[-1]["step"] is not None)["step"] == 12
@@ -117,7 +117,7 @@ def test_a_step_may_be_whatever_is_whole(hub, client, step):
     [-1, 1.5, "12x", float("nan"), 2**60, object(), Tensor(3)],
     ids=lambda value: type(value).__name__ + str(value)[:12].partition(" object")[0],
 )
-def test_a_step_that_is_none_is_left_out_and_said_once(hub, client, told, step):
+def test_an_invalid_step_is_dropped_with_one_warning(hub, client, told, step):
     one = client()
     for _ in range(3):
         note(one, step=step, epoch=4)
@@ -127,7 +127,7 @@ def test_a_step_that_is_none_is_left_out_and_said_once(hub, client, told, step):
     assert told[0].startswith("allranks: report(): step is left out: ")
 
 
-def test_metrics_are_numbers_of_any_kind(hub, client):
+def test_metrics_may_be_any_numeric_type(hub, client):
     one = client()
     note(one, a=1, b=0.5, c=np.float32(0.25), d=np.array(2), e=np.float64(3), f=True)
     note(one, b=0.75)
@@ -135,7 +135,7 @@ def test_metrics_are_numbers_of_any_kind(hub, client):
     assert hub.messages[-1]["metrics"] == {"a": 1.0, "b": 0.75, "c": 0.25, "d": 2.0, "e": 3.0, "f": 1.0}
 
 
-def test_a_metric_that_is_not_finite_is_left_out_until_it_is(hub, client, told):
+def test_a_metric_is_dropped_while_it_is_not_finite(hub, client, told):
     one = client()
     hub.wait(lambda messages: messages)
     note(one, loss=0.5, x=1.0)
@@ -149,7 +149,7 @@ def test_a_metric_that_is_not_finite_is_left_out_until_it_is(hub, client, told):
     ]
 
 
-def test_metrics_have_names_and_a_number_that_are_bounded(hub, client, told):
+def test_the_number_and_names_of_metrics_are_bounded(hub, client, told):
     one = client()
     note(one, **{"loss mean": 1.0, "": 1.0, "x" * 64: 1.0, "val/top-1_a.b": 1.0}, text="none", list=[1, 2])
     note(one, **{f"m{number}": float(number) for number in range(100)})
@@ -169,7 +169,7 @@ def test_a_number_on_a_gpu_is_fetched_in_the_background(hub, client, monkeypatch
     assert hub.messages[-1]["metrics"] == {"loss": 0.5}
 
 
-def test_a_gpu_that_hangs_does_not_hold_up_the_messages(hub, client):
+def test_a_hung_gpu_does_not_delay_messages(hub, client):
     hub.answers = [ok(interval=0.05)]
     one = client()
     note(one, step=1, loss=Tensor(0.5, wait=30.0), x=1.0)
@@ -206,7 +206,7 @@ def test_the_token_is_read_again_when_it_changes(hub, client):
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
-def test_what_may_pass_is_tried_again(hub, client, told, quick, status):
+def test_transient_errors_are_retried(hub, client, told, quick, status):
     hub.answers = [lambda message: (status, {}, {})] * 2 + [ok()]
     note(client(), step=5)
     assert hub.wait(lambda messages: len(messages) > 2)["step"] == 5
@@ -231,14 +231,14 @@ def test_pauses_grow_and_are_bounded(monkeypatch):
     assert one.pause(transport.Failed("busy", retry_after=1e9), 5.0) <= 700
 
 
-def test_a_message_that_is_refused_is_dropped_and_said_once(hub, client, told, quick):
+def test_a_rejected_message_is_dropped_with_one_warning(hub, client, told, quick):
     hub.answers = [lambda message: (400, {}, {"error": "no step"})]
     client()
     hub.wait(lambda messages: len(messages) > 2)
     assert told == ['allranks: the operator refused a report: 400 {"error": "no step"}\n']
 
 
-def test_an_attempt_that_is_over_is_the_end(hub, client, told, quick):
+def test_reports_end_with_the_attempt(hub, client, told, quick):
     hub.answers = [lambda message: (409, {}, {})]
     one = client()
     assert one._over.wait(10)
@@ -249,11 +249,11 @@ def test_an_attempt_that_is_over_is_the_end(hub, client, told, quick):
 
 
 @pytest.mark.parametrize("content", [b"", b"no JSON", b"[1]", b"\xff\xfe"])
-def test_an_answer_that_is_none_harms_nobody(content):
+def test_an_invalid_answer_is_ignored(content):
     assert transport.as_object(content) == {}
 
 
-def test_nobody_listens(hub, client, told, quick):
+def test_no_server_is_listening(hub, client, told, quick):
     """The operator comes later, or comes back."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -265,7 +265,7 @@ def test_nobody_listens(hub, client, told, quick):
     assert told == []
 
 
-def test_a_server_that_says_nothing_holds_up_the_end_for_a_second_only(hub, client):
+def test_a_silent_server_delays_the_end_by_one_second_only(hub, client):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         one = client(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/report")
         note(one, step=1)
@@ -274,7 +274,7 @@ def test_a_server_that_says_nothing_holds_up_the_end_for_a_second_only(hub, clie
         assert 0.9 < time.monotonic() - began < 3
 
 
-def test_no_token_yet(hub, client, told, quick):
+def test_a_missing_token_file(hub, client, told, quick):
     hub.token_file.unlink()
     note(client(), step=1)
     late = Path(f"{hub.token_file}.late")
@@ -285,7 +285,7 @@ def test_no_token_yet(hub, client, told, quick):
     assert (hub.tokens[0], told) == ("secret-3", [])
 
 
-def test_stacks_are_asked_for_once_by_each_token(hub, client):
+def test_each_stack_dump_id_dumps_stacks_once(hub, client):
     hub.answers = [ok(0.05, "a"), ok(0.05, "a"), ok(0.05), ok(0.05, "a"), ok(0.05, "b")]
     asked: list[str] = []
     one = client()

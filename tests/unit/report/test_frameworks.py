@@ -67,7 +67,7 @@ for step in range(1, 21):
 """
 
 
-def test_pytorch_the_time_of_own_work(hub, run):
+def test_pytorch_busy_time(hub, run):
     """0.02 s of data and twice 0.03 s of backward pass, the last gradient of which is there before `Slow` ends it."""
     done = run(TORCH)
     assert (done.returncode, done.stderr) == (0, "")
@@ -79,7 +79,7 @@ def test_pytorch_the_time_of_own_work(hub, run):
     assert last["stepSeconds"] > 0.15
 
 
-def test_pytorch_outside_of_a_job_sets_no_hooks(run):
+def test_pytorch_outside_a_job_sets_no_hooks(run):
     done = run(
         "import torch\nfrom allranks.report.pytorch import watch\nnet = torch.nn.Linear(2, 2)\nwatch(net)\n"
         "assert not net._forward_hooks and not net.weight._post_accumulate_grad_hooks",
@@ -101,7 +101,7 @@ print(tf.keras.callbacks.Callback.__module__)
 
 
 @pytest.mark.parametrize(("legacy", "whose"), [("0", "keras."), ("1", "tf_keras.")], ids=["Keras 3", "legacy Keras"])
-def test_keras_fit_and_fit_again(hub, run, legacy, whose):
+def test_keras_reports_of_two_calls_of_fit(hub, run, legacy, whose):
     done = run(KERAS, TF_USE_LEGACY_KERAS=legacy)
     assert done.returncode == 0, done.stderr
     assert "allranks" not in done.stderr
@@ -140,7 +140,7 @@ print(len([op for op in step.get_concrete_function().graph.get_operations() if "
 """
 
 
-def test_tensorflow_the_time_of_own_work(hub, run):
+def test_tensorflow_busy_time(hub, run):
     done = run(MARK)
     assert (done.returncode, done.stdout.strip()) == (0, "2"), done.stderr
     last = hub.messages[-1]
@@ -150,7 +150,7 @@ def test_tensorflow_the_time_of_own_work(hub, run):
     assert last["stepSeconds"] > 0.1
 
 
-def test_tensorflow_outside_of_a_job_adds_nothing_to_the_graph(run):
+def test_tensorflow_outside_a_job_adds_nothing_to_the_graph(run):
     done = run(MARK, inside=False)
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
 
@@ -184,7 +184,7 @@ callback.on_train_end(trainer, None)
 """
 
 
-def test_lightning_as_it_documents_its_hooks(hub, run):
+def test_lightning_hooks_in_their_documented_order(hub, run):
     done = run(LIGHTNING)
     assert (done.returncode, done.stderr) == (0, "")
     last = hub.messages[-1]

@@ -22,7 +22,7 @@ def said(state: State, now: float, means: Means | None = None) -> dict:
     return message(state, means, {}, now, None, False)
 
 
-def test_a_rank_that_has_said_nothing_yet(monkeypatch):
+def test_a_rank_without_reports(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"):
         monkeypatch.delenv(name, raising=False)
     assert said(State(), 10.0) == {
@@ -42,18 +42,18 @@ def test_a_rank_that_has_said_nothing_yet(monkeypatch):
     }
 
 
-def test_what_is_left_out_of_a_report_stays_as_it_was():
+def test_omitted_values_keep_their_last_value():
     state = reports((1.0, {"step": 3, "total_steps": 9, "epoch": 1}), (2.0, {"samples": 4}))
     assert (state.step, state.total_steps, state.epoch) == (3, 9, 1)
 
 
-def test_the_first_report_tells_nothing_of_the_time_of_a_step():
+def test_the_first_report_has_no_step_time():
     """The program may have compiled for minutes before."""
     found = said(reports((100.0, {"step": 1, "samples": 32})), 100.5)
     assert (found["stepSeconds"], found["samplesPerSecond"], found["idle"]) == (None, None, 0.5)
 
 
-def test_means_are_over_the_steps_also_where_not_each_is_reported():
+def test_means_cover_steps_that_are_not_reported_one_by_one():
     state = reports(
         (0.0, {"step": 10, "samples": 1}), (4.0, {"step": 30, "samples": 80}), (6.0, {"step": 40, "samples": 40})
     )
@@ -61,7 +61,7 @@ def test_means_are_over_the_steps_also_where_not_each_is_reported():
     assert (found["stepSeconds"], found["samplesPerSecond"]) == (0.2, 20.0)
 
 
-def test_means_are_those_since_the_last_message_that_had_some():
+def test_means_cover_the_time_since_the_last_message_with_new_steps():
     means = Means()
     state = reports((0.0, {"step": 1}), (1.0, {"step": 2, "busy": 0.5}))
     assert said(state, 1.0, means)["stepSeconds"] == 1.0
@@ -71,14 +71,14 @@ def test_means_are_those_since_the_last_message_that_had_some():
     assert (found["stepSeconds"], found["busySeconds"]) == (3.0, 2.5)
 
 
-def test_a_step_that_goes_back_is_no_progress_and_takes_no_time():
+def test_a_step_that_goes_back_is_not_progress_and_takes_no_time():
     """Elastic Horovod goes back to its last commit, in the same process."""
     state = reports((0.0, {"step": 10}), (1.0, {"step": 11}), (5.0, {"step": 8}), (6.0, {"step": 9}))
     assert (state.step, state.steps, state.step_seconds) == (9, 2, 2.0)
     assert said(state, 6.5)["idle"] == 0.5
 
 
-def test_the_same_step_again_is_no_progress():
+def test_the_same_step_again_is_not_progress():
     assert said(reports((0.0, {"step": 10}), (7.0, {"step": 10})), 8.0)["idle"] == 8.0
 
 
@@ -126,7 +126,7 @@ def test_busy_is_from_the_end_of_a_step_to_the_last_gradient(clock):
     assert meter.totals == (1.5, 2)
 
 
-def test_time_in_a_collective_is_no_work(clock):
+def test_time_in_a_collective_is_not_busy_time(clock):
     meter = Meter()
     meter.step_over()
     with meter.wait:
@@ -141,7 +141,7 @@ def test_time_in_a_collective_is_no_work(clock):
     assert meter.totals == (0.5, 1)
 
 
-def test_a_rank_waits_when_its_part_of_a_step_is_done_or_within_a_collective():
+def test_a_rank_waits_after_its_part_of_a_step_or_inside_a_collective():
     meter = Meter()
     assert meter.waits() is None
     meter.step_over()
@@ -155,7 +155,7 @@ def test_a_rank_waits_when_its_part_of_a_step_is_done_or_within_a_collective():
     assert meter.waits() is False
 
 
-def test_an_evaluation_or_a_checkpoint_between_two_steps_is_in_none(clock):
+def test_an_evaluation_or_a_checkpoint_between_two_steps_belongs_to_neither(clock):
     meter = Meter()
     meter.step_over()
     clock[0] += 60.0
@@ -166,7 +166,7 @@ def test_an_evaluation_or_a_checkpoint_between_two_steps_is_in_none(clock):
     assert meter.totals == (0.5, 1)
 
 
-def test_steps_that_are_reported_together_cannot_be_told_apart(clock):
+def test_steps_that_are_reported_together_have_no_busy_time(clock):
     meter = Meter()
     meter.step_over()
     clock[0] += 5.0
