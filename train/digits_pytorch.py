@@ -22,7 +22,7 @@ from common.journal import Journal
 from common.models_pytorch import DigitNet
 from common.options import make_parser, parse_options, positive_int
 from common.pytorch import SUFFIX, pack, seed_epoch
-from common.report import waiting, watch
+from common.report import instrument, waiting
 from common.schedules import cosine
 from common.termination import Termination
 
@@ -51,7 +51,7 @@ def main() -> None:
     early = EarlyStopping(options.patience, **more.get("early", {}))
     best = more.get("best") or snapshot(net)
     model = DistributedDataParallel(net)
-    watch(model)
+    instrument(model)
 
     def checkpoint() -> bytes:
         return pack(net, optimizer, progress, early=early.as_dict(), best=best)

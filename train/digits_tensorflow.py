@@ -15,7 +15,7 @@ from common.images import load_images
 from common.journal import Journal
 from common.models_tensorflow import digit_net
 from common.options import make_parser, parse_options, positive_int
-from common.report import mark
+from common.report import mark_gradients_ready
 from common.schedules import cosine
 from common.tensorflow import (
     SUFFIX,
@@ -118,7 +118,7 @@ def make_train_step(
             logits = net(tf.cast(x, tf.float32), training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
             loss = tf.reduce_sum(losses) / samples  # the optimizer sums the gradients of all ranks
-        gradients = mark(tape.gradient(loss, net.trainable_variables))
+        gradients = mark_gradients_ready(tape.gradient(loss, net.trainable_variables))
         optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
         return tf.reduce_sum(losses)
 

@@ -16,7 +16,7 @@ from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
 from common.penguins import Penguins, load_penguins
 from common.pytorch import SUFFIX, pack, seed_epoch, unpack
-from common.report import waiting, watch
+from common.report import instrument, waiting
 from common.termination import Termination
 
 EXAMPLE = "horovodrun -np 2 --gloo python penguins_horovod.py --epochs 20 --checkpoint-dir /tmp/penguins"
@@ -38,7 +38,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=options.lr * size)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())  # drops state: wrap first
     progress = resume(journal, net, optimizer, options.lr * size, device)
-    watch(net)
+    instrument(net)
 
     train_rows = TensorDataset(torch.from_numpy(penguins.train_x), torch.from_numpy(penguins.train_y))
     sampler = DistributedSampler(train_rows, num_replicas=size, rank=rank, seed=options.seed)

@@ -17,7 +17,7 @@ from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
 from common.penguins import Penguins, load_penguins
 from common.pytorch import SUFFIX, pack, unpack
-from common.report import waiting, watch
+from common.report import instrument, waiting
 from common.termination import Termination
 from penguins_horovod import choose_device, evaluate, train_step
 
@@ -37,7 +37,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=options.lr)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())
     build_state(net, optimizer)
-    watch(net)
+    instrument(net)
     progress, content = Progress(), journal.newest_checkpoint()  # rank 0's; `train` gives it to all
     if content:
         progress, _ = unpack(content, net, optimizer, device)

@@ -18,7 +18,7 @@ from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
 from common.penguins import Penguins, load_penguins
 from common.pytorch import SUFFIX, pack, seed_epoch
-from common.report import waiting, watch
+from common.report import instrument, waiting
 from common.termination import Termination
 
 EXAMPLE = """torchrun --standalone --nproc-per-node 2 penguins_pytorch.py --epochs 20 --checkpoint-dir /tmp/penguins"""
@@ -38,7 +38,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=options.lr)
     progress, _ = resume(journal, net, optimizer, device)
     model = DistributedDataParallel(net)
-    watch(model)
+    instrument(model)
 
     train_rows = TensorDataset(torch.from_numpy(penguins.train_x), torch.from_numpy(penguins.train_y))
     sampler = DistributedSampler(train_rows, seed=options.seed)

@@ -10,7 +10,7 @@ from common.journal import Journal
 from common.models_tensorflow import penguin_net
 from common.options import make_parser, parse_options
 from common.penguins import Penguins, load_penguins
-from common.report import mark
+from common.report import mark_gradients_ready
 from common.tensorflow import (
     SUFFIX,
     describe_devices,
@@ -95,7 +95,7 @@ def make_train_step(
             logits = net(x, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
             loss = tf.reduce_sum(losses) / samples  # the optimizer sums the gradients of all ranks
-        gradients = mark(tape.gradient(loss, net.trainable_variables))
+        gradients = mark_gradients_ready(tape.gradient(loss, net.trainable_variables))
         optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
         correct = tf.equal(tf.argmax(logits, axis=1), y)
         return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(tf.cast(correct, tf.float32))])

@@ -1,4 +1,4 @@
-"""The table of docs/recovery.md is whole and right, its script's checks can fail, and real ranks recover as it says."""
+"""The table of docs/recovery.md is complete, the checks of its script can fail, and real ranks recover as it says."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_work_that_must_survive_may_not_be_lost() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_training_that_does_not_continue_where_it_was_is_wrong(why: str, trial: Trial, metrics: list) -> None:
-    assert any(why in told for told in judged(trial=trial, metrics=metrics).wrong)
+    assert any(why in wrong for wrong in judged(trial=trial, metrics=metrics).wrong)
 
 
 def test_cells_that_were_run_replace_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +158,7 @@ def test_cells_that_were_run_replace_those_of_the_page(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("framework", "fault"),
     [

@@ -162,6 +162,7 @@ def test_a_folder_without_cifar10_says_what_was_expected(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(np is not None, reason="the tests above have run")
 def test_the_tests_above_pass_with_the_numpy_of_the_frameworks(frameworks: Path) -> None:
     packages = next((frameworks / "lib").glob("python3*/site-packages"))
@@ -178,6 +179,7 @@ def test_the_tests_above_pass_with_the_numpy_of_the_frameworks(frameworks: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("program", "kind"),

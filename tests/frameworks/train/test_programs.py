@@ -24,7 +24,7 @@ from .launch import (
     tf_config,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 PROGRAMS = [
     pytest.param("penguins_pytorch.py", PlainPyTorch, id="penguins_pytorch"),

@@ -13,7 +13,7 @@ from support.fake_report_server import SOURCE, FakeReportServer, hub_in, ok
 
 from .launch import ROOT, Launcher, Rank, free_ports, tf_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(400)]
 
 SOON = 60.0
 

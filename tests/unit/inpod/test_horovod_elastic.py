@@ -353,6 +353,7 @@ def assert_no_step_is_lost(worker: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_real_Elastic_Horovod_trains_to_the_end(train):
     workers = [train(index, 3, 5) for index in range(3)]
     assert codes(workers) == [0, 0, 0], workers[0].log.read_text()
@@ -362,6 +363,7 @@ def test_real_Elastic_Horovod_trains_to_the_end(train):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_real_Elastic_Horovod_continues_without_a_killed_worker_and_adds_its_replacement(train):
     workers = [train(index, 3, 60) for index in range(3)]
     last = reaches(workers[2], "step", 5)
@@ -380,6 +382,7 @@ def test_real_Elastic_Horovod_continues_without_a_killed_worker_and_adds_its_rep
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_real_Elastic_Horovod_ends_with_the_first_workers_rank(train):
     workers = [train(index, 2, 500) for index in range(2)]
     os.kill(int(reaches(workers[0], "step", 3)["pid"]), signal.SIGKILL)
@@ -388,6 +391,7 @@ def test_real_Elastic_Horovod_ends_with_the_first_workers_rank(train):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_real_Elastic_Horovod_grows_and_shrinks(train):
     workers = [train(index, 2, 60) for index in range(2)]
     reaches(workers[0], "step", 3)
@@ -406,6 +410,7 @@ def test_real_Elastic_Horovod_grows_and_shrinks(train):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_real_Elastic_Horovod_waits_for_ranks_that_join_slowly(train):
     """Without the driver's patience the first two would abort."""
     hasty = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
@@ -417,6 +422,7 @@ def test_real_Elastic_Horovod_waits_for_ranks_that_join_slowly(train):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_real_Elastic_Horovod_ends_at_once_when_a_worker_dies_while_it_joins(train):
     """Horovod's ranks abort, whatever the driver does: then better soon."""
     workers = [train(index, 2, 500) for index in range(2)]
@@ -432,6 +438,7 @@ def test_real_Elastic_Horovod_ends_at_once_when_a_worker_dies_while_it_joins(tra
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_real_Elastic_Horovod_ends_when_too_few_are_left(train):
     workers = [train(index, 2, 500, HOROVOD_ELASTIC_TIMEOUT="5") for index in range(2)]
     os.kill(int(reaches(workers[1], "step", 3)["pid"]), signal.SIGKILL)
@@ -442,6 +449,7 @@ def test_real_Elastic_Horovod_ends_when_too_few_are_left(train):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_real_Elastic_Horovod_ends_when_too_few_join(train):
     worker = train(0, 2, 5, HOROVOD_ELASTIC_TIMEOUT="2", ALLRANKS_HOROVOD_WAIT_SECONDS="0")
     assert worker.wait(LONG) == 1

@@ -277,6 +277,7 @@ hvd.shutdown()
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_real_Horovod_ranks_meet_and_add_up(start):
     setup = [ROOT / "tools/frameworks.sh", "pytorch", "horovod"]
     done = subprocess.run(setup, stdout=subprocess.PIPE, check=True, text=True)

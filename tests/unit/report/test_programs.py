@@ -108,7 +108,7 @@ def test_an_invalid_address_is_a_warning_and_not_an_error(hub, url):
     done = program(hub, text, ALLRANKS_REPORT_URL=url)
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("allranks: report() has failed: ValueError: ")
+    assert done.stderr.startswith("allranks: report() failed: ValueError: ")
 
 
 def test_a_hung_main_thread_dumps_its_stack(hub):
@@ -129,7 +129,7 @@ lost_collective()
         "allranks: rank 3 (pod job-worker-1-0): stacks, asked for because the job makes no progress (hang-1)"
     )
     assert re.search(r'File "<string>", line 7 in lost_collective\n  File "<string>", line 9 in <module>', stack)
-    assert stack.count("most recent call first") >= 2  # the main thread's, and that of ours
+    assert stack.count("most recent call first") >= 2  # the main thread and the background thread
 
 
 HOLDS_THE_LOCK = """

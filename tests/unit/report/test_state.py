@@ -1,4 +1,4 @@
-"""How far a rank is, by numbers that are given: no clock, no thread, no network."""
+"""The progress of a rank from given numbers: no clock, no thread, no network."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from allranks.report.state import Means, State, advance, message
 def reports(*calls: tuple[float, dict]) -> State:
     state = State()
     for now, call in calls:
-        known = {"step": None, "total_steps": None, "epoch": None, "samples": None, "checkpoint": False, "busy": None}
-        state = advance(state, now, **(known | call))
+        unset = dict.fromkeys(("step", "total_steps", "epoch", "samples", "busy")) | {"checkpoint": False}
+        state = advance(state, now, **(unset | call))
     return state
 
 
-def said(state: State, now: float, means: Means | None = None) -> dict:
+def message_of(state: State, now: float, means: Means | None = None) -> dict:
     means = means or Means()
     means.update(state, (0.0, 0))
     return message(state, means, {}, now, None, False)
@@ -25,7 +25,7 @@ def said(state: State, now: float, means: Means | None = None) -> dict:
 def test_a_rank_without_reports(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert said(State(), 10.0) == {
+    assert message_of(State(), 10.0) == {
         "rank": None,
         "localRank": 0,
         "step": None,
@@ -48,8 +48,8 @@ def test_omitted_values_keep_their_last_value():
 
 
 def test_the_first_report_has_no_step_time():
-    """The program may have compiled for minutes before."""
-    found = said(reports((100.0, {"step": 1, "samples": 32})), 100.5)
+    """Before it the program may have compiled for minutes."""
+    found = message_of(reports((100.0, {"step": 1, "samples": 32})), 100.5)
     assert (found["stepSeconds"], found["samplesPerSecond"], found["idle"]) == (None, None, 0.5)
 
 
@@ -57,34 +57,34 @@ def test_means_cover_steps_that_are_not_reported_one_by_one():
     state = reports(
         (0.0, {"step": 10, "samples": 1}), (4.0, {"step": 30, "samples": 80}), (6.0, {"step": 40, "samples": 40})
     )
-    found = said(state, 6.0)
+    found = message_of(state, 6.0)
     assert (found["stepSeconds"], found["samplesPerSecond"]) == (0.2, 20.0)
 
 
 def test_means_cover_the_time_since_the_last_message_with_new_steps():
     means = Means()
     state = reports((0.0, {"step": 1}), (1.0, {"step": 2, "busy": 0.5}))
-    assert said(state, 1.0, means)["stepSeconds"] == 1.0
-    assert said(state, 3.0, means)["stepSeconds"] == 1.0  # none since
+    assert message_of(state, 1.0, means)["stepSeconds"] == 1.0
+    assert message_of(state, 3.0, means)["stepSeconds"] == 1.0  # no new step
     state = advance(state, 4.0, 3, None, None, None, False, 2.5)
-    found = said(state, 4.0, means)
+    found = message_of(state, 4.0, means)
     assert (found["stepSeconds"], found["busySeconds"]) == (3.0, 2.5)
 
 
 def test_a_step_that_goes_back_is_not_progress_and_takes_no_time():
-    """Elastic Horovod goes back to its last commit, in the same process."""
+    """Elastic Horovod returns to its last commit in the same process."""
     state = reports((0.0, {"step": 10}), (1.0, {"step": 11}), (5.0, {"step": 8}), (6.0, {"step": 9}))
     assert (state.step, state.steps, state.step_seconds) == (9, 2, 2.0)
-    assert said(state, 6.5)["idle"] == 0.5
+    assert message_of(state, 6.5)["idle"] == 0.5
 
 
 def test_the_same_step_again_is_not_progress():
-    assert said(reports((0.0, {"step": 10}), (7.0, {"step": 10})), 8.0)["idle"] == 8.0
+    assert message_of(reports((0.0, {"step": 10}), (7.0, {"step": 10})), 8.0)["idle"] == 8.0
 
 
 def test_a_checkpoint_is_that_of_its_step_and_gets_older():
     state = reports((0.0, {"step": 5}), (1.0, {"checkpoint": True}), (2.0, {"step": 6}))
-    assert said(state, 3.5)["checkpoint"] == {"step": 5, "ago": 2.5}
+    assert message_of(state, 3.5)["checkpoint"] == {"step": 5, "ago": 2.5}
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_a_ranks_number_is_the_launchers(monkeypatch, variables, found):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    told = said(State(), 0.0)
-    assert (told["rank"], told["localRank"]) == found
+    sent = message_of(State(), 0.0)
+    assert (sent["rank"], sent["localRank"]) == found
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_busy_is_from_the_end_of_a_step_to_the_last_gradient(clock):
         meter.work_done()
         clock[0] += 0.5
         meter.work_done()
-        clock[0] += 7.0  # the others
+        clock[0] += 7.0  # waiting for other ranks
         meter.step_over()
     assert meter.totals == (1.5, 2)
 
