@@ -1,5 +1,5 @@
-"""Beside mpirun and above its ranks: real processes. What stands for mpirun here starts ranks as Open MPI does: the
-agent before each, a process group for each, and the variables by which a rank is known."""
+"""The helper around mpirun and around its ranks, as real processes. The fake mpirun starts ranks as Open MPI does: an
+agent and a process group for each, and the variables that identify a rank."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ while ranks:
 sys.exit(code if code >= 0 else 128 - code)
 """
 AFTER = "until grep -q mine log; do sleep 0.02; done"
-"""It has been passed on, and so been seen."""
+"""The line was forwarded, so the helper has read it."""
 TRACEBACK = "echo Traceback \\(most recent call last\\): >&2"
 RAISES = f"{TRACEBACK}; echo ValueError: mine >&2"
 PEER_FAILS = f"{AFTER}; {TRACEBACK}; echo HorovodInternalError: a peer is gone >&2"
@@ -61,7 +61,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def helper(tmp_path) -> Path:
-    """The files as the pods of a job have them."""
+    """The files as in the pods of a job."""
     of = job(framework="horovod", horovod={"controller": "mpi"}, roles={"worker": 2, "launcher": 1})
     made = pods.objects(of, Status(), Platform(helper_image="", local=True))
     [files] = [thing["data"] for thing in made.companions if thing["kind"] == "ConfigMap"]
@@ -100,7 +100,7 @@ def start(helper) -> Iterator[Start]:
 
 @pytest.fixture
 def mpirun(start, tmp_path) -> Callable[..., tuple[int, str, str]]:
-    """Exit status, stdout and stderr of a launcher whose mpirun runs these ranks, each a script."""
+    """Exit status, stdout and stderr of a launcher whose mpirun runs these ranks, given as scripts."""
 
     def run(*ranks: str, **env: str) -> tuple[int, str, str]:
         with (tmp_path / "log").open("w") as log:
@@ -124,7 +124,7 @@ def test_output_of_ranks_passes_unchanged_and_nothing_is_added_on_success(mpirun
     assert mpirun("echo out; cat lines >&2", "true") == (0, "out\n", lines)
 
 
-# Sentence, the ranks' scripts; exit status, then rank, exit code, signal and last line that are told.
+# Name, scripts of the ranks; exit status, then the reported rank, exit code, signal and last line.
 FIRST = [
     (
         "the rank that raised is named though its peer ended before it",
@@ -155,7 +155,7 @@ FIRST = [
         (3, 1, 3, None, "no data is mine"),
     ),
     (
-        "where nobody else is the cause, who failed by a peer's end is named",
+        "without another cause, the rank that failed because its peer ended is named",
         (f"echo {SHUT_DOWN} >&2; exit 1", "sleep 1"),
         (1, 0, 1, None, SHUT_DOWN),
     ),
@@ -164,15 +164,15 @@ FIRST = [
         (f"{RAISES}; {HANGS}", f"{AFTER}; kill -9 $$"),
         (137, 1, 137, 9, "rank 1 was ended by signal 9"),
     ),
-    ("an exit code is told", (HANGS, "echo again >&2; exit 138"), (138, 1, 138, None, "again")),
-    ("a rank that says nothing is told too", (HANGS, "exit 3"), (3, 1, 3, None, "rank 1 exited with code 3")),
+    ("an exit code is reported", (HANGS, "echo again >&2; exit 138"), (138, 1, 138, None, "again")),
+    ("a rank without output is reported too", (HANGS, "exit 3"), (3, 1, 3, None, "rank 1 exited with code 3")),
     (
-        "a rank that ends with an error for being told to end is no cause",
+        "a rank that ends with an error after SIGTERM is not the cause",
         ("until [ -e up ]; do sleep 0.02; done; exit 3", f"trap '{RAISES}; exit 143' TERM; touch up; {IDLE} & wait"),
         (3, 0, 3, None, "rank 0 exited with code 3"),
     ),
     (
-        "a program that is not there is told of by its name",
+        "a missing program is reported by its name",
         ("exec ./mpi_rank.sh",),
         (126, 0, 126, None, "sh: 1: exec: ./mpi_rank.sh: Permission denied"),
     ),
@@ -214,7 +214,7 @@ def test_when_the_command_succeeds_after_a_failure_nothing_is_reported(start):
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("python", [None, "#!/bin/sh\nexit 1\n"], ids=["no Python", "a Python of long ago"])
+@pytest.mark.parametrize("python", [None, "#!/bin/sh\nexit 1\n"], ids=["no Python", "an old Python"])
 @pytest.mark.parametrize("mode", ["launch", "rank"])
 def test_without_python_the_command_runs_unchanged(mode, python, start, tmp_path):
     (tmp_path / "bin").mkdir()
@@ -248,7 +248,7 @@ def test_a_program_that_cannot_be_started_is_named(mode, start):
 
 
 def test_a_rank_ends_by_the_signal_that_ended_its_program(start):
-    """mpirun says then what it would have said."""
+    """So that mpirun prints its usual message."""
     process = start("rank", "127.0.0.1:1:key", "sh", "-c", "kill -SEGV $$", OMPI_COMM_WORLD_RANK="0")
     assert process.wait(timeout=SOON) == -signal.SIGSEGV
 
@@ -257,7 +257,7 @@ TRAPS = 'for name in USR1 TERM; do trap "echo $name >> got" $name; done; touch u
 
 
 def test_a_signal_from_mpirun_reaches_the_program_once(start, tmp_path):
-    """SIGUSR1 is sent to the process that mpirun knows, SIGTERM to its group."""
+    """mpirun sends SIGUSR1 to its child process and SIGTERM to the process group."""
     process = start("rank", "127.0.0.1:1:key", "sh", "-c", TRAPS, OMPI_COMM_WORLD_RANK="0")
     wait_for((tmp_path / "up").exists)
     os.kill(process.pid, signal.SIGUSR1)
@@ -272,11 +272,15 @@ def test_a_signal_from_mpirun_reaches_the_program_once(start, tmp_path):
 
 def test_a_signal_to_the_launcher_reaches_its_command(start, tmp_path):
     process = start(
-        "launch", "127.0.0.1", "sh", "-c", "trap 'echo told; exit 9' TERM; touch up; sleep 30 >/dev/null 2>&1 & wait"
+        "launch",
+        "127.0.0.1",
+        "sh",
+        "-c",
+        "trap 'echo ended; exit 9' TERM; touch up; sleep 30 >/dev/null 2>&1 & wait",
     )
     wait_for((tmp_path / "up").exists)
     process.terminate()
-    assert process.communicate(timeout=SOON)[0] == "told\n"
+    assert process.communicate(timeout=SOON)[0] == "ended\n"
     assert process.returncode == 9
 
 
@@ -301,9 +305,9 @@ def test_messages_without_the_key_are_ignored(said, start, tmp_path):
     process = start("launch", "127.0.0.1", "sh", "-c", f"{command}; $OMPI_MCA_orte_fork_agent sh -c 'exit 3'", **env)
     wait_for((tmp_path / "up").exists)
     host, port, key = (tmp_path / "up").read_text().split()[-1].split(":")
-    known = {"key": key, "ago": "long", "job": "", "rank": 0, "code": 1, "lines": ""}
+    valid = {"key": key, "ago": "long", "job": "", "rank": 0, "code": 1, "lines": ""}
     with socket.create_connection((host, int(port))) as stranger, contextlib.suppress(OSError):
-        stranger.sendall(json.dumps(known).encode() + b"\n" if said is None else said)
+        stranger.sendall(json.dumps(valid).encode() + b"\n" if said is None else said)
         stranger.shutdown(socket.SHUT_WR)
         stranger.recv(16)
     (tmp_path / "go").touch()
@@ -312,5 +316,5 @@ def test_messages_without_the_key_are_ignored(said, start, tmp_path):
 
 
 def as_kubelet(text: str) -> str:
-    """FallbackToLogsOnError: the last 80 lines, of these the last 2048 bytes."""
+    """FallbackToLogsOnError: the last 80 lines, and at most the last 2048 bytes of them."""
     return "".join(text.splitlines(keepends=True)[-80:]).encode()[-2048:].decode(errors="ignore")

@@ -1,4 +1,5 @@
-"""What reads a program's output: real processes, a hub of the tests, and the helpers as `allranks inject` lays them."""
+"""The helper that reads a program's output: real processes, a fake report server, helpers copied by `allranks
+inject`."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def hub(tmp_path: Path) -> Iterator[FakeReportServer]:
 
 @pytest.fixture
 def start(helpers, hub) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts `watch.py -- PROGRAM...`, by default with a pattern and a hub."""
+    """Starts `watch.py -- PROGRAM...`, by default with a pattern and a report server."""
     started: list[subprocess.Popen[bytes]] = []
 
     def one(*program: str, **env: str | None) -> subprocess.Popen[bytes]:
@@ -119,7 +120,10 @@ def test_one_pipe_for_both_streams_keeps_their_order(helpers, hub):
 def test_the_exit_code_is_the_programs(start, program, status, pattern):
     process = start("sh", "-c", program, ALLRANKS_LOG_PATTERN=pattern)
     code, _, err = ended(process)
-    assert (code if code >= 0 else 128 - code, err) == (status, b"")  # without a pattern it *is* the program
+    assert (code if code >= 0 else 128 - code, err) == (
+        status,
+        b"",
+    )  # without a pattern exec replaces the helper
 
 
 @pytest.mark.parametrize(("program", "status"), [("/none/such", 127), ("/", 126)])
@@ -182,7 +186,7 @@ def test_without_a_report_server_it_does_nothing(start, env):
     process = start("sh", "-c", "echo $$", **env)
     status, out, err = ended(process)
     assert (status, out) == (0, b"%d\n" % process.pid)
-    assert (b"is no regular expression" in err) == ("ALLRANKS_LOG_PATTERN" in env)
+    assert (b"is not a regular expression" in err) == ("ALLRANKS_LOG_PATTERN" in env)
 
 
 def test_the_environments_own_sitecustomize_runs_too(start, tmp_path):
@@ -231,7 +235,7 @@ time.sleep(1)
     assert time.monotonic() - began < 8
     status, _, err = ended(process)
     assert (status, len(out.split())) == (0, 20002)
-    assert err == b"allranks: progress.logPattern takes longer than 0.5 s for a line: left out\n"
+    assert err == b"allranks: progress.logPattern takes longer than 0.5 s for a line: the line is skipped\n"
 
 
 def test_a_program_that_writes_much_is_not_slowed_down(start):
