@@ -156,11 +156,8 @@ def main(pattern: str) -> int:
                 match = finder.find(line)
             except TooSlow:
                 if not warned:
-                    write_json(
-                        {
-                            "problem": f"progress.logPattern takes longer than {LINE_SECONDS} s for a line: the line is skipped"
-                        }
-                    )
+                    limit = f"{LINE_SECONDS} s for a line"
+                    write_json({"problem": f"progress.logPattern takes longer than {limit}: the line is skipped"})
                 warned = True
                 time.sleep((time.monotonic() - began) * IDLE_FACTOR)
                 continue

@@ -81,7 +81,7 @@ def test_pytorch_busy_time(hub, run):
 
 def test_pytorch_outside_a_job_sets_no_hooks(run):
     done = run(
-        "import torch\nfrom allranks.report.pytorch import watch\nnet = torch.nn.Linear(2, 2)\ninstrument(net)\n"
+        "import torch\nfrom allranks.report.pytorch import instrument\nnet = torch.nn.Linear(2, 2)\ninstrument(net)\n"
         "assert not net._forward_hooks and not net.weight._post_accumulate_grad_hooks",
         inside=False,
     )
@@ -100,7 +100,6 @@ print(tf.keras.callbacks.Callback.__module__)
 """
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("legacy", "whose"), [("0", "keras."), ("1", "tf_keras.")], ids=["Keras 3", "legacy Keras"])
 def test_keras_reports_of_two_calls_of_fit(hub, run, legacy, whose):
     done = run(KERAS, TF_USE_LEGACY_KERAS=legacy)
@@ -141,7 +140,6 @@ print(len([op for op in step.get_concrete_function().graph.get_operations() if "
 """
 
 
-@pytest.mark.nightly
 def test_tensorflow_busy_time(hub, run):
     done = run(CUSTOM_LOOP)
     assert (done.returncode, done.stdout.strip()) == (0, "2"), done.stderr
@@ -152,7 +150,6 @@ def test_tensorflow_busy_time(hub, run):
     assert last["stepSeconds"] > 0.1
 
 
-@pytest.mark.nightly
 def test_tensorflow_outside_a_job_adds_nothing_to_the_graph(run):
     done = run(CUSTOM_LOOP, inside=False)
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
