@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measure(program: str, ranks: int, seed: int) -> tuple[float, int, float, float]:
-    """Accuracy, number of epochs, median seconds of one, and seconds in all, imports and start included."""
+    """Accuracy, number of epochs, median seconds per epoch, total seconds including imports and start."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / str(number) for number in range(ranks + 2)]
@@ -80,7 +80,7 @@ def measure(program: str, ranks: int, seed: int) -> tuple[float, int, float, flo
 
 
 def start(program: str, ranks: int, seed: int) -> list[Command]:
-    """The commands, each with its environment, that make `ranks` ranks (for parameter servers: workers)."""
+    """The commands, each with its environment, that start `ranks` ranks (for parameter servers: workers)."""
     rest = [str(HERE / program), "--seed", str(seed)]
     kind = PROGRAMS[program]
     if kind == "torchrun":
@@ -100,7 +100,7 @@ def start(program: str, ranks: int, seed: int) -> list[Command]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment."""
+    """Ports that are free at this moment."""
     sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:

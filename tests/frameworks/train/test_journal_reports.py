@@ -93,8 +93,8 @@ def test_the_checkpoint_of_all_ranks_at_sigterm(hub, train):
 
 
 def test_a_rank_that_saves_alone_saves_its_last_whole_epoch(hub, train):
-    last_words = "progress.step += 1; journal.end_step(progress, 8, 0.1); journal.last_words(); break"
-    train("--checkpoint-every", "3", interruption=last_words)
+    save_alone = "progress.step += 1; journal.end_step(progress, 8, 0.1); journal.save_alone(); break"
+    train("--checkpoint-every", "3", interruption=save_alone)
     last = hub.messages[-1]
     assert (last["checkpoint"]["step"], last["step"]) == (8, 8)  # the ninth step is lost
 

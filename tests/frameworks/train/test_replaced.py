@@ -39,7 +39,7 @@ print("went on")
 WAYS = {
     "an epoch ends": 'journal.end_epoch(progress, 0.5, 0.1, 8, lambda: b"late")',
     "told to stop": 'journal.stop(progress, lambda: b"late")',
-    "last words, in a thread": "t = threading.Thread(target=journal.last_words); t.start(); t.join()",
+    "last words, in a thread": "t = threading.Thread(target=journal.save_alone); t.start(); t.join()",
     "the training is over": 'journal.finish(progress, 1.0, "late")',
     "the training begins": "journal.begin(progress)",
 }

@@ -13,13 +13,13 @@ PROGRAM = """
 import os, pathlib, signal, sys, time
 from common.termination import Termination
 
-def last_words():
+def save_alone():
     began.write_text("")
     time.sleep(0.5)
     print("saved", flush=True)
 
 began = pathlib.Path(sys.argv[1])
-termination = Termination(last_words, agree_within=float(sys.argv[2]))
+termination = Termination(save_alone, agree_within=float(sys.argv[2]))
 os.kill(os.getpid(), signal.SIGTERM)
 while not termination.requested:
     time.sleep(0.01)
