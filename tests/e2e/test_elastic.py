@@ -1,4 +1,4 @@
-"""Elastic jobs on real nodes: the scheduler says what there is room for, and `kubectl scale` what is wanted."""
+"""Elastic jobs on real nodes: the scheduler limits the number of workers, and `kubectl scale` sets it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ for file in glob.glob("/proc/[0-9]*/cmdline"):
 """
 
 EPOCHS = 40
-"""Of Horovod's: time for a rank to join, to be killed and to come back."""
+"""Steps for Horovod: time for a rank to join, to be killed and to return."""
 
 GPU = "nvidia.com/mig-1g.18gb"
-"""A slice of one, which no other test asks for."""
+"""A resource that no other test requests."""
 
 
 @pytest.fixture
 def three_gpus(cluster: Cluster) -> Iterator[None]:
-    """Node-1 has them."""
+    """Node-1 offers the resource."""
     cluster.has("node-1", {GPU: "3"})
     yield
     cluster.has("node-1", {GPU: None})
@@ -44,7 +44,7 @@ def test_pytorch_continues_with_the_ranks_that_fit_and_grows_later(team: Team) -
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {GPU: 1}},
     }
     job = team.start(example("penguins-pytorch-elastic", **fields))
-    team.told(job, '"waiting":1')
+    team.reports(job, '"waiting":1')
     team.attempt(job, 1)
     assert "rank 0 of 2" in team.says(f"{job}-worker-0-1", "epoch 2/20")
     assert team.get("pod", f"{job}-worker-2-1")["status"]["phase"] == "Pending"
@@ -85,4 +85,4 @@ def test_horovod_workers_leave_and_join_while_the_others_train(team: Team) -> No
     assert (status["attempt"], status["restarts"]["counted"]) == (0, 1)
     log = team.kubectl("logs", first)
     assert f"epoch {EPOCHS}/{EPOCHS}" in log
-    assert log.count("rank 0 of ") == 2  # its first word, and its last: nobody began it again
+    assert log.count("rank 0 of ") == 2  # its first and its last line: it was not restarted

@@ -1,4 +1,4 @@
-"""Every manifest of examples/ by `kubectl apply`, unchanged but for the image's name, in restricted pods."""
+"""Every manifest of examples/ with `kubectl apply`, in restricted pods. Only the image names are changed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def assert_learned(log: str) -> None:
 
 @pytest.fixture
 def pool_node(cluster: Cluster) -> Iterator[str]:
-    """Says that it has what the example's pool asks for twice."""
+    """A node that offers twice the GPUs of the example's pool."""
     label, node = "node.kubernetes.io/instance-type", "node-1"
     cluster.has(node, {"nvidia.com/gpu": "16", "rdma/hca": "16"})
     cluster.kubectl("label", "node", node, f"{label}=h200-8")

@@ -1,4 +1,4 @@
-"""The operator dies, is upgraded and removed, while jobs run. No other test runs meanwhile (tools/e2e.sh)."""
+"""The operator is killed, upgraded and removed while jobs run. No other test runs at the same time (tools/e2e.sh)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_upgrade_and_uninstall_keep_jobs_and_CRDs_and_the_next_operator_continue
     assert team.get("pod", f"{job}-master-0-0")["metadata"]["uid"] == uid
     team.signal(f"{job}-master-0-0", "USR1")
     team.wait(f"pod/{job}-master-0-0", "--for=jsonpath={.status.phase}=Succeeded")
-    assert team.status(job)["phase"] == "Running"  # nobody there to say more
+    assert team.status(job)["phase"] == "Running"  # without an operator the status does not change
 
     install(team.cluster)
     status = team.completes(job)

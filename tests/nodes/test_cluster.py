@@ -1,4 +1,4 @@
-"""The cluster of tools/cluster.sh does what allranks needs of Kubernetes, and leaves nothing behind."""
+"""The cluster of tools/cluster.sh does what allranks needs from Kubernetes, and `down` leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from e2e.cluster import SCRIPT, Cluster, pod
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(os.geteuid() != 0, reason="only root may start nodes")]
 
-# busybox's programs resolve names their own way; those of the node ask as a training program does.
+# The programs of busybox resolve names differently; those of the node resolve like a training program.
 FOLDERS = ("usr", "lib", "lib64")
 NODES_PROGRAMS = {
     "volumes": [{"name": folder, "hostPath": {"path": f"/{folder}"}} for folder in FOLDERS],
@@ -28,7 +28,7 @@ NODES_PROGRAMS = {
 
 
 def machine() -> dict[str, set[str]]:
-    """What a cluster could leave behind on this machine, beside files."""
+    """State that a cluster could leave on this machine, besides files."""
 
     def lines(*command: str) -> set[str]:
         return set(subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines())
@@ -47,7 +47,7 @@ def machine() -> dict[str, set[str]]:
 
 
 def of_another(entry: str, cluster: Cluster) -> bool:
-    """Somebody may start one meanwhile."""
+    """Another cluster may start during the test."""
     return bool(re.search(r"\b(ar|allranks)-", entry)) and cluster.mark not in entry
 
 
@@ -84,7 +84,7 @@ STORED = "example.com/stored:1"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Of an image that holds a static busybox."""
+    """An archive of an image with a static busybox."""
     folder = tmp_path_factory.mktemp("store")
     shutil.copy(shutil.which("busybox", path="/bin:/usr/bin") or "", folder / "sh")
     (folder / "Dockerfile").write_text("FROM scratch\nENV PATH=/bin\nCOPY sh /bin/sh\n")
@@ -97,12 +97,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def stored(cache: Path) -> str:
-    """What tools/image-store.sh says."""
+    """The output of tools/image-store.sh."""
     env = {**os.environ, "ALLRANKS_CACHE": str(cache)}
     command = [SCRIPT.parent / "image-store.sh", STORED]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
-    assert bool(done.stderr) != (cache / "seen").exists()  # it is taken once
-    (cache / "seen").touch()
+    assert bool(done.stderr) != (cache / "imported").exists()  # imported once
+    (cache / "imported").touch()
     return done.stdout.strip()
 
 
@@ -184,7 +184,7 @@ def test_pods_on_two_nodes_find_each_other_by_name_before_they_are_ready(cluster
 
 
 def test_an_unused_name_is_not_found_and_not_an_error(cluster):
-    cluster.apply(pod("asking", "getent hosts nobody.example.org", **NODES_PROGRAMS))
+    cluster.apply(pod("asking", "getent hosts missing.example.org", **NODES_PROGRAMS))
     cluster.wait("pod/asking", "--for=jsonpath={.status.phase}=Failed")
     code = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}"
     assert cluster.kubectl("get", "pod", "asking", f"--output={code}") == "2"
@@ -236,8 +236,8 @@ def test_pods_are_scheduled_by_simulated_gpus(cluster):
     assert sorted(nodes.split()) == ["node-1", "node-2"]
     cluster.apply(trainer("third", 2))
     message = "jsonpath={.status.conditions[?(@.type=='PodScheduled')].message}"
-    told = cluster.eventually("get", "pod", "third", f"--output={message}", contains="nodes are available")
-    assert "0/2 nodes are available: 2 Insufficient nvidia.com/gpu" in told
+    condition = cluster.eventually("get", "pod", "third", f"--output={message}", contains="nodes are available")
+    assert "0/2 nodes are available: 2 Insufficient nvidia.com/gpu" in condition
     cluster.delete_pods("first")
     cluster.wait("pod/third", "--for=condition=Ready")
 
@@ -299,7 +299,7 @@ def test_an_unknown_node_cannot_be_stopped(cluster):
 
 
 def test_a_partial_cluster_is_removed_and_started_again(cluster, tmp_path):
-    """Beside the other one, which it leaves alone."""
+    """A second cluster that does not affect the first."""
     other = Cluster(tmp_path / "other")
     try:
         with start_until(other, "machines plugged together") as process:

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, and a damaged one costs an epoch, not the training."""
+"""A checkpoint is complete or missing, and a damaged one costs an epoch, not the training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.files import write_atomically
 
 
 def archive(content: str = "weights", compression: int = zipfile.ZIP_STORED) -> bytes:
-    """What `torch.save` and `numpy.savez` write, in small, and without the time of day."""
+    """A small archive like those of `torch.save` and `numpy.savez`, without timestamps."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         file.writestr(zipfile.ZipInfo("data"), content * 100, compression)
@@ -22,23 +22,23 @@ def archive(content: str = "weights", compression: int = zipfile.ZIP_STORED) -> 
 
 
 def names(directory: Path) -> list[str]:
-    """Of all files, but for the claim."""
+    """The names of all files except the claim."""
     return sorted(path.name for path in directory.iterdir() if not path.name.startswith(".claim-"))
 
 
 @pytest.fixture
-def said() -> list[str]:
+def lines() -> list[str]:
     return []
 
 
 @pytest.fixture
-def store(tmp_path: Path, said: list[str]) -> CheckpointStore:
-    return CheckpointStore(Claim(tmp_path / "made" / "on the way"), ".pt", said.append)
+def store(tmp_path: Path, lines: list[str]) -> CheckpointStore:
+    return CheckpointStore(Claim(tmp_path / "made" / "on the way"), ".pt", lines.append)
 
 
-def test_an_empty_directory_has_no_checkpoint(store: CheckpointStore, said: list[str]) -> None:
+def test_an_empty_directory_has_no_checkpoint(store: CheckpointStore, lines: list[str]) -> None:
     assert store.newest() is None
-    assert said == []
+    assert lines == []
 
 
 def test_the_last_two_checkpoints_are_kept(store: CheckpointStore) -> None:
@@ -67,23 +67,25 @@ def test_an_epoch_that_is_saved_again_replaces_itself(store: CheckpointStore) ->
         pytest.param(bytes(1000), id="zeros, as after a power failure"),
     ],
 )
-def test_a_damaged_checkpoint_is_skipped_with_one_line(store: CheckpointStore, said: list[str], damaged: bytes) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_one_line(
+    store: CheckpointStore, lines: list[str], damaged: bytes
+) -> None:
     store.save(6, archive("six"))
     store.save(7, archive("seven"))
     path = store.directory / "epoch-00007.claim-00001.pt"
     path.write_bytes(damaged)
     assert store.newest() == (6, archive("six"))
-    assert len(said) == 1
-    assert said[0].startswith(f"checkpoint {path} is damaged (")
-    assert said[0].endswith("): trying the one before it")
+    assert len(lines) == 1
+    assert lines[0].startswith(f"checkpoint {path} is damaged (")
+    assert lines[0].endswith("): trying the one before it")
 
 
-def test_two_damaged_checkpoints_mean_a_new_start_and_not_a_crash(store: CheckpointStore, said: list[str]) -> None:
+def test_two_damaged_checkpoints_mean_a_new_start_and_not_a_crash(store: CheckpointStore, lines: list[str]) -> None:
     for epoch in (6, 7):
         store.save(epoch, archive())
         (store.directory / f"epoch-0000{epoch}.claim-00001.pt").write_bytes(b"?")
     assert store.newest() is None
-    assert len(said) == 2
+    assert len(lines) == 2
 
 
 def test_damaged_checkpoints_of_later_epochs_are_removed_by_the_next_save(store: CheckpointStore) -> None:

@@ -1,4 +1,4 @@
-"""The data: what is held out stays held out, and CIFAR-10 is read from files in its own two formats."""
+"""The data: the held-out samples are fixed, and CIFAR-10 is read in both of its formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .launch import ROOT
 
 try:
     import numpy as np
-except ImportError:  # then the last test of this file runs the others, with the numpy of the frameworks
+except ImportError:  # the last test of this file runs the others with the numpy of the frameworks
     np = None
 
 needs_numpy = pytest.mark.skipif(np is None, reason="numpy is not in this environment")
@@ -50,10 +50,10 @@ def test_a_split_is_the_same_every_time_and_another_with_another_seed() -> None:
 
 
 def python_2_pickle(pixels: list[bytes], labels: list[int]) -> bytes:
-    """A batch of the Python version, opcode by opcode as Python 2 and its numpy wrote it (protocol 2)."""
+    """A batch of the Python version with the opcodes of Python 2 and its numpy (protocol 2)."""
 
     def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value  # SHORT_BINSTRING, which Python 3 does not write any more
+        return b"U" + bytes([len(value)]) + value  # SHORT_BINSTRING: Python 3 does not write it
 
     def number(value: int) -> bytes:
         return b"J" + struct.pack("<i", value)
@@ -72,7 +72,7 @@ def python_2_pickle(pixels: list[bytes], labels: list[int]) -> bytes:
 
 
 def image(seed: int) -> bytes:
-    """3072 bytes: a plane of red, one of green, one of blue."""
+    """3072 bytes: a red, a green and a blue plane."""
     return bytes((seed + plane * 50 + position) % 256 for plane in range(3) for position in range(1024))
 
 
@@ -122,7 +122,7 @@ def test_a_batch_pickled_by_a_current_numpy_is_read_too(tmp_path: Path) -> None:
 
 
 class Malicious:
-    """What a downloaded pickle can be."""
+    """A malicious pickle."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch hacked",)

@@ -1,4 +1,4 @@
-"""What the journal reports of a training, without a framework: a few lines stand for the program."""
+"""The reports of the journal, without a framework: a few lines take the place of the program."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def hub(tmp_path: Path) -> Iterator[FakeReportServer]:
 
 @pytest.fixture
 def train(hub: FakeReportServer, tmp_path: Path) -> Callable[..., str]:
-    """Runs it as a rank; what it said."""
+    """Runs the training as a rank; returns its output."""
 
     def run(*options: str, rank: int = 0, interruption: str = "pass", before: str = "", **env: str) -> str:
         text = TRAINING.format(
@@ -96,11 +96,11 @@ def test_a_rank_that_saves_alone_saves_its_last_whole_epoch(hub, train):
     save_alone = "progress.step += 1; journal.end_step(progress, 8, 0.1); journal.save_alone(); break"
     train("--checkpoint-every", "3", interruption=save_alone)
     last = hub.messages[-1]
-    assert (last["checkpoint"]["step"], last["step"]) == (8, 8)  # the ninth step is lost
+    assert (last["checkpoint"]["step"], last["step"]) == (8, 8)  # step 9 is lost
 
 
 def test_a_hung_program_that_gets_SIGTERM_sends_its_last_report(hub, train):
-    """`os._exit` from the thread that waits for SIGTERM."""
+    """The thread that waits for SIGTERM calls `os._exit`."""
     interruption = (
         "import os, signal, time; Termination(lambda: None, 0.1); os.kill(os.getpid(), signal.SIGTERM); time.sleep(20)"
     )
@@ -125,7 +125,7 @@ def test_a_slow_rank_sleeps_longer(hub, train):
 
 
 def test_without_the_library_the_training_is_the_same(hub, train):
-    said = train("--epochs", "2")
+    output = train("--epochs", "2")
     count = len(hub.messages)
-    assert train("--epochs", "2", before="sys.modules['allranks'] = None") == said
+    assert train("--epochs", "2", before="sys.modules['allranks'] = None") == output
     assert len(hub.messages) == count

@@ -1,4 +1,4 @@
-"""What a run leaves behind for people: metrics, curves, lines; and the rules that need no framework."""
+"""The output of a run: metrics, curves, lines; and the rules that need no framework."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_epochs_that_are_trained_again_appear_once(tmp_path: Path) -> None:
     for epoch in (1, 2, 3):
         append(log, epoch)
     with path.open("a") as file:
-        file.write('{"epoch": 4, "lo')  # killed while it wrote
+        file.write('{"epoch": 4, "lo')  # killed during the write
     log = MetricsLog(Claim(path.parent), 2)
     assert epochs(path) == [1, 2]
     for epoch in (3, 4):

@@ -1,4 +1,4 @@
-"""What the programs report, for real: of each rank, to a hub of the tests."""
+"""The reports of each rank of the programs, with real frameworks, to a fake report server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hub(tmp_path: Path) -> Iterator[FakeReportServer]:
 
 @pytest.fixture
 def start(launcher: Launcher, hub: FakeReportServer) -> Callable[..., list[Rank]]:
-    """Starts two ranks of a program, which know where to report."""
+    """Starts two ranks of a program with the address of the report server."""
 
     def both(program: str, *options: str) -> list[Rank]:
         ours = {**hub.environment, "PYTHONPATH": str(SOURCE)}
@@ -66,8 +66,8 @@ def test_busy_time_identifies_the_slow_rank_and_step_time_does_not(hub, start, p
 
 
 def undisturbed(hub: FakeReportServer, train: Callable[[], list[Rank]]) -> tuple[list[float], list[float]]:
-    """Seconds of a step and of own work, of each rank. Whatever else takes the processor of one rank makes its last
-    steps longer and none shorter: of three trainings the one counts whose ranks agree best about a step."""
+    """Step seconds and busy seconds of each rank. Other load on the machine makes the last steps of a rank longer,
+    never shorter: of three trainings, uses the one whose ranks agree best."""
     measured = []
     for _ in range(3):
         hub.messages.clear()
@@ -120,7 +120,7 @@ def test_the_hung_rank_is_the_one_that_does_not_wait_and_its_stack_shows_where(h
     assert [of(hub, rank)[-1]["waiting"] for rank in range(2)] == [True, False]
     hub.answers = [ok(0.5, "hang-1")]
     for rank, where in ((0, waits_in), (1, "begin_step")):
-        # torchrun's ranks share its output, and may write at the same time
+        # ranks of a torchrun share its output and may write at the same time
         started = ranks[rank % len(ranks)]
         started.wait_for(rf"allranks: rank {rank} \(pod .*\): stacks, asked for because the job makes no progress")
         started.wait_for(rf"in {where}")

@@ -1,4 +1,4 @@
-"""Pods as processes: what a kubelet and a PID namespace do on a cluster holds on this machine."""
+"""Pods as processes: this machine does what a kubelet and a PID namespace do on a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MARK = "TEST_OF_PROCESSES"
 
 STUBBORN = """
 import os, signal, sys, time
-# Ignores SIGTERM, and has a child in a session of its own whose parent is gone.
+# Ignores SIGTERM, and has an orphaned grandchild in its own session.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
@@ -41,7 +41,7 @@ print("ready", flush=True)
 
 
 class World:
-    """One test's pods: started as the driver starts them, found again by a mark in their environment."""
+    """The pods of one test: started like those of a run, identified by a mark in their environment."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
@@ -82,7 +82,7 @@ class World:
         return self.one
 
     async def until(self, condition: Callable[[], Any], seconds: float = 20) -> None:
-        """Awaits what the pod reports."""
+        """Waits for a condition on the pod."""
         async with asyncio.timeout(seconds):
             while not condition():
                 self._wake.clear()
@@ -104,7 +104,7 @@ class World:
     def log(self) -> str:
         return (self.tmp_path / "job-worker-0-0.log").read_text()
 
-    # What `LocalPod` needs of the driver.
+    # Implements `PodHost`.
 
     def changed(self) -> None:
         self.statuses.append(self.one.status)
@@ -136,7 +136,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def left(mark: str) -> list[str]:
-    """Command lines of processes that carry the mark."""
+    """Command lines of processes with the mark."""
     marked = [process for process in Path("/proc").glob("[0-9]*") if _carries(process, mark)]
     return [(process / "cmdline").read_bytes().replace(b"\0", b" ").decode() for process in marked if process.exists()]
 
@@ -183,7 +183,7 @@ def test_exit_codes_are_those_a_kubelet_reports(world: World, program: str, phas
         ("exit 1", (0, 1), "Error"),
         ("true", (0, 1), "Completed"),
     ],
-    ids=["killed for memory", "killed by somebody", "a rank of a launcher", "failed beside one that was", "well"],
+    ids=["killed for memory", "killed by a signal", "a rank of a launcher", "failed beside an OOM kill", "succeeded"],
 )
 def test_a_process_killed_for_memory_is_reported_as_oomkilled(
     world: World, monkeypatch: pytest.MonkeyPatch, program: str, kills: tuple[int, int], reason: str
@@ -387,7 +387,7 @@ def test_a_killed_shim_takes_its_first_process_along(world: World) -> None:
     status = asyncio.run(scenario())
     assert status.exit is not None
     assert (status.phase, status.exit.code) == ("Failed", 137)
-    eventually(lambda: left(world.mark) == ["sleep 1000 "])  # here nobody's child; the driver adopts what a shim leaves
+    eventually(lambda: left(world.mark) == ["sleep 1000 "])  # an orphan here; a run adopts and kills it
     orphan = next(pid for pid in Path("/proc").glob("[0-9]*") if _carries(pid, world.mark))
     os.kill(int(orphan.name), signal.SIGKILL)
     eventually(lambda: not left(world.mark))
@@ -396,7 +396,7 @@ def test_a_killed_shim_takes_its_first_process_along(world: World) -> None:
 def test_a_signal_to_the_shim_is_forwarded_to_the_program(world: World) -> None:
     async def scenario() -> Pod:
         pod = world.pod(
-            world.manifest("sh", "-c", "trap 'echo told; exit 7' USR1; echo ready; while :; do sleep 0.05; done")
+            world.manifest("sh", "-c", "trap 'echo received; exit 7' USR1; echo ready; while :; do sleep 0.05; done")
         )
         await world.until(lambda: b"ready" in world.printed)
         os.kill(pod.shims()[0], signal.SIGUSR1)
@@ -426,7 +426,7 @@ print(ignored & ours, blocked)
 
 @pytest.fixture
 def no_subreaper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shim that takes this for a system without subreapers and without /proc, such as macOS."""
+    """A shim that runs as on a system without subreapers and /proc, such as macOS."""
     program = f"""
 import os, runpy, sys
 sys.platform = "darwin"

@@ -88,7 +88,7 @@ def test_a_variable_may_refer_to_those_before_it_and_the_command_to_all(tmp_path
     plan = planned(pod({"env": env, "args": ["--c=$(C)", "$(PATH)"]}), machine(tmp_path))
     command = plan.main[0].command
     assert {name: command.env[name] for name in "ABC"} == {"A": "x", "B": "$(A)", "C": "x-$(A)"}
-    assert command.argv == ("train", "--c=x-$(A)", "$(PATH)")  # the machine's own variables are not the manifest's
+    assert command.argv == ("train", "--c=x-$(A)", "$(PATH)")  # $(PATH) is not a variable of the manifest
 
 
 def test_fields_of_the_pod_are_resolved(tmp_path: Path) -> None:

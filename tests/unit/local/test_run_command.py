@@ -1,4 +1,4 @@
-"""`allranks run` as a user runs it: real processes, signals, exit statuses, and nothing left behind."""
+"""`allranks run` as a user runs it: real processes, signals, exit statuses, and no process left."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MARK = "TEST_OF_RUN"
 SECONDS = 30.0
 
 MEET = "touch up-$ALLRANKS_ROLE-$ALLRANKS_INDEX; while [ ! -e go ]; do sleep 0.02; done; echo done $RANK"
-"""Waits for a file that the test makes."""
+"""Waits for a file that the test creates."""
 TOGETHER = "touch together-$RANK; while [ $(ls together-* | wc -l) -lt 3 ]; do sleep 0.02; done; sleep 0.5"
-"""Ends a moment after all three ranks have begun."""
+"""Ends half a second after all three ranks have started."""
 STUBBORN = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -40,7 +40,7 @@ while True:
 
 
 class Cli:
-    """Runs the command in a directory of its own."""
+    """Runs the command in its own directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -77,14 +77,14 @@ class Cli:
     def wait_for(self, condition: Callable[[], Any], seconds: float = SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, "nothing came of it"
+            assert time.monotonic() < deadline, "timed out"
             time.sleep(0.01)
 
     def wait_for_ranks(self, count: int = 3) -> None:
         self.wait_for(lambda: len(list(self.directory.glob("up-*"))) == count)
 
     def left(self) -> list[int]:
-        """Processes of this test's jobs."""
+        """Processes of the jobs of this test."""
         found = []
         for environ in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
             os.kill(pid, signal.SIGKILL)
 
 
-# From start to end.
+# Complete runs.
 
 
 def test_all_ranks_find_each_other_and_the_job_succeeds(cli: Cli) -> None:
@@ -216,7 +216,7 @@ def test_a_volume_from_the_command_line_is_kept(cli: Cli) -> None:
     assert (cli.directory / "mine/saved").read_text() == "x\n"
 
 
-# Interruption.
+# Signals.
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -231,7 +231,7 @@ def test_a_signal_ends_all_ranks_gracefully(cli: Cli, number: signal.Signals, st
     assert out.count(" | saved") == 3
     assert "SIGTERM to 3 pods, SIGKILL after 30 s" in out
     assert "job was interrupted after" in out
-    assert cli.status()["phase"] in ("Pending", "Running")  # what the command did to its ranks is no failure of theirs
+    assert cli.status()["phase"] in ("Pending", "Running")  # ranks that the command ended have not failed
     assert "lastFailure" not in cli.status()
 
 
@@ -241,7 +241,7 @@ def test_a_second_ctrl_c_kills_at_once(cli: Cli) -> None:
     cli.wait_for_ranks()
     process.send_signal(signal.SIGINT)
     time.sleep(0.1)
-    process.send_signal(signal.SIGINT)  # such as a wrapper passes on
+    process.send_signal(signal.SIGINT)  # forwarded by a wrapper, for example
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.7)
     process.send_signal(signal.SIGINT)
@@ -293,7 +293,7 @@ from allranks.core.reconcile import reconcile
 from allranks.local import runner
 def broken(observed):
     if len(list(Path(".").glob("up-*"))) == 3:
-        raise RuntimeError("a fault of our own")
+        raise RuntimeError("an internal error")
     return reconcile(observed)
 runner.LocalRun.__init__.__kwdefaults__["reconcile"] = broken
 runner._ERROR_GRACE = 0.1
@@ -306,7 +306,7 @@ main()
         [sys.executable, "-c", program], cwd=cli.directory, capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert done.returncode == 1
-    assert "RuntimeError: a fault of our own" in done.stderr
+    assert "RuntimeError: an internal error" in done.stderr
 
 
 def test_under_nohup_a_hangup_is_ignored(cli: Cli) -> None:
@@ -329,7 +329,7 @@ def test_closing_the_output_ends_the_run(cli: Cli) -> None:
     assert process.stderr.read() == ""
 
 
-# What is printed.
+# Output.
 
 
 def test_dry_run_prints_the_same_pods_every_time_and_starts_nothing(cli: Cli) -> None:

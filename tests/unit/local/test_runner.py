@@ -1,4 +1,4 @@
-"""The loop of `allranks run`: what it decides from, and when all is over."""
+"""The reconcile loop of `allranks run`: its input, and when it ends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_pod_that_ends_right_after_a_reconcile_is_reconciled_again(
     def decide(observed: Observed) -> Plan:
         plan = reconcile(observed)
         if plan.empty and [pod.phase for pod in observed.pods] == ["Running"]:
-            asyncio.get_running_loop().call_soon(Brief.last.end)  # nothing has changed, says the plan, and then it has
+            asyncio.get_running_loop().call_soon(Brief.last.end)  # a change right after an empty plan
         return plan
 
     monkeypatch.setattr(runner, "LocalPod", Brief)

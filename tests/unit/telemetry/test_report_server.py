@@ -156,7 +156,7 @@ def test_a_report_is_taken_and_the_connection_is_kept() -> None:
 def test_what_the_library_sends_is_understood_and_it_understands_the_answers(tmp_path: Path) -> None:
     token = tmp_path / "token"
 
-    def post(wire: Wire, state: State) -> dict[str, Any]:
+    def post(wire: Transport, state: State) -> dict[str, Any]:
         return wire.post(message(state, Means(), {"loss": 0.5}, 12.0, waiting=False, done=False))
 
     async def scenario() -> None:
