@@ -135,7 +135,7 @@ def test_work_that_must_survive_may_not_be_lost() -> None:
         ("resumed with loss 0.6", Trial(seconds=3.0, epoch_before=2, resumed=(2, 0.6)), METRICS),
         ("metrics.jsonl", TRIAL, [METRICS[0], METRICS[1], METRICS[1], METRICS[2]]),
         ("a beginning", TRIAL, [*METRICS[:2], {"epoch": 3, "loss": 1.1}]),
-        ("training did not go on", Trial(epoch_before=2, problem="training did not go on"), METRICS),
+        ("the training did not resume", Trial(epoch_before=2, problem="the training did not resume"), METRICS),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -34,7 +34,7 @@ if journal._store:
     journal._store.hold(2, b"late")
 Claim(directory)
 {then}
-print("went on")
+print("continued")
 """
 WAYS = {
     "an epoch ends": 'journal.end_epoch(progress, 0.5, 0.1, 8, lambda: b"late")',
@@ -81,7 +81,7 @@ def test_a_directory_with_two_names_is_claimed_once(tmp_path: Path) -> None:
     (tmp_path / "claim").mkdir()
     ended = run_rank(tmp_path / "claim", "directory.with_name('link')", "newest = 1")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.endswith("went on\n")
+    assert ended.stdout.endswith("continued\n")
     assert newest_claim(tmp_path / "claim") == 2  # the claim of the journal, and that of the script
 
 
