@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from allranks.core.model import Manifest
-from allranks.frameworks import FRAMEWORKS
 
 # Lists of words read better without quotes.
 # ruff: noqa: SIM905
-_RANK_VARIABLES = frozenset().union(*(framework.reserved_env for framework in FRAMEWORKS.values())) | frozenset(
-    # Set by torchrun and by Slurm, not by allranks.
-    "GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE "
+_WIRING = frozenset(
+    "MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK NNODES NPROC_PER_NODE GROUP_RANK "
+    "GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE TF_CONFIG TORCHELASTIC_ERROR_FILE "
     "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE".split()
 )
-_RANK_PREFIXES = ("PET_", "TORCHELASTIC_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_STEP_", "ALLRANKS_")
+_WIRING_PREFIXES = ("PET_", "TORCHELASTIC_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_STEP_", "ALLRANKS_")
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _REFERENCE = re.compile(r"\$(\$)?\(([^()\s]*)\)")
@@ -29,9 +28,7 @@ _REFERENCE = re.compile(r"\$(\$)?\(([^()\s]*)\)")
 def machine_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that every process inherits. Rank variables of another job around this terminal are dropped."""
     env = {
-        name: value
-        for name, value in environ.items()
-        if name not in _RANK_VARIABLES and not name.startswith(_RANK_PREFIXES)
+        name: value for name, value in environ.items() if name not in _WIRING and not name.startswith(_WIRING_PREFIXES)
     }
     # `.venv/bin/allranks run` without an activated environment still finds that environment's torchrun and python.
     own = str(Path(sys.executable).parent)

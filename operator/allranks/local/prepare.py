@@ -40,10 +40,10 @@ class PodPlan:
     """Sub-paths to create in these directories."""
     mounted: Mapping[str, tuple[str, Path]]
     """Volume name -> (mount path, directory), for messages."""
-    missing_directories: tuple[str, ...]
-    """Working directories that do not exist on this machine."""
+    lost_directories: tuple[str, ...]
+    """Working directories that this machine does not have."""
     gpus: int | None = 0
-    """Number of GPUs that its containers request; None if the manifest itself sets CUDA_VISIBLE_DEVICES."""
+    """How many GPUs its containers request; None if the manifest sets CUDA_VISIBLE_DEVICES itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
     plans: dict[str, ContainerPlan] = {}
     folders: list[Path] = []
     mounted: dict[str, tuple[str, Path]] = {}
-    missing: list[str] = []
+    lost: list[str] = []
     for container in containers:
         variables = Variables(manifest, container, machine.environ)
         mapping, wrong = mounts(container, located, variables.values)
@@ -86,7 +86,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
                 mounted.setdefault(mount["name"], (path, mapping.directories[path]))
         directory = working_directory(container, mapping, machine.workdir)
         if directory is None:
-            missing.append(container["workingDir"])
+            lost.append(container["workingDir"])
         argv = arguments(container, variables.values, mapping)
         if argv is None:
             problems.append(
@@ -112,7 +112,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
         directories=tuple((volume, located[volume["name"]]) for volume in used),
         folders=tuple(folders),
         mounted=mounted,
-        missing_directories=tuple(missing),
+        lost_directories=tuple(lost),
         gpus=None if chosen else sum(gpus(container.get("resources")) for container in spec["containers"]),
     ), []
 

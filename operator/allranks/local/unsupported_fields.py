@@ -45,17 +45,17 @@ def _about_images(plans: Iterable[PodPlan]) -> Iterator[str]:
 def _about_gpus(job: Job, plans: Sequence[PodPlan], gpus: int) -> Iterator[str]:
     if all(plan.gpus is None for plan in plans):
         return
-    requested = sum(plan.gpus or 0 for plan in plans)
+    asked = sum(plan.gpus or 0 for plan in plans)
     has = f"this machine has {gpus or 'none'}"
-    if requested > gpus:
+    if asked > gpus:
         hidden = " (CUDA_VISIBLE_DEVICES is empty)" if gpus else ""
-        yield f"the job requests {_count(requested, 'GPU')}, {has}: all ranks run on the CPU{hidden}"
-    elif gpus and requested:
-        yield f"the job requests {_count(requested, 'GPU')}, {has}: each pod sees its own (CUDA_VISIBLE_DEVICES)"
+        yield f"the job asks for {_count(asked, 'GPU')}, {has}: all ranks run on the CPU{hidden}"
+    elif gpus and asked:
+        yield f"the job asks for {_count(asked, 'GPU')}, {has}: each pod sees its own (CUDA_VISIBLE_DEVICES)"
     elif gpus:
         here = f"this machine has {_count(gpus, 'GPU')}"
         alike = "" if job.spec.pool else ", as on a cluster"
-        yield f"{here}, the job requests none (resources.limits, nvidia.com/gpu): all ranks run on the CPU{alike}"
+        yield f"{here}, the job asks for none (resources.limits, nvidia.com/gpu): all ranks run on the CPU{alike}"
 
 
 def _about_resources(plans: Iterable[PodPlan]) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _about_volumes(plans: Iterable[PodPlan], volumes: Volumes) -> Iterator[str]:
 
 
 def _about_directories(plans: Iterable[PodPlan], workdir: str) -> Iterator[str]:
-    missing = _unique(directory for plan in plans for directory in plan.missing_directories)
+    missing = _unique(directory for plan in plans for directory in plan.lost_directories)
     if missing:
         yield f"{_list('workingDir', missing)} not on this machine: programs start in {workdir} (--workdir)"
 

@@ -55,7 +55,7 @@ def test_each_setting_without_an_effect_has_one_note(tmp_path: Path, monkeypatch
     run = tmp_path / "run/volumes"
     assert said == [
         "image me/train:1 is not used here: programs come from this machine",
-        "the job requests 6 GPUs, this machine has none: all ranks run on the CPU",
+        "the job asks for 6 GPUs, this machine has none: all ranks run on the CPU",
         "resources are not limited here: memory",
         "pool gpu is not used here: it describes nodes of a cluster, their GPUs and their variables",
         "pods are not placed here, so these do nothing: nodeSelector, tolerations, scheduling.priorityClassName",
@@ -68,7 +68,7 @@ def test_each_setting_without_an_effect_has_one_note(tmp_path: Path, monkeypatch
     ]
 
 
-ASKED = "the job requests 3 GPUs, this machine has"
+ASKED = "the job asks for 3 GPUs, this machine has"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ ASKED = "the job requests 3 GPUs, this machine has"
     [
         (1, "abc", f"{ASKED} 3: each pod sees its own (CUDA_VISIBLE_DEVICES)"),
         (1, "a", f"{ASKED} 1: all ranks run on the CPU (CUDA_VISIBLE_DEVICES is empty)"),
-        (0, "a", "this machine has 1 GPU, the job requests none (resources.limits, nvidia.com/gpu): all ranks run on "
+        (0, "a", "this machine has 1 GPU, the job asks for none (resources.limits, nvidia.com/gpu): all ranks run on "
                  "the CPU, as on a cluster"),
     ],
 )  # fmt: skip
