@@ -41,7 +41,7 @@ class PodHost(Protocol):
     """Soft limit of open files for programs."""
     backoff: Backoff
     node: str
-    starting: asyncio.Lock
+    start_lock: asyncio.Lock
     """Held while a process starts, which blocks for milliseconds: between two starts the event loop runs."""
 
     def changed(self) -> None:
@@ -55,10 +55,10 @@ class PodHost(Protocol):
     def shim_killed(self) -> None:
         """A shim was killed."""
 
-    async def gpus(self, pod: str, count: int) -> Mapping[str, str]:
+    async def acquire_gpus(self, pod: str, count: int) -> Mapping[str, str]:
         """Waits for `count` free GPUs; returns the variables that make them visible to the pod."""
 
-    def release(self, pod: str) -> None:
+    def release_gpus(self, pod: str) -> None:
         """Frees the GPUs of the pod."""
 
 
@@ -151,7 +151,7 @@ class LocalPod:
             self._host.fail(error)
         finally:
             await self._stop_remaining()
-            self._host.release(self.status.name)
+            self._host.release_gpus(self.status.name)
             if self.status.deleted_at:
                 self._finish_deletion()
             self._host.changed()
@@ -161,7 +161,7 @@ class LocalPod:
         if self._plan.gpus is None:
             return not self._stop.is_set()
         self._update_status(waiting_reason="Unschedulable", waiting_message="waiting for GPUs")
-        getting = asyncio.ensure_future(self._host.gpus(self.status.name, self._plan.gpus))
+        getting = asyncio.ensure_future(self._host.acquire_gpus(self.status.name, self._plan.gpus))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((getting, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -221,7 +221,7 @@ class LocalPod:
     async def _run(self, container: ContainerPlan, log: LogFile, auxiliary: bool) -> Exit | None:
         """Runs a container once. `auxiliary`: init container or sidecar. None if the pod stopped before the start."""
         command = replace(container.command, env={**container.command.env, **self._extra_env})
-        async with self._host.starting:
+        async with self._host.start_lock:
             await asyncio.sleep(0)
             if self._stop.is_set():
                 return None

@@ -51,12 +51,12 @@ class LocalReports:
             for name in ("tokens", "python"):
                 shutil.rmtree(self._run_dir / name, ignore_errors=True)
 
-    def of(self, attempt: int) -> Reports | None:
+    def snapshot(self, attempt: int) -> Reports | None:
         return self._store.of(self._job, self._uid, attempt) if self._store else None
 
-    def stack_dump_id(self, question: str) -> None:
+    def request_stack_dump(self, stack_dump_id: str) -> None:
         if self._store:
-            self._store.stack_dump_id(self._job, question)
+            self._store.stack_dump_id(self._job, stack_dump_id)
 
     def inject_token(self, manifest: Manifest, pod: Pod) -> Manifest:
         """The manifest with a token for the pod, and with the report library on its PYTHONPATH."""

@@ -109,7 +109,7 @@ class LocalRun:
         self.logs = options.run_dir / "logs"
         self.node = os.uname().nodename
         self.backoff = options.backoff
-        self.starting = asyncio.Lock()
+        self.start_lock = asyncio.Lock()
         self.files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._listener: Listener = _NullListener()
         self._reconcile = reconcile
@@ -232,7 +232,7 @@ class LocalRun:
             self._endpoints = (self.status.attempt, ports.choose(wanted))
         platform = Platform("allranks", local=True, endpoints=self._endpoints[1], report_url=self._reports.url)
         self._listener.status(self.status, self._pod_statuses())
-        reports = self._reports.of(self.status.attempt)
+        reports = self._reports.snapshot(self.status.attempt)
         return Observed(self.job, self.status, self._pod_statuses(), datetime.now(UTC), platform, reports=reports)
 
     def _apply(self, plan: Plan) -> None:
@@ -240,7 +240,7 @@ class LocalRun:
             self.status = plan.status
             self._state_file.write_throttled(self.status)
         if plan.stack_dump_id:
-            self._reports.stack_dump_id(plan.stack_dump_id)
+            self._reports.request_stack_dump(plan.stack_dump_id)
         for event in plan.events:
             self._listener.event(event)
         if plan.write_ahead:
@@ -357,10 +357,10 @@ class LocalRun:
         """The processes of a killed shim become children of this process: kill them."""
         self._reaper.kill_orphans(pid for pod in self._pods.values() for pid in pod.shims())
 
-    async def gpus(self, pod: str, count: int) -> Mapping[str, str]:
+    async def acquire_gpus(self, pod: str, count: int) -> Mapping[str, str]:
         return await self._gpus.acquire(pod, count) if self._gpus else {}
 
-    def release(self, pod: str) -> None:
+    def release_gpus(self, pod: str) -> None:
         if self._gpus:
             self._gpus.release(pod)
 

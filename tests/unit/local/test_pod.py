@@ -49,7 +49,7 @@ class World:
         self.files = 1024
         self.backoff = Backoff(first=0.01, longest=0.02)
         self.node = "here"
-        self.starting = asyncio.Lock()
+        self.start_lock = asyncio.Lock()
         self.statuses: list[Pod] = []
         self.printed = b""
         self.errors: list[Exception] = []
@@ -76,7 +76,7 @@ class World:
             self.volumes.make(manifest["metadata"]["name"], volume)
         self.volumes.make_folders(plan.folders)
         self._wake = asyncio.Event()
-        self.starting = asyncio.Lock()
+        self.start_lock = asyncio.Lock()
         self.one = LocalPod(plan, self.tmp_path, None, self)
         self.one.start()
         return self.one
@@ -121,10 +121,10 @@ class World:
     def shim_killed(self) -> None:
         self._wake.set()
 
-    async def gpus(self, pod: str, count: int) -> Mapping[str, str]:
+    async def acquire_gpus(self, pod: str, count: int) -> Mapping[str, str]:
         return self.shown_gpus
 
-    def release(self, pod: str) -> None: ...
+    def release_gpus(self, pod: str) -> None: ...
 
 
 @pytest.fixture
