@@ -7,7 +7,7 @@ import pytest
 from .jobs import SECOND_TIME, Team, training
 from .release import NAMESPACE, install, uninstall
 
-UNTIL_TOLD = "trap 'exit 0' USR1; trap 'exit 143' TERM; echo ready; sleep 600 & wait"
+UNTIL_SIGNAL = "trap 'exit 0' USR1; trap 'exit 143' TERM; echo ready; sleep 600 & wait"
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def installed(cluster):
 
 
 def test_upgrade_and_uninstall_keep_jobs_and_CRDs_and_the_next_operator_continues(team: Team) -> None:
-    job = team.start(training("running", "sh", "-c", UNTIL_TOLD))
+    job = team.start(training("running", "sh", "-c", UNTIL_SIGNAL))
     team.says(f"{job}-master-0-0", "ready")
     uid = team.get("pod", f"{job}-master-0-0")["metadata"]["uid"]
     operator = ("get", "pods", "-n", NAMESPACE, "-o", "name")
