@@ -14,7 +14,7 @@ from itertools import pairwise
 from allranks.api.job import Job
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
 from allranks.core import naming, root_cause, topology
-from allranks.core.manifests import pods as desired
+from allranks.core.manifests import pod_template
 from allranks.core.model import Manifest, Pod
 from allranks.core.topology import ELASTIC_ROLE
 from allranks.frameworks.base import Replica
@@ -97,7 +97,7 @@ def gives_up_at(job: Job, status: Status, leaving: Iterable[Pod], now: datetime)
     gone = [(pod.deleted_at or now) + LEAVES_WITHIN for pod in there]
     wait = timedelta(seconds=job.spec.elastic.wait_seconds)
     if status.attempt:  # when the pods before have gone nobody writes down: they had their grace
-        wait = max(wait, timedelta(seconds=desired.longest_grace(job)) + RETRIED_WITHIN)
+        wait = max(wait, timedelta(seconds=pod_template.longest_grace_period(job)) + RETRIED_WITHIN)
     return max([begun + wait, *gone])
 
 

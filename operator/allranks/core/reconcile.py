@@ -275,7 +275,7 @@ def _finished(attempt: Snapshot) -> Plan:
     if _endings(seen) != _endings(status):
         return _write(seen)  # how pods ended is on record before they are cleaned up
     delete, linger = [], ended + CLEANUP_GRACE
-    services = topology.framework_of(job).services(topology.sizes(job, status))
+    services = topology.framework_of(job).long_running_roles(topology.sizes(job, status))
     peers_linger = False
     for _, pod in sorted(attempt.pods.items()):
         over = pod.phase in ("Succeeded", "Failed")

@@ -14,8 +14,7 @@ from functools import cached_property
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import naming, topology
-from allranks.core.manifests import pods as desired
-from allranks.core.manifests import pool_template
+from allranks.core.manifests import pod_template, pool_template
 from allranks.core.model import Platform, Pod
 from allranks.frameworks.base import Replica, RootCause
 
@@ -240,11 +239,11 @@ def _rank(job: Job, status: Status, role: str, index: int, platform: Platform) -
     """The pod's rank, where one process runs in each: then node rank and rank are the same."""
     if pool_template.unavailable(job, platform):
         return None  # how many GPUs, and so processes, its pods had was the pool's to say
-    group = desired.group_of(job, status, platform)
+    context = pod_template.attempt_context(job, status, platform)
     framework = topology.framework_of(job)
-    if any(framework.processes(group, ranked) != 1 for ranked in {replica.role for replica in group.ranked()}):
+    if any(framework.processes(context, ranked) != 1 for ranked in {replica.role for replica in context.ranked()}):
         return None
-    return next((r.node_rank for r in group.replicas if r.index == index and r.role == role), None)
+    return next((r.node_rank for r in context.replicas if r.index == index and r.role == role), None)
 
 
 def _last_lines(text: str) -> str:

@@ -17,8 +17,8 @@ from allranks.frameworks.base import (
     FILES_DIR,
     HELPER_DIR,
     SSH_DIR,
+    AttemptContext,
     Framework,
-    Group,
     Replica,
     RoleKind,
     RootCause,
@@ -59,6 +59,7 @@ class Horovod(Framework):
         | {"HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER", "HOROVOD_GLOO_RENDEZVOUS_ADDR"}
         | {"HOROVOD_GLOO_RENDEZVOUS_PORT"}
     )
+    launcher_env = ("HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_")
     elastic = "absorbs"
     rules = (
         Rule(
@@ -84,25 +85,25 @@ class Horovod(Framework):
         ),
     )
 
-    def wire(self, group: Group) -> list[Wiring]:
-        if group.options.controller == "mpi":
-            return [_mpi_wiring(replica, group) for replica in group.replicas]
-        return _elastic_wirings(group) if group.elastic else _gloo_wirings(group)
+    def wire(self, context: AttemptContext) -> list[Wiring]:
+        if context.options.controller == "mpi":
+            return [_mpi_wiring(replica, context) for replica in context.replicas]
+        return _elastic_wirings(context) if context.elastic else _gloo_wirings(context)
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
         # All the others meet at the first.
         return "pod" if elastic and index else super().scope(role, index, replicas, elastic)
 
-    def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
+    def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return frozenset({"worker"} if replicas.get("launcher") else ())  # they run sshd
 
     def root_cause(self, message: str) -> RootCause | None:
         return read_mpirun_report(message)
 
-    def processes(self, group: Group, role: str) -> int:
-        return _slots(group) if role == "worker" else 1
+    def processes(self, context: AttemptContext, role: str) -> int:
+        return _slots(context) if role == "worker" else 1
 
-    def done(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
+    def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         if elastic:
             return ("worker", 0)  # it is done when all are; another one may still wait for room
         return ("launcher", 0) if replicas.get("launcher") else ("worker", None)
@@ -139,17 +140,17 @@ def _root_cause(rank: str, code: str | None, signal: str | None, lines: str, tim
     return RootCause(int(rank), exit_code, number, lines.strip() or ended, time)
 
 
-def _slots(group: Group) -> int:
-    slots: int | str = group.options.slots_per_worker
-    return max(1, group.gpus["worker"]) if isinstance(slots, str) else slots
+def _slots(context: AttemptContext) -> int:
+    slots: int | str = context.options.slots_per_worker
+    return max(1, context.gpus["worker"]) if isinstance(slots, str) else slots
 
 
-def _gloo_wirings(group: Group) -> list[Wiring]:
+def _gloo_wirings(context: AttemptContext) -> list[Wiring]:
     """Each worker's helper starts its slots; the first one's also serves the rendezvous, as horovodrun would."""
-    slots = _slots(group)
-    workers = group.ranked()
+    slots = _slots(context)
+    workers = context.ranked()
     first = workers[0]
-    address, port = group.address(first, group.options.port)
+    address, port = context.address(first, context.options.port)
     common = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -171,65 +172,65 @@ def _gloo_wirings(group: Group) -> list[Wiring]:
             env=env,
             # Horovod's 30 s would be spent by ranks that load their data before hvd.init() at unlike speed.
             defaults={"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"},
-            ports={"rendezvous": group.options.port} if worker is first else {},
+            ports={"rendezvous": context.options.port} if worker is first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_gloo.py"),
             helper=True,
         )
 
-    return [wiring(worker) for worker in group.replicas]
+    return [wiring(worker) for worker in context.replicas]
 
 
-def _elastic_wirings(group: Group) -> list[Wiring]:
+def _elastic_wirings(context: AttemptContext) -> list[Wiring]:
     """Each worker's helper offers its slots to Horovod's elastic driver, which is beside the first one.
 
     Nothing here depends on how many workers there are now: that changes, and what runs is left alone.
     """
-    assert group.elastic
-    first = group.ranked()[0]
-    address, port = group.address(first, group.options.port)
+    assert context.elastic
+    first = context.ranked()[0]
+    address, port = context.address(first, context.options.port)
     common = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_ELASTIC": "1",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_LOCAL_SIZE": str(_slots(group)),
-        "ALLRANKS_HOROVOD_MIN": str(group.elastic.least),
-        "ALLRANKS_HOROVOD_MAX": str(group.elastic.most),
-        "ALLRANKS_HOROVOD_WAIT_SECONDS": str(group.elastic.wait_seconds),
+        "HOROVOD_LOCAL_SIZE": str(_slots(context)),
+        "ALLRANKS_HOROVOD_MIN": str(context.elastic.min_workers),
+        "ALLRANKS_HOROVOD_MAX": str(context.elastic.max_workers),
+        "ALLRANKS_HOROVOD_WAIT_SECONDS": str(context.elastic.wait_seconds),
     }
 
     def wiring(worker: Replica) -> Wiring:
         env = common | {"HOROVOD_HOSTNAME": worker.hostname}
         if worker is first:
-            env["ALLRANKS_HOROVOD_WORKERS"] = str(len(group.ranked()))
+            env["ALLRANKS_HOROVOD_WORKERS"] = str(len(context.ranked()))
         return Wiring(
             env=env,
-            ports={"rendezvous": group.options.port} if worker is first else {},
+            ports={"rendezvous": context.options.port} if worker is first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_elastic.py"),
             helper=True,
         )
 
-    return [wiring(worker) for worker in group.replicas]
+    return [wiring(worker) for worker in context.replicas]
 
 
-def _mpi_wiring(replica: Replica, group: Group) -> Wiring:
+def _mpi_wiring(replica: Replica, context: AttemptContext) -> Wiring:
     """The launcher runs mpirun over the workers' sshd. On one machine mpirun starts all ranks, and workers stand by."""
-    slots = _slots(group)
-    workers = group.of("worker")
+    slots = _slots(context)
+    workers = context.of("worker")
     ranks = str(slots * len(workers))
     # sshd gives a rank none of its container's variables; what the launcher has is told to mpirun by name.
-    forward = [arg for name in group.variables.get(replica.role, ()) for arg in ("-x", name)]
+    forward = [arg for name in context.variables.get(replica.role, ()) for arg in ("-x", name)]
     if replica.role == "worker":
-        if group.local:
+        if context.local:
             return Wiring(command=("sleep", "infinity"))
-        return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=_files(group), ssh_key=True)
+        return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=_files(context), ssh_key=True)
 
-    host = "127.0.0.1" if group.local else group.address(replica, SSH_PORT)[0]
+    host = "127.0.0.1" if context.local else context.address(replica, SSH_PORT)[0]
     prefix: tuple[str, ...] = ("/bin/sh", f"{FILES_DIR}/mpi_rank.sh", "launch", host)
-    if replica.role not in group.own_command:
+    if replica.role not in context.own_command:
         prefix += ("mpirun", "-np", ranks, "--allow-run-as-root", "--bind-to", "none", *forward)
-    if group.local:
+    if context.local:
         here = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
         here |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl": "self,vader,tcp"}
         return Wiring(env=here, prefix=prefix, files=_rank_helper())
@@ -238,13 +239,13 @@ def _mpi_wiring(replica: Replica, group: Group) -> Wiring:
         "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
         "OMPI_MCA_plm_rsh_args": f"-F {FILES_DIR}/ssh_config -p {SSH_PORT} -i {SSH_DIR}/ssh-privatekey",
     }
-    return Wiring(env=env, prefix=prefix, files=_files(group), ssh_key=True)
+    return Wiring(env=env, prefix=prefix, files=_files(context), ssh_key=True)
 
 
-def _files(group: Group) -> dict[str, str]:
+def _files(context: AttemptContext) -> dict[str, str]:
     """For mpirun, and for its daemons in the workers, which start further ones where there are many."""
-    hosts = [f"{worker.hostname}.{group.job}.{group.namespace}.svc" for worker in group.of("worker")]
-    hostfile = "".join(f"{host} slots={_slots(group)}\n" for host in hosts)
+    hosts = [f"{worker.hostname}.{context.job}.{context.namespace}.svc" for worker in context.of("worker")]
+    hostfile = "".join(f"{host} slots={_slots(context)}\n" for host in hosts)
     return {"hostfile": hostfile, "ssh_config": _SSH_CONFIG, **_rank_helper()}
 
 

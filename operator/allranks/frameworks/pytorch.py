@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from allranks.fields import Model, Port
-from allranks.frameworks.base import Framework, Group, RoleKind, RootCause, Wiring
+from allranks.frameworks.base import AttemptContext, Framework, RoleKind, RootCause, Wiring
 
 
 class PyTorchOptions(Model):
@@ -52,27 +52,37 @@ class PyTorch(Framework):
         | {"PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_RDZV_ID"}
     )
 
-    def wire(self, group: Group) -> list[Wiring]:
-        options: PyTorchOptions = group.options
-        ranked = group.ranked()
+    launcher_env = (
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "ROLE_WORLD_SIZE",
+        "PET_",
+        "TORCHELASTIC_",
+    )
+
+    def wire(self, context: AttemptContext) -> list[Wiring]:
+        options: PyTorchOptions = context.options
+        ranked = context.ranked()
         first = ranked[0]
-        address, port = group.address(first, options.port)
+        address, port = context.address(first, options.port)
         defaults = {
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             "TORCH_FR_BUFFER_SIZE": "2000",
             # torchrun kills workers 30 s after SIGTERM whatever the pod's grace; leave it a moment to report.
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, group.grace_seconds - 5)),
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, context.grace_seconds - 5)),
         }
         if options.backend != "auto":
             defaults["ALLRANKS_BACKEND"] = options.backend
         common = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "NNODES": str(len(ranked))}
         common |= {f"PET_{name}": value for name, value in common.items()}
 
-        counts = {role: self.processes(group, role) for role in group.gpus}
-        one_each = all(counts[replica.role] == 1 for replica in group.replicas)
+        counts = {role: self.processes(context, role) for role in context.gpus}
+        one_each = all(counts[replica.role] == 1 for replica in context.replicas)
         wirings = []
-        for replica in group.replicas:
+        for replica in context.replicas:
             rank = str(replica.node_rank)
             node = {"NODE_RANK": rank, "NPROC_PER_NODE": str(counts[replica.role])}
             env = common | node | {f"PET_{name}": value for name, value in node.items()}
@@ -83,11 +93,11 @@ class PyTorch(Framework):
             wirings.append(Wiring(env=env, defaults=defaults, ports=ports))
         return wirings
 
-    def processes(self, group: Group, role: str) -> int:
-        asked: int | str = group.options.processes_per_node
-        return max(1, group.gpus[role]) if isinstance(asked, str) else asked
+    def processes(self, context: AttemptContext, role: str) -> int:
+        asked: int | str = context.options.processes_per_node
+        return max(1, context.gpus[role]) if isinstance(asked, str) else asked
 
-    def done(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
+    def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("master", 0) if replicas.get("master") else ("worker", None)
 
     def root_cause(self, message: str) -> RootCause | None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from allranks.fields import Model, Port, Rule
-from allranks.frameworks.base import Framework, Group, Replica, RoleKind, Scope, Wiring
+from allranks.frameworks.base import AttemptContext, Framework, Replica, RoleKind, Scope, Wiring
 
 
 class TensorFlowOptions(Model):
@@ -31,7 +31,7 @@ class TensorFlow(Framework):
             max_replicas=1,
             scope="pod",
             ranked=False,
-            missed=False,
+            required_by_peers=False,
         ),
     }
     reserved_env = frozenset({"TF_CONFIG"})
@@ -44,14 +44,14 @@ class TensorFlow(Framework):
         ),
     )
 
-    def wire(self, group: Group) -> list[Wiring]:
-        port: int = group.options.port
+    def wire(self, context: AttemptContext) -> list[Wiring]:
+        port: int = context.options.port
 
         def address(replica: Replica) -> str:
-            return "{}:{}".format(*group.address(replica, port))
+            return "{}:{}".format(*context.address(replica, port))
 
         cluster: dict[str, list[str]] = {}
-        for replica in group.of("chief", "worker", "ps"):
+        for replica in context.of("chief", "worker", "ps"):
             cluster.setdefault(replica.role, []).append(address(replica))
         shared = json.dumps(cluster, separators=(",", ":"))
 
@@ -61,17 +61,17 @@ class TensorFlow(Framework):
             known = own if replica.role == "evaluator" else shared
             return f'{{"cluster":{known},"task":{{"type":"{replica.role}","index":{replica.index}}}}}'
 
-        return [Wiring(env={"TF_CONFIG": tf_config(replica)}, ports={"grpc": port}) for replica in group.replicas]
+        return [Wiring(env={"TF_CONFIG": tf_config(replica)}, ports={"grpc": port}) for replica in context.replicas]
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
         if role == "worker" and _serve(replicas):
             return "pod"  # the chief gives its work to another, and to the new one when it is there
         return super().scope(role, index, replicas, elastic)
 
-    def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
+    def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return frozenset({"ps", "worker"} if _serve(replicas) else {"ps"})
 
-    def done(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
+    def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("chief", 0) if replicas.get("chief") else ("worker", 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks.core.model import Manifest
-from allranks.local.environment import Variables, expand, loopback_defaults, quantity
+from allranks.core.topology import gpus
+from allranks.local.environment import Variables, expand, loopback_defaults
 from allranks.local.gpus import VISIBLE
 from allranks.local.process import Command
 from allranks.local.volumes import Mounts, Volumes, mounts
@@ -43,7 +43,7 @@ class PodPlan:
     lost_directories: tuple[str, ...]
     """Working directories that this machine does not have."""
     gpus: int | None = 0
-    """How many NVIDIA GPUs its containers ask for; None where the manifest itself says which are visible."""
+    """How many GPUs its containers request; None if the manifest sets CUDA_VISIBLE_DEVICES itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +113,8 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
         folders=tuple(folders),
         mounted=mounted,
         lost_directories=tuple(lost),
-        gpus=None if chosen else sum(gpus_of(container) for container in spec["containers"]),
+        gpus=None if chosen else sum(gpus(container.get("resources")) for container in spec["containers"]),
     ), []
-
-
-def gpus_of(container: Manifest) -> int:
-    """The NVIDIA GPUs that a container asks for."""
-    resources = container.get("resources") or {}
-    for kind in ("limits", "requests"):
-        amount = (resources.get(kind) or {}).get("nvidia.com/gpu")
-        if amount is not None:
-            return math.ceil(quantity(str(amount)))
-    return 0
 
 
 def arguments(container: Manifest, variables: Mapping[str, str], mapping: Mounts) -> tuple[str, ...] | None:

@@ -128,7 +128,7 @@ def test_pools_are_checked_too_alone_or_with_jobs():
     (
         "inside its template",
         {"template": {"spec": {"restartPolicy": "Always"}}},
-        "spec.template.spec.restartPolicy: must be Never or OnFailure: a rank that ended would run again",
+        "spec.template.spec.restartPolicy: must be Never or OnFailure: with Always a finished rank would run again",
     ),
 )
 def test_a_bad_pool_is_refused(case):
@@ -155,8 +155,8 @@ def test_what_is_wrong_inside_a_template_is_told_too():
     result = allranks("validate", "-", stdin=yaml.safe_dump(document))
     assert (result.exit_code, result.stderr) == (
         2,
-        "error: stdin: job: spec.template.spec.restartPolicy: must be Never or OnFailure: a rank that ended would run "
-        "again\n",
+        "error: stdin: job: spec.template.spec.restartPolicy: must be Never or OnFailure: with Always a finished "
+        "rank would run again\n",
     )
 
 

@@ -484,7 +484,12 @@ PROBLEMS = [
     (
         "restartPolicy Always is refused",
         {"template": {"spec": {"restartPolicy": "Always"}}},
-        [("spec.template.spec.restartPolicy", "must be Never or OnFailure: a rank that ended would run again")],
+        [
+            (
+                "spec.template.spec.restartPolicy",
+                "must be Never or OnFailure: with Always a finished rank would run again",
+            )
+        ],
     ),
     (
         "Horovod with gloo needs a command, as an image's entrypoint cannot be seen",
@@ -492,7 +497,7 @@ PROBLEMS = [
         [
             (
                 "spec.roles.worker.command",
-                "a command is needed: allranks starts it by a helper, and cannot see an image's entrypoint",
+                "a command is needed: allranks starts it through a helper and cannot read the image's entrypoint",
             )
         ],
     ),

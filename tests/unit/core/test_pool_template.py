@@ -10,8 +10,7 @@ import pytest
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.core import root_cause
-from allranks.core.manifests import pods as desired
-from allranks.core.manifests import pool_template
+from allranks.core.manifests import pods, pool_template
 from allranks.core.model import Plan, Platform
 from allranks.core.reconcile import reconcile
 from allranks.frameworks import FRAMEWORKS
@@ -30,12 +29,12 @@ def platform(**spec: Any) -> Platform:
     return replace(CLUSTER, pool=PoolSpec.model_validate(spec, by_alias=True, by_name=False))
 
 
-def pods(pool: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    return desired.objects(job(pool="gpu", **fields), Status(), platform(**pool)).pods
+def pods_of(pool: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    return pods.objects(job(pool="gpu", **fields), Status(), platform(**pool)).pods
 
 
 def first(pool: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    spec: dict[str, Any] = pods(pool, **fields)[0]["spec"]
+    spec: dict[str, Any] = pods_of(pool, **fields)[0]["spec"]
     return spec
 
 
@@ -95,7 +94,7 @@ FIELDS = [
 @table(*FIELDS)
 def test_pod(case):
     pool, expected = case
-    assert first(pool) == desired.objects(job(), Status(), CLUSTER).pods[0]["spec"] | expected
+    assert first(pool) == pods.objects(job(), Status(), CLUSTER).pods[0]["spec"] | expected
 
 
 OVERRIDES = [
@@ -161,7 +160,7 @@ def test_the_jobs_word_wins(case):
 
 
 def test_labels_volumes_and_sidecars_of_the_pools_template_reach_the_pod():
-    made = pods(
+    made = pods_of(
         {
             "template": {
                 "metadata": {"labels": {"cost": "training"}, "annotations": {"a": "pool", "b": "pool"}},
@@ -295,23 +294,23 @@ def test_one_process_runs_for_each_of_the_pools_gpus(resource):
 def test_a_pod_that_holds_no_rank_gets_no_gpus_but_those_that_its_role_asks_for():
     launcher, worker = (
         trainer(made["spec"])
-        for made in sorted(pods(DEVICES, **MPI), key=lambda p: p["metadata"]["labels"]["allranks.dev/role"])
+        for made in sorted(pods_of(DEVICES, **MPI), key=lambda p: p["metadata"]["labels"]["allranks.dev/role"])
     )
     assert "resources" not in launcher
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == 8
     evaluator = {"replicas": 1, "resources": {"limits": {"nvidia.com/gpu": 1}}}
-    made = pods(DEVICES, framework="tensorflow", roles={"worker": 1, "evaluator": evaluator})
+    made = pods_of(DEVICES, framework="tensorflow", roles={"worker": 1, "evaluator": evaluator})
     assert trainer(made[1]["spec"])["resources"] == {"limits": {"nvidia.com/gpu": 1}}
 
 
 def test_slots_of_an_mpi_job_are_the_pools_gpus():
-    companions = desired.objects(job(pool="gpu", **MPI), Status(), platform(**DEVICES)).companions
+    companions = pods.objects(job(pool="gpu", **MPI), Status(), platform(**DEVICES)).companions
     files = next(made for made in companions if made["kind"] == "ConfigMap")
     assert files["data"]["hostfile"] == "job-worker-0-0.job.team.svc slots=8\n"
 
 
 def test_a_pool_that_the_job_does_not_name_changes_nothing():
-    assert desired.objects(job(), Status(), platform(**DEVICES)) == desired.objects(job(), Status(), CLUSTER)
+    assert pods.objects(job(), Status(), platform(**DEVICES)) == pods.objects(job(), Status(), CLUSTER)
 
 
 @table(
@@ -342,8 +341,8 @@ LACKS = [
         "the pool cannot be used",
         BROKEN,
         "InvalidPool",
-        'TrainingPool "gpu" cannot be used until it is mended: spec.template.spec.containers[trainer].env: MASTER_ADDR '
-        "is set by allranks: remove it",
+        'TrainingPool "gpu" is invalid and cannot be used until it is corrected: spec.template.spec.containers[trainer]'
+        ".env: MASTER_ADDR is set by allranks: remove it",
     ),
 ]
 
@@ -409,7 +408,12 @@ PROBLEMS = [
     (
         "restartPolicy Always is refused",
         {"template": {"spec": {"restartPolicy": "Always"}}},
-        [("spec.template.spec.restartPolicy", "must be Never or OnFailure: a rank that ended would run again")],
+        [
+            (
+                "spec.template.spec.restartPolicy",
+                "must be Never or OnFailure: with Always a finished rank would run again",
+            )
+        ],
     ),
     (
         "a template of the wrong shape is refused, and nothing else is said",

@@ -89,6 +89,9 @@ GPUS = [
     ("requests alone count", {"requests": {"nvidia.com/gpu": 4}}, 4),
     ("limits and requests count once", {"limits": {"nvidia.com/gpu": 2}, "requests": {"nvidia.com/gpu": 2}}, 2),
     ("GPUs of other makers count", {"limits": {"amd.com/gpu": 3}}, 3),
+    ("GPUs of several vendors add up", {"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 2}}, 3),
+    ("a quantity with a suffix counts", {"limits": {"nvidia.com/gpu": "2000m"}}, 2),
+    ("an invalid amount counts as none", {"limits": {"nvidia.com/gpu": "many"}}, 0),
     ("memory and CPUs are no GPUs", {"limits": {"memory": "64Gi", "cpu": 8}}, 0),
 ]
 
@@ -97,3 +100,9 @@ GPUS = [
 def test_gpus(case):
     resources, count = case
     assert topology.gpus(resources) == count
+
+
+def test_gpus_counts_the_resource_of_the_pool_too():
+    resources = {"limits": {"nvidia.com/mig-3g.40gb": 2}}
+    assert topology.gpus(resources) == 0
+    assert topology.gpus(resources, "nvidia.com/mig-3g.40gb") == 2
