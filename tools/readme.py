@@ -1,6 +1,6 @@
 """Puts the real output of commands into README.md, between `<!-- NAME -->` and `<!-- /NAME -->`.
 
-Needs all frameworks:  PATH=$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$PATH .venv/bin/python tools/readme.py
+Needs all frameworks:  PATH=$(tools/frameworks.sh)/bin:$PATH .venv/bin/python tools/readme.py
 One section alone:      .venv/bin/python tools/readme.py failure
 
 The section `cluster` is tools/tour.py's.

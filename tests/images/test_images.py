@@ -16,6 +16,7 @@ import pytest
 
 from allranks.api.status import Status
 from allranks.core.manifests import pods
+from allranks.frameworks import FRAMEWORKS
 from allranks.operator.ssh_keys import key_pair
 from allranks.pod_bundle import HELPERS
 from allranks.version import __version__
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(building.SECONDS)]
 Images = Callable[[str], Image]
 MEGABYTE = 1_000_000
 CHECKPOINTS = "/tmp/checkpoints"
-EVERY_IMAGE = ["operator", "pytorch", "tensorflow", "horovod"]
+EVERY_IMAGE = ["operator", *FRAMEWORKS]
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:

@@ -12,14 +12,15 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from allranks.frameworks import FRAMEWORKS
+
 ROOT = Path(__file__).parents[3]
-IMAGES = ["operator", "pytorch", "tensorflow", "horovod"]
-TRAINING = ["pytorch", "tensorflow", "horovod"]
+IMAGES = ["operator", *FRAMEWORKS]
 BASE = "ARG BASE_IMAGE=python:3.12-slim-bookworm"
 LABELS = ["title", "description", "url", "licenses", "version", "revision", "created", "base.name"]
 
 every_image = pytest.mark.parametrize("image", IMAGES)
-training_images = pytest.mark.parametrize("image", TRAINING)
+training_images = pytest.mark.parametrize("image", FRAMEWORKS)
 
 
 def text_of(image: str) -> str:

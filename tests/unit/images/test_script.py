@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.frameworks import FRAMEWORKS
 from allranks.version import __version__
 
 SCRIPT = Path(__file__).parents[3] / "tools" / "images.sh"
@@ -65,11 +66,11 @@ def test_an_image_is_built_with_docker_and_its_name_is_all_that_stdout_has(build
     assert f"--build-arg {BASE} --build-arg VERSION={__version__} --build-arg REVISION=" in build
 
 
-def test_without_names_all_four_are_built(builders):
+def test_without_names_all_images_are_built(builders):
     builders.add("docker")
     builders.run()
     files = [line.split("--file images/")[1].split("/")[0] for line in builders.asked("docker build")]
-    assert files == ["operator", "pytorch", "tensorflow", "horovod"]
+    assert files == ["operator", *FRAMEWORKS]
     # buildah does not find a stage whose name holds an argument that was not given.
     assert "--build-arg WHEEL=built" in builders.asked("docker build")[3]
 
