@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from allranks.api.job import MANAGED_BY, Job
@@ -21,7 +22,6 @@ _POD_FIELDS = (
     "dnsConfig shareProcessNamespace activeDeadlineSeconds"
 ).split()
 _CONTAINER_FIELDS = "securityContext livenessProbe readinessProbe startupProbe lifecycle volumeDevices".split()
-_GPU = "nvidia.com/gpu"
 
 
 def notes(job: Job, plans: Sequence[PodPlan], volumes: Volumes, gpus: int, workdir: str) -> list[str]:
@@ -56,7 +56,7 @@ def _about_gpus(job: Job, plans: Sequence[PodPlan], gpus: int) -> Iterator[str]:
     elif gpus:
         here = f"this machine has {_count(gpus, 'GPU')}"
         alike = "" if job.spec.pool else ", as on a cluster"
-        yield f"{here}, the job asks for none (resources.limits, {_GPU}): all ranks run on the CPU{alike}"
+        yield f"{here}, the job asks for none (resources.limits, nvidia.com/gpu): all ranks run on the CPU{alike}"
 
 
 def _about_resources(plans: Iterable[PodPlan]) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _about_resources(plans: Iterable[PodPlan]) -> Iterator[str]:
         for amounts in (container.get("resources") or {}).values()
         if isinstance(amounts, Mapping)
         for name in amounts
-        if name != _GPU
+        if not name.endswith("/gpu")
     )
     if names:
         yield f"resources are not limited here: {', '.join(names)}"
@@ -85,6 +85,8 @@ def _about_fields(job: Job) -> Iterator[str]:
     if job.spec.pool:
         # Variables such as NCCL_SOCKET_IFNAME name the network interfaces of other machines.
         yield f"pool {job.spec.pool} is not used here: it describes nodes of a cluster, their GPUs and their variables"
+    if (job.spec.hang or job.spec.progress) and not (find_spec("aiohttp") and find_spec("msgspec")):
+        yield "hang and progress do nothing here without further Python packages: pip install 'allranks[cli]'"
     if placement:
         yield f"pods are not placed here, so these do nothing: {', '.join(placement)}"
     others = _unique([*_present(specs, _POD_FIELDS), *_present(containers, _CONTAINER_FIELDS)])

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from allranks.core.manifests.scheduling import NODE_LOST_SECONDS
+
 ENV_PREFIX = "ALLRANKS_"
 
 
@@ -31,7 +33,7 @@ class Settings(BaseSettings):
         description="Image of the init container that brings helpers into pods: the operator's own.",
     )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
-        30,
+        NODE_LOST_SECONDS,
         description="So long after Kubernetes found a node to be gone (about 50 s) its pods are given up and the job "
         "restarts. What a job's template tolerates comes first.",
     )

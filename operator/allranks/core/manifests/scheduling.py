@@ -7,6 +7,9 @@ from allranks.api.status import Status
 from allranks.core import naming
 from allranks.core.model import Manifest, Platform
 
+NODE_LOST_SECONDS = 30
+"""Default of the operator's setting `node_lost_seconds`: tolerationSeconds for nodes that do not respond."""
+
 _GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 _NODE_LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 """Taints of a node that does not respond. The API server adds tolerations of 300 s for them to pods that have none."""
