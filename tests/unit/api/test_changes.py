@@ -9,8 +9,8 @@ from allranks.api.validation import parse, with_defaults
 from support.builders import manifest, table
 from support.simulator.admission import broken_transitions
 
-NEW_JOB = "cannot change while the job lives: make a new job"
-NEW_ROLES = "the roles of a job cannot change: make a new job"
+NEW_JOB = "cannot be changed in an existing job: create a new job"
+NEW_ROLES = "the roles of an existing job cannot be changed: create a new job"
 SPEC = root_schema()["properties"]["spec"]
 
 

@@ -28,20 +28,17 @@ NAME_CHARACTERS = (
 NAME_LENGTH = (
     "at most 42 characters: pods are named {name}-{role}-{index}-{attempt}-{restart}, and a host name has at most 63"
 )
-BLOCK = "only the block that matches framework is allowed: remove it or change framework"
-LAUNCHER = "a launcher goes with controller mpi and only with it: gloo jobs need none"
-NO_PODS = "the job has no pods: give at least one role replicas"
+BLOCK = "does not match framework: remove it or change framework"
+LAUNCHER = "controller mpi needs a launcher, and controller gloo must not have one"
+NO_PODS = "the job has no pods: set the replicas of at least one role"
 NO_SUCH_ROLE = "names a role that this job does not have"
 OUR_PREFIX = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
 BOTH = "a variable has either value or valueFrom, not both"
-LATER = "is served by a later version: leave it out"
-NOT_ELASTIC = (
-    "is for pytorch and horovod: ranks of the others know one another from the start. Leave it out; a changed number "
-    "of replicas restarts them"
-)
-WITHIN = "must be within elastic.minReplicas and elastic.maxReplicas"
-ONE_OF = "give exactly one of exitCodes, signals and reasons"
-ONE_VOLUME = "give either claim or volume, and not both"
+LATER = "is not supported yet: remove it"
+NOT_ELASTIC = "is supported by pytorch and horovod only: remove it. A change of replicas then restarts all ranks"
+WITHIN = "must be between elastic.minReplicas and elastic.maxReplicas"
+ONE_OF = "set exactly one of exitCodes, signals and reasons"
+ONE_VOLUME = "set either claim or volume, not both"
 HOST_PATH = "hostPath is refused: the next attempt may run on another node; use a claim or a CSI volume"
 MPI = {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "mpi"}}
 X = {"name": "X", "value": "1"}
@@ -62,25 +59,25 @@ RULES = [
     (
         "a launcher is Horovod's",
         {"roles": {"launcher": 1, "worker": 1}},
-        ("spec.roles.launcher", "is a role of horovod alone: remove it or change framework"),
+        ("spec.roles.launcher", "is a role of horovod only: remove it or change framework"),
         {"roles": {"master": 1, "worker": 1}},
     ),
     (
         "PyTorch has no chief",
         {"roles": {"chief": 1, "worker": 1}},
-        ("spec.roles.chief", "is a role of tensorflow alone: remove it or change framework"),
+        ("spec.roles.chief", "is a role of tensorflow only: remove it or change framework"),
         {"roles": {"master": 1, "worker": 1}},
     ),
     (
         "TensorFlow has no master",
         {"framework": "tensorflow", "roles": {"master": 1, "worker": 1}},
-        ("spec.roles.master", "is a role of pytorch alone: remove it or change framework"),
+        ("spec.roles.master", "is a role of pytorch only: remove it or change framework"),
         {"framework": "tensorflow", "roles": {"chief": 1, "worker": 1, "ps": 1, "evaluator": 1}},
     ),
     (
         "Horovod has no parameter servers",
         {"framework": "horovod", "roles": {"worker": 1, "ps": 1}},
-        ("spec.roles.ps", "is a role of tensorflow alone: remove it or change framework"),
+        ("spec.roles.ps", "is a role of tensorflow only: remove it or change framework"),
         {"framework": "horovod", "roles": {"worker": 1}},
     ),
     (
@@ -108,15 +105,15 @@ RULES = [
         MPI,
     ),
     (
-        "TensorFlow needs a chief or workers",
+        "TensorFlow needs a chief or a worker",
         {"framework": "tensorflow", "roles": {"ps": 1}},
-        ("spec.roles", "tensorflow needs a chief or workers"),
+        ("spec.roles", "tensorflow needs a chief or at least one worker"),
         {"framework": "tensorflow", "roles": {"chief": 1, "ps": 1}},
     ),
     (
         "Horovod needs workers",
         {"framework": "horovod", "roles": {"launcher": 1}, "horovod": {"controller": "mpi"}},
-        ("spec.roles.worker", "horovod needs workers"),
+        ("spec.roles.worker", "horovod needs at least one worker"),
         {"framework": "horovod", "roles": {"worker": 1}},
     ),
     ("MPI needs a launcher", MPI | {"roles": {"worker": 1}}, ("spec.roles.launcher", LAUNCHER), MPI),
@@ -195,15 +192,15 @@ RULES = [
         {"checkpoint": {"volume": {"csi": {"driver": "d"}}}},
     ),
     (
-        "TensorFlow's ranks know one another from the start",
+        "TensorFlow jobs cannot be elastic",
         {"framework": "tensorflow", "elastic": {"minReplicas": 1, "maxReplicas": 2}},
         ("spec.elastic", NOT_ELASTIC),
         {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
     ),
     (
-        "MPI's ranks know one another from the start",
+        "MPI jobs cannot be elastic",
         MPI | {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
-        ("spec.elastic", "Elastic Horovod needs controller gloo: MPI's ranks know one another from the start"),
+        ("spec.elastic", "elastic Horovod needs controller gloo: MPI cannot add or remove ranks of a running job"),
         {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 2}},
     ),
     (
@@ -219,15 +216,15 @@ RULES = [
         {"roles": {"worker": 3}, "elastic": {"minReplicas": 2, "maxReplicas": 3}},
     ),
     (
-        "an elastic job's ranks restart as its framework needs it",
+        "an elastic job has restart scope group",
         {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "pod"}},
-        ("spec.restart.scope", "an elastic job's ranks restart as its framework needs it: leave it out, or say group"),
+        ("spec.restart.scope", "cannot be pod in an elastic job, where the framework decides: remove it or use group"),
         {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "group"}},
     ),
     (
-        "Elastic Horovod is done when its first worker is",
+        "an elastic Horovod job has no success role",
         {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 3}, "success": "worker"},
-        ("spec.success", "Elastic Horovod is done when its first worker is: leave it out"),
+        ("spec.success", "cannot be set in an elastic Horovod job, which is complete when worker 0 is: remove it"),
         {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 3}},
     ),
     (
@@ -239,7 +236,7 @@ RULES = [
     (
         "backends of gangs are refused until they are served, never ignored",
         {"scheduling": {"gang": "volcano"}},
-        ("spec.scheduling.gang", "backends for gangs are served by a later version: use auto or none"),
+        ("spec.scheduling.gang", "gang schedulers are not supported yet: use auto or none"),
         {"scheduling": {"gang": "none"}},
     ),
     (
@@ -567,8 +564,8 @@ def test_every_error_is_told_at_once_in_the_order_of_the_manifest():
 
 # Sentence, document, problems.
 DOCUMENTS = [
-    ("a list is no manifest", [], [("", "a manifest is a mapping, this is a list")]),
-    ("a word is no manifest", "x", [("", "a manifest is a mapping, this is a string")]),
+    ("a list is no manifest", [], [("", "a manifest must be a mapping, not a list")]),
+    ("a word is no manifest", "x", [("", "a manifest must be a mapping, not a string")]),
     (
         "another kind is refused, and nothing else is said",
         {"apiVersion": "allranks.dev/v1alpha1", "kind": "Job"},
