@@ -1,4 +1,4 @@
-"""`make bench`: what the operator adds to the API server's own speed. See docs/performance.md."""
+"""`make bench`: what the operator adds to the API server's own speed. See docs/platform/performance.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "bench" / "bench.json"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 
-from readme import replaced  # noqa: E402
+from transcripts import replaced  # noqa: E402
 
 from bench import cores, recovery  # noqa: E402
 from bench.common import connection, programs, tell  # noqa: E402
@@ -35,7 +35,7 @@ examples:
   python -m bench --only creation --rounds 5
   python -m bench --only life --peers        # training-operator as well, which Go builds the first time
   python -m bench -o json | jq .creation.allranks
-  python -m bench --peers --write            # and put the tables into README.md and docs/performance.md
+  python -m bench --peers --write            # and put the tables into README.md and docs/platform/performance.md
   python -m bench --only day --add --write   # one part anew, beside the others of the last run
 
 Every number comes from this one run, or with --add says which. The tables and the JSON are kept in build/bench/.
@@ -121,7 +121,7 @@ def main() -> None:
             keep(found)
     text = markdown(found)
     if asked.write:
-        write(ROOT / "docs" / "performance.md", "bench", text)
+        write(ROOT / "docs" / "platform" / "performance.md", "bench", text)
         if "creation" in found:
             write(ROOT / "README.md", "speed", headline(found))
     print(json.dumps(found, indent=1) if asked.output == "json" else text)

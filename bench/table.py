@@ -106,7 +106,7 @@ def _life(of: Mapping[str, Any]) -> str:
 
 
 def targets(found: Mapping[str, Any]) -> Iterator[Row]:
-    """What docs/performance.md promises, beside what was measured."""
+    """What docs/platform/performance.md promises, beside what was measured."""
 
     def row(what: str, bound: str, value: float, unit: str, reached: bool) -> Row:
         return what, bound, f"{value:g}{unit}", "yes" if reached else "**no**"

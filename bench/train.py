@@ -25,7 +25,7 @@ EPILOG = """examples:
   PATH="$(tools/frameworks.sh)/bin:$PATH" .venv/bin/python bench/train.py
   PATH="$(tools/frameworks.sh pytorch)/bin:$PATH" .venv/bin/python bench/train.py --only pytorch --rounds 3
   .venv/bin/python bench/train.py --part saves --json saves.json
-  .venv/bin/python bench/train.py --page                   # the tables go into docs/training-speed.md as well
+  .venv/bin/python bench/train.py --page                   # the tables go into docs/reference/training-speed.md as well
 
 The same unmodified program runs on two ranks of one thread each: started by torchrun, by horovodrun or with TF_CONFIG
 made by hand (bare); by `allranks run`; by `allranks run` for a job that asks for progress, so that each step is
@@ -37,7 +37,7 @@ exit status: 0, 1 if a program failed, 2 if nothing was run
 """
 WAYS: tuple[Way, ...] = ("bare", "allranks", "reports", "one")
 TITLES = {"bare": "bare", "allranks": "allranks run", "reports": "with reports", "one": "one rank"}
-PAGE = Path(__file__).parents[1] / "docs" / "training-speed.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "training-speed.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 PARTS = ("steps", "saves")
 SAVING = ("--width=3328", "--batch=32")  # 24.8 million weights of 4 bytes
@@ -85,7 +85,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--saves", type=positive, default=5, help="checkpoints of each way (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all numbers of all runs, too")
     parser.add_argument("-o", dest="output", choices=["json"], help="those on stdout, instead of the tables")
-    parser.add_argument("--page", action="store_true", help="write the tables into docs/training-speed.md too")
+    parser.add_argument("--page", action="store_true", help="write the tables into docs/reference/training-speed.md")
     options = parser.parse_args()
     if options.page and (set(options.only) != set(names) or set(options.part) != set(PARTS)):
         parser.error("--page goes with all frameworks and parts: the page shows one run")

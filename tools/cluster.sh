@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real Kubernetes on this machine, with nodes that run containers: kind where Docker runs, else one made of programs
-# that Go and Debian bring, every machine of it a set of namespaces (tools/node/machine.sh). docs/dev-cluster.md tells more.
+# that Go and Debian bring, every machine of it a set of namespaces (tools/node/machine.sh). docs/dev/cluster.md tells more.
 set -euo pipefail
 
 usage() {

@@ -13,7 +13,7 @@ usage() {
 usage: tools/e2e.sh [TEST...] [OPTION OF PYTEST...]
 
 Runs the tests with real pods on two nodes, which it starts and ends, as root. tools/e2e-prepare.sh builds what they need,
-`make e2e` does both. docs/e2e.md tells of clusters that are there already.
+`make e2e` does both. docs/dev/e2e.md tells of clusters that are there already.
 
 examples:
   tools/e2e.sh

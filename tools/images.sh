@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the images, with whatever builds images on this machine; docs/images.md says what is in them.
+# Builds the images, with whatever builds images on this machine; docs/platform/images.md says what is in them.
 set -euo pipefail
 
 usage() {

@@ -1,4 +1,4 @@
-"""Makes the table of docs/recovery.md: what comes of each fault, with real ranks of real frameworks on this machine."""
+"""Generates the table of docs/reference/recovery.md: the outcome of each fault, with real ranks on this machine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", metavar="FRAMEWORK[,..]", help=f"of {', '.join(lowered(FRAMEWORKS))}")
     parser.add_argument("--fault", metavar="NAME", action="append", default=[], help="may be given more than once")
     parser.add_argument("-o", dest="output", choices=["json"], help="the cells on stdout too")
-    parser.add_argument("--no-page", action="store_true", help="leave docs/recovery.md alone")
+    parser.add_argument("--no-page", action="store_true", help="leave docs/reference/recovery.md alone")
     parser.add_argument("--progress", action="store_true", help="told on stderr, also where that is no terminal")
     return parser.parse_args()
 

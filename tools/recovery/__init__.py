@@ -1,2 +1,2 @@
-"""Makes the table of docs/recovery.md: faults befall real ranks under `allranks run`, and each must lead to what the
-rules say. `tools/recovery.py` is the command."""
+"""Generates the table of docs/reference/recovery.md: injects faults into real ranks under `allranks run`, and checks
+each outcome against the rules. `tools/recovery.py` is the command."""

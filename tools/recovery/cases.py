@@ -1,4 +1,4 @@
-"""What befalls whom, and what the rules of docs/manifest.md ("When a rank fails") say must come of it.
+"""What befalls whom, and what the rules of docs/guides/manifest.md ("When a rank fails") say must come of it.
 
 The expectations are written from the rules, not from what a run has shown.
 """
@@ -156,7 +156,7 @@ class Fault:
 
     name: str
     told: str
-    """What is done, for docs/recovery.md."""
+    """What is done, for docs/reference/recovery.md."""
     expected: Callable[[Framework], Expected | str]
     """A string says why this framework has no such fault."""
     act: Callable[[Framework], Callable[[Job], None]] = field(default=lambda framework: lambda job: None)

@@ -1,4 +1,4 @@
-"""The table in docs/recovery.md, between its markers: cells that were run replace those that were there."""
+"""The table in docs/reference/recovery.md, between its markers: cells that were run replace those that were there."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from readme import replaced
+from transcripts import replaced
 
 from recovery.cases import FAULTS, FRAMEWORKS
 from recovery.table import Cell
 
-PAGE = Path(__file__).parents[2] / "docs" / "recovery.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "recovery.md"
 TABLE = "table"
 
 

@@ -1,6 +1,6 @@
 """What the operator can be told: by environment (`ALLRANKS_...`), or by the flag of the same name, which wins.
 
-`docs/operator.md` has the table, which is generated from here.
+`docs/reference/settings.md` is generated from here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of docs/recovery.md is whole and right, its script's checks can fail, and real ranks recover as it says."""
+"""The table of docs/reference/recovery.md is complete and correct, and real ranks recover as it says."""
 
 from __future__ import annotations
 

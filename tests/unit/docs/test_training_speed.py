@@ -1,4 +1,4 @@
-"""What bench/train.py says follows from what it measured, and docs/training-speed.md shows what it says."""
+"""What bench/train.py says follows from what it measured, and docs/reference/training-speed.md shows what it says."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bench.train_table import GOAL, Comparison, Spread, page, verdict
 from allranks.api.validation import parse
 from allranks.core.manifests import pods
 
-ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "training-speed.md"
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+PAGE = ROOT / "docs" / "reference" / "training-speed.md"
 
 
 def run(step: float, alone: float = 0.03, started: float = 1.0) -> dict:
@@ -119,7 +119,7 @@ def test_free_ports_are_distinct() -> None:
 def test_the_documentation_shows_every_ratio_as_the_command_printed_it() -> None:
     text = PAGE.read_text()
     if "Not measured yet" in text:
-        pytest.skip("docs/training-speed.md has no table yet: bench/train.py --page writes it")
+        pytest.skip("docs/reference/training-speed.md has no table yet: bench/train.py --page writes it")
     titles = [title for one in FRAMEWORKS for title in (one.title, f"{one.title}, with reports")]
     rows = dict(re.findall(r"^\| ([^|]+) \|.*\| \*\*(\d\.\d{3})\*\* \|.*\| (?:yes|\*\*no\*\*) \|$", text, re.MULTILINE))
     assert list(rows) == titles
