@@ -74,8 +74,8 @@ class Container(Model):
     working_dir: Path | None = Field(None, description="Working directory, an absolute path.")
     template: Opaque | None = Field(
         None,
-        description="A PodTemplateSpec that the other fields are merged into, by strategic merge. The training container "
-        "is named trainer.",
+        description="A PodTemplateSpec that the other fields are merged into, by strategic merge. The training "
+        "container is named trainer.",
     )
 
 
