@@ -176,8 +176,8 @@ def check_settled(cluster: Cluster, tally: Tally) -> None:
         left = [name_of(o) for o in cluster.store.all() if o["metadata"]["uid"] in tally.names]
         hold(not left, f"the job is gone, and these are left: {left}")
         return
-    known = operator.observe(operator.view.jobs[KEY])
-    operator.view.relist()
+    known = operator.observe(operator.informer.jobs[KEY])
+    operator.informer.relist()
     observed = operator.observe(job)
     hold(_sorted(known) == _sorted(observed), "the operator's view is not the truth after everything arrived")
     left = [pod.name for pod in observed.pods if pod.owned and not pod.deleted_at and _is_old(pod, observed.status)]

@@ -184,7 +184,7 @@ def _comes_back_by_the_old_name(patch: Patch) -> None:
 
 def _starts_blind(patch: Patch) -> None:
     """A new operator waits for events, and does not list what there is."""
-    patch.setattr("support.simulator.informer.View.relist", lambda self: None)
+    patch.setattr("support.simulator.informer.Informer.relist", lambda self: None)
 
 
 def _status(name: str) -> Callable[..., Any]:

@@ -351,7 +351,7 @@ LACKS = [
         "the pool is invalid",
         BROKEN,
         "InvalidPool",
-        'TrainingPool "gpu" is invalid and cannot be used until it is corrected: spec.template.spec.containers[trainer]'
+        'TrainingPool "gpu" cannot be used until it is corrected: spec.template.spec.containers[trainer]'
         ".env: MASTER_ADDR is set by allranks: remove it",
     ),
 ]

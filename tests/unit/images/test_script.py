@@ -1,4 +1,4 @@
-"""tools/images.sh, with a builder that only writes down what it is asked for."""
+"""tools/images.sh, with a builder that only records its arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ esac
 
 @dataclass
 class Builders:
-    """Programs on the PATH in front of all others, and what they were asked for."""
+    """Programs at the beginning of PATH, and their recorded arguments."""
 
     folder: Path
 
@@ -71,12 +71,12 @@ def test_without_names_all_images_are_built(builders):
     builders.run()
     files = [line.split("--file images/")[1].split("/")[0] for line in builders.asked("docker build")]
     assert files == ["operator", *FRAMEWORKS]
-    # buildah does not find a stage whose name holds an argument that was not given.
+    # buildah does not find a stage whose name contains an argument without a value.
     assert "--build-arg WHEEL=built" in builders.asked("docker build")[3]
 
 
-def test_a_builder_that_is_there_but_does_not_work_is_passed_over(builders):
-    """docker's client without its daemon, for example."""
+def test_a_builder_that_does_not_work_is_skipped(builders):
+    """For example docker's client without its daemon."""
     builders.add("docker", refuses="info")
     builders.add("podman")
     builders.run("operator")
@@ -84,7 +84,7 @@ def test_a_builder_that_is_there_but_does_not_work_is_passed_over(builders):
     assert len(builders.asked("podman build")) == 1
 
 
-def test_prefix_tag_and_build_arguments_are_handed_on(builders):
+def test_prefix_tag_and_build_arguments_are_passed_on(builders):
     builders.add("docker")
     arguments = ["--build-arg", "TENSORFLOW_VARIANT=cuda", "--build-arg", "PIP_INDEX_URL=https://mirror/simple"]
     done = builders.run("--prefix", "registry.example.com/me/", "--tag", "dev", *arguments, "tensorflow")
@@ -94,20 +94,20 @@ def test_prefix_tag_and_build_arguments_are_handed_on(builders):
     assert " ".join(arguments) in build
 
 
-def test_an_image_that_is_for_tests_only_is_named_so(builders):
+def test_an_image_for_tests_only_has_that_tag(builders):
     builders.add("docker")
     done = builders.run("--build-arg", "TEST_ONLY_STUB_CUDA=1", "pytorch")
     assert done.stdout == "ghcr.io/allranks/pytorch:test-only\n"
     assert "latest" not in builders.asked("docker build")[0]
 
 
-def test_a_base_that_was_named_is_used_as_it_is(builders):
+def test_a_given_base_is_used_unchanged(builders):
     builders.add("docker", refuses="pull")
     builders.run("--base", "registry.example.com/python:3.13", "operator")
     assert "--build-arg BASE_IMAGE=registry.example.com/python:3.13 " in builders.asked("docker build")[0]
 
 
-def test_an_archive_is_written_when_one_is_asked_for(builders, tmp_path):
+def test_an_archive_is_written_on_request(builders, tmp_path):
     builders.add("docker")
     archive = tmp_path / "archives" / "operator.tar"
     builders.run("--push-tar", str(archive.parent), "operator")
@@ -116,7 +116,7 @@ def test_an_archive_is_written_when_one_is_asked_for(builders, tmp_path):
     assert len(builders.asked("docker save")) == 1
 
 
-def test_an_archive_may_go_to_a_command_alone(builders, tmp_path):
+def test_an_archive_can_be_piped_to_a_command(builders, tmp_path):
     builders.add("docker")
     builders.run("--into", f"cat >>{tmp_path}/got", "operator", "pytorch")
     assert [line.split()[-1] for line in builders.asked("docker save")] == [
@@ -127,7 +127,7 @@ def test_an_archive_may_go_to_a_command_alone(builders, tmp_path):
     assert "'cat >/dev/null; exit 3' did not take it, see above" in done.stderr
 
 
-def test_a_build_that_fails_says_where_its_log_is(builders, tmp_path):
+def test_a_failed_build_prints_the_path_of_its_log(builders, tmp_path):
     builders.add("docker", refuses="build")
     done = builders.run("operator", code=1)
     assert done.stdout == ""
@@ -144,7 +144,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("args", "said"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
-def test_a_mistake_is_answered_in_a_sentence(builders, args, said):
+def test_a_wrong_argument_is_reported_in_one_sentence(builders, args, said):
     done = builders.run(*args, code=1)
     assert done.stderr.splitlines()[-1].startswith(f"images: error: {said}")
 

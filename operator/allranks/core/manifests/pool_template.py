@@ -41,7 +41,7 @@ def unavailable(job: Job, platform: Platform) -> tuple[str, str] | None:
         return "PoolNotFound", f'TrainingPool "{name}" does not exist: {what}'
     if wrong := problems(platform.pool):
         details = "; ".join(f"{path}: {text}" for path, text in wrong)
-        return "InvalidPool", f'TrainingPool "{name}" is invalid and cannot be used until it is corrected: {details}'
+        return "InvalidPool", f'TrainingPool "{name}" cannot be used until it is corrected: {details}'
     return None
 
 
