@@ -1,4 +1,4 @@
-# allranks. `make help` lists the targets; every one sets up what it needs.
+# allranks. `make help` lists the targets; each target installs what it needs.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DOCS := build/docs-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint generate verify docs docs-serve bench recovery golden controlplane images cluster \
+.PHONY: help demo test test-all check lint generate verify docs docs-serve bench recovery golden controlplane images cluster \
   cluster-down e2e clean
 
 help: ## List the targets
@@ -22,11 +22,14 @@ $(DOCS)/.installed: pyproject.toml
 demo: $(STAMP) ## Train on penguins with three real PyTorch ranks on this machine
 	@tools/demo.sh
 
-test: $(STAMP) ## Set up and run every test, fast ones first
-	@tools/test.sh
+test: $(STAMP) ## Set up and run what every change must pass, fast tests first (docs/dev/testing.md)
+	@$(BIN)/python tools/test.py
+
+test-all: $(STAMP) ## Run every test: all frameworks, faults, images, nodes and real pods (hours; as root)
+	@$(BIN)/python tools/test.py all
 
 check: $(STAMP) ## The fast part of `make test`: lint, types, generated files, tests without frameworks
-	@tools/test.sh fast
+	@$(BIN)/python tools/test.py static unit
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff check --no-cache .
@@ -39,6 +42,7 @@ generate: $(STAMP) ## Generate the CRDs, the reference pages and the chart's cop
 	@$(BIN)/python -m allranks.api.crd TrainingPool > $(STAMP).crd && mv $(STAMP).crd crds/trainingpools.yaml
 	@$(BIN)/python tools/reference.py
 	@$(BIN)/python tools/chart.py
+	@$(BIN)/python tools/test.py --update
 
 docs: $(DOCS)/.installed ## Build the documentation as a web site in build/site; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
@@ -47,14 +51,15 @@ docs: $(DOCS)/.installed ## Build the documentation as a web site in build/site;
 docs-serve: $(DOCS)/.installed ## Serve the documentation at http://127.0.0.1:8000, rebuilt at every change
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve
 
-golden: $(STAMP) ## Write the golden files anew: look at the difference before you commit it
+golden: $(STAMP) ## Rewrite the golden files; review the difference before you commit it
 	@$(BIN)/python -m pytest -q tests/model/golden --update-golden
 
-verify: $(STAMP) ## Fail if a generated file differs from what the types say
+verify: $(STAMP) ## Fail if a generated file does not match the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \
 	  $(BIN)/python -m allranks.api.crd TrainingPool | diff -u crds/trainingpools.yaml - && \
-	  $(BIN)/python tools/reference.py --check && $(BIN)/python tools/chart.py --check || \
-	  { echo "a generated file is not what the types say: run 'make generate'"; exit 1; }
+	  $(BIN)/python tools/reference.py --check && $(BIN)/python tools/chart.py --check && \
+	  $(BIN)/python tools/test.py --check || \
+	  { echo "a generated file does not match the types: run 'make generate'"; exit 1; }
 
 controlplane: ## Build etcd, API server, controller manager and kubectl for the tests (once; needs Go)
 	@tools/controlplane.sh
@@ -62,16 +67,16 @@ controlplane: ## Build etcd, API server, controller manager and kubectl for the 
 images: ## Build the images of the operator and the frameworks (docs/platform/images.md)
 	@tools/images.sh
 
-cluster: ## Start a Kubernetes with nodes on this machine (docs/dev/cluster.md); ARGS='--nodes 2 --gpus 4'
+cluster: ## Start a Kubernetes cluster with nodes on this machine (docs/dev/cluster.md); ARGS='--nodes 2 --gpus 4'
 	@tools/cluster.sh up $(ARGS)
 
-cluster-down: ## End it, and check that nothing is left
+cluster-down: ## Stop the cluster, and check that nothing is left
 	@tools/cluster.sh down
 
 e2e: $(STAMP) ## Build the images, and run every example and fault in real pods, as root (docs/dev/e2e.md)
-	@tools/test.sh e2e
+	@$(BIN)/python tools/test.py pods
 
-bench: $(STAMP) ## Measure the core, the operator on a real API server, the speed of training, and recoveries
+bench: $(STAMP) ## Measure the core, the operator on a real API server, training speed, and recovery
 	@$(BIN)/python -m bench
 	@$(BIN)/python bench/core.py
 	@$(BIN)/python bench/report_call.py
@@ -79,8 +84,13 @@ bench: $(STAMP) ## Measure the core, the operator on a real API server, the spee
 	@PATH="$$(tools/frameworks.sh)/bin:$$PATH" $(BIN)/python bench/train.py
 	@PATH="$$(tools/frameworks.sh pytorch)/bin:$$PATH" $(BIN)/python bench/elastic.py
 
+<<<<<<< HEAD
 recovery: $(STAMP) ## Kill and break real ranks of each framework, and write down what comes of it (docs/reference/recovery.md)
 	@PATH="$$(tools/frameworks.sh)/bin:$$PATH" $(BIN)/python tools/recovery.py
+=======
+recovery: $(STAMP) ## Inject faults into real ranks of each framework, and record the results (docs/reference/recovery.md)
+	@PATH="$$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$$PATH" $(BIN)/python tools/recovery.py
+>>>>>>> main
 
-clean: ## Remove what was built here (not the cache outside the repository)
+clean: ## Remove build outputs (not the cache outside the repository)
 	rm -rf $(VENV) build dist runs *.egg-info operator/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

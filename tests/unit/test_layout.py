@@ -126,8 +126,8 @@ def imports(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("helper", HELPERS, ids=lambda path: path.name)
 def test_an_in_pod_helper_needs_only_the_standard_library(helper):
-    """It runs in the user's image, beside the other helpers. Those for Horovod import it inside functions, where they can
-    report that it is missing."""
+    """It runs in the user's image, beside the other helpers. Those for Horovod import it inside functions, so
+    that they can report if it is missing."""
     tree = ast.parse(helper.read_text())
     allowed = {"horovod"} if helper.name.startswith("horovod_") else set()
     if helper.name == "watch.py":

@@ -1,2 +1,1 @@
-"""Generates the table of docs/reference/recovery.md: injects faults into real ranks under `allranks run`, and checks
-each outcome against the rules. `tools/recovery.py` is the command."""
+"""Generates the tables of docs/reference/recovery.md from faults injected into real ranks under `allranks run`."""

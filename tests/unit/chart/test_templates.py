@@ -334,7 +334,7 @@ def test_a_parent_chart_can_pass_globals_and_a_condition(helm: Helm, tmp_path: P
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, ["serves jobs in every namespace", "kubectl apply -n default -f", "No pools are made here"]),
+        ({}, ["serves jobs in every namespace", "kubectl apply -n default -f", "No pools are created"]),
         (
             {"namespaces": ["team-a", "team-b"]},
             [

@@ -124,7 +124,7 @@ def test_an_archive_can_be_piped_to_a_command(builders, tmp_path):
     ]
     assert (tmp_path / "got").read_text() == 2 * "an archive\n"
     done = builders.run("--into", "cat >/dev/null; exit 3", "operator", code=1)
-    assert "'cat >/dev/null; exit 3' did not take it, see above" in done.stderr
+    assert "'cat >/dev/null; exit 3' failed, see above" in done.stderr
 
 
 def test_a_failed_build_prints_the_path_of_its_log(builders, tmp_path):
@@ -132,7 +132,7 @@ def test_a_failed_build_prints_the_path_of_its_log(builders, tmp_path):
     done = builders.run("operator", code=1)
     assert done.stdout == ""
     assert "build: no" in done.stderr
-    assert done.stderr.endswith(f"all that it said is in {tmp_path}/cache/images/operator.log\n")
+    assert done.stderr.endswith(f"the full log is in {tmp_path}/cache/images/operator.log\n")
 
 
 # Sentence, arguments, status, last line.
