@@ -21,13 +21,8 @@ from train_runs import FRAMEWORKS, Failed, Framework, Training, Way, training
 from train_table import page
 
 EPILOG = """examples:
-<<<<<<< HEAD
-  make bench                                               # this and the others, with the frameworks that they need
-  PATH="$(tools/frameworks.sh)/bin:$PATH" .venv/bin/python bench/train.py
-=======
   make bench                                               # all benchmarks; installs the frameworks they need
-  PATH="$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$PATH" .venv/bin/python bench/train.py
->>>>>>> main
+  PATH="$(tools/frameworks.sh)/bin:$PATH" .venv/bin/python bench/train.py
   PATH="$(tools/frameworks.sh pytorch)/bin:$PATH" .venv/bin/python bench/train.py --only pytorch --rounds 3
   .venv/bin/python bench/train.py --part saves --json saves.json
   .venv/bin/python bench/train.py --page                   # also write the tables into docs/reference/training-speed.md

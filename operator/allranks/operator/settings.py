@@ -34,16 +34,10 @@ class Settings(BaseSettings):
         description="Image of the init container that copies helpers into pods: the operator's own image.",
     )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
-<<<<<<< HEAD
         NODE_LOST_SECONDS,
-        description="So long after Kubernetes found a node to be gone (about 50 s) its pods are given up and the job "
-        "restarts. What a job's template tolerates comes first.",
-=======
-        30,
         description="tolerationSeconds of pods for unreachable and not-ready nodes. A failed node is marked after "
         "about 50 s; this many seconds later its pods are evicted and the job restarts. Tolerations in a job's "
         "template take precedence.",
->>>>>>> main
     )
     leader_election: bool = Field(
         False, description="Use leader election with a Lease; required with more than one replica."
