@@ -332,7 +332,7 @@ def test_a_parent_chart_can_pass_globals_and_a_condition(helm: Helm, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "texts"),
     [
         ({}, ["serves jobs in every namespace", "kubectl apply -n default -f", "No pools are created"]),
         (
@@ -351,10 +351,10 @@ def test_a_parent_chart_can_pass_globals_and_a_condition(helm: Helm, tmp_path: P
         ({"crds": {"enabled": False}}, ["The CRDs are not part of this release"]),
     ],
 )
-def test_notes_describe_the_next_steps(values: Manifest, said: list[str], helm: Helm) -> None:
+def test_notes_describe_the_next_steps(values: Manifest, texts: list[str], helm: Helm) -> None:
     notes = helm("install", "allranks", str(CHART), "--namespace=sys", "--dry-run=client", values=values)
     notes = notes.partition("NOTES:")[2]
-    for text in said:
+    for text in texts:
         assert text in notes
 
 
@@ -369,13 +369,13 @@ def test_values_in_the_documentation_are_valid(values: str, helm: Helm) -> None:
 class Operator(BaseHTTPRequestHandler):
     """Ready at the second request."""
 
-    asked: list[str] = []
+    requests: list[str] = []
     metrics = 'allranks_build_info{version="1"} 1\n'
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.requests.append(self.path)
         body = b"" if self.path == "/readyz" else self.metrics.encode()
-        self.send_response(503 if self.asked == ["/readyz"] else 200)
+        self.send_response(503 if self.requests == ["/readyz"] else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -387,7 +387,7 @@ class Operator(BaseHTTPRequestHandler):
 @pytest.fixture
 def operator() -> Iterator[tuple[type[Operator], str]]:
     class Handler(Operator):
-        asked: list[str] = []
+        requests: list[str] = []
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -421,7 +421,7 @@ def test_helm_test_waits_until_the_operator_is_ready(operator: tuple[type[Operat
     done = run_test_pod(helm, url, seconds=20)
     assert done.returncode == 0, done.stderr
     assert 'ready: allranks_build_info{version="1"} 1' in done.stdout
-    assert handler.asked == ["/readyz", "/readyz", "/metrics"]
+    assert handler.requests == ["/readyz", "/readyz", "/metrics"]
 
 
 def test_helm_test_fails_when_another_server_answers(operator: tuple[type[Operator], str], helm: Helm) -> None:

@@ -339,7 +339,7 @@ def test_rank_of_a_failure(case):
 # --- a missing or invalid pool ----------------------------------------------------------------------------------------
 
 BROKEN = platform(template=template(env=env(MASTER_ADDR="elsewhere")))
-LACKS = [
+UNAVAILABLE = [
     ("the pool does not exist", CLUSTER, "PoolNotFound", NOT_THERE),
     (
         "pools are not served here",
@@ -362,7 +362,7 @@ def reconciled(life: Life, where: Platform) -> Plan:
     return reconcile(life.look(5))
 
 
-@table(*LACKS)
+@table(*UNAVAILABLE)
 def test_no_object_is_created_and_the_condition_has_the_reason(case):
     where, reason, message = case
     life = Life(job(pool="gpu"))
@@ -372,11 +372,11 @@ def test_no_object_is_created_and_the_condition_has_the_reason(case):
     running = plan.status.condition("Running")
     assert (plan.status.phase, running.status, running.reason, running.message) == ("Pending", "False", reason, message)
     life.status = plan.status
-    assert reconciled(life, where).empty, "it is told once"
+    assert reconciled(life, where).empty, "the condition is written once"
     assert [made["kind"] for made in reconciled(life, platform()).create] == ["Service", "Pod", "Pod"]
 
 
-@table(*LACKS)
+@table(*UNAVAILABLE)
 def test_running_pods_are_not_changed(case):
     where, _, _ = case
     life = started(job(pool="gpu"), platform=platform())
@@ -390,8 +390,8 @@ def test_a_restart_is_decided_without_the_pool_but_its_pods_wait_for_it():
     life.settle(60)
     assert (life.status.phase, life.status.attempt, life.pods) == ("Restarting", 1, {})
     for kind in ("Restarting", "Running"):
-        told = life.status.condition(kind)
-        assert (told.reason, told.message) == ("PoolNotFound", NOT_THERE)
+        condition = life.status.condition(kind)
+        assert (condition.reason, condition.message) == ("PoolNotFound", NOT_THERE)
     life.platform = platform()
     life.run(70)
     assert sorted(life.pods) == ["job-worker-0-1", "job-worker-1-1"]

@@ -15,7 +15,7 @@ from allranks.version import __version__
 SCRIPT = Path(__file__).parents[3] / "tools" / "images.sh"
 BASE = "BASE_IMAGE=python:3.12-slim-bookworm"
 RECORDER = """#!/bin/sh
-echo "$(basename "$0") $*" >>"$ASKED"
+echo "$(basename "$0") $*" >>"$CALLS"
 case "$1 $*" in
   *{refuses}*) echo "{refuses}: no" >&2; exit 1 ;;
   image*--format*) echo 123456789 ;;
@@ -39,15 +39,15 @@ class Builders:
     def run(self, *args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         env = os.environ | {
             "PATH": f"{self.folder}:/usr/bin:/bin",
-            "ASKED": str(self.folder / "asked"),
+            "CALLS": str(self.folder / "calls"),
             "ALLRANKS_CACHE": str(self.folder / "cache"),
         }
         done = subprocess.run([SCRIPT, *args], env=env, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == code, done.stderr
         return done
 
-    def asked(self, of: str) -> list[str]:
-        return [line for line in (self.folder / "asked").read_text().splitlines() if line.startswith(of)]
+    def calls(self, of: str) -> list[str]:
+        return [line for line in (self.folder / "calls").read_text().splitlines() if line.startswith(of)]
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_an_image_is_built_with_docker_and_its_name_is_all_that_stdout_has(build
     done = builders.run("operator")
     assert done.stdout == f"ghcr.io/allranks/operator:{__version__}\n"
     assert "operator: 124MB in " in done.stderr
-    [build] = builders.asked("docker build")
+    [build] = builders.calls("docker build")
     assert "--file images/operator/Dockerfile" in build
     assert f"--tag ghcr.io/allranks/operator:{__version__} --tag ghcr.io/allranks/operator:latest" in build
     assert f"--build-arg {BASE} --build-arg VERSION={__version__} --build-arg REVISION=" in build
@@ -69,10 +69,10 @@ def test_an_image_is_built_with_docker_and_its_name_is_all_that_stdout_has(build
 def test_without_names_all_images_are_built(builders):
     builders.add("docker")
     builders.run()
-    files = [line.split("--file images/")[1].split("/")[0] for line in builders.asked("docker build")]
+    files = [line.split("--file images/")[1].split("/")[0] for line in builders.calls("docker build")]
     assert files == ["operator", *FRAMEWORKS]
     # buildah does not find a stage whose name contains an argument without a value.
-    assert "--build-arg WHEEL=built" in builders.asked("docker build")[3]
+    assert "--build-arg WHEEL=built" in builders.calls("docker build")[3]
 
 
 def test_a_builder_that_does_not_work_is_skipped(builders):
@@ -80,8 +80,8 @@ def test_a_builder_that_does_not_work_is_skipped(builders):
     builders.add("docker", refuses="info")
     builders.add("podman")
     builders.run("operator")
-    assert builders.asked("docker build") == []
-    assert len(builders.asked("podman build")) == 1
+    assert builders.calls("docker build") == []
+    assert len(builders.calls("podman build")) == 1
 
 
 def test_prefix_tag_and_build_arguments_are_passed_on(builders):
@@ -89,7 +89,7 @@ def test_prefix_tag_and_build_arguments_are_passed_on(builders):
     arguments = ["--build-arg", "TENSORFLOW_VARIANT=cuda", "--build-arg", "PIP_INDEX_URL=https://mirror/simple"]
     done = builders.run("--prefix", "registry.example.com/me/", "--tag", "dev", *arguments, "tensorflow")
     assert done.stdout == "registry.example.com/me/tensorflow:dev\n"
-    [build] = builders.asked("docker build")
+    [build] = builders.calls("docker build")
     assert build.count("--tag") == 1
     assert " ".join(arguments) in build
 
@@ -98,13 +98,13 @@ def test_an_image_for_tests_only_has_that_tag(builders):
     builders.add("docker")
     done = builders.run("--build-arg", "TEST_ONLY_STUB_CUDA=1", "pytorch")
     assert done.stdout == "ghcr.io/allranks/pytorch:test-only\n"
-    assert "latest" not in builders.asked("docker build")[0]
+    assert "latest" not in builders.calls("docker build")[0]
 
 
 def test_a_given_base_is_used_unchanged(builders):
     builders.add("docker", refuses="pull")
     builders.run("--base", "registry.example.com/python:3.13", "operator")
-    assert "--build-arg BASE_IMAGE=registry.example.com/python:3.13 " in builders.asked("docker build")[0]
+    assert "--build-arg BASE_IMAGE=registry.example.com/python:3.13 " in builders.calls("docker build")[0]
 
 
 def test_an_archive_is_written_on_request(builders, tmp_path):
@@ -113,13 +113,13 @@ def test_an_archive_is_written_on_request(builders, tmp_path):
     builders.run("--push-tar", str(archive.parent), "operator")
     assert archive.exists()
     assert "is up to date" in builders.run("--push-tar", str(archive.parent), "operator").stderr
-    assert len(builders.asked("docker save")) == 1
+    assert len(builders.calls("docker save")) == 1
 
 
 def test_an_archive_can_be_piped_to_a_command(builders, tmp_path):
     builders.add("docker")
     builders.run("--into", f"cat >>{tmp_path}/got", "operator", "pytorch")
-    assert [line.split()[-1] for line in builders.asked("docker save")] == [
+    assert [line.split()[-1] for line in builders.calls("docker save")] == [
         f"ghcr.io/allranks/{image}:{__version__}" for image in ("operator", "pytorch")
     ]
     assert (tmp_path / "got").read_text() == 2 * "an archive\n"
