@@ -50,7 +50,7 @@ def test_one_that_may_not_change_is_told_with_what_to_do(allranks):
     result = allranks("submit", "-", "--set", "image=other:2", stdin=text(document()))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines() == [
-        f"error: {JOB} is there and differs: spec.image: cannot change while the job lives: make a new job",
+        f"error: {JOB} is there and differs: spec.image: cannot be changed in an existing job: create a new job",
         f"error: {JOB}: delete it first (allranks delete penguins), or give this one another name "
         "(--set metadata.name=...)",
     ]
@@ -200,7 +200,7 @@ def test_kubectl_scales_an_elastic_job_within_its_bounds_only(control_plane, nam
         ]
 
     assert scale(4) == 4
-    with pytest.raises(ApiError, match=r"must be within elastic\.minReplicas and elastic\.maxReplicas"):
+    with pytest.raises(ApiError, match=r"must be between elastic\.minReplicas and elastic\.maxReplicas"):
         scale(5)
 
 
