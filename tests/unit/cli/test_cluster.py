@@ -1,4 +1,4 @@
-"""The parts of the commands on a cluster that need none: watches, merged logs, answers, tables, events."""
+"""Parts of the cluster commands that can be tested without a cluster: watches, logs, errors, tables, events."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from allranks.cli.commands.submit import difference
-from allranks.cli.format.events import happenings
-from allranks.cli.format.table import Table, cell, span
-from allranks.cli.options import joined, seconds
+from allranks.cli.format.duration import human, parse
+from allranks.cli.format.events import group_events
+from allranks.cli.format.table import Table, cell
+from allranks.cli.options import joined
 from allranks.errors import ClusterError
 from allranks.kube.errors import Asked, refusal
 from allranks.kube.lenient_codec import pods_of, status_of
@@ -78,7 +79,7 @@ def seen(cluster: Scripted, count: int) -> tuple[list[tuple[str, str]], list[str
     return asyncio.run(asyncio.wait_for(read(), 60)), told
 
 
-def test_a_watch_that_ends_or_is_cut_goes_on_where_it_was():
+def test_an_interrupted_watch_resumes_at_its_resource_version():
     cut = ClusterError("there broke the connection off", reason="Cut")
     cluster = Scripted(
         [listed(5, item("a", 3))],
@@ -100,7 +101,7 @@ def test_a_watch_that_ends_or_is_cut_goes_on_where_it_was():
     [[event("ERROR", {"kind": "Status", "code": 410})], [ClusterError("too old resource version", 410, "Expired")]],
     ids=["as an event", "as an answer"],
 )
-def test_a_place_that_the_server_has_forgotten_is_listed_again_and_only_differences_are_told(answer):
+def test_an_expired_resource_version_is_listed_again_and_yields_only_differences(answer):
     cluster = Scripted(
         [listed(5, item("a", 3), item("b", 4), item("c", 5)), listed(20, item("a", 3), item("b", 15), item("d", 18))],
         [answer, [event("MODIFIED", item("a", 21))]],
@@ -111,7 +112,7 @@ def test_a_place_that_the_server_has_forgotten_is_listed_again_and_only_differen
     assert cluster.asked == ["list", "watch from 5", "list", "watch from 20"]
 
 
-def test_a_refusal_ends_a_watch():
+def test_a_forbidden_watch_ends():
     cluster = Scripted([listed(5)], [[ClusterError("joe may not watch", 403, "Forbidden")]])
     with pytest.raises(ClusterError, match="joe may not watch"):
         seen(cluster, 1)
@@ -128,12 +129,12 @@ def test_a_refusal_ends_a_watch():
     ("the kubelet's own words", b"unable", None),
     ("no date", b"2026-13-44T99:00:00.25+02:00", None),
 )
-def test_times_of_lines_compare_as_texts(case):
+def test_timestamps_of_lines_compare_as_bytes(case):
     stamp, time = case
     assert _time(stamp) == time
 
 
-def test_logs_are_merged_by_time_and_a_line_without_time_stays_where_it_is():
+def test_logs_are_merged_by_time_and_lines_without_time_keep_their_place():
     async def source(*batches: list[tuple[bytes, bytes]]) -> AsyncIterator[list[Line]]:
         for batch in batches:
             yield [Line(*line) for line in batch]
@@ -149,7 +150,7 @@ def test_logs_are_merged_by_time_and_a_line_without_time_stays_where_it_is():
     assert asyncio.run(read()) == [(0, b"a"), (2, b"b"), (2, b"c"), (0, b"d"), (0, b"d2"), (2, b"e"), (0, b"f")]
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- API errors ------------------------------------------------------------------------------------------------------
 
 ASKED = Asked("GET", "/apis/allranks.dev/v1alpha1/namespaces/team/distributedtrainings", "https://api:6443", "prod")
 
@@ -158,7 +159,7 @@ def answered(code: int, message: str, **fields: Any) -> str:
     return str(refusal(ASKED, code, json.dumps({"kind": "Status", "message": message, **fields}).encode()))
 
 
-def test_a_cluster_without_the_CRD_is_told_with_how_to_install_it():
+def test_a_cluster_without_the_crd_says_how_to_install_it():
     assert str(refusal(ASKED, 404, b"404 page not found\n")) == (
         "https://api:6443 (context prod) does not know DistributedTraining: its admin installs allranks there, with "
         "the Helm chart in charts/allranks or kubectl apply --server-side -f crds/distributedtrainings.yaml"
@@ -170,13 +171,13 @@ def test_a_cluster_without_the_CRD_is_told_with_how_to_install_it():
     ("a bound", "spec.x", "Invalid value: -1: spec.x in body should be at least 0", "spec.x: -1 should be at least 0"),
     ("a text", "spec.f", 'Unsupported value: "a": supported values: "b"', 'spec.f: Unsupported value: "a": supported'),
 )
-def test_what_is_invalid_is_told_with_its_field(case):
+def test_invalid_fields_are_named(case):
     field, message, told = case
     causes = {"causes": [{"field": field, "message": message}]}
     assert answered(422, "is invalid", details=causes).startswith(told)
 
 
-def test_what_a_webhook_or_a_quota_says_is_passed_on_without_control_characters():
+def test_messages_of_admission_have_no_control_characters():
     assert answered(403, "exceeded quota: \x1b[31mgpus\x1b[0m") == "exceeded quota: gpus"
 
 
@@ -184,7 +185,7 @@ def test_what_a_webhook_or_a_quota_says_is_passed_on_without_control_characters(
 
 
 @pytest.mark.parametrize(
-    ("total", "told"),
+    ("seconds", "text"),
     [
         (0, "0s"),
         (119, "119s"),
@@ -196,27 +197,27 @@ def test_what_a_webhook_or_a_quota_says_is_passed_on_without_control_characters(
         (-5, "0s"),
     ],
 )
-def test_ages_are_told_as_kubectl_tells_them(total, told):
-    assert span(total) == told
+def test_ages_are_printed_as_kubectl_prints_them(seconds, text):
+    assert human(seconds) == text
 
 
-def test_rows_that_come_later_keep_to_the_columns():
+def test_later_rows_keep_the_column_widths():
     rows = Table(["Name", "Phase"])
     assert list(rows.lines([["penguins", "Running"]])) == ["NAME       PHASE", "penguins   Running"]
     assert list(rows.lines([["a", None]])) == ["a"]
     assert cell("two\nlines\x07") == "two lines"
 
 
-@pytest.mark.parametrize(("text", "told"), [("90", 90), ("1m30s", 90), ("2h", 7200), ("1.5m", 90), ("0", 0)])
-def test_durations(text, told):
-    assert seconds(text) == told
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("1m30s", 90), ("2h", 7200), ("1.5m", 90), ("0", 0)])
+def test_durations_are_parsed(text, seconds):
+    assert parse(text) == seconds
 
 
 def test_words_are_joined():
     assert [joined(words, "or") for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a or b", "a, b or c"]
 
 
-def test_what_happened_to_many_pods_alike_is_one_line_newest_last():
+def test_events_of_many_pods_are_grouped_newest_last():
     then = datetime(2026, 3, 4, tzinfo=UTC)
 
     def happened(name: str, message: str, after: int, kind: str = "Pod", **fields: Any) -> dict[str, Any]:
@@ -228,7 +229,7 @@ def test_what_happened_to_many_pods_alike_is_one_line_newest_last():
             **fields,
         }
 
-    told = happenings(
+    groups = group_events(
         [
             happened("job", "worker-1 failed: exit code 1", 30, kind="DistributedTraining"),
             happened("job-worker-0-0", "assigned team/job-worker-0-0 to node-1", 5),
@@ -239,7 +240,7 @@ def test_what_happened_to_many_pods_alike_is_one_line_newest_last():
             ),
         ]
     )
-    assert [(one.objects, one.count, one.message) for one in told] == [
+    assert [(one.objects, one.count, one.message) for one in groups] == [
         ("2 pods", 4, "assigned team/job-worker-1-0 to node-2"),
         ("job", 1, "worker-1 failed: exit code 1"),
         ("job", 1, "worker-1 failed: exit code 2"),
@@ -247,7 +248,7 @@ def test_what_happened_to_many_pods_alike_is_one_line_newest_last():
     ]
 
 
-def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known():
+def test_unknown_status_fields_of_a_newer_operator_are_ignored():
     newer = {"phase": "Running", "ready": "2/2", "mood": "good", "restarts": {"counted": 2, "planned": 1}}
     newer |= {"lastFailure": {"pod": "p", "time": "2026-03-04T10:00:00Z", "blame": "cosmic rays"}, "goodput": 7}
     status = status_of({"status": newer})
@@ -257,7 +258,7 @@ def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known():
     assert status_of({}).phase == "Pending"
 
 
-def test_pods_that_only_carry_the_label_are_not_the_jobs():
+def test_only_pods_owned_by_the_job_are_used():
     def pod(name: str, **fields: Any) -> dict[str, Any]:
         stamp = "2026-03-04T10:00:00Z"
         return {"metadata": {"name": name, "uid": name, "creationTimestamp": stamp, **fields}}
@@ -268,7 +269,7 @@ def test_pods_that_only_carry_the_label_are_not_the_jobs():
     assert [pod.name for pod in pods_of(job, there)] == ["mine"]
 
 
-def test_the_difference_to_a_job_takes_fields_out_and_to_other_objects_does_not():
+def test_difference_removes_fields_of_jobs_but_not_of_other_objects():
     there = {"kind": "DistributedTraining", "spec": {"a": 1, "b": {"c": 1, "d": 2}}, "metadata": {}}
     wanted = {"kind": "DistributedTraining", "spec": {"b": {"c": 1}}, "metadata": {}}
     assert difference(there, wanted) == {"spec": {"a": None, "b": {"d": None}}}
@@ -276,7 +277,7 @@ def test_the_difference_to_a_job_takes_fields_out_and_to_other_objects_does_not(
     assert difference(there, there) == {}
 
 
-def test_without_the_client_a_command_says_what_to_install():
+def test_a_missing_client_library_says_what_to_install():
     program = (
         "import sys\nsys.modules['kubernetes'] = None\nsys.argv = ['allranks', 'get']\n"
         "from allranks.__main__ import main\nmain()"
@@ -287,7 +288,7 @@ def test_without_the_client_a_command_says_what_to_install():
     assert done.stderr.endswith("): pip install 'allranks[cli]'\n")
 
 
-def test_as_a_plugin_of_kubectl_it_calls_itself_so():
+def test_as_a_kubectl_plugin_usage_names_kubectl():
     program = (
         "import sys\nsys.argv = ['/bin/kubectl-allranks', 'get', '--help']\nfrom allranks.__main__ import main\nmain()"
     )
