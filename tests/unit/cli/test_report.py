@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from allranks.cli.commands.report import rendered
 from allranks.cli.format import plots
+from allranks.cli.job_report import html
 from allranks.cli.job_report.model import JobReport, build_report
 from allranks.cli.main import cli
 from support import reported
@@ -121,16 +122,7 @@ def test_report_on_a_job_without_status():
 
 
 def test_report_on_a_failed_job_has_the_first_failure_and_its_last_lines():
-    job = reported.finished()
-    failure = reported.failure(2, exitCode=1, message="Traceback\nValueError: negative")
-    last = {"attempt": 2, "reason": "Error", "failure": failure | {"message": "ValueError: negative"}}
-    job["status"] |= {
-        "phase": "Failed",
-        "conditions": [reported.condition("Failed", "TooManyRestarts", "worker-1 failed for the third time", 900)],
-        "lastFailure": failure,
-        "history": [reported.KILLED, reported.HUNG, reported.COMPLETED | last],
-    }
-    lines = text(job, 5000).splitlines()
+    lines = text(failed(), 5000).splitlines()
     assert lines[0] == "penguins Failed after 15:00: TooManyRestarts (4 pods, 2 restarts)"
     assert lines[1] == "worker-1 failed for the third time"
     assert lines[-4:] == [
@@ -247,7 +239,21 @@ def page(job: dict[str, Any], seconds: float = 5000) -> tuple[Page, str]:
     return Page(made), made
 
 
-JOBS = [reported.finished, reported.running, reported.silent, reported.job]
+def failed() -> dict[str, Any]:
+    """The job of `reported.finished`, but its last attempt failed."""
+    job = reported.finished()
+    failure = reported.failure(2, exitCode=1, message="Traceback\nValueError: negative")
+    last = {"attempt": 2, "reason": "Error", "failure": failure | {"message": "ValueError: negative"}}
+    job["status"] |= {
+        "phase": "Failed",
+        "conditions": [reported.condition("Failed", "TooManyRestarts", "worker-1 failed for the third time", 900)],
+        "lastFailure": failure,
+        "history": [reported.KILLED, reported.HUNG, reported.COMPLETED | last],
+    }
+    return job
+
+
+JOBS = [reported.finished, reported.running, reported.silent, reported.job, failed]
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
@@ -337,6 +343,11 @@ def test_hostile_text_is_escaped(job):
     assert not [a for _, a in parsed.tags for name in a if name.startswith("on") or name == "src"]
     assert any("<script>alert(1)</script>" in words for _, words in parsed.texts)
     assert not set("\x00\x1b\x07") & set(made)
+
+
+def test_the_template_never_turns_escaping_off():
+    template = (Path(html.__file__).parent / "report.html.j2").read_text()
+    assert not re.search(r"\|\s*safe\b|autoescape|Markup", template.partition("#}")[2])
 
 
 @table(

@@ -29,7 +29,7 @@ Exit status:
 """
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", callback=names_callback)
-@click.option("-l", "--selector", metavar="LABELS", help="Delete the jobs with these labels.")
+@click.option("-l", "--selector", metavar="LABELS", help="Delete the jobs with these labels, for example team=nlp.")
 @click.option(
     "--cascade",
     type=click.Choice(["background", "foreground", "orphan"]),

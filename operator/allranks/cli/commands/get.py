@@ -22,14 +22,17 @@ from allranks.kube.resilient_watch import Change, Watch, metadata
 OUTPUTS = ["wide", "name", "yaml", "json"]
 
 
+_TABLE_OPTIONS = (
+    click.option("-w", "--watch", is_flag=True, help="Watch for changes and print them, until Ctrl-C."),
+    click.option("-o", "--output", type=click.Choice(OUTPUTS), help="The output format. [default: a table]"),
+    click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels, for example team=nlp."),
+    click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces."),
+    click.option("--no-headers", is_flag=True, help="Print the table without headers."),
+)
+
+
 def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("-w", "--watch", is_flag=True, help="Watch for changes and print them, until Ctrl-C."),
-        click.option("-o", "--output", type=click.Choice(OUTPUTS), help="The output format. [default: a table]"),
-        click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels."),
-        click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces."),
-        click.option("--no-headers", is_flag=True, help="Print the table without headers."),
-    ):
+    for option in reversed(_TABLE_OPTIONS):
         command = option(command)
     return command
 

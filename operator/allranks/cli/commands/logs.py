@@ -62,7 +62,9 @@ Exit status:
 @click.argument("name", callback=name_callback)
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the job has finished, across restarts.")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="Print only pods of this role. Repeatable.")
-@click.option("--rank", "ranks", type=click.IntRange(0), multiple=True, help="Print only this rank. Repeatable.")
+@click.option(
+    "--rank", "ranks", type=click.IntRange(0), multiple=True, metavar="N", help="Print only this rank. Repeatable."
+)
 @click.option(
     "--index",
     "indices",
@@ -70,7 +72,7 @@ Exit status:
     multiple=True,
     help="Print only this index in its role. Repeatable.",
 )
-@click.option("--attempt", type=click.IntRange(0), help="Print this attempt. [default: the current one]")
+@click.option("--attempt", type=click.IntRange(0), metavar="N", help="Print this attempt. [default: the current one]")
 @click.option("-c", "--container", default=TRAINER, show_default=True, metavar="NAME", help="The container.")
 @click.option("-p", "--previous", is_flag=True, help="Print the previous run of the container (OnFailure).")
 @click.option(

@@ -19,7 +19,7 @@ Examples:
 """
 )
 @click.argument("name", callback=name_callback)
-@click.option("--replicas", type=click.IntRange(0), required=True, help="The new number of workers.")
+@click.option("--replicas", type=click.IntRange(0), required=True, metavar="N", help="The new number of workers.")
 @on_cluster
 async def scale(cluster: Cluster, name: str, replicas: int) -> int:
     """Change the number of workers of a job.

@@ -48,7 +48,7 @@ Exit status:
 )
 @click.argument("name", required=False, metavar="[JOB]", callback=name_callback)
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
-@click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels.")
+@click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels, for example team=nlp.")
 @click.option("-o", "--output", type=click.Choice(["json"]), help="Print the data once, as JSON.")
 @click.option("--once", is_flag=True, help="Print once as plain text and exit.")
 @click.option(
