@@ -121,8 +121,8 @@ def test_a_pool_is_cluster_scoped(allranks, control_plane, namespace):
 
 def test_submit_can_follow_the_job(allranks, control_plane, namespace, tmp_path):
     def status(**fields: object) -> None:
-        known = {"startTime": stamp(), "ready": "2/2"}
-        control_plane.api.patch("DistributedTraining", namespace, "penguins", {"status": known | fields}, "status")
+        status = {"startTime": stamp(), "ready": "2/2"}
+        control_plane.api.patch("DistributedTraining", namespace, "penguins", {"status": status | fields}, "status")
 
     (tmp_path / "job.yaml").write_text(text(document()))
     with allranks.start("submit", str(tmp_path / "job.yaml"), "--logs") as following:

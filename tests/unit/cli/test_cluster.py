@@ -61,12 +61,12 @@ def event(kind: str, what: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, "object": what}
 
 
-def seen(cluster: Scripted, count: int) -> tuple[list[tuple[str, str]], list[str]]:
-    """(the first changes, what the user is told of the connection)"""
-    told: list[str] = []
+def watched(cluster: Scripted, count: int) -> tuple[list[tuple[str, str]], list[str]]:
+    """(the first changes, messages about the connection)"""
+    messages: list[str] = []
 
     async def read() -> list[tuple[str, str]]:
-        watch = Watch(cluster, "/jobs", {}, told=told.append)  # type: ignore[arg-type]
+        watch = Watch(cluster, "/jobs", {}, told=messages.append)  # type: ignore[arg-type]
         await watch.listed()
         out = []
         async with aclosing(watch.changes()) as changes:
@@ -76,7 +76,7 @@ def seen(cluster: Scripted, count: int) -> tuple[list[tuple[str, str]], list[str
                     break
         return out
 
-    return asyncio.run(asyncio.wait_for(read(), 60)), told
+    return asyncio.run(asyncio.wait_for(read(), 60)), messages
 
 
 def test_an_interrupted_watch_resumes_at_its_resource_version():
@@ -89,7 +89,7 @@ def test_an_interrupted_watch_resumes_at_its_resource_version():
             [event("DELETED", item("a", 11))],
         ],
     )
-    assert seen(cluster, 3) == (
+    assert watched(cluster, 3) == (
         [("changed", "a"), ("added", "b"), ("deleted", "a")],
         ["there broke the connection off; trying again"],
     )
@@ -106,16 +106,16 @@ def test_an_expired_resource_version_is_listed_again_and_yields_only_differences
         [listed(5, item("a", 3), item("b", 4), item("c", 5)), listed(20, item("a", 3), item("b", 15), item("d", 18))],
         [answer, [event("MODIFIED", item("a", 21))]],
     )
-    changes, told = seen(cluster, 4)
+    changes, messages = watched(cluster, 4)
     assert changes == [("deleted", "c"), ("changed", "b"), ("added", "d"), ("changed", "a")]
-    assert told == []
+    assert messages == []
     assert cluster.asked == ["list", "watch from 5", "list", "watch from 20"]
 
 
 def test_a_forbidden_watch_ends():
     cluster = Scripted([listed(5)], [[ClusterError("joe may not watch", 403, "Forbidden")]])
     with pytest.raises(ClusterError, match="joe may not watch"):
-        seen(cluster, 1)
+        watched(cluster, 1)
 
 
 # --- logs ------------------------------------------------------------------------------------------------------------
@@ -172,9 +172,9 @@ def test_a_cluster_without_the_crd_says_how_to_install_it():
     ("a text", "spec.f", 'Unsupported value: "a": supported values: "b"', 'spec.f: Unsupported value: "a": supported'),
 )
 def test_invalid_fields_are_named(case):
-    field, message, told = case
+    field, message, error = case
     causes = {"causes": [{"field": field, "message": message}]}
-    assert answered(422, "is invalid", details=causes).startswith(told)
+    assert answered(422, "is invalid", details=causes).startswith(error)
 
 
 def test_messages_of_admission_have_no_control_characters():
@@ -250,7 +250,7 @@ def test_events_of_many_pods_are_grouped_newest_last():
 
 def test_unknown_status_fields_of_a_newer_operator_are_ignored():
     newer = {"phase": "Running", "ready": "2/2", "mood": "good", "restarts": {"counted": 2, "planned": 1}}
-    newer |= {"lastFailure": {"pod": "p", "time": "2026-03-04T10:00:00Z", "blame": "cosmic rays"}, "goodput": 7}
+    newer |= {"lastFailure": {"pod": "p", "time": "2026-03-04T10:00:00Z", "weather": "cosmic rays"}, "goodput": 7}
     status = status_of({"status": newer})
     assert (status.phase, status.ready, status.restarts.counted) == ("Running", "2/2", 2)
     assert status.last_failure is not None

@@ -173,10 +173,10 @@ def test_many_ranks_are_counted_to_fit_the_terminal() -> None:
 
 
 def progressed(step: int, **fields: Any) -> Status:
-    known: dict[str, Any] = {"total_steps": 900, "metrics": {"accuracy": 0.9, "loss": 0.3068}, "curve_metric": "loss"}
+    fixed: dict[str, Any] = {"total_steps": 900, "metrics": {"accuracy": 0.9, "loss": 0.3068}, "curve_metric": "loss"}
     curve = [CurvePoint(time=NOW + timedelta(seconds=n), step=n * 10, value=1 / (n + 1)) for n in range(4)]
     summary = f"{step}/900 {step / 9:.0f}%"
-    progress = ProgressStatus(**known, step=step, samples_per_second=810.5, eta="3m", curve=curve, summary=summary)
+    progress = ProgressStatus(**fixed, step=step, samples_per_second=810.5, eta="3m", curve=curve, summary=summary)
     return status("Running", "2/2", progress=progress, **fields)
 
 

@@ -304,7 +304,7 @@ def _events_table(events: list[Manifest], now: datetime) -> Iterator[str | Grid]
         yield "  none (the API server keeps events for an hour)"
         return
     rows = [(_last_time(one, now), one.kind, one.reason, one.objects, one.message) for one in groups]
-    yield Grid(["Last seen", "Type", "Reason", "Object", "Message"], rows)
+    yield Grid(["Age", "Type", "Reason", "Object", "Message"], rows)
 
 
 def _last_time(group: EventGroup, now: datetime) -> str:

@@ -74,7 +74,9 @@ class Grid:
         table = RichTable(box=None, padding=(0, self.gap, 0, 0), pad_edge=False, header_style="dim")
         for place, header in enumerate(self.headers):
             title = (self.indent if not place else "") + header.upper()
-            table.add_column(title, no_wrap=not wrap or place < len(self.headers) - 1, overflow="fold")
+            table.add_column(
+                title, no_wrap=not wrap or place < len(self.headers) - 1, overflow="fold" if wrap else "crop"
+            )
         for row in self.rows:
             texts = [Text(cell(value), value.style if isinstance(value, Styled) else "") for value in row]
             texts[0].pad_left(len(self.indent))
