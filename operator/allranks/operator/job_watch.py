@@ -1,6 +1,6 @@
 """kopf: the watch of jobs, credentials, the end of the process. Only `on.event`: no finalizers, no annotations.
 
-What kopf is not asked to do, and why, is in docs/architecture.md.
+What kopf is not asked to do, and why, is in docs/dev/architecture.md.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_what_was_measured_holds_until_there_is_another_step(world: World) -> No
 
 
 def test_the_message_and_the_bounds_in_the_documentation_are_those_here(world: World) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "reports-protocol.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "reports-protocol.md").read_text()
     found = re.search(r"Content-Length: (\d+)\n\n(\{.*?\})\n```", text, re.DOTALL)
     assert found
     assert int(found[1]) == len(found[2])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HELPER_IMAGE = f"ghcr.io/allranks/operator:{__version__}"
 REPORT_URL = "http://allranks.allranks-system.svc:8081/v1/report"
-"""The address of the operator's report server where docs/install.md installs it."""
+"""The address of the operator's report server where docs/platform/install.md installs it."""
 NO_UID = "00000000-0000-0000-0000-000000000000"
 """A job has no UID before the API server stores it."""
 
