@@ -257,7 +257,7 @@ def test_a_cluster_that_does_not_answer(tmp_path):
 def test_an_unusable_kubeconfig(control_plane, tmp_path):
     allranks = Commands(tmp_path / "config", "team")
     assert f"--kubeconfig {tmp_path / 'config'}: there is no such file" in allranks("get").stderr
-    for text, error in (("a: [", "is not YAML"), ("a: 1", "is no kubeconfig"), ("", "is no kubeconfig")):
+    for text, error in (("a: [", "is not YAML"), ("a: 1", "is not a kubeconfig"), ("", "is not a kubeconfig")):
         (tmp_path / "config").write_text(text)
         result = allranks("get")
         assert result.exit_code == 1
@@ -281,14 +281,14 @@ def test_failed_and_missing_credentials(control_plane, tmp_path):
     assert "/no/such/program" in result.stderr
     config["users"][0]["user"] = {}
     (tmp_path / "config").write_text(yaml.safe_dump(config))
-    assert "was asked without credentials: the kubeconfig has none for this context" in allranks("get").stderr
+    assert "the request had no credentials: the kubeconfig has none for this context" in allranks("get").stderr
 
 
 def test_an_untrusted_certificate(control_plane, tmp_path):
     (tmp_path / "config").write_text(kubeconfig(control_plane.url))
     result = Commands(tmp_path / "config", "team")("get")
     assert result.exit_code == 1
-    assert "is not to be trusted" in result.stderr
+    assert "is not trusted" in result.stderr
     assert "check certificate-authority in the kubeconfig" in result.stderr
 
 

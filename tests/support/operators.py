@@ -135,7 +135,7 @@ class RunningOperator:
         self.operator.kill()
         if self.operator.session:
             # No farewell: connections just break off.
-            await self.operator.session.client.connector.close(abort_ssl=True)
+            await self.operator.session.client.transport.close(abort=True)
 
     async def _close(self) -> None:
         for server in (self.operator.reports, self.operator.server):

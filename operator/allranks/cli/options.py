@@ -17,7 +17,7 @@ import click
 from allranks.api.job import GROUP, KIND, PLURAL
 from allranks.cli.format import duration
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
-from allranks.kube.login import Cluster, Manifest, Where
+from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.paths import job_path
 
 OK, FAILED, BAD_MANIFEST, TIMED_OUT = 0, 1, 2, 124
@@ -201,10 +201,8 @@ async def for_each_job(
 
 async def patch_job(cluster: Cluster, name: str, spec: dict[str, Any], subresource: str = "") -> None:
     """Merges `spec` into the spec of the job, or of a subresource such as scale."""
-    from allranks.kube.login import MERGE_PATCH
-
     path = job_path(cluster.namespace, name, subresource)
-    await cluster.request("PATCH", path, {"fieldManager": "allranks"}, {"spec": spec}, MERGE_PATCH)
+    await cluster.request("PATCH", path, {"fieldManager": "allranks"}, {"spec": spec})
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------

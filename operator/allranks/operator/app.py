@@ -23,7 +23,8 @@ from allranks.core.model import Manifest, Platform
 from allranks.core.naming import JOB_LABEL
 from allranks.kube import paths, pod_codec
 from allranks.kube.auth import Connection, own_namespace
-from allranks.kube.client import ApiError, Client, NotFound
+from allranks.kube.client import Client
+from allranks.kube.errors import ApiError, NotFound
 from allranks.kube.watch import Watch
 from allranks.operator import job_watch
 from allranks.operator.apply import Executor
@@ -204,8 +205,8 @@ class Session:
             operator.connection,
             concurrency=settings.concurrency,
             timeout=settings.request_timeout,
-            patience=2 * settings.request_timeout,
-            may_write=(lambda: lease.held) if lease else (lambda: True),
+            retry_timeout=2 * settings.request_timeout,
+            fence=(lambda: lease.held) if lease else (lambda: True),
             observe=operator.metrics.requested,
         )
         self.recorder = Recorder(self.client)
@@ -343,7 +344,7 @@ class Session:
             pod_codec.Raw,
             listed=listed,
             changed=changed,
-            selector=JOB_LABEL,
+            parameters={"labelSelector": JOB_LABEL},
             renewed_after=self._settings.watch_timeout,
         )
 

@@ -21,8 +21,9 @@ from allranks.core.model import Event, Manifest, Observed, Plan, Platform
 from allranks.core.progress import Reports
 from allranks.core.reconcile import reconcile
 from allranks.kube import job_codec
-from allranks.kube.client import ApiError, Fenced, Unavailable
-from allranks.operator.apply import Executor, Refusals, difference, kept_out
+from allranks.kube.errors import ApiError, Fenced, Unavailable
+from allranks.kube.merge_patch import diff
+from allranks.operator.apply import Executor, Refusals, kept_out
 from allranks.operator.cache import JobCache, JobKey, PodCache
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.status_writer import kind_of_time, may_wait, told
@@ -313,11 +314,11 @@ class Controller:
         written = await self._executor.status(raw, wanted)
         if written is None:
             written = await self._read_again(key, raw)
-            if written is None or difference(written.get("status") or {}, wanted):
+            if written is None or diff(written.get("status") or {}, wanted):
                 self._again.add(key)
                 return
             # Our own write had come through, only its answer was lost.
-        elif pruned := kept_out(difference(written.get("status") or {}, wanted)):
+        elif pruned := kept_out(diff(written.get("status") or {}, wanted)):
             older = "the CustomResourceDefinitions are older than the operator"
             raise ApiError(f"it does not keep status.{pruned}: {older}")
         memory.wrote_at, memory.counts_since = time.monotonic(), None
@@ -344,7 +345,7 @@ class Controller:
 
     async def _mark(self, key: JobKey, raw: Manifest, memory: _Memory, why: str) -> None:
         """This job alone cannot be read: it says so itself."""
-        change = job_codec.mark(raw, why, self._now())
+        change = job_codec.invalid_spec_patch(raw, why, self._now())
         if change is None:
             return
         if memory.complained != why:

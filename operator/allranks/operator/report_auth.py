@@ -23,7 +23,8 @@ from allranks.core.manifests.report_env import AUDIENCE
 from allranks.core.model import Manifest
 from allranks.core.naming import PLACEHOLDER
 from allranks.kube import paths
-from allranks.kube.client import ApiError, Client, Fenced, Unavailable
+from allranks.kube.client import Client
+from allranks.kube.errors import ApiError, Fenced, Unavailable
 from allranks.kube.pod_codec import CachedPod
 from allranks.operator.cache import JobKey, PodCache
 from allranks.telemetry.server import Denied
@@ -194,7 +195,7 @@ class Reviews:
             "spec": {"token": token, "audiences": [AUDIENCE]},
         }
         try:
-            answer = await self._client.request("POST", paths.TOKEN_REVIEWS, body, patience=PATIENCE_SECONDS)
+            answer = await self._client.request("POST", paths.TOKEN_REVIEWS, body, retry_timeout=PATIENCE_SECONDS)
             status = _review(answer).status
         except (Unavailable, Fenced) as error:
             raise Denied(503, "the API server is away", AWAY_SECONDS) from error

@@ -80,7 +80,7 @@ def controller_of(client: Client, reports: Listener | None = None) -> Controller
 @asynccontextmanager
 async def controlled(api: Api, may_write: Callable[[], bool] = lambda: True) -> AsyncIterator[Scripted]:
     """The job is looked at."""
-    async with client_of(api, may_write=may_write) as (client, asked):
+    async with client_of(api, fence=may_write) as (client, asked):
         controller = controller_of(client)
         controller.seen(api.job, deleted=False)
         await controller.start()
@@ -104,7 +104,7 @@ def test_a_job_that_met_a_lease_renewed_too_late_is_not_forgotten() -> None:
 
 def test_after_an_hour_without_an_api_server_a_job_waits_for_half_a_minute_and_no_longer() -> None:
     async def scenario() -> None:
-        async with client_of(status(503), patience=0.0) as (client, _), asyncio.timeout(60):
+        async with client_of(status(503), retry_timeout=0.0) as (client, _), asyncio.timeout(60):
             controller = controller_of(client)
             controller.seen(Api().job, deleted=False)
             await controller.start()

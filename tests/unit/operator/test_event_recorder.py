@@ -20,7 +20,7 @@ def job(name: str = "demo", uid: str = "u") -> dict[str, Any]:
 
 def told(*answers: Any, tell: Any) -> tuple[Recorder, list[Any]]:
     async def scenario() -> tuple[Recorder, list[Any]]:
-        async with client_of(*answers, patience=0.0) as (client, api):
+        async with client_of(*answers, retry_timeout=0.0) as (client, api):
             recorder = Recorder(client)
             tell(recorder)
             await recorder.flush(5)
@@ -90,7 +90,7 @@ def test_a_job_that_has_too_much_to_say_is_cut_short_and_no_other_with_it() -> N
 
 def test_an_event_that_is_refused_is_given_up_and_the_next_one_is_told() -> None:
     async def scenario() -> list[Any]:
-        async with client_of(status(403), says({}), patience=0.0) as (client, api), asyncio.timeout(60):
+        async with client_of(status(403), says({}), retry_timeout=0.0) as (client, api), asyncio.timeout(60):
             recorder = Recorder(client)
             run = asyncio.create_task(recorder.run())
             recorder.tell(job(), Event("A", "first"), NOW, 0)

@@ -14,7 +14,7 @@ from aiohttp import web
 from allranks.api.job import GROUP, KIND, PLURAL, VERSION
 from allranks.kube import paths
 from allranks.kube.auth import Connection
-from allranks.kube.client import NotFound
+from allranks.kube.errors import NotFound
 from allranks.operator import job_watch
 from allranks.operator.settings import Settings
 from support.scripted import Answer, client_of, says, status

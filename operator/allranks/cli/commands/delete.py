@@ -10,8 +10,8 @@ import click
 from allranks.cli.options import TIMED_OUT, Duration, for_each_job, names_callback, on_cluster
 from allranks.core.naming import JOB_LABEL
 from allranks.errors import ClusterError
-from allranks.kube.lenient_codec import pods_of
-from allranks.kube.login import Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path, job_path
 
 POLL_SECONDS = 0.5

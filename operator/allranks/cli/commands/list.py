@@ -8,7 +8,7 @@ import click
 
 from allranks.cli.commands.get import print_jobs, table_options
 from allranks.cli.options import on_cluster
-from allranks.kube.login import Cluster
+from allranks.kube.cluster import Cluster
 
 
 @click.command(

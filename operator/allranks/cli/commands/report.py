@@ -15,7 +15,7 @@ import click
 from allranks.api.job import KIND
 from allranks.cli.options import FAILED, OK, cluster_options, get_job, name_callback, print_error, run_on_cluster
 from allranks.errors import AllranksError
-from allranks.kube.login import Cluster, Manifest, Where
+from allranks.kube.cluster import Cluster, Manifest, Where
 
 FORMS = ["text", "html", "json"]
 RUN_FILE = "job.json"

@@ -6,7 +6,7 @@ import click
 
 from allranks.cli.commands.suspend import set_suspended
 from allranks.cli.options import for_each_job, names_callback, on_cluster
-from allranks.kube.login import Cluster
+from allranks.kube.cluster import Cluster
 
 
 @click.command(

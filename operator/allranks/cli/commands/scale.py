@@ -8,8 +8,8 @@ from allranks.api.status import FINISHED
 from allranks.cli.options import OK, get_job, joined, name_callback, on_cluster, patch_job
 from allranks.errors import ClusterError
 from allranks.frameworks import FRAMEWORKS
-from allranks.kube.lenient_codec import status_of
-from allranks.kube.login import Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import status_of
 
 
 @click.command(

@@ -27,8 +27,9 @@ from allranks.cli.options import (
     set_option,
 )
 from allranks.errors import ClusterError, InvalidManifest
-from allranks.kube.lenient_codec import status_of
-from allranks.kube.login import MERGE_PATCH, Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import status_of
+from allranks.kube.merge_patch import diff
 
 
 @click.command(
@@ -157,7 +158,7 @@ class Session:
         if not change:
             return unchanged, current
         try:
-            answer = await self.cluster.request("PATCH", path, query, change, MERGE_PATCH)
+            answer = await self.cluster.request("PATCH", path, query, change)
         except ClusterError as error:
             raise _cannot_update(title, document, error) from error
         same = _without_versions(answer) == _without_versions(current)
@@ -224,29 +225,15 @@ def _compared(document: Manifest) -> Manifest:
 
 
 def difference(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON merge patch (RFC 7386) from `current` to `wanted`.
+    """The merge patch from `current` to `wanted`.
 
     Only the spec of a job loses fields: labels and annotations, and fields of other kinds, may have been added by
     other clients.
     """
-    is_job = wanted.get("kind") == KIND
-    return _patch(current, wanted, remove=False) | (
-        {"spec": spec} if is_job and (spec := _patch(current["spec"], wanted["spec"], remove=True)) else {}
-    )
-
-
-def _patch(current: Mapping[str, Any], wanted: Mapping[str, Any], *, remove: bool) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in wanted.items():
-        before = current.get(key)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            if inner := _patch(before, value, remove=remove):
-                out[key] = inner
-        elif value != before and not (value is None and key not in current):
-            out[key] = value
-    if remove:
-        out |= {key: None for key in current if key not in wanted}
-    return out
+    change = diff(current, wanted, remove=False)
+    if wanted.get("kind") == KIND and (spec := diff(current["spec"], wanted["spec"])):
+        change["spec"] = spec
+    return change
 
 
 def _without_versions(answer: Manifest) -> Manifest:

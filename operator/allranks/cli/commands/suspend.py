@@ -7,8 +7,8 @@ import click
 from allranks.api.status import FINISHED
 from allranks.cli.options import for_each_job, names_callback, on_cluster, patch_job
 from allranks.errors import ClusterError
-from allranks.kube.lenient_codec import status_of
-from allranks.kube.login import Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import status_of
 
 
 @click.command(

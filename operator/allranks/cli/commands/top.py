@@ -23,9 +23,8 @@ from allranks.cli.live import dashboard
 from allranks.cli.live.dashboard import JobRow, data, job_row, plain
 from allranks.cli.live.terminal import FullScreen, Line, terminal
 from allranks.cli.options import FAILED, OK, Duration, get_job, name_callback, on_cluster, use_colour
-from allranks.kube.login import Cluster, Manifest
+from allranks.kube.cluster import Change, Cluster, Manifest, Watch, metadata
 from allranks.kube.paths import job_path
-from allranks.kube.resilient_watch import Change, Watch, metadata
 
 MIN_INTERVAL = 0.2
 
@@ -77,7 +76,7 @@ async def top(
     query = {"labelSelector": selector, "fieldSelector": f"metadata.name={name}" if name else None}
     namespace = None if all_namespaces else cluster.namespace
     shown = _Jobs(name, namespace)
-    watch = Watch(cluster, job_path(namespace), query, told=shown.connection_message)
+    watch = Watch(cluster, job_path(namespace), query, on_interruption=shown.connection_message)
     shown.replace(await watch.listed())
     if output:
         click.echo(json.dumps(shown.data(), indent=2))

@@ -17,8 +17,8 @@ from allranks.cli.live.renderer import Renderer
 from allranks.cli.options import FAILED, OK, TIMED_OUT, Duration, get_job, names_callback, on_cluster, use_colour
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER
-from allranks.kube.lenient_codec import status_of
-from allranks.kube.login import Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import status_of
 from allranks.kube.pod_logs import Line, Wanted
 
 STATES: dict[str, Callable[[Status], bool]] = {

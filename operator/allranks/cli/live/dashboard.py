@@ -21,7 +21,7 @@ from allranks.cli.job_report.model import build_report
 from allranks.cli.live.summary import PHASES
 from allranks.cli.live.terminal import Line
 from allranks.core import time_accounting
-from allranks.kube.lenient_codec import status_of
+from allranks.kube.job_codec import status_of
 
 KINDS = {"queued": "bright_black", "starting": "yellow", "productive": "green", "lost": "red"}
 """Kind of time -> style."""

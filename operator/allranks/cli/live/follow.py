@@ -16,11 +16,10 @@ from allranks.api.status import FINISHED, Status
 from allranks.core.model import Pod
 from allranks.core.naming import JOB_LABEL, TRAINER
 from allranks.errors import ClusterError
-from allranks.kube.lenient_codec import pods_of, status_of
-from allranks.kube.login import Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest, Watch
+from allranks.kube.job_codec import pods_of, status_of
 from allranks.kube.paths import core_path, job_path
 from allranks.kube.pod_logs import Line, Wanted, followed
-from allranks.kube.resilient_watch import Watch
 
 LAST_LINES_SECONDS = 5.0
 """Time limit for the last log lines of a finished job: a parameter server may print forever."""
@@ -114,7 +113,7 @@ class Follower:
     async def _watch_job(self, until: Callable[[Status], bool]) -> Status:
         uid = self.job["metadata"]["uid"]
         query = {"fieldSelector": f"metadata.name={self.name}"}
-        watch = Watch(self.cluster, job_path(self.namespace), query, told=self.listener.message)
+        watch = Watch(self.cluster, job_path(self.namespace), query, on_interruption=self.listener.message)
         job = next((item for item in await watch.listed() if item["metadata"]["uid"] == uid), None)
         if job is None:
             raise Deleted(f"{self.name} was deleted", 404, "NotFound")
