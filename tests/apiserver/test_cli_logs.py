@@ -176,13 +176,8 @@ def test_sixty_four_ranks_are_followed_in_one_thread(control_plane, allranks, ku
     for pod in pods:
         kubelet.write(namespace, pod, "ready")
         job.run(pod)
-    before = len(kubelet.requests)
     with allranks.start("logs", "many", "-f", "--tail", "0") as logs:
-        deadline = time.monotonic() + 60
-        while sum(request.get("follow") == "true" for request in kubelet.requests[before:]) < 64:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        time.sleep(0.5)  # the last requests are being answered
+        kubelet.wait_for_followers(len(pods))
         for pod in pods:
             kubelet.write(namespace, pod, "step 1")
         for _ in pods:
