@@ -17,8 +17,7 @@ from typing import Any, Protocol
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
-from allranks.core.model import Event, Manifest, Observed, Plan, Platform
-from allranks.core.progress import Reports
+from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Reports
 from allranks.core.reconcile import reconcile
 from allranks.kube import job_codec
 from allranks.kube.errors import ApiError, Fenced, Unavailable
