@@ -13,10 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "operator"
 
-ALLOWED: dict[frozenset[str], str] = {
-    frozenset({"allranks.cli.format", "allranks.cli.job_report", "allranks.cli.live"}): "not separated yet",
-    frozenset({"allranks.cli.commands", "allranks.cli.options"}): "not separated yet",
-}
+ALLOWED: dict[frozenset[str], str] = {}
 """A circle -> the reason why it stays."""
 
 Graph = dict[str, set[str]]
