@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.api.job import KIND
-from allranks.operator.app import utcnow
+from allranks.operator.timing import Clock
 from support.controlplane import ControlPlane, free_ports
 from support.kubelet import Hand
 from support.live import eventually, job, phase
@@ -67,7 +67,7 @@ def replica(control_plane: ControlPlane, namespace: str, folder: Path, name: str
 def test_a_replica_that_was_paused_while_another_took_over_does_nothing_when_it_wakes(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    api, hand = control_plane.api, Hand(control_plane.api, namespace, utcnow, lambda _: utcnow())
+    api, hand = control_plane.api, Hand(control_plane.api, namespace, Clock().now, lambda _: Clock().now())
 
     def started(name: str) -> bool:
         return api.find("Pod", namespace, name) is not None

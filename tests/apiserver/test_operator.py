@@ -17,12 +17,13 @@ from allranks.api.job import KIND
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.operator import job_watch
-from allranks.operator.app import Session
+from allranks.operator import session as sessions
 from support import live
 from support.api import ApiError
 from support.controlplane import ControlPlane
 from support.kubelet import Program
 from support.live import eventually, job, phase
+from support.operators import cached_versions
 
 from .conftest import DEFINITIONS
 
@@ -67,7 +68,7 @@ def test_the_operators_restart_changes_nothing_of_jobs_that_are_settled(
 
         before = versions()
         with live.operator(connection, namespace) as operator:
-            eventually(lambda: operator.idle and len(operator.versions()) >= 60)
+            eventually(lambda: operator.idle and len(cached_versions(operator.session)) >= 60)
             assert operator.session
             assert operator.session.client.writes == 0
         assert versions() == before
@@ -96,7 +97,7 @@ def test_killed_in_the_midst_of_a_thousand_jobs_the_next_life_finishes_what_was_
         eventually(lambda: operator.idle, 60)
     assert (made("Pod"), made("Service")) == (count, count)
     with live.operator(connection, namespace) as operator:
-        eventually(lambda: operator.idle and len(operator.versions()) == 2 * count, 60)
+        eventually(lambda: operator.idle and len(cached_versions(operator.session)) == 2 * count, 60)
         assert operator.session
         assert operator.session.client.writes == 0
     found = control_plane.api.list(KIND, namespace)
@@ -150,13 +151,13 @@ def test_crds_that_come_later_are_waited_for(
     control_plane: ControlPlane, namespace: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of CRDs that were just deleted, an API server may say that they are still there, for a moment."""
-    installed = Session._installed
+    wait_for_crds = sessions.wait_for_crds
 
-    async def at_once(_: Session) -> None:
-        monkeypatch.setattr(Session, "_installed", installed)
+    async def return_once(*_: Any) -> None:
+        monkeypatch.setattr(sessions, "wait_for_crds", wait_for_crds)
 
     if said == "still there":
-        monkeypatch.setattr(Session, "_installed", at_once)
+        monkeypatch.setattr(sessions, "wait_for_crds", return_once)
     connection = live.connection(control_plane)
     names = [yaml.safe_load(path.read_text())["metadata"]["name"] for path in DEFINITIONS]
     for name in names:
@@ -179,14 +180,14 @@ def test_after_a_thousand_errors_in_a_row_it_goes_on(
     """As an hour of 500s at its longest backoff (15 s) would be, without the waiting."""
     asked = 0
 
-    class Quick(job_watch._Endless):
+    class Quick(job_watch.EndlessBackoff):
         def __iter__(self):
             nonlocal asked
             while True:
                 asked += 1
                 yield 0.001
 
-    monkeypatch.setattr(job_watch, "_Endless", Quick)
+    monkeypatch.setattr(job_watch, "EndlessBackoff", Quick)
     from allranks.kube import client, watch
 
     monkeypatch.setattr(client, "LAST_BACKOFF_SECONDS", 0.002)
@@ -401,9 +402,9 @@ def test_the_probes_and_metrics_tell_how_it_is(control_plane: ControlPlane, name
         assert "demo" not in page, "no label names a job"
         assert asked(operator, "/healthz") == "ok\n"
         assert operator.session
-        watch = next(iter(operator.session._watches.values()))
+        watch = next(iter(operator.session.watches.values()))
         watch.alive_at -= 10_000
         with pytest.raises(urllib.error.HTTPError, match="503") as raised:
             asked(operator, "/healthz")
-        assert b"no sign of life of the watch of pods" in raised.value.read()
+        assert b"no activity of the watch of pods" in raised.value.read()
         raised.value.close()

@@ -12,7 +12,8 @@ import pytest
 
 from allranks.api.job import KIND
 from allranks.core.manifests.report_env import AUDIENCE
-from allranks.operator.app import Operator, utcnow
+from allranks.operator.app import Operator
+from allranks.operator.timing import Clock
 from allranks.telemetry.server import PATH
 from support import live
 from support.api import ApiError, Manifest, path
@@ -30,7 +31,7 @@ class World:
     def __init__(self, control_plane: ControlPlane, namespace: str) -> None:
         self.control_plane, self.api, self.namespace = control_plane, control_plane.api, namespace
         self.connection = live.connection(control_plane)
-        self.hand = Hand(self.api, namespace, utcnow, lambda _: utcnow())
+        self.hand = Hand(self.api, namespace, Clock().now, lambda _: Clock().now())
 
     @contextlib.contextmanager
     def operator(self, **settings: Any) -> Iterator[Operator]:
@@ -80,7 +81,7 @@ def answer(operator: Operator, token: str, **message: Any) -> tuple[int, dict[st
 
 
 def ready(operator: Operator) -> None:
-    eventually(lambda: operator.session and operator.session.listens)
+    eventually(lambda: operator.session and operator.session.leading)
 
 
 def listens(operator: Operator) -> None:
@@ -118,7 +119,7 @@ def test_a_token_that_is_for_something_else_is_nobodys(world: World) -> None:
         world.api.create({**stranger, "metadata": labelled}, world.namespace)
         assert operator.session
         pods = operator.session.pods
-        eventually(lambda: pods.at(world.namespace, "labelled"))
+        eventually(lambda: pods.get(world.namespace, "labelled"))
         right = world.token()
         head, payload, signature = right.split(".")
         other = world.token("demo-master-0-0").split(".")
@@ -150,7 +151,7 @@ def test_with_its_pod_a_token_ends(world: World) -> None:
             world.api.delete("Pod", world.namespace, "demo-worker-0-0", grace=0)
         assert operator.session
         pods = operator.session.pods
-        eventually(lambda: pods.at(world.namespace, "demo-worker-0-0") is None)
+        eventually(lambda: pods.get(world.namespace, "demo-worker-0-0") is None)
         assert (report(operator, known, step=2), report(operator, unknown, step=2)) == (403, 403)
 
 

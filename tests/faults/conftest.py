@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from allranks.kube import client, watch
-from allranks.operator import app, controller
 from apiserver.conftest import control_plane, programs  # noqa: F401 (fixtures)
 from support import kubernetes_world as patience
 from support.controlplane import ControlPlane
@@ -97,9 +96,7 @@ def _runs(session: pytest.Session) -> list[Run]:
 def impatient() -> Iterator[None]:
     """The operator waits less between two tries, and for what is silent; the tests wait longer for the operator."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("URGENT_SECONDS", "COUNTS_SECONDS", "GATHER_SECONDS"):
-            patch.setattr(controller, name, 0.01)
-        for module in (client, watch, app):
+        for module in (client, watch):
             patch.setattr(module, "LAST_BACKOFF_SECONDS", 0.3)
         patch.setattr(watch, "SILENCE_SECONDS", 2.0)
         patch.setattr(patience, "PATIENCE_SECONDS", 180.0)

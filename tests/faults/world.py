@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,12 +21,14 @@ from support.controlplane import ControlPlane
 from support.fault_policy import Policy
 from support.fault_proxy import Death, Proxy, Threads
 from support.kubernetes_world import SETTINGS, KubernetesWorld
+from support.kubernetes_world import TIMING as WORLD_TIMING
 from support.operators import RunningOperator
 from support.scenario_runner import Scenario, run
 from support.simulator import pod_status
 from support.simulator.store import ended
 
 REQUEST_SECONDS = 1.0
+TIMING = replace(WORLD_TIMING, session_backoff_max=0.3)
 LATE_RESTS = 2
 """A status that is late comes after so many changes of the world."""
 _HANG_SECONDS = 2.0
@@ -158,7 +160,7 @@ class FaultyWorld(KubernetesWorld):
     def _begin(self) -> None:
         settings = Settings(namespaces=(self.namespace,), request_timeout=REQUEST_SECONDS, **SETTINGS)
         connection = Connection(self._proxy.url, token=self._connection.token)
-        self._operator = RunningOperator(settings, connection, self.clock)
+        self._operator = RunningOperator(settings, connection, TIMING, self.clock)
 
     def _at_once(self, change: Callable[[], None]) -> None:
         """Who takes a pod away tells why, and then deletes it: an operator that is faster than that deletes it first,
@@ -190,7 +192,7 @@ class FaultyWorld(KubernetesWorld):
                 # It tries again after seconds, the more often it was refused the more of them.
                 if since not in self._nudged:
                     self._nudged.add(since)
-                    self._operator.clock_leapt()
+                    self._operator.enqueue_all()
                 yield f"{kind} {name} is still to be created"
 
     def ending(self) -> Ending:

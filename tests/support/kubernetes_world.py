@@ -19,9 +19,9 @@ from allranks.api.pool import PoolSpec
 from allranks.api.validation import parse_pool
 from allranks.core.naming import JOB_LABEL
 from allranks.kube.auth import Connection
-from allranks.operator import controller
-from allranks.operator.app import Session
+from allranks.operator.session import Session
 from allranks.operator.settings import Settings
+from allranks.operator.timing import Timing
 from allranks.telemetry.store import ReportSource
 from support.scenario_runner import JOB, Refused, World
 from support.simulator.ranks import Ranks
@@ -34,8 +34,8 @@ from .operators import Clock, RunningOperator
 
 PATIENCE_SECONDS = 60.0
 PAUSE_SECONDS = 0.02
-controller.PROGRESS_SECONDS = 0.5
-"""Of the real clock, which tests wait for."""
+TIMING = Timing(status_min_interval=0.01, counts_min_interval=0.01, counts_debounce=0.01, progress_min_interval=0.5)
+"""The world waits after each change until the status is written, in real time."""
 QUOTA = "scenario"
 _OTHER_KINDS = ("Pod", "Service", "ConfigMap", "Secret")
 _COUNTED = {"Pod": "pods", "Service": "count/services", "ConfigMap": "count/configmaps", "Secret": "count/secrets"}
@@ -59,7 +59,7 @@ class KubernetesWorld(World):
         self._connection = Connection(control_plane.url, str(control_plane.ca_file), control_plane.admin_token)
         self.clock = Clock(datetime.now(UTC).replace(microsecond=0))
         self._hand = Hand(
-            self._api, namespace, self.clock.now, lambda pod: self.clock.asked_to_go(pod["metadata"]["uid"])
+            self._api, namespace, self.clock.now, lambda pod: self.clock.deletion_requested(pod["metadata"]["uid"])
         )
         self._limits: dict[str, str] = {}
         self._room = ""
@@ -241,7 +241,7 @@ class KubernetesWorld(World):
 
     def start_operator(self) -> None:
         settings = Settings(namespaces=(self.namespace,), **SETTINGS)
-        self._operator = RunningOperator(settings, self._connection, self.clock)
+        self._operator = RunningOperator(settings, self._connection, TIMING, self.clock)
         self._settle()
 
     # What there is
@@ -290,7 +290,7 @@ class KubernetesWorld(World):
         self.clock.set(moment)
         self._at_once(self._hand.stop_due)
         if self._operator:
-            self._operator.clock_leapt()
+            self._operator.enqueue_all()
         self._settle()
 
     def _settle(self) -> None:
@@ -309,7 +309,7 @@ class KubernetesWorld(World):
     def _under_way(self) -> Iterator[str]:
         jobs, pods = self._api.list(KIND, self.namespace), self._api.list("Pod", self.namespace)
         for pod in pods:
-            self.clock.see(pod["metadata"])
+            self.clock.observe(pod["metadata"])
         yield from self._behind([*jobs, *(p for p in pods if JOB_LABEL in p["metadata"].get("labels", {}))])
         yield from self._uncounted(pods)
         yield from self._garbage(jobs, pods)
@@ -350,7 +350,7 @@ class KubernetesWorld(World):
         elif self._operator and living < int(self._limits.get("pods", 0)) and _version(quota) != self._room:
             # What was refused is tried again after seconds, which are no seconds of this world's clock.
             self._room = _version(quota)
-            self._operator.clock_leapt()
+            self._operator.enqueue_all()
             yield "there may be room for what was refused"
 
     def _garbage(self, jobs: list[Manifest], pods: list[Manifest]) -> Iterator[str]:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from allranks.api.job import KIND
-from allranks.kube import pod_codec
 from allranks.kube.auth import Connection
-from allranks.operator.app import Operator, utcnow
+from allranks.operator.app import Operator
 from allranks.operator.settings import Settings
+from allranks.operator.timing import Timing
 
 from .api import Manifest
 from .controlplane import ControlPlane
@@ -21,12 +21,8 @@ from .kubelet import Kubelet, Program
 from .kubernetes_world import SETTINGS
 from .operators import RunningOperator
 
-
-class RealTime:
-    """In place of a test's own clock."""
-
-    now = staticmethod(utcnow)
-    decode_pod = staticmethod(pod_codec.to_cached_pod)
+TIMING = Timing(progress_min_interval=0.5)
+"""Tests wait for progress in real time."""
 
 
 def connection(control_plane: ControlPlane) -> Connection:
@@ -34,8 +30,8 @@ def connection(control_plane: ControlPlane) -> Connection:
 
 
 @contextlib.contextmanager
-def operator(connection: Connection, *namespaces: str, **settings: Any) -> Iterator[Operator]:
-    running = RunningOperator(Settings(namespaces=namespaces, **{**SETTINGS, **settings}), connection, RealTime())  # type: ignore[arg-type]
+def operator(connection: Connection, *namespaces: str, timing: Timing = TIMING, **settings: Any) -> Iterator[Operator]:
+    running = RunningOperator(Settings(namespaces=namespaces, **{**SETTINGS, **settings}), connection, timing)
     try:
         yield running.operator
     finally:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -101,6 +102,22 @@ async def server(*script: Answer) -> AsyncIterator[Scripted]:
         for task in list(scripted.tasks):
             task.cancel()  # those that hang, as they were told to
         await runner.cleanup()
+
+
+@contextmanager
+def threaded_server(*script: Answer) -> Iterator[Scripted]:
+    """In a thread, because kopf cancels the tasks of its loop, and waits 5 s for connections of a server in it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    context = server(*script)
+    try:
+        yield asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result(10)
+    finally:
+        asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
 
 
 @asynccontextmanager

@@ -17,16 +17,15 @@ import asyncio
 import contextlib
 import random
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from allranks.errors import AllranksError
 from allranks.kube.auth import Connection
+from allranks.kube.transport import Transport
 
 FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 5.0
@@ -84,6 +83,7 @@ class Client:
         may_write: Callable[[], bool] = lambda: True,
         observe: Callable[[str, str, float], None] = lambda verb, code, seconds: None,
         user_agent: str = "allranks",
+        transport: Transport | None = None,
     ) -> None:
         self.connection = connection
         self.may_write = may_write
@@ -94,23 +94,14 @@ class Client:
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(10.0, timeout))
         self._patience = patience
-        # Watches take connections of their own; the semaphore bounds the rest.
-        self.connector = aiohttp.TCPConnector(limit=0, ssl=connection.ssl_context(), keepalive_timeout=75)
-        self._proxy = _proxy(connection.url)
-        self._session = self.session()
-        self._cut: asyncio.Future[None] | None = None
+        self.transport = transport or Transport(connection)
 
     def session(self, **how: Any) -> aiohttp.ClientSession:
-        """A session on the one pool."""
-        return aiohttp.ClientSession(connector=self.connector, connector_owner=False, proxy=self._proxy, **how)
+        """A session that shares the connection pool."""
+        return self.transport.session(**how)
 
     async def close(self) -> None:
-        await self._session.close()
-        await self.connector.close()
-
-    def cut(self) -> None:
-        """As if the process were killed: nothing leaves any more, and nobody hears an answer."""
-        self._cut = asyncio.get_running_loop().create_future()
+        await self.transport.close()
 
     async def create(self, path: str, body: Any) -> bytes:
         return await self.request("POST", path, body)
@@ -160,8 +151,6 @@ class Client:
             await asyncio.sleep(wait)
 
     async def _once(self, verb: str, path: str, data: bytes | None, parameters: Mapping[str, Any] | None) -> bytes:
-        if self._cut is not None:
-            await self._cut
         if verb not in _READS and not self.may_write():
             raise Fenced(f"{verb} {path}: another replica acts")
         headers = self.connection.headers() | self._always
@@ -169,42 +158,39 @@ class Client:
             headers["Content-Type"] = MERGE_PATCH if verb == "PATCH" else "application/json"
         began, code = time.monotonic(), "none"
         try:
-            async with self._session.request(
+            response = await self.transport.send(
                 verb, self.connection.url + path, data=data, params=parameters, headers=headers, timeout=self._timeout
-            ) as response:
-                code = str(response.status)
-                answer = await response.read()
+            )
+            code = str(response.status)
         finally:
             self._observe(verb, code, time.monotonic() - began)
-        if self._cut is not None:
-            await self._cut
         if response.status < 300:
             self.writes += verb not in _READS
-            return answer
+            return response.body
         if response.status == 401:
             self.connection.forget_token()
         if response.status in (401, 429) or response.status >= 500:
-            raise _TryAgain(f"{response.status} {_told(answer)[0]}", _retry_after(response.headers))
-        raise _error(response.status, answer)
+            raise _TryAgain(f"{response.status} {_told(response.body)[0]}", _retry_after(response.headers))
+        raise _error(response.status, response.body)
 
     @contextlib.asynccontextmanager
     async def stream(
         self, path: str, parameters: Mapping[str, Any], silence: float
     ) -> AsyncIterator[aiohttp.StreamReader]:
         """A watch. Raises TimeoutError when nothing at all comes for `silence` seconds, ApiError at once."""
-        if self._cut is not None:
-            await self._cut
         headers = self.connection.headers() | self._always
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence)
         began, code = time.monotonic(), "none"
-        try:
-            response = await self._session.get(
-                self.connection.url + path, params=parameters, headers=headers, timeout=timeout
-            )
-            code = str(response.status)
-        finally:
-            self._observe("WATCH", code, time.monotonic() - began)
-        async with response:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                response = await stack.enter_async_context(
+                    self.transport.stream(
+                        self.connection.url + path, params=parameters, headers=headers, timeout=timeout
+                    )
+                )
+                code = str(response.status)
+            finally:
+                self._observe("WATCH", code, time.monotonic() - began)
             if response.status == 401:
                 self.connection.forget_token()
             if response.status != 200:
@@ -213,15 +199,6 @@ class Client:
                     raise Unavailable(f"WATCH {path}: {response.status} {_told(answer)[0]}", response.status)
                 raise _error(response.status, answer)
             yield response.content
-
-
-def _proxy(url: str) -> str | None:
-    """The environment's, looked up once: told to trust it, aiohttp hands each request to two threads, which look for
-    a proxy and read ~/.netrc. That took a third of the operator's time on a processor."""
-    target = urlsplit(url)
-    if urllib.request.proxy_bypass(target.hostname or ""):
-        return None
-    return urllib.request.getproxies().get(target.scheme)
 
 
 class _TryAgain(Exception):

@@ -40,7 +40,7 @@ class LocalReports:
         except ImportError:
             return
         self._hub = store.ReportStore(lambda: datetime.now(UTC), lambda _: self._wake())
-        self._server = server.Server(self._identify, self._hub.take, address="127.0.0.1")
+        self._server = server.Server(self._identify, self._hub.ingest, address="127.0.0.1")
         await self._server.start()
         self.url = f"http://127.0.0.1:{self._server.port}{server.PATH}"
         copy_library(self._run_dir / "python")
@@ -52,7 +52,7 @@ class LocalReports:
                 shutil.rmtree(self._run_dir / name, ignore_errors=True)
 
     def of(self, attempt: int) -> Reports | None:
-        return self._hub.of(self._job, self._uid, attempt) if self._hub else None
+        return self._hub.snapshot(self._job, self._uid, attempt) if self._hub else None
 
     def stack_dump_id(self, question: str) -> None:
         if self._hub:

@@ -12,7 +12,7 @@ import os
 import resource
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,13 +35,13 @@ from allranks.local.report_server import EXAMPLE_URL, LocalReports
 from allranks.local.state_file import Record
 from allranks.local.unsupported_fields import notes
 from allranks.local.volumes import Volumes
+from allranks.open_files import more_open_files
 
 How = Literal["finished", "suspended", "stopped", "settled"]
 """Why the run is over: the job's verdict, `suspend: true`, `stop` was called, or nothing more can happen."""
 
 _FILES_PER_POD = 4
 _OWN_FILES = 64
-_MOST_FILES = 65_536
 _REST = 5.0
 """After a decision, so many times as long as it took are spent otherwise."""
 _LONGEST_WAIT = 86_400.0
@@ -171,7 +171,7 @@ class LocalRun:
         if self._gpus is None:
             self.check()
         self._make_run_dir()
-        with _more_files(), self._orphans:
+        with more_open_files(), self._orphans:
             try:
                 await self._reports.start()
                 how = await self._pursue()
@@ -363,17 +363,3 @@ class LocalRun:
     def release(self, pod: str) -> None:
         if self._gpus:
             self._gpus.release(pod)
-
-
-@contextlib.contextmanager
-def _more_files() -> Iterator[None]:
-    """Every pod takes a few open files; programs get the limit that was."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else max(soft, min(hard, _MOST_FILES))
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

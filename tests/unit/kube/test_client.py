@@ -9,8 +9,9 @@ import pytest
 
 from allranks.kube import client as clients
 from allranks.kube.auth import CannotConnect, Connection, connect
-from allranks.kube.client import Conflict, Fenced, Gone, NotFound, Refused, Unavailable
-from support.scripted import Answer, client_of, hangs, resets, says, status
+from allranks.kube.client import Client, Conflict, Fenced, Gone, NotFound, Refused, Unavailable
+from support.mortal_transport import MortalTransport
+from support.scripted import Answer, client_of, hangs, resets, says, server, status
 
 
 @pytest.mark.parametrize(
@@ -161,13 +162,17 @@ def test_requests_at_the_same_time_are_bounded() -> None:
     asyncio.run(scenario())
 
 
-def test_nothing_leaves_a_client_that_was_cut() -> None:
+def test_nothing_leaves_a_transport_that_has_died() -> None:
     async def scenario() -> None:
-        async with client_of(says({})) as (client, api):
-            client.cut()
+        async with server(says({})) as api:
+            connection = Connection(api.url)
+            transport = MortalTransport(connection)
+            client = Client(connection, transport=transport)
+            await transport.die()
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(client.create("/x", {}), 0.1)
             assert api.asked == []
+            await client.close()
 
     asyncio.run(scenario())
 

@@ -37,6 +37,6 @@ def test_a_pool_that_cannot_be_read_is_logged_without_its_values(caplog: pytest.
     spec = {"env": [{"name": "TOKEN", "value": "hush", "valu": "hush"}, {"name": "hush" * 100, "value": 5}]}
     page = {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "a100"}, "spec": spec}]}
     assert read(says(page)).get("a100") is None
-    assert "TrainingPool a100 cannot be read" in caplog.text
+    assert "TrainingPool a100 is invalid" in caplog.text
     assert "spec.env.0.valu: Extra inputs are not permitted" in caplog.text
     assert "hush" not in caplog.text

@@ -11,24 +11,25 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from allranks.kube.auth import Connection
-from allranks.operator import app as operators
-from allranks.operator.app import Operator, Session
+from allranks.operator.app import Operator
+from allranks.operator.session import Dependencies, Session
 from allranks.operator.settings import Settings
+from allranks.operator.timing import Timing
 from support.scripted import Answer, Scripted, hangs, says, server, status
 
 
-def lived(answer: Answer, enough: int, **settings: Any) -> tuple[Scripted, str, float]:
+def lived(answer: Answer, enough: int, timing: Timing | None = None, **settings: Any) -> tuple[Scripted, str, float]:
     """(what it asked, what was wrong with it meanwhile, how long it then took to stop), after `enough` requests."""
 
     async def scenario() -> tuple[Scripted, str, float]:
         async with server(answer) as api, asyncio.timeout(60):
-            operator = Operator(Settings(address="127.0.0.1", port=0, **settings), Connection(api.url))
+            operator = Operator(Settings(address="127.0.0.1", port=0, **settings), Connection(api.url), timing=timing)
             stop, loop = asyncio.Event(), asyncio.get_running_loop()
             run = asyncio.create_task(operator.run(stop))
             while len(api.asked) < enough:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
-            wrong = operator._unhealthy()
+            wrong = operator.unhealthy()
             stop.set()
             told_at = loop.time()
             await run
@@ -37,9 +38,8 @@ def lived(answer: Answer, enough: int, **settings: Any) -> tuple[Scripted, str, 
     return asyncio.run(scenario())
 
 
-def test_while_the_crds_are_missing_it_waits_in_good_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "MARGIN_SECONDS", -5.0)
-    _, wrong, took = lived(status(404), 1, watch_timeout=5)
+def test_while_the_crds_are_missing_it_waits_in_good_health() -> None:
+    _, wrong, took = lived(status(404), 1, Timing(watch_margin=-5.0), watch_timeout=5)
     assert not wrong, "a restart would not bring the CRDs"
     assert took < 5
 
@@ -47,11 +47,12 @@ def test_while_the_crds_are_missing_it_waits_in_good_health(monkeypatch: pytest.
 @pytest.mark.parametrize("shape", [{"spec": [], "status": 5}, {"spec": "x"}, {"spec": None}, {}])
 def test_a_job_of_any_shape_spoils_neither_metrics_nor_pools(shape: dict[str, Any]) -> None:
     async def scenario() -> None:
-        operator = Operator(Settings(), Connection("http://127.0.0.1:1"))
-        session = operator.session = Session(operator, None)
+        settings, connection = Settings(), Connection("http://127.0.0.1:1")
+        operator = Operator(settings, connection)
+        session = operator.session = Session(Dependencies(settings, connection, operator.metrics), None)
         metadata = {"name": "demo", "namespace": "ns", "uid": "u", "resourceVersion": "1"}
-        session.controller.seen({"metadata": metadata, **shape}, deleted=False)
-        session._wake_users(None)
+        session.controller.on_job_event({"metadata": metadata, **shape}, deleted=False)
+        session.enqueue_users(None)
         assert 'allranks_jobs{framework="",phase="Pending"} 1.0' in generate_latest(operator.metrics.registry).decode()
         await session.client.close()
 

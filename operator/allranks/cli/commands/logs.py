@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.live.follow import Follower, Gone, begun, label, raise_open_files
+from allranks.cli.live.follow import Follower, Gone, begun, label
 from allranks.cli.live.summary import failure_line, prefixed, state_of
 from allranks.cli.options import FAILED, OK, Duration, colours, get_job, joined, name_callback, on_cluster
 from allranks.control_sequences import clean
@@ -20,6 +20,7 @@ from allranks.errors import ClusterError
 from allranks.kube.lenient_codec import ranks_of, status_of
 from allranks.kube.login import Cluster, Manifest
 from allranks.kube.pod_logs import Line, Wanted, merged, read
+from allranks.open_files import raise_open_files
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import click
 
 from allranks.api.status import FINISHED, Status
 from allranks.cli.format.outcome import failure_block, summary
-from allranks.cli.live.follow import Follower, Gone, raise_open_files
+from allranks.cli.live.follow import Follower, Gone
 from allranks.cli.live.renderer import View
 from allranks.cli.live.summary import failure_line
 from allranks.cli.options import FAILED, OK, TIMED_OUT, Duration, colours, get_job, names_callback, on_cluster
@@ -21,6 +21,7 @@ from allranks.core.naming import TRAINER
 from allranks.kube.lenient_codec import status_of
 from allranks.kube.login import Cluster, Manifest
 from allranks.kube.pod_logs import Line, Wanted
+from allranks.open_files import raise_open_files
 
 STATES: dict[str, Callable[[Status], bool]] = {
     "succeeded": lambda status: status.phase in FINISHED,

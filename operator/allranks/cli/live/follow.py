@@ -6,7 +6,6 @@ Three kinds of requests run side by side in one thread: a watch on the job, one 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -202,17 +201,6 @@ def begun(pod: Pod, container: str = TRAINER) -> bool:
     if container == TRAINER:
         return pod.started_at is not None or pod.exit is not None
     return pod.phase in ("Running", "Succeeded", "Failed")
-
-
-def raise_open_files() -> None:
-    """Each log that is followed is a connection; a shell's limit is often 1024."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != resource.RLIM_INFINITY and soft < 65536:
-            most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def label(pod: Pod, container: str) -> str:
