@@ -1,23 +1,28 @@
-# allranks. `make help` lists the targets; every one sets up what it needs.
+# allranks. `make help` lists the targets; each target installs what it needs.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS := build/docs-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint generate verify bench recovery golden controlplane images cluster cluster-down e2e clean
+.PHONY: help demo test check lint generate verify docs docs-serve bench recovery golden controlplane images cluster \
+  cluster-down e2e clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml
-	@tools/venv.sh $(VENV) $(PYTHON)
+	@tools/venv.sh $(VENV) $(PYTHON) dev
+
+$(DOCS)/.installed: pyproject.toml
+	@tools/venv.sh $(DOCS) $(PYTHON) docs
 
 demo: $(STAMP) ## Train on penguins with three real PyTorch ranks on this machine
 	@tools/demo.sh
 
-test: $(STAMP) ## Set up and run every test, fast ones first
+test: $(STAMP) ## Set up and run all tests, fast ones first
 	@tools/test.sh
 
 check: $(STAMP) ## The fast part of `make test`: lint, types, generated files, tests without frameworks
@@ -29,39 +34,44 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-generate: $(STAMP) ## Generate the CRDs, the reference and the chart's copies from the types
+generate: $(STAMP) ## Generate the CRDs, the reference pages and the chart's copies from the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining > $(STAMP).crd && mv $(STAMP).crd crds/distributedtrainings.yaml
 	@$(BIN)/python -m allranks.api.crd TrainingPool > $(STAMP).crd && mv $(STAMP).crd crds/trainingpools.yaml
-	@$(BIN)/python tools/reference.py > $(STAMP).md && mv $(STAMP).md docs/reference.md
-	@$(BIN)/python tools/settings.py
+	@$(BIN)/python tools/reference.py
 	@$(BIN)/python tools/chart.py
 
-golden: $(STAMP) ## Write the golden files anew: look at the difference before you commit it
+docs: $(DOCS)/.installed ## Build the documentation as a web site in build/site; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
+
+docs-serve: $(DOCS)/.installed ## Serve the documentation at http://127.0.0.1:8000, rebuilt at every change
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve
+
+golden: $(STAMP) ## Rewrite the golden files; review the difference before you commit it
 	@$(BIN)/python -m pytest -q tests/model/golden --update-golden
 
-verify: $(STAMP) ## Fail if a generated file differs from what the types say
+verify: $(STAMP) ## Fail if a generated file does not match the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \
 	  $(BIN)/python -m allranks.api.crd TrainingPool | diff -u crds/trainingpools.yaml - && \
-	  $(BIN)/python tools/reference.py | diff -u docs/reference.md - && \
-	  $(BIN)/python tools/settings.py --check && $(BIN)/python tools/chart.py --check || \
-	  { echo "a generated file is not what the types say: run 'make generate'"; exit 1; }
+	  $(BIN)/python tools/reference.py --check && $(BIN)/python tools/chart.py --check || \
+	  { echo "a generated file does not match the types: run 'make generate'"; exit 1; }
 
 controlplane: ## Build etcd, API server, controller manager and kubectl for the tests (once; needs Go)
 	@tools/controlplane.sh
 
-images: ## Build the images of the operator and the frameworks (docs/images.md)
+images: ## Build the images of the operator and the frameworks (docs/platform/images.md)
 	@tools/images.sh
 
-cluster: ## Start a Kubernetes with nodes on this machine (docs/dev-cluster.md); ARGS='--nodes 2 --gpus 4'
+cluster: ## Start a Kubernetes cluster with nodes on this machine (docs/dev/cluster.md); ARGS='--nodes 2 --gpus 4'
 	@tools/cluster.sh up $(ARGS)
 
-cluster-down: ## End it, and check that nothing is left
+cluster-down: ## Stop the cluster, and check that nothing is left
 	@tools/cluster.sh down
 
-e2e: $(STAMP) ## Build the images, and run every example and fault in real pods, as root (docs/e2e.md)
+e2e: $(STAMP) ## Build the images, and run every example and fault in real pods, as root (docs/dev/e2e.md)
 	@tools/test.sh e2e
 
-bench: $(STAMP) ## Measure the core, the operator on a real API server, the speed of training, and recoveries
+bench: $(STAMP) ## Measure the core, the operator on a real API server, training speed, and recovery
 	@$(BIN)/python -m bench
 	@$(BIN)/python bench/core.py
 	@$(BIN)/python bench/report_call.py
@@ -69,8 +79,8 @@ bench: $(STAMP) ## Measure the core, the operator on a real API server, the spee
 	@PATH="$$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$$PATH" $(BIN)/python bench/train.py
 	@PATH="$$(tools/frameworks.sh pytorch)/bin:$$PATH" $(BIN)/python bench/elastic.py
 
-recovery: $(STAMP) ## Kill and break real ranks of each framework, and write down what comes of it (docs/recovery.md)
+recovery: $(STAMP) ## Inject faults into real ranks of each framework, and record the results (docs/reference/recovery.md)
 	@PATH="$$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$$PATH" $(BIN)/python tools/recovery.py
 
-clean: ## Remove what was built here (not the cache outside the repository)
+clean: ## Remove build outputs (not the cache outside the repository)
 	rm -rf $(VENV) build dist runs *.egg-info operator/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""`make bench`: what the operator adds to the API server's own speed. See docs/performance.md."""
+"""`make bench`: measures the overhead of the operator on a real API server. See docs/platform/performance.md."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "bench" / "bench.json"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 
-from readme import replaced  # noqa: E402
+from transcripts import replaced  # noqa: E402
 
 from bench import cores, recovery  # noqa: E402
-from bench.common import connection, programs, tell  # noqa: E402
+from bench.common import connection, log_progress, programs  # noqa: E402
 from bench.creation import SHAPES, plane, rounds, summary  # noqa: E402
 from bench.latency import latencies  # noqa: E402
 from bench.life import SHAPES as LIVES  # noqa: E402
@@ -31,14 +31,15 @@ from bench.table import headline, markdown  # noqa: E402
 
 EXAMPLES = """\
 examples:
-  python -m bench                            # all of it: about forty minutes
+  python -m bench                            # everything: about forty minutes
   python -m bench --only creation --rounds 5
-  python -m bench --only life --peers        # training-operator as well, which Go builds the first time
+  python -m bench --only life --peers        # include training-operator, built by Go on first use
   python -m bench -o json | jq .creation.allranks
-  python -m bench --peers --write            # and put the tables into README.md and docs/performance.md
-  python -m bench --only day --add --write   # one part anew, beside the others of the last run
+  python -m bench --peers --write            # write the tables into README.md and docs/platform/performance.md
+  python -m bench --only day --add --write   # repeat one part, keep the others of the last run
 
-Every number comes from this one run, or with --add says which. The tables and the JSON are kept in build/bench/.
+All numbers come from one run; with --add, the tables state the run of each part. The tables and the JSON are kept in
+build/bench/.
 """
 
 
@@ -60,7 +61,7 @@ def parts(asked: argparse.Namespace) -> dict[str, Callable[[Path], Any]]:
 
 
 def _apart(built: Path, number: int) -> Any:
-    """Creation once more, without the systems that hold themselves back."""
+    """Creation with separate cores for the API server, without the throttled systems."""
     quick: list[type[System]] = [kind for kind in SYSTEMS if not kind.throttled]
     with cores.apart():
         return summary(rounds(built, quick, SHAPES, number), Raw.name)
@@ -73,7 +74,7 @@ def _recovery(built: Path) -> Any:
 
 
 def keep(found: dict[str, Any]) -> None:
-    """After each part: one that fails takes no other along."""
+    """Called after each part, so that a failing part does not lose the others."""
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     KEPT.write_text(json.dumps(found, indent=1))
     KEPT.with_suffix(".md").write_text(markdown(found))
@@ -86,20 +87,20 @@ def write(page: Path, section: str, text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measures the operator on a real API server, beside the limit and its peers.",
+        description="Measures the operator on a real API server, compared with the limit and with peers.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    known = parts(argparse.Namespace(peers=False, rounds=1, days=1))
-    parser.add_argument("--only", action="append", choices=list(known), help="a part; may be said several times")
-    parser.add_argument("--rounds", type=int, default=5, help="of creations (default 5)")
-    parser.add_argument("--days", type=int, default=1, help="of jobs, in the part `day` (default 1)")
-    parser.add_argument("--peers", action="store_true", help="training-operator as well")
+    names = list(parts(argparse.Namespace(peers=False, rounds=1, days=1)))
+    parser.add_argument("--only", action="append", choices=names, help="run only this part; can be repeated")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the creation test (default 5)")
+    parser.add_argument("--days", type=int, default=1, help="days of jobs in the part `day` (default 1)")
+    parser.add_argument("--peers", action="store_true", help="include training-operator")
+    parser.add_argument("--write", action="store_true", help="replace the tables in the documentation")
     parser.add_argument(
-        "--write", action="store_true", help="put the tables into the documentation, in place of those there"
-    )
-    parser.add_argument(
-        "--add", action="store_true", help="keep the last run's other parts; the tables say which were measured later"
+        "--add",
+        action="store_true",
+        help="keep the other parts of the last run; the tables list the parts measured later",
     )
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
     asked = parser.parse_args()
@@ -107,21 +108,21 @@ def main() -> None:
         if getattr(asked, name) < 1:
             parser.error(f"--{name}: at least 1")
     logging.disable(logging.WARNING)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `with`: no process stays
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds every `with`, which ends all processes
     built = programs()
     now = machine() | {"versions": versions(built)}
     adds = asked.add and KEPT.exists()
     found: dict[str, Any] = json.loads(KEPT.read_text()) if adds else {"machine": now}
     for name, measure in parts(asked).items():
         if asked.only is None or name in asked.only:
-            tell(f"== {name}")
+            log_progress(f"== {name}")
             found[name] = measure(built)
             if adds:
                 found.setdefault("added", {})[name] = now
             keep(found)
     text = markdown(found)
     if asked.write:
-        write(ROOT / "docs" / "performance.md", "bench", text)
+        write(ROOT / "docs" / "platform" / "performance.md", "bench", text)
         if "creation" in found:
             write(ROOT / "README.md", "speed", headline(found))
     print(json.dumps(found, indent=1) if asked.output == "json" else text)

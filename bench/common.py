@@ -1,4 +1,4 @@
-"""What benchmarks share: a job, watching and waiting, and the cost of processes."""
+"""Shared by the benchmarks: jobs, watches, waiting, CPU time and memory of processes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def job(name: str, pods: int, **spec: Any) -> Manifest:
-    """A PyTorch job of so many pods."""
+    """A PyTorch job with this number of pods."""
     roles = {"master": {"replicas": 1}, "worker": {"replicas": pods - 1}} if pods > 1 else {"worker": {"replicas": 1}}
-    known = {"framework": "pytorch", "image": "example.org/x:1", "command": ["x"], "roles": roles}
+    base = {"framework": "pytorch", "image": "example.org/x:1", "command": ["x"], "roles": roles}
     kind = {"apiVersion": "allranks.dev/v1alpha1", "kind": "DistributedTraining"}
-    return {**kind, "metadata": {"name": name}, "spec": known | spec}
+    return {**kind, "metadata": {"name": name}, "spec": base | spec}
 
 
 def programs() -> Path:
-    """Where etcd, API server and controller manager are."""
+    """The folder of etcd, API server and controller manager."""
     return go_tools("controlplane")
 
 
 def go_tools(name: str) -> Path:
-    """The folder of what tools/go-tools.sh builds, the first time."""
+    """The folder of programs of tools/go-tools.sh, built on first use."""
     script = subprocess.run([ROOT / "tools" / "go-tools.sh", name], stdout=subprocess.PIPE, text=True, check=True)
     return Path(script.stdout.strip())
 
@@ -49,7 +49,7 @@ def connection(plane: ControlPlane) -> Connection:
 
 
 async def make_namespace(client: Client, name: str) -> str:
-    """With its default ServiceAccount, without which no pod is taken."""
+    """Creates it with the default ServiceAccount, without which pods are rejected."""
     manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     await client.create("/api/v1/namespaces", manifest)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
@@ -62,8 +62,8 @@ async def make_namespace(client: Client, name: str) -> str:
 async def watching(
     client: Client, path: str, take: Callable[[list[bytes]], Awaitable[None]], **headers: str
 ) -> AsyncIterator[None]:
-    """Hands the lines of a watch on as they come, from its first answer to the end of the block. An API server that is
-    busy ends watches of those who do not read quickly enough: it goes on where it was."""
+    """Passes the lines of a watch to `take`, from its first response to the end of the block. A busy API server closes
+    watches of slow readers: the watch resumes from its last resourceVersion."""
     started = asyncio.Event()
 
     async def follow() -> None:
@@ -80,7 +80,7 @@ async def watching(
                             parameters["resourceVersion"] = version(lines[-1])
                             await take(lines)
 
-    async with asyncio.TaskGroup() as group:  # a watch that fails ends the block
+    async with asyncio.TaskGroup() as group:  # a failed watch ends the block
         following = group.create_task(follow())
         await started.wait()
         try:
@@ -90,15 +90,15 @@ async def watching(
 
 
 def version(line: bytes) -> str:
-    """The resourceVersion in a line of a watch. Raises RuntimeError for an error, as when it began too long ago."""
+    """The resourceVersion of a watch event. Raises RuntimeError for an error, for example an expired version."""
     event = json.loads(line)
     if event["type"] == "ERROR":
-        raise RuntimeError(f"the watch is over: {event['object'].get('message')}")
+        raise RuntimeError(f"the watch ended: {event['object'].get('message')}")
     return str(event["object"]["metadata"]["resourceVersion"])
 
 
 async def until(condition: Callable[[], Any], seconds: float = 300, every: float = 0.02) -> None:
-    """Polls. Raises TimeoutError."""
+    """Polls until the condition is true. Raises TimeoutError."""
     deadline = time.monotonic() + seconds
     while True:
         answer = condition()
@@ -112,7 +112,7 @@ async def until(condition: Callable[[], Any], seconds: float = 300, every: float
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Time on a processor so far, in user and kernel mode, to a hundredth."""
+    """CPU time so far, in user and kernel mode, with a resolution of 10 ms."""
     total = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -121,13 +121,13 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def memory(pid: int, what: str = "VmRSS") -> float:
-    """MB (10^6 bytes). `VmHWM`: the most that it ever was."""
+    """Memory in MB (10^6 bytes). `VmHWM`: the peak."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(lines[what].split()[0]) * 1024 / 1e6
 
 
 async def quiet(pids: Iterable[int], seconds: float = 120, share: float = 0.04) -> None:
-    """Waits until these processes together use less than that share of a core for a second."""
+    """Waits until these processes together use less than this share of a core for one second."""
     pids, deadline = list(pids), time.monotonic() + seconds
     while True:
         before, began = cpu_seconds(pids), time.monotonic()
@@ -140,7 +140,7 @@ async def quiet(pids: Iterable[int], seconds: float = 120, share: float = 0.04) 
 
 @contextlib.contextmanager
 def process(command: list[str], log: Path, **how: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Of a session of its own; ended with the block."""
+    """Runs the command until the end of the block."""
     with log.open("ab") as out:
         running = subprocess.Popen(command, **{"stdout": out, "stderr": out, "cwd": ROOT, **how})
         try:
@@ -155,12 +155,12 @@ def process(command: list[str], log: Path, **how: Any) -> Iterator[subprocess.Po
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float]:
-    """By nearest rank."""
+    """p50 and p99 by nearest rank."""
     ordered = sorted(values)
     return {f"p{rank}": round(ordered[math.ceil(len(ordered) * rank / 100) - 1], 1) for rank in (50, 99)}
 
 
-def tell(text: str) -> None:
-    """Progress, for people."""
+def log_progress(text: str) -> None:
+    """Prints progress to stderr."""
     if sys.stderr.isatty() or os.environ.get("BENCH_VERBOSE"):
         print(text, file=sys.stderr, flush=True)

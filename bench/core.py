@@ -1,4 +1,4 @@
-"""Times the core on jobs of many pods (`make bench`): median and worst of some rounds, in milliseconds."""
+"""Measures the core with large jobs (`make bench`): median and maximum of several rounds, in milliseconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDS = 21
 
 
 def observed(framework: str, pods: int) -> Observed:
-    """A job that was just begun: status is written, no pod exists."""
+    """A job that has just started: its status is written, no pod exists."""
     document = {
         "apiVersion": "allranks.dev/v1alpha1",
         "kind": "DistributedTraining",
@@ -44,12 +44,12 @@ def running(start: Observed) -> Observed:
         for index in range(start.status.roles["worker"].desired)
         for name in [naming.pod_name("bench", "worker", index, 0)]
     )
-    seen = replace(start, pods=pods)
-    return replace(seen, status=reconcile(seen).status)
+    current = replace(start, pods=pods)
+    return replace(current, status=reconcile(current).status)
 
 
 def measure(work: Callable[[], object]) -> tuple[float, float]:
-    """(median, worst) of ROUNDS calls, in milliseconds."""
+    """(median, maximum) of ROUNDS calls, in milliseconds."""
     times = []
     for _ in range(ROUNDS):
         begin = time.perf_counter()

@@ -1,5 +1,5 @@
-"""Who runs on which cores. In a cluster the API server has machines of its own; on one machine it shares its cores with
-what is measured, unless they are kept apart."""
+"""Assigns CPU cores. In a cluster the API server runs on other machines; on one machine it shares its cores with the
+measured process, unless they are separated."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _of_server: set[int] = set()
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """API server and etcd have one half of the cores, this process and what it starts the other. Needs two cores."""
+    """Gives half of the cores to API server and etcd, the others to this process and its children. Needs two cores."""
     every = os.sched_getaffinity(0)
     whole = sorted({tuple(sorted(_siblings(cpu) & every)) for cpu in every})
     if len(whole) < 2:
-        raise ValueError("one core cannot be shared out")
+        raise ValueError("at least two cores are required")
     _of_server.update(cpu for siblings in whole[: len(whole) // 2] for cpu in siblings)
     os.sched_setaffinity(0, every - _of_server)
     try:
@@ -28,7 +28,7 @@ def apart() -> Iterator[None]:
 
 
 def _siblings(cpu: int) -> set[int]:
-    """The threads of its core, itself among them: `0-1` or `0,4`."""
+    """The hardware threads of its core, including itself; the file has `0-1` or `0,4`."""
     try:
         text = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
     except OSError:
@@ -38,7 +38,7 @@ def _siblings(cpu: int) -> set[int]:
 
 
 def give_to_server(pids: Iterable[int]) -> None:
-    """Their cores to those processes, whose every thread hands them on to threads that it starts."""
+    """Moves all threads of these processes to the server's cores; new threads inherit the affinity."""
     if not _of_server:
         return
     for pid in pids:

@@ -1,4 +1,4 @@
-"""Submit -> all pods exist: each system on an API server of its own, rounds interleaved."""
+"""Time from submission until all pods exist: each system on its own API server, with interleaved rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from allranks.kube import paths
 from allranks.kube.client import Client
 from bench import cores
-from bench.common import ROOT, connection, cpu_seconds, make_namespace, memory, quiet, tell, watching
+from bench.common import ROOT, connection, cpu_seconds, log_progress, make_namespace, memory, quiet, watching
 from bench.systems import Shape, System
 from support.controlplane import ControlPlane
 
@@ -25,7 +25,7 @@ Sample = dict[str, float]
 
 @contextlib.contextmanager
 def plane(programs: Path, definitions: Iterable[Path] = (), audit_policy: str = "") -> Iterator[ControlPlane]:
-    """An API server and its etcd, with nothing in it but our CRDs, and those."""
+    """An API server with etcd, containing only the CRDs of allranks and `definitions`."""
     with tempfile.TemporaryDirectory() as folder:
         started = ControlPlane(programs, Path(folder), audit_policy)
         started.start([*sorted((ROOT / "crds").glob("*.yaml")), *definitions])
@@ -42,11 +42,11 @@ def server(of: ControlPlane) -> list[int]:
 
 
 class Count:
-    """Of so many pods that appear in a namespace, by a watch of their metadata alone, whose lines nobody reads."""
+    """Counts the pods created in a namespace, from a metadata watch whose events are not decoded."""
 
     def __init__(self, wanted: int) -> None:
         self.at = 0.0
-        """When the last of them was seen."""
+        """Time of the last one."""
         self.reached = asyncio.Event()
         self._left = wanted
 
@@ -58,7 +58,7 @@ class Count:
 
 
 async def once(system: System, shape: Shape, namespace: str, seconds: float) -> Sample:
-    """One shape, from the first submission to the last pod; processors until all is quiet again."""
+    """Measures one shape, from the first submission to the last pod; CPU time until the system is idle again."""
     client = Client(connection(system.plane), user_agent="bench")
     try:
         await make_namespace(client, namespace)
@@ -83,10 +83,10 @@ async def once(system: System, shape: Shape, namespace: str, seconds: float) -> 
 def rounds(
     programs: Path, systems: Sequence[type[System]], shapes: Sequence[Shape], number: int
 ) -> dict[str, dict[str, list[Sample]]]:
-    """By system and shape. Those that hold themselves back run in the first round only."""
+    """Samples by system and shape. Throttled systems run only in the first round."""
     out: dict[str, dict[str, list[Sample]]] = {kind.name: {shape.name: [] for shape in shapes} for kind in systems}
     for turn in range(number):
-        # The next round begins with another one.
+        # Each round starts with another system.
         ordered = [*systems[turn % len(systems) :], *systems[: turn % len(systems)]]
         for kind in ordered:
             if turn and kind.throttled:
@@ -103,11 +103,11 @@ async def _round(system: System, shapes: Sequence[Shape], turn: int, out: dict[s
         for shape in shapes:
             sample = await once(system, shape, f"n{turn}-{shape.jobs}-{shape.pods}", 900)
             out[system.name][shape.name].append(sample)
-            tell(f"round {turn + 1}: {system.name}, {shape.name}: {sample['seconds']:.3f} s")
+            log_progress(f"round {turn + 1}: {system.name}, {shape.name}: {sample['seconds']:.3f} s")
 
 
 def summary(samples: dict[str, dict[str, list[Sample]]], limit: str) -> dict[str, Any]:
-    """Medians and extremes; pods a second, and their ratio to the limit's in the same run."""
+    """Medians, minima and maxima, and the ratio to the limit in the same run."""
     out: dict[str, Any] = {}
     for name, by_shape in samples.items():
         out[name] = {}

@@ -1,11 +1,11 @@
-"""A pod of an elastic PyTorch job is lost: torchrun's own elasticity beside the restart of all ranks, in one run.
+"""Recovery of an elastic PyTorch job after the loss of a pod: torchrun's elasticity compared with a restart.
 
-make bench                       # finds PyTorch as the tests do
+make bench                       # installs PyTorch if needed
 python bench/elastic.py --rounds 3
 
-Both train the unmodified penguins on two ranks, with a checkpoint each epoch; then one pod's processes are killed. Told
-are the seconds until the next epoch is complete, `null` where training never went on. torchrun's agents meet at the
-first of them, as they do without a server of their own.
+Both train the unmodified penguins program on two ranks, with a checkpoint per epoch; then all processes of one pod are
+killed. Prints the seconds until the next epoch is complete, or `null` if training did not continue. The first agent of
+torchrun runs the rendezvous, as without a separate server.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from statistics import median
 ROOT = Path(__file__).parents[1]
 PROGRAM = ("train/penguins_pytorch.py", "--epochs=200", "--pause=0.25")
 BEFORE = 3
-"""A pod is lost after so many epochs."""
+"""Epochs before a pod is lost."""
 SECONDS = 120.0
-"""Later than that training does not go on."""
+"""Timeout of the recovery."""
 _EPOCH = re.compile(r"^epoch \d+/\d+ loss", re.MULTILINE)
 
 
@@ -56,7 +56,7 @@ def allranks(folder: Path, lost: int) -> float | None:
 
 @contextlib.contextmanager
 def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """In a process group of its own, which ends with this."""
+    """Runs the command in its own process group until the end of the block."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -75,7 +75,7 @@ def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def kill(folder: Path, index: int) -> None:
-    """Every process of a pod, as when its node's power goes."""
+    """Kills every process of a pod, as in a power loss of its node."""
     wanted = {f"ALLRANKS_CHECKPOINT_DIR={folder}".encode(), f"ALLRANKS_INDEX={index}".encode()}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ def kill(folder: Path, index: int) -> None:
 
 
 def kill_tree(root: int) -> None:
-    """An agent and its ranks, which have sessions of their own."""
+    """Kills an agent and its ranks, which have their own sessions."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ def recovery(logs: Path, lose: Callable[[], None]) -> float | None:
     done = epochs(logs)
     lose()
     began = time.monotonic()
-    # One epoch may have been on its way out.
+    # One more epoch may have been complete but not yet printed.
     return time.monotonic() - began if until(lambda: epochs(logs) >= done + 2, SECONDS) else None
 
 
@@ -122,7 +122,7 @@ def until(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=1, help="of each (default 1); the median is told")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of each case (default 1); prints the median")
     rounds = parser.parse_args().rounds
     out: dict[str, float | None] = {}
     for which, lost in (("the second pod", 1), ("the first pod", 0)):

@@ -1,6 +1,6 @@
-"""How soon the operator answers: a pod's change -> the job's status, failed pods -> their replacements.
+"""Latency of the operator: from a pod change to the job's status, and from failed pods to their replacements.
 
-Both moments are seen from outside: the change's answer, and the line in a watch.
+Both times are measured from outside: the response to the change, and the watch event.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from allranks.kube import paths
 from allranks.kube.client import Client
-from bench.common import Manifest, connection, job, make_namespace, percentiles, tell, watching
+from bench.common import Manifest, connection, job, log_progress, make_namespace, percentiles, watching
 from bench.creation import plane
 from bench.systems import Allranks
 from support.kubelet import binding
@@ -28,11 +28,11 @@ clock = time.perf_counter
 
 
 class Followed:
-    """All objects of a kind in a namespace, as a watch tells of them."""
+    """All objects of a kind in a namespace, from a watch."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Manifest] = {}
-        self.first_seen: dict[str, float] = {}
+        self.first_event_at: dict[str, float] = {}
         self._changed = asyncio.Condition()
 
     async def take(self, lines: list[bytes]) -> None:
@@ -47,23 +47,23 @@ class Followed:
             self.objects.pop(name, None)
         else:
             self.objects[name] = change["object"]
-            self.first_seen.setdefault(name, clock())
+            self.first_event_at.setdefault(name, clock())
 
     async def when(self, condition: Callable[[dict[str, Manifest]], bool], seconds: float = 120) -> float:
-        """Waits; the moment at which it was seen to be true."""
+        """Waits for the condition; returns the time at which it became true."""
         async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(lambda: condition(self.objects))
             return clock()
 
 
 class Watcher:
-    """One namespace: its jobs and pods, and the hand that plays kubelet."""
+    """One namespace: watches its jobs and pods, and acts as the kubelet."""
 
     def __init__(self, client: Client, namespace: str, jobs: Followed, pods: Followed) -> None:
         self.client, self.namespace, self.jobs, self.pods = client, namespace, jobs, pods
 
     async def start(self, name: str, pods: int, **spec: Any) -> list[str]:
-        """Names of its pods, once they are there."""
+        """Creates a job and returns the names of its pods once they exist."""
         await self.client.create(paths.jobs(self.namespace), job(name, pods, **spec))
         await self.pods.when(lambda found: len(self.of(found, name)) == pods)
         return sorted(self.of(self.pods.objects, name))
@@ -72,7 +72,7 @@ class Watcher:
         return [pod for pod in found if pod.startswith(f"{name}-")]
 
     async def run(self, pod: str) -> float:
-        """It has a node and runs; the moment of the API server's answer."""
+        """Binds the pod and sets it to running; returns the time of the response."""
         manifest = self.pods.objects[pod]
         path = paths.item("Pod", self.namespace, pod)
         await self.client.create(f"{path}/binding", binding(manifest, "fake-0"))
@@ -104,20 +104,20 @@ async def observing(client: Client, namespace: str) -> AsyncIterator[Watcher]:
 
 
 async def pod_to_status(watcher: Watcher, rounds: int) -> dict[str, Any]:
-    """Milliseconds from the answer to a pod's change to the job's new phase. Where the watch was the quicker: 0."""
+    """Milliseconds from the response to a pod change to the job's new phase; 0 if the watch event came first."""
     running, failed, succeeded = [], [], []
     for number in range(rounds):
         name = f"job-{number}"
         pods = await watcher.start(name, PODS, restart={"maxRestarts": 3, "backoffSeconds": 0})
         await asyncio.gather(*(watcher.run(pod) for pod in pods[1:]))
-        await asyncio.sleep(1.6)  # counts of pods are told, and no later write holds up the next
+        await asyncio.sleep(1.6)  # pod counts are written, so that no debounced write delays the next one
         at = await watcher.run(pods[0])
         running.append(max(0.0, await watcher.phase(name, "Running") - at))
 
         await asyncio.sleep(1.6)
         at = await watcher.end(pods[1], EXIT_CODE)
-        seen = await watcher.jobs.when(lambda found, name=name: found[name]["status"].get("attempt") == 1)
-        failed.append(max(0.0, seen - at))
+        observed_at = await watcher.jobs.when(lambda found, name=name: found[name]["status"].get("attempt") == 1)
+        failed.append(max(0.0, observed_at - at))
         again = [f"{pod[:-1]}1" for pod in pods]
         await watcher.pods.when(lambda found, again=again: all(pod in found for pod in again))
         await asyncio.gather(*(watcher.run(pod) for pod in again))
@@ -128,30 +128,30 @@ async def pod_to_status(watcher: Watcher, rounds: int) -> dict[str, Any]:
         await asyncio.sleep(1.6)
         at = await watcher.end(again[0], 0)
         succeeded.append(max(0.0, await watcher.phase(name, "Succeeded") - at))
-        tell(f"pod -> status: round {number + 1} of {rounds}")
+        log_progress(f"pod -> status: round {number + 1} of {rounds}")
     every = {"last_pod_runs": running, "a_pod_failed": failed, "last_pod_succeeded": succeeded}
     return {"rounds": rounds, "unit": "ms", **{what: percentiles(1000 * s for s in of) for what, of in every.items()}}
 
 
 async def many_failures(watcher: Watcher, pods: int, failing: int, rounds: int) -> dict[str, Any]:
-    """Of a large job whose pods restart alone, so many fail at once."""
+    """`failing` pods of a large job whose pods restart alone fail at once."""
     names = await watcher.start("large", pods, restart={"maxRestarts": 9999, "scope": "pod", "backoffSeconds": 0})
     await asyncio.gather(*(watcher.run(pod) for pod in names))
     await watcher.phase("large", "Running")
     each, all_of_them = [], []
     for turn in range(rounds):
         await asyncio.sleep(3)
-        # Of one failing pod a restart waits longer each time: other ones fail now.
+        # The backoff of a repeatedly failing pod grows, so each round uses other pods.
         chosen = names[1 + turn * failing : 1 + (turn + 1) * failing]
         answered = dict(
             zip(chosen, await asyncio.gather(*(watcher.end(pod, EXIT_CODE) for pod in chosen)), strict=True)
         )
         await watcher.pods.when(lambda found, chosen=chosen: all(f"{pod}-1" in found for pod in chosen))
-        took = [watcher.pods.first_seen[f"{pod}-1"] - answered[pod] for pod in chosen]
+        took = [watcher.pods.first_event_at[f"{pod}-1"] - answered[pod] for pod in chosen]
         each += took
         all_of_them.append(max(took))
         await asyncio.gather(*(watcher.run(f"{pod}-1") for pod in chosen))
-        tell(f"{failing} of {pods} fail: round {turn + 1} of {rounds}, {max(took):.3f} s")
+        log_progress(f"{failing} of {pods} fail: round {turn + 1} of {rounds}, {max(took):.3f} s")
     return {
         "pods": pods,
         "failing": failing,

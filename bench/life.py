@@ -1,6 +1,6 @@
-"""A pod's whole life: created, placed, running, ended, deleted with its job.
+"""Measures the full lifecycle of pods: created, placed, running, ended, deleted with their job.
 
-What it costs in time on a processor, in memory, and in changes by the API server's own audit log.
+Reports CPU time, memory, and writes from the API server's audit log.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from allranks.kube import paths
 from allranks.kube.client import Client
-from bench.common import connection, cpu_seconds, make_namespace, memory, process, quiet, tell, until
+from bench.common import connection, cpu_seconds, log_progress, make_namespace, memory, process, quiet, until
 from bench.creation import plane, server
 from bench.systems import Shape, System
 from support.controlplane import ControlPlane
@@ -35,9 +36,9 @@ rules:
 
 @contextlib.contextmanager
 def kubelet(of: ControlPlane, *arguments: str) -> Iterator[None]:
-    """The fake one, in a process of its own."""
-    command = [sys.executable, "-m", "tests.cluster.kubelet", f"--kubeconfig={of.kubeconfig}", *arguments]
-    with process(command, of.folder / "kubelet.log"):
+    """The fake kubelet, in its own process."""
+    command = [sys.executable, "-m", "support.kubelet", f"--kubeconfig={of.kubeconfig}", *arguments]
+    with process(command, of.folder / "kubelet.log", env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}):
         yield
 
 
@@ -48,7 +49,7 @@ def lives(programs: Path, systems: Sequence[type[System]], shapes: Sequence[Shap
             with plane(programs, kind.definitions(), POLICY) as fresh, kubelet(fresh, f"--run-seconds={RUN_SECONDS}"):
                 found = asyncio.run(_life(kind(fresh, programs), shape))
             out.setdefault(kind.name, {})[shape.name] = found
-            tell(f"a whole life: {kind.name}, {shape.name}: {found['cpu_ms_per_pod']} ms a pod")
+            log_progress(f"lifecycle: {kind.name}, {shape.name}: {found['cpu_ms_per_pod']} ms per pod")
     return out
 
 
@@ -94,7 +95,7 @@ async def _life(system: System, shape: Shape) -> dict[str, Any]:
 
 
 def writes(log: Path, namespace: str, jobs: int) -> dict[str, dict[str, float]]:
-    """Changes of one job that were answered with success: by user agent, of what."""
+    """Successful writes per job, by user agent, then verb and resource."""
     counts: Counter[tuple[str, str]] = Counter()
     with log.open() as lines:
         for line in lines:
@@ -111,7 +112,7 @@ def writes(log: Path, namespace: str, jobs: int) -> dict[str, dict[str, float]]:
 
 
 def agent(text: str) -> str:
-    """`kube-controller-manager/v1.36.3 (linux/amd64) .../job-controller` -> its first and last word."""
+    """`kube-controller-manager/v1.36.3 (linux/amd64) .../job-controller` -> first and last word."""
     program = text.split("/", 1)[0]
     rest = text.rpartition("/")[2] if " " in text else ""
     return f"{program}/{rest}" if rest and not any(c.isdigit() for c in rest) else program

@@ -1,4 +1,4 @@
-"""Which machine it was, which commit, and when."""
+"""Describes the machine, the commit and the date of a measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def machine() -> dict[str, Any]:
-    """`load` is that of the minute before."""
+    """`load` is the load average of the last minute."""
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "cores": len(os.sched_getaffinity(0)),
@@ -27,10 +27,10 @@ def machine() -> dict[str, Any]:
 
 
 def versions(control_plane: Path) -> dict[str, str]:
-    """Of the programs in that folder, as they tell them."""
+    """Versions of the programs in this folder."""
     asked = {"Kubernetes": "kube-apiserver", "etcd": "etcd"}
-    told = {name: _output(str(control_plane / program), "--version") for name, program in asked.items()}
-    return {name: found[0] for name, text in told.items() if (found := re.findall(r"\d+\.\d+\.\d+", text))}
+    outputs = {name: _output(str(control_plane / program), "--version") for name, program in asked.items()}
+    return {name: found[0] for name, text in outputs.items() if (found := re.findall(r"\d+\.\d+\.\d+", text))}
 
 
 def _output(*command: str) -> str:
@@ -38,7 +38,7 @@ def _output(*command: str) -> str:
 
 
 def _commit() -> str:
-    """Of what is measured: allranks and the benchmarks."""
+    """The commit, and whether allranks or the benchmarks have changes."""
     git = ["git", "-C", str(ROOT)]
     name = _output(*git, "rev-parse", "--short", "HEAD")
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "operator", "bench"], check=False)

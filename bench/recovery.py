@@ -1,7 +1,7 @@
-"""How soon after a pod's failure its job is on its way again, on a real API server with the fake kubelet.
+"""Recovery time after a pod failure, on a real API server with the fake kubelet.
 
-One process holds the operator, the clock and a plain client, whose creations are the yardstick: rounds alternate. The
-fake kubelet is a process of its own, as kubelets are: it would take the operator's only thread.
+One process contains the operator, the clock and a plain client whose creations are the reference; rounds alternate. The
+fake kubelet runs in its own process, so that it does not use the operator's thread.
 """
 
 from __future__ import annotations
@@ -37,27 +37,26 @@ from allranks.kube.client import Client  # noqa: E402
 from allranks.operator.app import Operator  # noqa: E402
 from allranks.operator.settings import Settings  # noqa: E402
 from bench.common import connection as connection_to  # noqa: E402
-from bench.common import make_namespace, percentiles, programs, tell, until  # noqa: E402
+from bench.common import log_progress, make_namespace, percentiles, programs, until  # noqa: E402
 from bench.creation import plane  # noqa: E402
 from bench.life import kubelet  # noqa: E402
 from support.simulator import pod_status  # noqa: E402
 
 EXIT_CODE = 138
-"""A signal's: the same code twice below 128 before any progress would be taken for a bug, and fail the job."""
+"""Above 128: the same code below 128 twice before any progress counts as a bug and fails the job."""
 FAILURES_PER_JOB = 8
-"""A job tells 25 Events and then falls silent: after so many failures a new one takes its place, so that each round
-costs what a first failure does."""
+"""A job records at most 25 Events: a new job is used after this many failures, so that all rounds cost the same."""
 EXAMPLES = """\
 examples:
-  python bench/recovery.py                              # 64 pods, 30 failures of each kind: some minutes
-  python bench/recovery.py --only group --seconds 30    # a quick look
+  python bench/recovery.py                              # 64 pods, 30 failures of each kind: a few minutes
+  python bench/recovery.py --only group --seconds 30    # a quick run
   python bench/recovery.py --profile /tmp/recovery.prof # then: python -m pstats /tmp/recovery.prof
   python bench/recovery.py 2>/dev/null | jq .group.seen_to_all_created
 """
 
 clock = time.perf_counter
 Times = dict[str, list[float]]
-"""By name, one of each round, in seconds."""
+"""Name -> seconds of each round."""
 
 
 @dataclass(frozen=True)
@@ -102,32 +101,32 @@ class Request:
 
 @dataclass
 class Stopwatch:
-    """Notes when the operator hears of the victim's failure, and every request of its."""
+    """Records when the operator receives the victim's failure, and all of its requests."""
 
     victim: str = ""
     wanted: int = 0
-    """So many pods are to be created."""
-    seen: float = 0.0
+    """Number of pods still to be created."""
+    observed_at: float = 0.0
     cpu: float = 0.0
-    """This process's time on a processor, from the failure seen to the last creation answered."""
+    """CPU time of this process, from the failure event to the last creation response."""
     requests: list[Request] = field(default_factory=list)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def start(self, victim: str, wanted: int) -> None:
-        self.victim, self.wanted, self.seen, self.requests = victim, wanted, 0.0, []
+        self.victim, self.wanted, self.observed_at, self.requests = victim, wanted, 0.0, []
         self.done.clear()
 
     def decode(self, raw: pod_codec.Raw) -> pod_codec.CachedPod:
         """In place of the operator's own: the first thing that happens to a pod that the watch brings."""
-        if not self.seen and raw.metadata.uid == self.victim and raw.status.phase == "Failed":
-            self.seen, self.cpu = clock(), -time.process_time()
+        if not self.observed_at and raw.metadata.uid == self.victim and raw.status.phase == "Failed":
+            self.observed_at, self.cpu = clock(), -time.process_time()
         return pod_codec.to_cached_pod(raw)
 
     def observe(self, client: Client) -> None:
         once = client._once
 
         async def timed(verb: str, path: str, *rest: Any) -> bytes:
-            request = Request(verb, path, clock())  # it has its slot: now it leaves
+            request = Request(verb, path, clock())  # after waiting for a slot
             self.requests.append(request)
             try:
                 return await once(verb, path, *rest)
@@ -146,7 +145,7 @@ class Stopwatch:
 
 
 class Recovery:
-    """Both sides of the comparison, on one API server."""
+    """Runs the operator and the plain client on one API server."""
 
     def __init__(self, connection: Connection, profile: Any = None) -> None:
         self.client, self.connection = Client(connection), connection
@@ -170,7 +169,7 @@ class Recovery:
                 of_ours = await self._fail(operator, ours, scenario)
                 for what, took in {**of_ours, **of_plain}.items():
                     times.setdefault(what, []).append(took)
-                tell(f"{scenario.name}: round {number + 1} of {rounds}, {of_ours['seen_to_all_created']:.3f} s")
+                log_progress(f"{scenario.name}: round {number + 1} of {rounds}, {of_ours['seen_to_all_created']:.3f} s")
         return times
 
     @contextlib.asynccontextmanager
@@ -189,7 +188,7 @@ class Recovery:
             await run
 
     async def _begin(self, operator: Operator, namespace: str, scenario: Scenario, number: int) -> None:
-        """A new job in place of the old one."""
+        """Replaces the old job by a new one."""
         for old in json.loads(await self.client.get(paths.jobs(namespace)))["items"]:
             await self.client.delete(paths.job(namespace, old["metadata"]["name"]), old["metadata"]["uid"])
         await until(lambda: operator.session and not len(operator.session.pods))
@@ -197,20 +196,20 @@ class Recovery:
         await self._runs(operator, scenario)
 
     async def _runs(self, operator: Operator, scenario: Scenario) -> None:
-        """All pods run, the old ones are gone, and the operator has said so."""
+        """Waits until all pods run, the old ones are gone, and the operator is idle."""
 
         def settled() -> bool:
             assert operator.session
-            found = [seen.pod for seen in operator.session.pods]
+            found = [cached.pod for cached in operator.session.pods]
             running = [pod for pod in found if pod.phase == "Running" and pod.deleted_at is None]
             return len(found) == len(running) == sum(scenario.roles.values()) and operator.idle
 
         await until(settled)
-        await asyncio.sleep(0.3)  # what others still do about it
+        await asyncio.sleep(0.3)  # other components may still be busy
 
     async def _fail(self, operator: Operator, namespace: str, scenario: Scenario) -> dict[str, float]:
         assert operator.session
-        found = [seen.pod for seen in operator.session.pods]
+        found = [cached.pod for cached in operator.session.pods]
         victim = self.random.choice(sorted((p for p in found if scenario.role in ("", p.role)), key=lambda p: p.name))
         stopwatch, path = self.stopwatch, paths.item("Pod", namespace, victim.name)
         pod = json.loads(await self.client.get(path))
@@ -221,22 +220,22 @@ class Recovery:
             reported = clock()
             await asyncio.wait_for(stopwatch.done.wait(), 120)
         await self._runs(operator, scenario)
-        seen, created = stopwatch.seen, stopwatch.of("POST", "/pods")
-        assert len(created) == scenario.replaced, "a pod too many"
+        observed, created = stopwatch.observed_at, stopwatch.of("POST", "/pods")
+        assert len(created) == scenario.replaced, "unexpected number of creations"
         status = next(r for r in stopwatch.of("PATCH", "/status") if "distributedtrainings" in r.path)
         deleted = stopwatch.of("DELETE", "")
         last = max(request.answered for request in created)
         return {
-            "report_sent_to_seen": seen - began,
-            "report_answered_to_seen": seen - reported,
-            "seen_to_status_sent": status.sent - seen,
-            "seen_to_status_written": status.answered - seen,
-            "seen_to_first_creation_sent": min(request.sent for request in created) - seen,
-            "seen_to_last_creation_sent": max(request.sent for request in created) - seen,
-            "seen_to_all_created": last - seen,
+            "report_sent_to_seen": observed - began,
+            "report_answered_to_seen": observed - reported,
+            "seen_to_status_sent": status.sent - observed,
+            "seen_to_status_written": status.answered - observed,
+            "seen_to_first_creation_sent": min(request.sent for request in created) - observed,
+            "seen_to_last_creation_sent": max(request.sent for request in created) - observed,
+            "seen_to_all_created": last - observed,
             "report_answered_to_all_created": last - reported,
             "operator_cpu": stopwatch.cpu,
-            "seen_to_all_deletions_answered": max(request.answered for request in deleted) - seen,
+            "seen_to_all_deletions_answered": max(request.answered for request in deleted) - observed,
         }
 
     @contextlib.contextmanager
@@ -252,7 +251,7 @@ class Recovery:
     async def _plain_group(
         self, namespace: str, scenario: Scenario, operator: Operator, job: tuple[str, str], number: int
     ) -> dict[str, float]:
-        """The same pods: created alone, and created while as many old ones are deleted, as a restart does it."""
+        """Creates the same pods: alone, and while as many old ones are deleted, as in a restart."""
         old, new = (self._manifests(namespace, scenario, f"{number}-{kind}") for kind in ("old", "new"))
         began, cpu = clock(), time.process_time()
         await asyncio.gather(*(self._create(pod) for pod in old))
@@ -275,7 +274,7 @@ class Recovery:
     async def _plain_one(
         self, namespace: str, scenario: Scenario, operator: Operator, job: tuple[str, str], number: int
     ) -> dict[str, float]:
-        """One status of the same size, and then one pod."""
+        """Writes one status of the same size, then creates one pod."""
         if number == 0:
             await self.client.create(paths.jobs(namespace), scenario.job(0))
         target = paths.job(namespace, f"{scenario.name}-0")
@@ -295,7 +294,7 @@ class Recovery:
         return {"plain_status": written, "plain_status_and_creation": created}
 
     def _manifests(self, namespace: str, scenario: Scenario, suffix: str) -> list[Manifest]:
-        """The operator's own pods, without an owner, which the garbage collector would miss."""
+        """The operator's pods without ownerReferences, so that the garbage collector does not delete them."""
         job = validation.parse(scenario.job(0))
         out = []
         for pod in desired.objects(job, Status(), Platform(helper_image="x")).pods:
@@ -308,7 +307,7 @@ class Recovery:
         await self.client.create(paths.collection("Pod", pod["metadata"]["namespace"]), pod)
 
     async def _settled(self, namespace: str, count: int) -> dict[str, str]:
-        """So many pods are there, and all of them run: their UIDs by name."""
+        """Waits until this many pods exist and run; returns their UIDs by name."""
         while True:
             answer = await self.client.get(paths.collection("Pod", namespace), resourceVersion="0")
             found = json.loads(answer)["items"]
@@ -320,7 +319,7 @@ class Recovery:
 
 
 def summary(times: Times) -> dict[str, Any]:
-    """Milliseconds. The 99th percentile of fewer than 100 rounds is the worst of them."""
+    """Milliseconds. With fewer than 100 rounds, p99 is the maximum."""
     out: dict[str, Any] = {"rounds": len(times["seen_to_all_created"])}
     out |= {what: percentiles(1000 * seconds for seconds in of) for what, of in times.items()}
     for plain in ("plain_creations", "plain_creations_beside_deletions", "plain_status_and_creation"):
@@ -350,16 +349,18 @@ def main() -> None:
     )
     parser.add_argument("--pods", type=int, default=64, help="pods of the job (default 64)")
     parser.add_argument("--rounds", type=int, default=30, help="failures of each scenario (default 30)")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="of each scenario: then no new round begins")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="time limit of each scenario for starting new rounds"
+    )
     parser.add_argument("--only", choices=["group", "one"], help="all pods restart, or one parameter server alone")
     parser.add_argument("--profile", type=Path, help="profile the operator's process in the rounds, into this file")
     asked = parser.parse_args()
     if asked.pods < 2 or asked.rounds < 1:
         parser.error("at least 2 pods and 1 round")
-    logging.disable(logging.WARNING)  # the operator tells of each failure
+    logging.disable(logging.WARNING)  # the operator logs each failure
     profile = None
     if asked.profile:
-        profile = cProfile.Profile(time.thread_time)  # not what it waits for the processor
+        profile = cProfile.Profile(time.thread_time)  # excludes waiting for the CPU
     with plane(programs()) as control_plane, kubelet(control_plane):
         print(json.dumps(asyncio.run(measure(connection_to(control_plane), asked, profile)), indent=2))
     if profile:

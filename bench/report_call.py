@@ -1,9 +1,9 @@
-"""What a call of `report()` costs the program: microseconds a call, and how often the time of a call that does nothing.
+"""Measures a call of `report()`: microseconds per call, and the ratio to an empty call.
 
 Run:  .venv/bin/python bench/report_call.py [CALLS]
 
-Outside of a job, in one whose operator answers, and in one whose operator is away. The best of five rounds is the cost
-of the code; the worst call is what the machine, busy as it may be, made of one of them.
+Measured outside a job, in a job, and in a job whose operator is unreachable. The best of five rounds is the cost of the
+code; the slowest call also depends on the load of the machine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ROUNDS = 5
 
 
 def empty(step: int = 0, total_steps: int = 0, epoch: int = 0, samples: int = 0, **metrics: float) -> None:
-    """What any call costs."""
+    """The cost of any call."""
 
 
 def measure(call: Callable[..., None], calls: int) -> tuple[float, float]:
-    """Microseconds of a call in the best round, and of the worst single call."""
+    """Microseconds per call in the best round, and of the slowest single call."""
     best, worst = float("inf"), 0.0
     for turn in range(ROUNDS):
         first = turn * calls

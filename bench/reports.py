@@ -1,13 +1,14 @@
-"""What reports cost: ranks of a thousand jobs against the real server, hub, token reviews and core in a process of
-their own, with the senders in another. Prints JSON. Only the API server is played: it says yes to every token.
+"""Measures the cost of reports: the ranks of a thousand jobs send to the real server, report store, token reviews and
+core, with the receiver and senders in separate processes. Prints JSON. Only the API server is fake: it accepts all
+tokens.
 
 python bench/reports.py                          # 1,000 jobs of 8 ranks, each way of sending for 30 s
 python bench/reports.py --jobs 100 --seconds 10
 
-steady: each rank sends when it was told to, as the library does, whose program calls report() every second.
-every second: each rank sends once a second, whatever it is told.
-hostile: steady, and beside it another address that sends forged tokens, noise and bodies that are too long on as many
-connections as it may have, each as fast as it is answered.
+steady: each rank sends at the requested interval, like the library in a program that calls report() every second.
+every second: each rank sends once per second, regardless of the requested interval.
+hostile: steady, plus another address that sends forged tokens, noise and oversized bodies on the maximum number of
+connections, each as fast as it gets responses.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def pod_uid(job: int, rank: int) -> str:
 
 
 def token(job: int, rank: int) -> str:
-    """As long as a real one."""
+    """A token with the size of a real one."""
     claims = {
         "aud": [AUDIENCE],
         "exp": 2**33,
@@ -74,14 +75,14 @@ def token(job: int, rank: int) -> str:
 
 
 class YesMan:
-    """In place of the client of the API server."""
+    """Replaces the client of the API server."""
 
     def __init__(self) -> None:
         self.asked = 0
 
     async def request(self, verb: str, path: str, body: Any, patience: float) -> bytes:
         self.asked += 1
-        await asyncio.sleep(0.002)  # of a real one
+        await asyncio.sleep(0.002)  # latency of a real one
         payload = body["spec"]["token"].split(".")[1]
         pod = json.loads(base64.urlsafe_b64decode(payload + "==="))["kubernetes.io"]["pod"]
         extra = {
@@ -93,7 +94,7 @@ class YesMan:
 
 
 class Core:
-    """Decides on a job that it was woken for, and keeps the status that would have been written."""
+    """Reconciles jobs on request, and keeps the status that would have been written."""
 
     def __init__(self, jobs: int, ranks: int) -> None:
         document = {
@@ -163,8 +164,8 @@ async def serve(jobs: int, ranks: int) -> None:
 
 
 class Rank(asyncio.Protocol):
-    """One connection, kept, and made anew where it was lost. It sends when its time has come, and the time of an answer
-    counts from then on, however late it could be sent."""
+    """One persistent connection that reconnects when lost. Latency is measured from the due time of a message, even if
+    it was sent late."""
 
     def __init__(self, fleet: Fleet, job: int, rank: int) -> None:
         self.fleet, self.job, self.rank = fleet, job, rank
@@ -205,13 +206,13 @@ class Rank(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = asyncio.get_running_loop().time()
         status = int(data[9:12])
-        self.fleet.heard(status, now - self.due)
+        self.fleet.record(status, now - self.due)
         interval = self.fleet.interval or (json.loads(data.partition(b"\r\n\r\n")[2]) or {}).get("interval", 5.0)
         self.begin(max(now, self.due + interval))
 
 
 class Fleet:
-    """All ranks. `interval` None: as they are told."""
+    """All ranks. `interval` None: the interval that the server requests."""
 
     def __init__(self, port: int, interval: float | None) -> None:
         self.port, self.interval = port, interval
@@ -221,23 +222,23 @@ class Fleet:
         self.over = False
         self._connecting: set[asyncio.Task[None]] = set()
 
-    def heard(self, status: int, latency: float) -> None:
+    def record(self, status: int, latency: float) -> None:
         self.statuses[status] += 1
         if status == 200:
             self.latencies.append(latency)
 
-    def anew(self) -> None:
+    def reset(self) -> None:
         self.statuses.clear()
         self.latencies.clear()
 
     def connect(self, rank: Rank) -> None:
-        """And sends."""
+        """Connects the rank, then sends."""
         task = asyncio.get_running_loop().create_task(self._connect(rank))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, rank: Rank) -> None:
-        # An address holds 256 connections; a pod has one of its own.
+        # An address may have 256 connections; each pod has its own address.
         source = f"127.1.{rank.job // 250}.{rank.job % 250 + 1}"
         try:
             await asyncio.get_running_loop().create_connection(
@@ -250,7 +251,7 @@ class Fleet:
 
 
 async def attack(port: int, fleet: Fleet, tally: Counter[str]) -> None:
-    """As fast as it is answered, on a connection made anew whenever it ends."""
+    """Sends as fast as responses arrive, and reconnects whenever the connection ends."""
     noise = random.Random(id(tally))
     while not fleet.over:
         kind = noise.choice(("forged", "noise", "too long", "half"))
@@ -272,20 +273,20 @@ async def attack(port: int, fleet: Fleet, tally: Counter[str]) -> None:
 
 
 def processor(pid: int) -> float:
-    """Seconds that it has used."""
+    """CPU seconds used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / CLOCK
 
 
 def memory(pid: int) -> float:
-    """Resident, in MB."""
+    """Resident memory, in MB."""
     found = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
     return round(int(found[0].split()[1]) / 1024, 1)
 
 
 @contextlib.contextmanager
 def server_process(jobs: int, ranks: int) -> Iterator[tuple[int, int, Callable[[], Any]]]:
-    """(pid, port, what asks it for its numbers)"""
+    """Yields (pid, port, a function that returns its statistics)."""
     command = [sys.executable, __file__, "--serve", f"--jobs={jobs}", f"--ranks={ranks}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
@@ -316,13 +317,13 @@ async def measure(way: str, jobs: int, ranks: int, seconds: float) -> dict[str, 
         crew = [Rank(fleet, job, rank) for job in range(jobs) for rank in range(ranks)]
         for rank in crew:
             rank.begin(loop.time() + spread.random() * 15.0)
-        # Until every rank is known and was told the interval that goes with so many.
+        # Until every rank has reported and received the interval for this number of ranks.
         await asyncio.sleep(30.0)
         attackers = []
         if way == "hostile":
             attackers = [asyncio.create_task(attack(port, fleet, tally)) for _ in range(HOSTILE_CONNECTIONS)]
-        fleet.anew()
-        told, fleet.lost = ask(), 0
+        fleet.reset()
+        first, fleet.lost = ask(), 0
         after, used, own, began = memory(pid), processor(pid), time.process_time(), time.monotonic()
         await asyncio.sleep(seconds)
         took = time.monotonic() - began
@@ -337,19 +338,19 @@ async def measure(way: str, jobs: int, ranks: int, seconds: float) -> dict[str, 
             if rank.wire:
                 rank.wire.close()
         await asyncio.sleep(0)
-    taken = sum(now["answers"].values()) - sum(told["answers"].values())
+    taken = sum(now["answers"].values()) - sum(first["answers"].values())
     return {
         "way": way,
         "ranks": jobs * ranks,
-        "interval_told": now["interval"],
+        "requested_interval": now["interval"],
         "processor_share": round(used / took, 3),
         "messages_per_second": round(taken / took),
         "milliseconds_per_message": round(1000 * used / max(1, taken), 3),
         "answers_to_ranks": statuses,
         "latency_ms": {str(p): round(1000 * latencies[int(len(latencies) * p / 100)], 1) for p in (50, 99)},
-        "memory_mb": {"empty": before, "all ranks known": after, "end": end},
-        "decisions_per_second": round((now["decisions"] - told["decisions"]) / took, 1),
-        "status_writes_per_second": round((now["status_writes"] - told["status_writes"]) / took, 1),
+        "memory_mb": {"empty": before, "all ranks reported": after, "end": end},
+        "decisions_per_second": round((now["decisions"] - first["decisions"]) / took, 1),
+        "status_writes_per_second": round((now["status_writes"] - first["status_writes"]) / took, 1),
         "reviews": now["reviews"],
         "ranks_kept": now["ranks_kept"],
         "connections_lost": fleet.lost,
@@ -361,9 +362,9 @@ async def measure(way: str, jobs: int, ranks: int, seconds: float) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=1000, help="jobs (default 1000)")
-    parser.add_argument("--ranks", type=int, default=8, help="ranks of each (default 8)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement (default 30)")
-    parser.add_argument("--way", choices=WAYS, action="append", help="only this one")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks per job (default 8)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of each measurement (default 30)")
+    parser.add_argument("--way", choices=WAYS, action="append", help="run only this mode; can be repeated")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:

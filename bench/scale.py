@@ -1,4 +1,4 @@
-"""Ten thousand pods: idle, with jobs that come and go, after a new start of the operator. And a day, compressed."""
+"""Ten thousand pods: idle, with churn, and after a restart of the operator; and the jobs of one day in sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from allranks.kube import paths
 from allranks.kube.client import Client
-from bench.common import connection, cpu_seconds, job, make_namespace, memory, quiet, tell, until
+from bench.common import connection, cpu_seconds, job, log_progress, make_namespace, memory, quiet, until
 from bench.creation import plane, server
 from bench.life import kubelet
 from bench.systems import Allranks
@@ -21,7 +21,7 @@ JOBS_AT_ONCE = 50
 
 
 def scale(programs: Path, jobs: int, pods: int, seconds: float) -> dict[str, Any]:
-    """So many jobs of so many pods, all running; the one percent of them that is replaced each second."""
+    """Measures running jobs: idle, with one percent replaced each second, and after a restart of the operator."""
 
     async def measure(system: Allranks) -> dict[str, Any]:
         client = Client(connection(system.plane), user_agent="bench")
@@ -36,7 +36,7 @@ def scale(programs: Path, jobs: int, pods: int, seconds: float) -> dict[str, Any
                     numbers = range(first, min(jobs, first + JOBS_AT_ONCE))
                     uids |= await _create(client, namespace, numbers, pods)
                     await until(lambda stop=numbers.stop: _all_run(system, stop), 600, every=0.5)
-                    tell(f"{numbers.stop} of {jobs} jobs run")
+                    log_progress(f"{numbers.stop} of {jobs} jobs run")
                 await quiet(system.pids)
                 out["memory_mb"] = round(memory(system.pids[0]))
                 out["idle"] = await _idle(system, seconds)
@@ -85,7 +85,7 @@ async def _idle(system: Allranks, seconds: float) -> dict[str, float]:
 async def _churn(
     system: Allranks, client: Client, namespace: str, uids: dict[int, str], pods: int, seconds: float
 ) -> dict[str, float]:
-    """Each second one job of a hundred is deleted, and as many new ones are submitted."""
+    """Each second, one percent of the jobs is deleted and as many new ones are submitted."""
     jobs = len(uids)
     each = max(1, jobs // 100)
     cpu, of_server, began = cpu_seconds(system.pids), cpu_seconds(server(system.plane)), time.monotonic()
@@ -113,13 +113,13 @@ async def _churn(
 
 
 async def _has(client: Client, namespace: str, wanted: int) -> bool:
-    """Whether there are so many pods, no more and no less."""
+    """Whether there are exactly this many pods."""
     page = json.loads(await client.get(paths.collection("Pod", namespace), limit="1"))
     return len(page["items"]) + page["metadata"].get("remainingItemCount", 0) == wanted
 
 
 async def _cold_start(system: Allranks, jobs: int) -> dict[str, float]:
-    """From the process's start until it has looked at every job and has nothing left to do."""
+    """From the start of the process until every job is reconciled and the work queue is empty."""
     system.pids.clear()
     began = time.monotonic()
     with system.run():
@@ -128,8 +128,8 @@ async def _cold_start(system: Allranks, jobs: int) -> dict[str, float]:
 
         def done() -> bool:
             found = metrics(system)
-            looked = found.get("allranks_reconcile_seconds_count", 0) >= jobs
-            return looked and found.get("allranks_queue_depth") == 0
+            reconciled = found.get("allranks_reconcile_seconds_count", 0) >= jobs
+            return reconciled and found.get("allranks_queue_depth") == 0
 
         await until(done, 120, every=0.05)
         took = time.monotonic() - began
@@ -146,7 +146,7 @@ async def _cold_start(system: Allranks, jobs: int) -> dict[str, float]:
 
 
 def day(programs: Path, jobs: int, pods: int) -> dict[str, Any]:
-    """As many jobs as a busy day has, each of which runs for two seconds: memory after each tenth of them."""
+    """Runs the jobs of a busy day, two seconds each; reports memory after each tenth of them."""
 
     async def measure(system: Allranks) -> dict[str, Any]:
         client = Client(connection(system.plane), user_agent="bench")
@@ -168,7 +168,7 @@ def day(programs: Path, jobs: int, pods: int) -> dict[str, Any]:
                         await until(gone, 300, every=0.3)
                     await quiet(system.pids)
                     sizes.append(memory(system.pids[0]))
-                    tell(f"a day: {tenth + 1} of 10, {sizes[-1]:.1f} MB")
+                    log_progress(f"day: {tenth + 1} of 10, {sizes[-1]:.1f} MB")
                 return {
                     "jobs": jobs,
                     "pods": jobs * pods,

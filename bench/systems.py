@@ -1,5 +1,5 @@
-"""What is measured: the limit, Kubernetes' own Indexed Job, training-operator, and allranks. Each lives in processes of
-its own, on an API server that nobody had before."""
+"""The measured systems: the limit, Kubernetes' Indexed Job, training-operator, and allranks. Each runs in its own
+processes, on a fresh API server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.controlplane import ControlPlane, free_ports
 
 @dataclass(frozen=True)
 class Shape:
-    """So many jobs of so many pods, submitted at once."""
+    """`jobs` jobs with `pods` pods each, submitted at once."""
 
     jobs: int
     pods: int
@@ -42,18 +42,18 @@ class Shape:
 
 @dataclass
 class System(ABC):
-    """Runs in `run`; `submit` asks for pods, all at once."""
+    """Runs inside `run`; `submit` submits all jobs at once."""
 
     plane: ControlPlane
     programs: Path
     name: ClassVar[str]
     throttled: ClassVar[bool] = False
-    """Its client holds itself back: one round says it all."""
+    """Its client is rate-limited: one round is sufficient."""
     pids: list[int] = field(default_factory=list)
 
     @classmethod
     def definitions(cls) -> list[Path]:
-        """Files of CustomResourceDefinitions that it needs beside ours."""
+        """Files of CustomResourceDefinitions that it needs, besides those of allranks."""
         return []
 
     @abstractmethod
@@ -66,11 +66,11 @@ class System(ABC):
             yield
 
     async def ready(self) -> None:
-        """Waits until it serves."""
+        """Waits until the system is ready."""
         await quiet(self.pids)
 
     def prepare(self, namespace: str, shape: Shape) -> None:  # noqa: B027 - most have nothing to prepare
-        """What is no part of the measurement."""
+        """Preparation outside of the measurement."""
 
     async def submit(self, client: Client, namespace: str, shape: Shape) -> None:
         path = f"{self.group}/namespaces/{namespace}/{self.plural}"
@@ -139,7 +139,7 @@ class Allranks(System):
         await quiet(self.pids)
 
     def answers(self, path: str) -> str:
-        """What it serves at that path; empty while it does not."""
+        """The response at this path; empty while unavailable."""
         ask = ["curl", "-sf", "-m", "5", f"http://127.0.0.1:{self.port}{path}"]
         return subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
 
@@ -148,7 +148,7 @@ class Allranks(System):
 
 
 class IndexedJob(System):
-    """Kubernetes' own, as its controller manager comes: 20 requests a second."""
+    """Kubernetes' Indexed Job with the default settings of the controller manager: 20 requests per second."""
 
     name = "Indexed Job"
     throttled = True
@@ -167,7 +167,7 @@ class IndexedJob(System):
 
 
 class UnthrottledJob(IndexedJob):
-    """The same with its throttle lifted, and more workers."""
+    """Indexed Job without its throttle, and with more workers."""
 
     name = "Indexed Job, no throttle"
     throttled = False
@@ -175,7 +175,7 @@ class UnthrottledJob(IndexedJob):
 
 
 class TrainingOperator(System):
-    """Kubeflow's, version 1.8.1, without its webhooks, as it comes: 20 requests a second and one thread."""
+    """Kubeflow's training-operator 1.8.1 without webhooks, with default settings (20 requests/s, one thread)."""
 
     name = "training-operator"
     throttled = True
@@ -204,7 +204,7 @@ class TrainingOperator(System):
 
 
 class UnthrottledTrainingOperator(TrainingOperator):
-    """The same with its throttle lifted, and 8 threads."""
+    """training-operator without its throttle, and with 8 threads."""
 
     name = "training-operator, no throttle"
     throttled = False

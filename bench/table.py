@@ -1,4 +1,4 @@
-"""What was measured, as Markdown."""
+"""Formats the benchmark results as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Row = Iterable[Any]
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """One table for each part that was measured."""
+    """One table per measured part."""
     parts = {
         "creation": _creation,
         "apart": _apart,
@@ -21,12 +21,12 @@ def markdown(found: Mapping[str, Any]) -> str:
     }
     texts = [_machines(found)]
     texts += [write(found[name]) for name, write in parts.items() if name in found]
-    texts += [table(["target", "at", "measured", "reached"], rows)] if (rows := list(targets(found))) else []
+    texts += [table(["target", "bound", "measured", "reached"], rows)] if (rows := list(targets(found))) else []
     return "\n\n".join(texts) + "\n"
 
 
 def headline(found: Mapping[str, Any]) -> str:
-    """The table of the README."""
+    """The tables for the README."""
     tables = [write(found[name]).partition("\n\n")[0] for name, write in _CREATIONS.items() if name in found]
     return "\n\n".join([*tables, _machine(found.get("added", {}).get("creation") or found["machine"])])
 
@@ -38,7 +38,7 @@ def table(head: Row, rows: Iterable[Row]) -> str:
 
 
 def _machines(found: Mapping[str, Any]) -> str:
-    """Of the run, and of parts that were measured in later ones."""
+    """The machine of the run, then those of parts measured in later runs."""
     lines = [_machine(found["machine"])]
     lines += [f"{part}: {_machine(of)}" for part, of in found.get("added", {}).items()]
     return "  \n".join(lines)
@@ -71,7 +71,7 @@ def _creation(of: Mapping[str, Any], head: str = "jobs x pods, submitted -> all 
         [system, *(f"{one['cpu_seconds']:.2f} + {one['server_cpu_seconds']:.2f} s" for one in by_shape.values())]
         for system, by_shape in of.items()
     ]
-    return f"{text}\n\n{table(['processor time: its own + etcd and API server', *shapes], costs)}"
+    return f"{text}\n\n{table(['CPU time: own process + etcd and API server', *shapes], costs)}"
 
 
 def _apart(of: Mapping[str, Any]) -> str:
@@ -95,18 +95,18 @@ def _life(of: Mapping[str, Any]) -> str:
         for shape, one in by_shape.items()
     ]
     head = [
-        "a whole life",
-        "processor a pod",
-        "of the server",
-        "changes a job, without Events",
+        "full lifecycle",
+        "CPU per pod",
+        "server CPU per pod",
+        "writes per job, without Events",
         "memory, idle",
-        "at most",
+        "memory, peak",
     ]
     return table(head, rows)
 
 
 def targets(found: Mapping[str, Any]) -> Iterator[Row]:
-    """What docs/performance.md promises, beside what was measured."""
+    """The targets of docs/platform/performance.md and the measured values."""
 
     def row(what: str, bound: str, value: float, unit: str, reached: bool) -> Row:
         return what, bound, f"{value:g}{unit}", "yes" if reached else "**no**"
@@ -116,19 +116,20 @@ def targets(found: Mapping[str, Any]) -> Iterator[Row]:
         for shape, least in (("1 x 256", 0.9), ("1 x 1,000", 0.9), ("100 x 4", 0.7)):
             if shape in ours:
                 ratio = ours[shape]["of_the_limit"]
-                yield row(f"{shape}{where}: pods a second, of the limit's", f">= {least}", ratio, "", ratio >= least)
+                what = f"{shape}{where}: pods per second, relative to the limit"
+                yield row(what, f">= {least}", ratio, "", ratio >= least)
         for shape, of in found.get(part, {}).get("Indexed Job, no throttle", {}).items():
             ratio = round(ours[shape]["seconds"] / of["seconds"], 2)
-            yield row(f"{shape}{where}: seconds, of an unthrottled Indexed Job's", "<= 1", ratio, "", ratio <= 1)
+            yield row(f"{shape}{where}: time relative to an unthrottled Indexed Job", "<= 1", ratio, "", ratio <= 1)
     for shape, one in found.get("life", {}).get("allranks", {}).items():
         cpu = one["cpu_ms_per_pod"]
-        yield row(f"{shape}: processor time a pod, whole life", "<= 1 ms", cpu, " ms", cpu <= 1)
+        yield row(f"{shape}: CPU time per pod, full lifecycle", "<= 1 ms", cpu, " ms", cpu <= 1)
         if peer := found["life"].get("training-operator, no throttle", {}).get(shape):
             ratio = round(cpu / peer["cpu_ms_per_pod"], 2)
-            yield row(f"{shape}: processor time a pod, of training-operator's", "<= 1", ratio, "", ratio <= 1)
+            yield row(f"{shape}: CPU time per pod, relative to training-operator", "<= 1", ratio, "", ratio <= 1)
         pods = one["writes_per_job"]["allranks"]["create pods"]
         more = round(changes(one) - pods, 2)
-        yield row(f"{shape}: changes a job of N pods, without Events", "<= N + 5", more, " more than N", more <= 5)
+        yield row(f"{shape}: writes per job of N pods, without Events", "<= N + 5", more, " more than N", more <= 5)
         yield row(f"{shape}: memory, idle", "<= 100 MB", one["memory_mb_idle"], " MB", one["memory_mb_idle"] <= 100)
     for what, one in found.get("latency", {}).get("pod_to_status", {}).items():
         if isinstance(one, dict):
@@ -151,7 +152,7 @@ def targets(found: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def changes(one: Mapping[str, Any]) -> float:
-    """Of the system itself for one job, without its Events."""
+    """Writes per job by the system itself, without Events."""
     return round(
         sum(count for by in own_writes(one).values() for change, count in by.items() if change != "create events"), 2
     )
@@ -164,7 +165,7 @@ OTHERS = (
 
 
 def own_writes(one: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Without the kubelet's, those of who submits, and the controller manager's for any namespace."""
+    """Leaves out the kubelet's writes, the submitter's, and the controller manager's that every namespace causes."""
     return {who: by for who, by in one["writes_per_job"].items() if not who.startswith(OTHERS)}
 
 
@@ -174,16 +175,16 @@ def _latency(of: Mapping[str, Any]) -> str:
         [what, status["rounds"], f"{status[key]['p50']:.0f} ms", f"{status[key]['p99']:.0f} ms"]
         for what, key in (
             ("the last of 8 pods runs -> job Running", "last_pod_runs"),
-            ("a pod failed -> attempt and cause in status", "a_pod_failed"),
+            ("a pod failed -> attempt and root cause in status", "a_pod_failed"),
             ("the last of 8 pods succeeded -> job Succeeded", "last_pod_succeeded"),
         )
     ]
     many = f"{failures['failing']} of {failures['pods']:,} pods failed"
     rows += [
         [what, failures["rounds"], f"{failures[key]['p50']:.0f} ms", f"{failures[key]['p99']:.0f} ms"]
-        for what, key in ((f"{many} -> one's replacement", "a_replacement"), (f"{many} -> all", "all_replacements"))
+        for what, key in ((f"{many} -> replacement of each", "a_replacement"), (f"{many} -> all", "all_replacements"))
     ]
-    return table(["from the change's answer to the watch's word", "rounds", "p50", "p99"], rows)
+    return table(["from the response to the change until the watch event", "rounds", "p50", "p99"], rows)
 
 
 def _recovery(of: Mapping[str, Any]) -> str:
@@ -196,7 +197,13 @@ def _recovery(of: Mapping[str, Any]) -> str:
         one = of[kind]
         cells = [one["seen_to_status_written"], one["seen_to_all_created"], one[plain[kind]]]
         rows.append([what, one["rounds"], *(f"{cell['p50']:.0f} / {cell['p99']:.0f} ms" for cell in cells)])
-    head = ["failure seen, p50 / p99", "rounds", "-> status written", "-> last creation answered", "a plain client"]
+    head = [
+        "after the failure event, p50 / p99",
+        "rounds",
+        "-> status written",
+        "-> last creation confirmed",
+        "a plain client",
+    ]
     return table(head, rows)
 
 
@@ -213,13 +220,21 @@ def _scale(of: Mapping[str, Any]) -> str:
         ]
         for name, one in of.items()
     ]
-    head = ["at scale", "memory", "idle, of a core", "1 % churn a second, of a core", "settled after", "cold start"]
-    return table([*head, "beside 1 % churn's removals"], rows)
+    head = [
+        "at scale",
+        "memory",
+        "idle, CPU of one core",
+        "1 % churn per second, CPU of one core",
+        "settled after",
+        "cold start",
+        "cold start while churned pods are removed",
+    ]
+    return table(head, rows)
 
 
 def _day(of: Mapping[str, Any]) -> str:
     sizes = ", ".join(f"{size:.0f}" for size in of["memory_mb"])
     return table(
-        ["a day of jobs in a row", "jobs", "pods", "memory after each tenth, MB", "last / first"],
+        ["one day of jobs in sequence", "jobs", "pods", "memory after each tenth, MB", "last / first"],
         [[f"in {of['seconds']} s", f"{of['jobs']:,}", f"{of['pods']:,}", sizes, of["growth"]]],
     )

@@ -1,4 +1,4 @@
-"""Training speed under `allranks run` and without it: time of a step, start of a rank, 1 to 2 ranks, checkpoints."""
+"""Compares training speed with and without `allranks run`: step time, start-up, scaling, checkpoints."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from train_runs import FRAMEWORKS, Failed, Framework, Training, Way, training
 from train_table import page
 
 EPILOG = """examples:
-  make bench                                               # this and the others, with the frameworks that they need
+  make bench                                               # all benchmarks; installs the frameworks they need
   PATH="$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$PATH" .venv/bin/python bench/train.py
   PATH="$(tools/frameworks.sh pytorch)/bin:$PATH" .venv/bin/python bench/train.py --only pytorch --rounds 3
   .venv/bin/python bench/train.py --part saves --json saves.json
-  .venv/bin/python bench/train.py --page                   # the tables go into docs/training-speed.md as well
+  .venv/bin/python bench/train.py --page                   # also write the tables into docs/reference/training-speed.md
 
-The same unmodified program runs on two ranks of one thread each: started by torchrun, by horovodrun or with TF_CONFIG
-made by hand (bare); by `allranks run`; by `allranks run` for a job that asks for progress, so that each step is
-reported; and on one rank. All four are started, and then train in turn, while the others wait. One round has each
-once, every other round in the opposite order. A ratio is that of the medians of all rounds. Then each program saves a
-model of 100 MB, in one way and the other in turn.
+The same unmodified program runs on two ranks with one thread each: started by torchrun, by horovodrun or with TF_CONFIG
+set by hand (bare); by `allranks run`; by `allranks run` for a job with progress, so that each step is reported; and on
+one rank. All four are started and then take turns while the others wait. In each round each of them trains once, in the
+reverse order every other round. Ratios are those of the medians of all rounds. Then each program saves a model of
+100 MB, alternating between two ways.
 
 exit status: 0, 1 if a program failed, 2 if nothing was run
 """
 WAYS: tuple[Way, ...] = ("bare", "allranks", "reports", "one")
 TITLES = {"bare": "bare", "allranks": "allranks run", "reports": "with reports", "one": "one rank"}
-PAGE = Path(__file__).parents[1] / "docs" / "training-speed.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "training-speed.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 PARTS = ("steps", "saves")
 SAVING = ("--width=3328", "--batch=32")  # 24.8 million weights of 4 bytes
@@ -50,7 +50,7 @@ def main() -> int:
     if missing := sorted({one.needs for one in frameworks if not shutil.which(one.needs)}):
         print(f"train: not in PATH: {', '.join(missing)} (tools/frameworks.sh installs them)", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `with`: no rank stays
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds every `with`, which ends all ranks
     about = machine() | {"versions": versions()}
     try:
         results = run_all(frameworks, options)
@@ -79,28 +79,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--part", type=some_of(PARTS), default=PARTS, metavar="PART[,..]", help=f"of {', '.join(PARTS)}"
     )
-    parser.add_argument("--starts", type=positive, default=2, help="of each way (default 2)")
-    parser.add_argument("--rounds", type=positive, default=4, help="of each start (default 4)")
-    parser.add_argument("--steps", type=positive, default=24, help="of each way in a round (default 24)")
-    parser.add_argument("--saves", type=positive, default=5, help="checkpoints of each way (default 5)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="all numbers of all runs, too")
-    parser.add_argument("-o", dest="output", choices=["json"], help="those on stdout, instead of the tables")
-    parser.add_argument("--page", action="store_true", help="write the tables into docs/training-speed.md too")
+    parser.add_argument("--starts", type=positive, default=2, help="number of starts of each launch method (default 2)")
+    parser.add_argument("--rounds", type=positive, default=4, help="rounds of each start (default 4)")
+    parser.add_argument("--steps", type=positive, default=24, help="steps of each launch method per round (default 24)")
+    parser.add_argument("--saves", type=positive, default=5, help="checkpoints per way of saving (default 5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers of all runs to FILE")
+    parser.add_argument("-o", dest="output", choices=["json"], help="print these numbers instead of the tables")
+    parser.add_argument("--page", action="store_true", help="also write docs/reference/training-speed.md")
     options = parser.parse_args()
     if options.page and (set(options.only) != set(names) or set(options.part) != set(PARTS)):
-        parser.error("--page goes with all frameworks and parts: the page shows one run")
+        parser.error("--page needs all frameworks and parts: the page shows one run")
     return options
 
 
-def which_of(known: Sequence[str]) -> str:
-    return f"of {', '.join(known)} (default all)"
-
-
-def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+def some_of(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     def read(text: str) -> list[str]:
         names = text.split(",")
-        if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(known)}")
+        if unknown := [name for name in names if name not in allowed]:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; one of {', '.join(allowed)}")
         return names
 
     return read
@@ -113,7 +109,7 @@ def positive(text: str) -> int:
 
 
 def run_all(frameworks: Sequence[Framework], options: argparse.Namespace) -> Results:
-    """What each start of each way measured, by framework and way; what the saves cost is under `saves`."""
+    """Measurements of each start, by framework and launch method; those of checkpoints are under `saves`."""
     results: Results = {one.name: {} for one in frameworks}
     starts = options.starts if "steps" in options.part else 0
     console = Console(stderr=True)
@@ -143,7 +139,7 @@ def run_all(frameworks: Sequence[Framework], options: argparse.Namespace) -> Res
 def one_start(
     framework: Framework, number: int, options: argparse.Namespace, folder: Path, say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """All ways are started, one after the other, and then train in turn, while the others wait for their turn."""
+    """Starts all launch methods one after the other; then they take turns while the others wait."""
     with contextlib.ExitStack() as stack:
         ranks: dict[str, Training] = {}
         for way in turned(WAYS, number):
@@ -173,7 +169,7 @@ def turn_of(ranks: Training, polls: bool) -> Iterator[None]:
 
 
 def turned(ways: Sequence[Way], number: int) -> Sequence[Way]:
-    """Every other time the other way round: what gets slower or faster meanwhile hits all."""
+    """Reverses every other round, so that a change in the machine's speed affects all methods."""
     return ways[::-1] if number % 2 else ways
 
 
@@ -184,7 +180,7 @@ def write_page(tables: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of the frameworks of that Python which the ranks find in PATH."""
+    """Versions of Python and of the frameworks that the ranks find in PATH."""
     program = (
         "import importlib.metadata as m, json, platform\n"
         "names = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions()}\n"

@@ -1,4 +1,4 @@
-"""Starts a program of train_programs/ in each way that bench/train.py compares, and tells its ranks when to train."""
+"""Starts a program of train_programs/ with each launch method of bench/train.py, and controls when its ranks train."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 PROGRAMS = Path(__file__).parent / "train_programs"
 SECONDS = 120
-"""No start, no order and no end takes so long."""
+"""Timeout of a start, an order and an exit."""
 Way = Literal["bare", "allranks", "reports", "one"]
 Command = tuple[list[str], dict[str, str]]
-"""And the variables that it needs."""
+"""Arguments and additional environment variables."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Framework:
     title: str
     program: str
     launcher: str
-    """What starts the ranks without allranks, for people."""
+    """The launcher without allranks, as shown in the tables."""
     needs: str
     """The command that must be in PATH."""
     polls: bool = False
-    """Its ranks take time on a processor while they wait, so they are stopped when it is not their turn."""
+    """Waiting ranks use CPU, so they are stopped when it is not their turn."""
 
 
 FRAMEWORKS = (
@@ -44,12 +44,12 @@ FRAMEWORKS = (
 
 
 class Failed(Exception):
-    """A program gave no answer: what it printed."""
+    """A program ended or timed out without an answer; the text is its output."""
 
 
 class Training:
-    """Ranks that train when they are told to. `first`: when rank 0's first line ran and its first step was done,
-    in seconds since the start of the command, and the samples of a step."""
+    """Ranks that train on order. `first`: seconds from the start of the command to rank 0's first line and to the
+    end of its first step, and the samples per step."""
 
     def __init__(self, title: str, folder: Path, began: float, processes: list[subprocess.Popen[bytes]]) -> None:
         self._title, self._folder, self._processes, self._orders = title, folder, processes, 0
@@ -58,7 +58,7 @@ class Training:
         self.first["samples"] = first["samples"]
 
     def do(self, kind: Literal["together", "alone", "saves"], count: int) -> Any:
-        """Seconds of each step, or what `time_saves` tells."""
+        """Returns the seconds of each step, or the result of `time_saves`."""
         self._order(kind, count)
         return self._answer()
 
@@ -104,7 +104,7 @@ class Training:
 
 @contextlib.contextmanager
 def training(framework: Framework, way: Way, arguments: tuple[str, ...], folder: Path) -> Iterator[Training]:
-    """The framework's program, which has made its first step; ends with this."""
+    """Runs the framework's program, after its first step, until the block ends."""
     folder.mkdir()
     program = [str(PROGRAMS / framework.program), str(folder), *arguments]
     commands = bare(framework, program) if way == "bare" else [under_allranks(framework, way, program, folder)]
@@ -120,7 +120,7 @@ def training(framework: Framework, way: Way, arguments: tuple[str, ...], folder:
 
 
 def bare(framework: Framework, program: list[str]) -> list[Command]:
-    """Two ranks, as one starts them by hand."""
+    """Two ranks, started as by hand."""
     if framework.name == "pytorch":
         return [(["torchrun", "--standalone", "--nproc-per-node=2", *program], {})]
     if framework.name == "horovod":
@@ -131,7 +131,7 @@ def bare(framework: Framework, program: list[str]) -> list[Command]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment."""
+    """Ports that are free at the moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]
@@ -162,7 +162,7 @@ def job(framework: Framework, way: Way, program: list[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def started(command: Command, folder: Path, number: int) -> Iterator[subprocess.Popen[bytes]]:
-    """In a process group of its own, which ends with this. One thread computes in each rank, whatever starts it."""
+    """Runs the command in its own process group until the block ends. Each rank computes with one thread."""
     arguments, variables = command
     common = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with (folder / f"{number}.log").open("wb") as log:

@@ -1,4 +1,4 @@
-"""What bench/train.py says of its runs: medians, ratios and tables of them. No clock, no process: a test plays them."""
+"""Formats the results of bench/train.py: medians, ratios, tables. No clock and no process, so that it can be tested."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from statistics import median
 from typing import Any
 
 GOAL = 0.98
-"""Bare step time by step time under allranks."""
+"""Minimum of bare step time divided by step time under allranks."""
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Of one framework: what was measured of each start, by way of starting (`bare`, `allranks`, `reports`, `one`)."""
+"""Measurements of one framework: one entry per start, by launch method (`bare`, `allranks`, `reports`, `one`)."""
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Markdown. `document` is what `--json` writes."""
+    """The page as Markdown. `document` is the output of `--json`."""
     launchers = {one["title"]: f"`{one['launcher']}`" for one in document["frameworks"].values()}
     runs = {one["title"]: document["results"][name] for name, one in document["frameworks"].items()}
     paragraphs = [about_the_machine(document)]
     timed = {title: of for title, of in runs.items() if "bare" in of}
     if timed:
         compared = [one for title, of in timed.items() for one in comparisons(title, launchers[title], of)]
-        paragraphs += ["### A step", step_table(compared), verdict(compared)]
-        paragraphs += ["### The start of a rank", start_table(timed)]
-        paragraphs += ["### One rank, two ranks", scaling_table(timed)]
+        paragraphs += ["### Step time", step_table(compared), verdict(compared)]
+        paragraphs += ["### Start-up of a rank", start_table(timed)]
+        paragraphs += ["### Scaling from 1 to 2 ranks", scaling_table(timed)]
     saved = {title: of["saves"][0] for title, of in runs.items() if "saves" in of}
     if saved:
-        paragraphs += ["### A checkpoint of 100 MB", save_table(saved)]
+        paragraphs += ["### Checkpoint of 100 MB", save_table(saved)]
     return "\n\n".join(paragraphs)
 
 
@@ -34,14 +34,15 @@ def about_the_machine(document: Mapping[str, Any]) -> str:
     it = document["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in it["versions"].items())
     return (
-        f"{it['date']}, commit {it['commit']}: {it['cores']} cores of {it['processor']}, load {it['load']:.1f} before; "
-        f"{versions}. {document['starts']} starts, each with {document['rounds']} rounds of {document['steps']} steps."
+        f"{it['date']}, commit {it['commit']}: {it['cores']} cores ({it['processor']}), load {it['load']:.1f} at the "
+        f"start; {versions}. Starts: {document['starts']}, rounds per start: {document['rounds']}, steps per round: "
+        f"{document['steps']}."
     )
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one number in all rounds, or all starts."""
+    """Values of one quantity in all rounds, or all starts."""
 
     values: tuple[float, ...]
 
@@ -50,14 +51,14 @@ class Spread:
         return median(self.values)
 
     def text(self, factor: float = 1.0, digits: int = 1) -> str:
-        """`41.2 (40.9 to 42.0)`: the median, and the smallest and the largest."""
+        """`41.2 (40.9 to 42.0)`: median, minimum and maximum."""
         low, high = min(self.values), max(self.values)
         return f"{self.median * factor:,.{digits}f} ({low * factor:,.{digits}f} to {high * factor:,.{digits}f})"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Seconds of a step, bare and under allranks, of the same rounds."""
+    """Step seconds in the same rounds, bare and under allranks."""
 
     title: str
     launcher: str
@@ -93,12 +94,12 @@ def step_table(compared: Iterable[Comparison]) -> str:
     for one in compared:
         times = one.bare.text(1000), one.ours.text(1000)
         rows.append((one.title, one.launcher, *times, f"**{one.ratio:.3f}**", one.by_round.text(digits=3), one.answer))
-    heads = ("", "bare is", "bare, ms", "under allranks, ms", "ratio", "ratio of each round", f"at least {GOAL}")
+    heads = ("", "bare launcher", "bare, ms", "under allranks, ms", "ratio", "ratio of each round", f"at least {GOAL}")
     return table(heads, rows)
 
 
 def verdict(compared: Sequence[Comparison]) -> str:
-    """One line that says of each ratio whether it reaches the goal."""
+    """One line that lists each ratio and whether it reaches the goal."""
     each = [f"{one.title} {one.ratio:.3f} {one.answer}" for one in compared]
     reached = sum(one.ratio >= GOAL for one in compared)
     return f"Ratio at least {GOAL}: {reached} of {len(compared)}. {'; '.join(each)}."
@@ -112,34 +113,40 @@ def start_table(frameworks: Mapping[str, Runs]) -> str:
             bare, ours = (Spread(tuple(run[key] for run in runs[way])) for way in ("bare", "allranks"))
             row += [bare.text(digits=2), ours.text(digits=2), f"{ours.median - bare.median:+.2f}"]
         rows.append(row)
-    what = ("bare, s", "under allranks, s", "later by, s")
+    what = ("bare, s", "under allranks, s", "difference, s")
     return table(("", *(f"first line: {w}" for w in what), *(f"first step done: {w}" for w in what)), rows)
 
 
 def scaling_table(frameworks: Mapping[str, Runs]) -> str:
-    """Weak scaling: each rank has the same batch, however many there are."""
+    """Weak scaling: the batch per rank is constant."""
     rows = []
     for title, runs in frameworks.items():
         samples = runs["one"][0]["samples"]
         one, two = step_seconds(runs["one"]).median, step_seconds(runs["allranks"]).median
         alone = step_seconds(runs["one"], "alone").median
-        both = step_seconds(runs["allranks"], "alone").median  # both ranks compute, none waits for the other
+        both = step_seconds(runs["allranks"], "alone").median  # both ranks compute, neither waits for the other
         rates = f"{samples / one:,.0f}", f"{2 * samples / two:,.0f}"
         times = f"**{2 * one / two:.2f}**", f"{2 * alone / both:.2f}"
         rows.append((title, *rates, *times, f"{(two - both) * 1000:,.1f}"))
-    heads = ("1 rank, samples/s", "2 ranks, samples/s", "times", "times without all-reduce", "all-reduce, ms a step")
+    heads = (
+        "1 rank, samples/s",
+        "2 ranks, samples/s",
+        "speedup",
+        "speedup without all-reduce",
+        "all-reduce, ms per step",
+    )
     return table(("", *heads), rows)
 
 
 def save_table(frameworks: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of each framework the one run that saved."""
+    """One row per framework and way to save."""
     rows = []
     for title, run in frameworks.items():
         usual = run["usual"] * 1000
         for name, times in run["saves"].items():
             held, whole = (Spread(tuple(times[key])) for key in ("held", "all"))
             rows.append((title, f"`{name}`", f"{usual:,.0f}", held.text(1000, 0), whole.text(1000, 0)))
-    return table(("", "saved by", "a step alone, ms", "the loop waits, ms", "later in the end, ms"), rows)
+    return table(("", "saved with", "step without save, ms", "loop blocked, ms", "total delay, ms"), rows)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,6 +1,6 @@
-"""Keeps the generated parts of the chart in step with their sources: `tools/chart.py` writes them, `--check` compares.
+"""Writes the generated parts of the chart: `tools/chart.py`; `--check` compares, and fails if one is stale.
 
-Sources are crds/ (for the CRD templates), the comments of values.yaml (for the descriptions in values.schema.json and
+Sources are crds/ (for the CRD templates), the comments in values.yaml (for the descriptions in values.schema.json and
 the table in README.md) and the version of allranks (for appVersion).
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def generated() -> dict[Path, str]:
-    """Each generated file -> what it must hold."""
+    """Path of each generated file -> its content."""
     values = list(documented((CHART / "values.yaml").read_text()))
     files = {CHART / "templates" / f"crd-{source.name}": template(source) for source in crds()}
     files[CHART / "values.schema.json"] = schema((CHART / "values.schema.json").read_text(), values)
@@ -64,17 +64,17 @@ def crds() -> list[Path]:
 
 
 def left_over() -> list[Path]:
-    """Templates of CRDs that are no more."""
+    """Templates of CRDs that no longer exist."""
     names = {f"crd-{source.name}" for source in crds()}
     return [path for path in (CHART / "templates").glob("crd-*.yaml") if path.name not in names]
 
 
 def template(source: Path) -> str:
-    """The CRD as a template: with the guard, the chart's labels, and whatever looks like a template made harmless."""
+    """The CRD as a template: adds the condition and the chart's labels, and escapes braces."""
     text = re.sub(r"^#.*\n", "", source.read_text(), flags=re.MULTILINE)
     text = re.sub(r"\{\{|\}\}", lambda braces: f'{{{{ "{braces[0]}" }}}}', text)
     head, name, rest = re.split(r"(?<=^metadata:\n)(  name: \S+\n)", text, maxsplit=1, flags=re.MULTILINE)
-    assert not rest.startswith(" "), f"{source} has more metadata than a name"
+    assert not rest.startswith(" "), f"{source} has metadata other than a name"
     return CRD_HEAD % source.name + head + name + CRD_METADATA + rest + "{{- end }}\n"
 
 
@@ -88,7 +88,7 @@ class Value:
 
 
 def documented(text: str) -> Iterator[Value]:
-    """Every value that has a comment right above it. A map without one is a group of values."""
+    """Every value with a comment directly above it. A map without a comment is a group of values."""
     data = yaml.safe_load(text)
     comment: list[str] = []
     path: list[str] = []
@@ -107,7 +107,7 @@ def documented(text: str) -> Iterator[Value]:
 
 
 def schema(text: str, values: list[Value]) -> str:
-    """The schema, with the descriptions of values.yaml."""
+    """The schema with the descriptions of values.yaml."""
     document = json.loads(text)
     for value in values:
         node = document
@@ -131,7 +131,7 @@ def table(values: list[Value]) -> str:
 def with_version(text: str) -> str:
     source = (ROOT / "operator" / "allranks" / "version.py").read_text()
     version = re.search(r'__version__ = "(.+)"', source)
-    assert version, "version.py says no version"
+    assert version, "no version in version.py"
     return re.sub(r"^appVersion: .*$", f'appVersion: "{version[1]}"', text, flags=re.MULTILINE)
 
 

@@ -1,31 +1,31 @@
 #!/usr/bin/env bash
-# A real Kubernetes on this machine, with nodes that run containers: kind where Docker runs, else one made of programs
-# that Go and Debian bring, every machine of it a set of namespaces (tools/node/machine.sh). docs/dev-cluster.md tells more.
+# A real Kubernetes cluster on this machine, with nodes that run containers: kind if Docker runs, otherwise programs from Go
+# and Debian, with one set of namespaces per machine (tools/node/machine.sh). See docs/dev/cluster.md.
 set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/cluster.sh up [--nodes N] [--gpus N]   start it, unless it runs; prints what the shell is to know of it
-       tools/cluster.sh load [--on NODE] IMAGE.tar...   images for all nodes, or one, as `docker save` and `buildah push`
-                                                    write them; `-` is what comes by stdin, for one node
-       tools/cluster.sh stop NODE...                as if its power went: all that it runs is gone at once
-       tools/cluster.sh start NODE...               it is back
-       tools/cluster.sh status                      what runs; fails if it does not run
-       tools/cluster.sh kubeconfig                  prints the path of its kubeconfig
-       tools/cluster.sh down                        end it, and check that nothing is left
+usage: tools/cluster.sh up [--nodes N] [--gpus N]   start the cluster unless it runs; prints settings for the shell
+       tools/cluster.sh load [--on NODE] IMAGE.tar...   load images of `docker save` or `buildah push` onto all nodes or
+                                                    one; `-` reads an image from stdin, for one node
+       tools/cluster.sh stop NODE...                simulate a power loss: everything on the node ends at once
+       tools/cluster.sh start NODE...               start the node again
+       tools/cluster.sh status                      list the nodes; fails if the cluster does not run
+       tools/cluster.sh kubeconfig                  print the path of its kubeconfig
+       tools/cluster.sh down                        stop the cluster, and check that nothing is left
 
   --nodes N   nodes to start, 1 to 9, default 1
-  --gpus N    every node says that it has so many nvidia.com/gpu. There are none: pods are scheduled as if
-  --store S   nodes begin with the images that are in this folder of tools/image-store.sh. Not for kind
-  --dir D     where it keeps everything, default $ALLRANKS_CACHE/cluster: another folder is another cluster
-  --with W    kind or node: what to make it with, default kind where both Docker and kind are there
+  --gpus N    every node advertises N nvidia.com/gpu. They are fake: pods are only scheduled accordingly
+  --store S   start nodes with the images in this folder of tools/image-store.sh. Not for kind
+  --dir D     folder of the cluster, default $ALLRANKS_CACHE/cluster: another folder is another cluster
+  --with W    kind or node: the implementation; default kind if both Docker and kind are available
 
 examples:
   eval "$(tools/cluster.sh up --nodes 2 --gpus 4)"; kubectl get nodes
   tools/cluster.sh load trainer.tar
 
 environment:
-  ALLRANKS_CACHE   where programs and the cluster are kept, default ~/.cache/allranks
+  ALLRANKS_CACHE   folder of programs and clusters, default ~/.cache/allranks
 USAGE
 }
 
@@ -36,7 +36,7 @@ main() {
   dir=$cache/cluster
   parse_arguments "$@"
   dir=$(realpath --canonicalize-missing "$dir")
-  # Its cgroups and its network interface are found by this when nothing else is known.
+  # Identifies its cgroups and its network interface without any other state.
   mark=$(sha256sum <<<"$dir" | cut -c 1-10)
   cgroup=allranks-$mark cable=ar-$mark
   users_kubectl=$(command -v kubectl || true)
@@ -67,29 +67,29 @@ parse_arguments() {
   [[ $gpus =~ ^[0-9]{0,3}$ ]] || fail "--gpus is a number, not '$gpus'"
   [[ $with =~ ^(kind|node)?$ ]] || fail "--with is kind or node, not '$with'"
   case $command in
-    load | stop | start) ((${#words[@]})) || { usage >&2; fail "$command what?"; } ;;
-    *) ((!${#words[@]})) || { usage >&2; fail "what is '${words[*]}'?"; } ;;
+    load | stop | start) ((${#words[@]})) || { usage >&2; fail "$command needs an argument"; } ;;
+    *) ((!${#words[@]})) || { usage >&2; fail "unexpected argument '${words[*]}'"; } ;;
   esac
-  [[ -z $store || -d $store/containerd ]] || fail "--store '$store' is no folder of tools/image-store.sh"
-  [[ ! $dir =~ [[:space:]\"\'] ]] || fail "--dir '$dir': no blanks or quotes, please"
+  [[ -z $store || -d $store/containerd ]] || fail "--store '$store' is not a folder of tools/image-store.sh"
+  [[ ! $dir =~ [[:space:]\"\'] ]] || fail "--dir '$dir': blanks and quotes are not allowed"
 }
 
-# One call at a time for a cluster; but images may come to it side by side.
+# One call at a time per cluster; only images may be loaded concurrently.
 lock() {
   local kind=--exclusive
   [[ $command != load ]] || kind=--shared
   mkdir -p "$(dirname "$dir")"
   exec 9>"$dir.lock"
   flock $kind --nonblock 9 || {
-    say "another call is at work on this cluster, waiting for it"
-    flock $kind --timeout 1800 9 || fail "the other call is still at work after half an hour"
+    say "another call uses this cluster, waiting for it"
+    flock $kind --timeout 1800 9 || fail "the other call has not finished after half an hour"
   }
 }
 
-# What a cluster was begun with, it is ended with; and what was not begun here is not touched.
+# A cluster is stopped with the implementation that started it. A folder of something else is not touched.
 made_with() {
   [[ ! -e $dir || -s $dir/with || (-d $dir && -z $(ls -A "$dir")) ]] ||
-    fail "$dir is there, and no cluster's folder: choose another --dir"
+    fail "$dir exists and is not the folder of a cluster: choose another --dir"
   if [[ -s $dir/with ]]; then
     with=$(<"$dir/with")
   elif [[ -z $with ]]; then
@@ -103,14 +103,14 @@ up() {
     local running
     running=$("${with}_count")
     [[ -z $nodes || $nodes == "$running" ]] ||
-      fail "it runs with $running node(s): for $nodes, call 'tools/cluster.sh down' first"
+      fail "the cluster runs with $running node(s): for $nodes, call 'tools/cluster.sh down' first"
     nodes=$running
-    say "runs already, with $nodes node(s), in $dir"
+    say "already runs, with $nodes node(s), in $dir"
   else
     nodes=${nodes:-1}
     "${with}_check"
     if [[ -e $dir ]]; then
-      say "what is in $dir is half a cluster: starting anew"
+      say "$dir is a partial cluster: removing it and starting again"
       "${with}_down"
     fi
     mkdir -p "$dir"
@@ -122,15 +122,15 @@ up() {
     trap - EXIT INT TERM HUP PIPE
     say "up after $SECONDS s, in $dir"
   fi
-  [[ -z $gpus ]] || step "$gpus pretended GPUs on every node" pretend_gpus $(kubectl get nodes --output=name)
+  [[ -z $gpus ]] || step "$gpus fake GPUs on every node" fake_gpus $(kubectl get nodes --output=name)
   echo "export KUBECONFIG=$KUBECONFIG"
   [[ -n $users_kubectl ]] || echo "export PATH=\$PATH:$dir/bin"
 }
 
 give_up() {
-  trap '' INT TERM HUP PIPE # impatience does not stop the cleaning, nor that nobody listens
+  trap '' INT TERM HUP PIPE # neither further signals nor a closed pipe interrupt the clean-up
   set +e
-  say "not up: ending what was started. Logs stay in $dir.failed"
+  say "not up: stopping what was started. Logs are kept in $dir.failed"
   rm -rf "$dir.failed"
   mkdir -p "$dir.failed"
   cp "$dir"/*/log/*.log "$dir.failed/" 2>/dev/null || true
@@ -143,7 +143,7 @@ down() {
   rm -rf "$dir.failed" "$dir.lock"
 }
 
-# What says that it is a cluster's goes last.
+# The file that marks the folder as a cluster is removed last.
 remove_folder() {
   [[ -e $dir ]] || return 0
   find "$dir" -mindepth 1 -maxdepth 1 ! -name with -exec rm -rf {} +
@@ -155,12 +155,12 @@ status() {
     say "does not run"
     exit 1
   fi
-  say "runs, made with $with, in $dir"
+  say "runs, with $with, in $dir"
   kubectl get nodes --output=wide
 }
 
 kubeconfig() {
-  [[ -s $KUBECONFIG ]] || fail "it does not run: 'tools/cluster.sh up' starts it"
+  [[ -s $KUBECONFIG ]] || fail "the cluster does not run: 'tools/cluster.sh up' starts it"
   echo "$KUBECONFIG"
 }
 
@@ -170,7 +170,7 @@ load() {
   [[ -z $on ]] || must_be_node "$on"
   for file in "${words[@]}"; do
     if [[ $file == - ]]; then
-      [[ -n $on ]] || fail "load - needs --on NODE: what comes by stdin can be read once"
+      [[ -n $on ]] || fail "load - needs --on NODE: stdin can be read only once"
       step "image from stdin $where" "${with}_load" /dev/stdin
     else
       [[ -r $file ]] || fail "'$file' cannot be read"
@@ -199,26 +199,26 @@ start() {
     fi
     since=$(date --utc +%FT%TZ)
     step "$node is on" "${with}_start" "$node"
-    step "$node is ready" wait_for 90 heard_of "$node" "$since"
-    # kubelet begins with none.
+    step "$node is ready" wait_for 90 ready_since "$node" "$since"
+    # The kubelet resets extended resources.
     gpus=$(kubectl get node "$node" --output='jsonpath={.metadata.labels.allranks\.dev/pretended-gpus}')
-    [[ -z $gpus ]] || step "$gpus pretended GPUs" pretend_gpus "node/$node"
+    [[ -z $gpus ]] || step "$gpus fake GPUs" fake_gpus "node/$node"
   done
 }
 
-must_run() { "${with}_runs" || fail "it does not run: 'tools/cluster.sh up' starts it"; }
+must_run() { "${with}_runs" || fail "the cluster does not run: 'tools/cluster.sh up' starts it"; }
 
-must_be_node() { kubectl get node "$1" >/dev/null 2>&1 || fail "there is no node '$1', but $(kubectl get nodes --output=name | xargs)"; }
+must_be_node() { kubectl get node "$1" >/dev/null 2>&1 || fail "no node '$1'; available: $(kubectl get nodes --output=name | xargs)"; }
 
-# heard_of NODE SINCE: it is ready, and said so after that time. What was said before may not be true any more.
-heard_of() {
-  local heard
-  heard=$(kubectl get node "$1" --output='jsonpath={.status.conditions[?(@.type=="Ready")].status}@{.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}')
-  [[ $heard == True@* && ${heard#*@} > $2 ]]
+# ready_since NODE TIME: the node is Ready, with a heartbeat after that time; an older condition may be outdated.
+ready_since() {
+  local condition
+  condition=$(kubectl get node "$1" --output='jsonpath={.status.conditions[?(@.type=="Ready")].status}@{.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}')
+  [[ $condition == True@* && ${condition#*@} > $2 ]]
 }
 
-# pretend_gpus NODE...: patched into their status, as Kubernetes documents it for resources that no plugin knows.
-pretend_gpus() {
+# fake_gpus NODE...: patches the status, as Kubernetes documents it for extended resources without a device plugin.
+fake_gpus() {
   local node
   for node in "$@"; do
     kubectl label --overwrite "$node" "allranks.dev/pretended-gpus=$gpus"
@@ -230,25 +230,25 @@ pretend_gpus() {
 ### kind
 
 kind_check() {
-  command -v kind >/dev/null || fail "kind is not there: go install sigs.k8s.io/kind@latest, or --with node"
-  timeout 10 docker info >/dev/null 2>&1 || fail "Docker does not answer: start it, or --with node (as root)"
+  command -v kind >/dev/null || fail "kind is not installed: go install sigs.k8s.io/kind@latest, or --with node"
+  timeout 10 docker info >/dev/null 2>&1 || fail "Docker does not respond: start it, or --with node (as root)"
 }
 
 kind_up() {
   local node
-  [[ -z $store ]] || fail "--store is for nodes that are made here: --with node"
+  [[ -z $store ]] || fail "--store requires --with node"
   {
     printf 'kind: Cluster\napiVersion: kind.x-k8s.io/v1alpha4\nnodes:\n- role: control-plane\n'
     for ((node = 2; node <= nodes; node++)); do echo '- role: worker'; done
   } >"$dir/kind.yaml"
   kind create cluster --name "$cgroup" --config "$dir/kind.yaml" --kubeconfig "$KUBECONFIG" --wait 300s >&2 ||
     fail "kind could not create the cluster, see above"
-  # kind's own provisioner gives no ReadWriteMany unless it is told that nodes share the folder: one does, with itself.
+  # kind's provisioner supports ReadWriteMany only if configured for a shared folder, which a single node always has.
   ((nodes > 1)) || {
     kubectl patch configmap local-path-config --namespace=local-path-storage --type=merge \
       --patch='{"data": {"config.json": "{\"sharedFileSystemPath\": \"/var/local-path-provisioner\"}"}}' &&
       kubectl rollout restart deployment local-path-provisioner --namespace=local-path-storage
-  } >/dev/null || say "this kind has other volumes than expected: claims of ReadWriteMany may stay Pending"
+  } >/dev/null || say "unexpected volume provisioner of kind: claims with ReadWriteMany may stay Pending"
 }
 
 kind_runs() { [[ -e $dir/complete ]] && kubectl get --raw /readyz --request-timeout=5s >/dev/null 2>&1; }
@@ -259,7 +259,7 @@ kind_stop() { docker kill "$1"; }
 
 kind_start() { docker start "$1"; }
 
-# kind wants a file.
+# kind reads images only from files.
 kind_load() {
   local file=$1
   if [[ $file == /dev/stdin ]]; then
@@ -275,16 +275,16 @@ kind_down() {
   remove_folder
 }
 
-### A cluster of our own
+### Cluster without kind
 
 node_check() {
   local free hierarchy
-  [[ $(uname -s) == Linux ]] || fail "without Docker and kind it needs Linux: this is $(uname -s)"
+  [[ $(uname -s) == Linux ]] || fail "without Docker and kind, Linux is required; this is $(uname -s)"
   root
   [[ ! $dir =~ ^/(run|var/lib|var/log|var/run|proc|sys|dev)/ ]] ||
-    fail "$dir: not there, the cluster's machines have folders of their own at that place: choose another --dir"
+    fail "$dir: the cluster's machines have their own folders at this path: choose another --dir"
   free=$(($(df --output=avail -k "$(dirname "$dir")" | tail -n 1) / 1024))
-  ((free >= 2048)) || fail "$(dirname "$dir") has $free MB free and 2 GB are needed: free some, or choose another --dir"
+  ((free >= 2048)) || fail "$(dirname "$dir") has $free MB free, but 2 GB are needed: free some, or choose another --dir"
   if [[ ! -e /sys/fs/cgroup/cgroup.controllers ]]; then
     for hierarchy in cpu cpuset memory pids; do
       [[ -d /sys/fs/cgroup/$hierarchy ]] || fail "no cgroups for $hierarchy at /sys/fs/cgroup/$hierarchy, neither version 1 nor 2"
@@ -292,20 +292,20 @@ node_check() {
   fi
 }
 
-root() { ((EUID == 0)) || fail "only root may make namespaces and run containers: sudo -E tools/cluster.sh $command"; }
+root() { ((EUID == 0)) || fail "only root can create namespaces and run containers: sudo -E tools/cluster.sh $command"; }
 
 node_up() {
   local name machines=(control-plane) node
   for ((node = 1; node <= nodes; node++)); do machines+=("node-$node"); done
-  step "packages of the system" "$repository/tools/system-packages.sh" node
+  step "system packages" "$repository/tools/system-packages.sh" node
   step "programs" programs
   node_settings
   [[ -z $store ]] || step "images from $store" give_store
-  step "${#machines[@]} machines plugged together" plug_together
+  step "${#machines[@]} machines connected" connect_machines
   step "API server" wait_for 90 kubectl get --raw /readyz
   step "accounts and storage" wait_for 30 kubectl apply --filename="$dir/cluster.yaml"
   step "image of busybox" busybox_image
-  step "containerd" containerd_answers
+  step "containerd" containerd_ready
   step "busybox on every node" node_load "$dir/busybox.tar"
   step "nodes" nodes_ready
   step "names and service accounts" services_ready
@@ -314,7 +314,7 @@ node_up() {
 programs() {
   local name folder
   for name in containerd ctr runc nft iptables conntrack ip busybox openssl unshare nsenter; do
-    command -v "$name" >/dev/null || fail "'$name' is not there (Debian: tools/system-packages.sh node)"
+    command -v "$name" >/dev/null || fail "'$name' is not installed (Debian: tools/system-packages.sh node)"
   done
   mkdir -p "$dir/bin"
   for name in controlplane node; do
@@ -323,7 +323,7 @@ programs() {
   done
 }
 
-# What machines and programs read; all of it is in the folder, and new with every cluster.
+# Writes the settings of machines and programs; they are created for every cluster, in its folder.
 node_settings() {
   local user groups token server
   umask 077
@@ -337,7 +337,7 @@ cni_plugins=$(cni_plugins)
 snapshotter=$(snapshotter)
 $(declare -f address_of pods_of)
 SETTINGS
-  cp "$repository/tools/node/machine.sh" "$dir/" # what was begun with it goes on with it
+  cp "$repository/tools/node/machine.sh" "$dir/" # later changes of the script do not affect a running cluster
   mkdir -p "$dir/kubeconfigs" "$dir/volumes"
   for name in admin kube-controller-manager kube-scheduler kube-proxy coredns local-path-provisioner "${machines[@]:1}"; do
     user=system:$name groups=
@@ -363,7 +363,7 @@ cluster.local in-addr.arpa ip6.arpa {
     pods insecure
   }
 }
-# There is no way out of this cluster.
+# The cluster has no access to other networks.
 . {
   bind $network.0.1
   template ANY ANY . {
@@ -371,7 +371,7 @@ cluster.local in-addr.arpa ip6.arpa {
   }
 }
 COREFILE
-  # Every node sees the same folder, so a volume may be used on several at once, as ReadWriteMany wants it.
+  # All nodes share this folder, so a volume can be used on several at once, as ReadWriteMany requires.
   sed "s|@VOLUMES@|$dir/volumes|" "$repository/tools/node/cluster.yaml" >"$dir/cluster.yaml"
   umask 022
 }
@@ -387,8 +387,8 @@ current-context: allranks
 YAML
 }
 
-# The first two numbers of addresses that nobody uses here. The route keeps them for this cluster: a second one of the
-# same addresses is refused, whoever asks for it.
+# Finds the first two numbers of an unused address range. The route reserves it for this cluster: the kernel rejects a
+# second route for the same addresses.
 reserve_network() {
   local i
   ip link add "$cable" type veth peer name "$cable-p"
@@ -398,13 +398,13 @@ reserve_network() {
     network=10.$i
     ! ip route add "$network.0.0/24" dev "$cable" 2>/dev/null || return 0
   done
-  fail "10.220.0.0/16 to 10.235.0.0/16 all have routes here: end another cluster"
+  fail "10.220.0.0/16 to 10.235.0.0/16 all have routes on this machine: stop another cluster"
 }
 
-# Of a node, by number.
+# Address of a node, by number.
 address_of() { echo "$network.0.$((10 + $1))"; }
 
-# 4,094 addresses: one that a pod has had is free again only when all of the pod is gone.
+# 4,094 addresses, because a pod's address is free again only when the whole pod is gone.
 pods_of() { echo "$network.$((16 * $1)).0/20"; }
 
 cni_plugins() {
@@ -415,10 +415,10 @@ cni_plugins() {
   fail "no CNI plugins in /usr/lib/cni or /opt/cni/bin (Debian: containernetworking-plugins)"
 }
 
-# An overlay on an overlay is not mounted: in a container files are copied.
+# An overlay cannot be mounted on an overlay: inside a container files are copied.
 snapshotter() { if [[ $(stat --file-system --format=%T "$dir") == overlayfs ]]; then echo native; else echo overlayfs; fi; }
 
-# Layers are never written to: nodes share their files. What containerd knows of them is each node's own.
+# Layers are read-only, so nodes share their files. Each node has its own copy of containerd's databases.
 give_store() {
   local name file
   exec 8>"$store.lock"
@@ -435,8 +435,8 @@ give_store() {
   exec 8>&-
 }
 
-# The control plane's machine has the switch; this machine and the nodes each have a cable to it.
-plug_together() {
+# The control plane's machine has the bridge; this machine and the nodes are connected to it by veth pairs.
+connect_machines() {
   local name node switch
   make_cgroups
   start_machine control-plane
@@ -465,14 +465,14 @@ node_start() {
 
 node_stop() {
   touch "$dir/$1/stopped"
-  # The cable first: a machine without power closes no connection. Nor does the kernel wait for those that are open then.
+  # The veth pair first: a machine without power closes no connections, and the kernel does not wait for open ones.
   in_network "$(init_of control-plane)" ip link delete "$1" 2>/dev/null || true
   end_machine "$1"
-  # kubelet would look for their containers, three seconds each.
+  # The kubelet would search for their containers, three seconds each.
   remove_cgroups "$cgroup/$1/"
 }
 
-# By number: these need the network of the machine, but see the processes of this one.
+# in_network PID COMMAND...: in the network namespace of a machine, with the processes of this one.
 in_network() { nsenter --net --target "$@"; }
 
 in_machine() { nsenter --mount --pid --net --uts --target "$(init_of "$1")" -- "${@:2}"; }
@@ -480,25 +480,25 @@ in_machine() { nsenter --mount --pid --net --uts --target "$(init_of "$1")" -- "
 start_machine() {
   local name=$1
   mkdir -p "$dir/$name/log"
-  # It writes down by itself who it is: it may outlive this script by a moment.
+  # It writes its own PID file, because it may outlive this script.
   setsid bash -c 'read -r -a stat <"/proc/$$/stat"; echo "$$ ${stat[21]}" >"$1/pid"
       exec unshare --fork --kill-child --pid --mount --mount-proc --net --uts --ipc "${@:2}"' - \
     "$dir/$name" "$dir/machine.sh" "$dir" "$name" </dev/null >"$dir/$name/log/machine.log" 2>&1 9>&- &
 }
 
-# process_of MACHINE: the unshare that holds it, if it lives. A number is handed out anew; with its start it is not.
+# process_of MACHINE: the unshare process that holds it, if it runs. PIDs are reused; PID and start time are unique.
 process_of() {
   local pid start stat
   { read -r pid start <"$dir/$1/pid" && read -r -a stat <"/proc/$pid/stat"; } 2>/dev/null || return 1
   [[ ${stat[21]} == "$start" && ${stat[2]} != Z ]] && echo "$pid"
 }
 
-# init_of MACHINE: its first process, as this machine numbers it.
+# init_of MACHINE: its first process, with its PID on this machine.
 init_of() {
   local pid init=''
   pid=$(process_of "$1") || return 1
   read -r init _ <"/proc/$pid/task/$pid/children" || true
-  # It is there before it is another program: only then it has its namespaces.
+  # The child exists before exec; only after exec does it have its namespaces.
   [[ -n $init && $(readlink "/proc/$init/exe") == */bash ]] && echo "$init"
 }
 
@@ -514,7 +514,7 @@ make_cgroups() {
   for hierarchy in /sys/fs/cgroup/*/; do
     for name in "$cgroup" "${machines[@]/#/$cgroup/}"; do
       mkdir -p "$hierarchy$name"
-      # Empty when new, and nothing may run in there then.
+      # Empty in a new cgroup, in which nothing can run before they are set.
       for file in cpuset.cpus cpuset.mems; do
         [[ ! -e $hierarchy$file ]] || cat "$hierarchy$file" >"$hierarchy$name/$file"
       done
@@ -522,11 +522,11 @@ make_cgroups() {
   done
 }
 
-# An image that holds busybox and nothing else, under two names: pods are held by one of the same.
+# An image with only busybox, under two names: the second one is the pause image.
 busybox_image() {
   local work=$dir/busybox busybox applet architecture
   busybox=$(command -v busybox)
-  ! ldd "$busybox" >/dev/null 2>&1 || fail "$busybox needs libraries, a static one is wanted (Debian: busybox-static)"
+  ! ldd "$busybox" >/dev/null 2>&1 || fail "$busybox is not statically linked (Debian: busybox-static)"
   mkdir -p "$work"/root/{bin,etc,tmp}
   chmod 1777 "$work/root/tmp"
   cp "$busybox" "$work/root/bin/busybox"
@@ -549,12 +549,12 @@ JSON
 }
 
 node_load() {
-  local name snapshotter said
+  local name snapshotter output
   snapshotter=$(sed -n 's/^snapshotter=//p' "$dir/settings")
   for name in ${on:-$(node_names)}; do
-    [[ ! -e $dir/$name/stopped ]] || { say "$name is off and does not get it"; continue; }
-    said=$(in_machine "$name" ctr --namespace k8s.io images import --snapshotter "$snapshotter" - <"$1" 2>&1) ||
-      fail "containerd on $name did not take $1: $(tail -n 3 <<<"$said")"
+    [[ ! -e $dir/$name/stopped ]] || { say "$name is off, skipped"; continue; }
+    output=$(in_machine "$name" ctr --namespace k8s.io images import --snapshotter "$snapshotter" - <"$1" 2>&1) ||
+      fail "containerd on $name did not import $1: $(tail -n 3 <<<"$output")"
   done
 }
 
@@ -562,7 +562,7 @@ node_names() { (cd "$dir" && printf '%s\n' node-*); }
 
 node_count() { node_names | wc -l; }
 
-containerd_answers() {
+containerd_ready() {
   local name
   for name in "${machines[@]:1}"; do wait_for 30 in_machine "$name" ctr version; done
 }
@@ -588,15 +588,15 @@ node_down() {
   for file in "$dir"/*/pid; do
     [[ ! -e $file ]] || end_machine "$(basename "$(dirname "$file")")"
   done
-  [[ ! -e /sys/class/net/$cable ]] || ip link delete "$cable" 2>/dev/null || true # it may be going by itself
+  [[ ! -e /sys/class/net/$cable ]] || ip link delete "$cable" 2>/dev/null || true # the kernel may remove it concurrently
   remove_cgroups "$cgroup"
   left=$(leftovers)
-  [[ -z $left ]] || fail "these are left of the cluster in $dir: $left"
+  [[ -z $left ]] || fail "left over from the cluster in $dir: $left"
   remove_folder
-  say "down: no process, mount, network interface, cgroup or file of it is left"
+  say "down: no process, mount, network interface, cgroup or file is left"
 }
 
-# With the first process the kernel ends all others of the machine, and its parent waits until that has been done.
+# When the first process ends, the kernel ends all others of the machine; its parent waits for that.
 end_machine() {
   local name=$1 pid init
   pid=$(process_of "$name") || return 0
@@ -627,9 +627,9 @@ leftovers() {
   cgroups "$cgroup"
 }
 
-### All of it
+### Helpers
 
-# step TITLE COMMAND...: what it prints is for people, and how long it took.
+# step TITLE COMMAND...: runs the command with its output on stderr, and prints how long it took.
 step() {
   local title=$1 begun=${EPOCHREALTIME/[.,]/} took
   shift
@@ -638,13 +638,13 @@ step() {
   printf 'cluster: %4d.%d s  %s\n' $((took / 10)) $((took % 10)) "$title" >&2
 }
 
-# wait_for SECONDS COMMAND...: until it succeeds.
+# wait_for SECONDS COMMAND...: repeats the command until it succeeds.
 wait_for() {
   local deadline=$((SECONDS + $1)) log
   until "${@:2}" >"$dir/answer" 2>&1; do
     if ((SECONDS >= deadline)); then
       tail -n 2 "$dir"/*/log/*.log >&2
-      fail "after $1 s still no success: ${*:2}: $(tail -n 3 "$dir/answer")"
+      fail "no success after $1 s: ${*:2}: $(tail -n 3 "$dir/answer")"
     fi
     sleep 0.1
   done

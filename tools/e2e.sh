@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests with real pods, on a cluster of their own, three at a time: much of it waits for nodes, backoffs and deadlines.
-# What takes the operator away runs last, alone.
+# Runs the end-to-end tests on a cluster of their own, three at a time, because they mostly wait for nodes, backoffs and
+# deadlines. Tests that remove the operator run last, one at a time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 long=(tests/e2e/test_{faults,elastic,progress,nodes}.py)
@@ -12,8 +12,8 @@ usage() {
   cat <<'USAGE'
 usage: tools/e2e.sh [TEST...] [OPTION OF PYTEST...]
 
-Runs the tests with real pods on two nodes, which it starts and ends, as root. tools/e2e-prepare.sh builds what they need,
-`make e2e` does both. docs/e2e.md tells of clusters that are there already.
+Starts two nodes, runs the end-to-end tests on them, and stops them, as root. tools/e2e-prepare.sh builds what they need;
+`make e2e` does both. docs/dev/e2e.md describes how to use an existing cluster.
 
 examples:
   tools/e2e.sh
@@ -41,7 +41,7 @@ main() {
     wait "$!"
     return
   fi
-  local failed=0 test tests=("${long[@]}") # these first, so that all three are busy to the end
+  local failed=0 test tests=("${long[@]}") # long tests first, so that all three workers are busy until the end
   for test in tests/e2e/test_*.py; do
     [[ " ${long[*]} ${last[*]} " == *" $test "* ]] || tests+=("$test")
   done
@@ -56,18 +56,18 @@ row() {
   .venv/bin/python -m pytest -q -m e2e --durations=10 "$@"
 }
 
-# In a process group of its own, which `finish` ends.
+# Runs the command in its own process group, which `finish` ends.
 beside() {
   set -m
   "$@" &
   set +m
 }
 
-# Two nodes that each say that they have four GPUs, with the images that tools/e2e-prepare.sh has built.
+# Two nodes with four fake GPUs each, and the images built by tools/e2e-prepare.sh.
 cluster() {
   local store
   store=$(tools/image-store.sh ghcr.io/allranks/{operator,pytorch,tensorflow,horovod}:e2e)
-  mine=$(mktemp -d "$(dirname "$store")/e2e.XXXXXX") # they share files
+  mine=$(mktemp -d "$(dirname "$store")/e2e.XXXXXX") # on the same file system: they share files
   export ALLRANKS_E2E=$mine/cluster
   tools/cluster.sh up --with node --nodes 2 --gpus 4 --store "$store" --dir "$ALLRANKS_E2E" >/dev/null
 }
@@ -76,7 +76,7 @@ kubectl() {
   KUBECONFIG=$ALLRANKS_E2E/kubeconfig PATH=$ALLRANKS_E2E/bin:$PATH command kubectl "$@" >/dev/null
 }
 
-# Tests put back what they changed, which they do when they are interrupted.
+# Interrupts the tests first, so that they can restore what they changed.
 finish() {
   trap '' INT TERM HUP
   local signal

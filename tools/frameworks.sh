@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# One virtual environment with the frameworks that training ranks need, for tests and for running jobs on one machine
-# without containers. The images install the same files (images/*/requirements.txt), so a rank meets the same versions.
+# Creates one virtual environment with the frameworks, for tests and for jobs on one machine without containers. The images
+# install the same files (images/*/requirements.txt), so the versions are the same.
 set -euo pipefail
 
 usage() {
   cat <<'USAGE'
 usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod]
 
-Makes sure that the frameworks named (none named: all three) are in the virtual environment
-$ALLRANKS_CACHE/frameworks-py<version>, and prints its path as the only line on stdout. What is there already is left
-alone: a second call takes a fraction of a second. Horovod is compiled (4 minutes) against the other two, and
-brings them along.
+Installs the given frameworks (default: all three) into the virtual environment
+$ALLRANKS_CACHE/frameworks-py<version>, and prints its path as the only line on stdout. Installed frameworks are not
+changed: a second call takes a fraction of a second. Horovod is compiled (4 minutes) against the other two, which are
+installed as well.
 
 examples:
   tools/frameworks.sh pytorch
@@ -18,9 +18,9 @@ examples:
   PYTHON=python3.12 ALLRANKS_CACHE=/big/disk tools/frameworks.sh
 
 environment:
-  ALLRANKS_CACHE  where environments and wheels are kept, default ~/.cache/allranks
-  PYTHON          the interpreter to make the environment with, 3.11 or newer, default python3
-  PIP_*           pip's own settings are respected, PIP_EXTRA_INDEX_URL for example
+  ALLRANKS_CACHE  folder of environments and wheels, default ~/.cache/allranks
+  PYTHON          the interpreter for the environment, 3.11 or newer, default python3
+  PIP_*           pip's own settings apply, PIP_EXTRA_INDEX_URL for example
 USAGE
 }
 
@@ -38,7 +38,7 @@ main() {
     mkdir -p "$cache"
     exec 9>"$venv.lock"
     flock --nonblock 9 || { say "another call is installing, waiting for it"; flock 9; }
-    all_installed || install_missing # the call that we waited for may have installed them
+    all_installed || install_missing # the other call may have installed them
   fi
   echo "$venv"
 }
@@ -57,9 +57,9 @@ parse_arguments() {
 }
 
 python_version() {
-  command -v "$python" >/dev/null || fail "no '$python' on this machine: install Python 3.11 or newer, or set PYTHON"
+  command -v "$python" >/dev/null || fail "'$python' is not installed: install Python 3.11 or newer, or set PYTHON"
   "$python" -c 'import sys; print("%d%d" % sys.version_info[:2]); sys.exit(sys.version_info < (3, 11))' ||
-    fail "$("$python" --version) is too old: Python 3.11 or newer is needed. Set PYTHON to one, PYTHON=python3.12 for example"
+    fail "$("$python" --version) is too old: Python 3.11 or newer is needed. Set PYTHON, for example PYTHON=python3.12"
 }
 
 all_installed() {
@@ -70,7 +70,7 @@ all_installed() {
   done
 }
 
-# A stamp holds the hash of all that decides what was installed, so that a changed pin or build script installs again.
+# The stamp is a hash of everything that determines the installation, so that a changed pin or build script reinstalls.
 is_installed() {
   [[ $(cat "$stamps/$1" 2>/dev/null) == "$(fingerprint "$1")" ]]
 }
@@ -87,7 +87,7 @@ fingerprint() {
 
 install_missing() {
   local framework started
-  # pip writes a package's files in place, and what a killed pip left behind looks installed to the next one.
+  # pip writes files in place, and a package left behind by a killed pip looks installed to the next one.
   if [[ -e $unfinished ]]; then
     say "an earlier installation of $(cat "$unfinished") was interrupted: starting with a new environment"
     rm -rf "$venv"
@@ -107,35 +107,35 @@ make_environment() {
   mkdir -p "$stamps"
   echo "the environment itself" >"$unfinished"
   "$python" -m venv "$venv" >&2 ||
-    fail "$python could not make a virtual environment, see above (Debian: apt-get install python3-venv)"
+    fail "$python could not create a virtual environment, see above (Debian: apt-get install python3-venv)"
   rm "$unfinished"
 }
 
 install_pytorch() {
   check_disk 10
   pip_install_requirements pytorch
-  prove pytorch torch
+  verify pytorch torch
 }
 
 install_tensorflow() {
   check_disk 4
   pip_install_requirements tensorflow
-  prove tensorflow tensorflow tf_keras
+  verify tensorflow tensorflow tf_keras
 }
 
 install_horovod() {
   check_disk 2
   local wheel
-  command -v mpirun >/dev/null || say "no MPI on this machine: Horovod will have gloo only (tools/system-packages.sh installs MPI)"
+  command -v mpirun >/dev/null || say "MPI is not installed: Horovod will support only gloo (tools/system-packages.sh installs MPI)"
   pip_install_requirements horovod
   wheel=$(PYTHON=$venv/bin/python ALLRANKS_CACHE=$cache "$repository/images/horovod/build-wheel.sh")
   pip_install horovod --no-deps --force-reinstall "$wheel"
-  prove horovod horovod.torch horovod.tensorflow
+  verify horovod horovod.torch horovod.tensorflow
 }
 
 pip_install_requirements() {
   local framework=$1 folder=$repository/images/$1 other constraints=()
-  for other in pytorch tensorflow horovod; do # no framework moves a version under another one
+  for other in pytorch tensorflow horovod; do # a framework must not change the versions of another one
     constraints+=(--constraint "$repository/images/$other/requirements.txt")
   done
   pip_install "$framework" --requirement "$folder/requirements.txt" "${constraints[@]}"
@@ -145,15 +145,15 @@ pip_install_requirements() {
 
 pip_install() {
   echo "$1" >"$unfinished"
-  # Downloads go where the space was looked for; /tmp may be a small disk in memory.
+  # Downloads go to the disk that was checked for space; /tmp may be a small tmpfs.
   mkdir -p "$stamps/tmp"
   TMPDIR=$stamps/tmp "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off --quiet "${@:2}" >&2 ||
-    fail "pip could not install $1 into $venv, see above: the same command again starts over"
+    fail "pip could not install $1 into $venv, see above; run the same command to retry"
   rm -r "$unfinished" "$stamps/tmp"
 }
 
-# prove FRAMEWORK MODULE...: what is installed can be imported; only then is it stamped as there.
-prove() {
+# verify FRAMEWORK MODULE...: checks that the modules can be imported, and writes the stamp.
+verify() {
   local module output
   for module in "${@:2}"; do
     output=$("$venv/bin/python" -c "import $module" 2>&1) || {
@@ -164,12 +164,12 @@ prove() {
   fingerprint "$1" >"$stamps/$1"
 }
 
-# check_disk GB: space for the packages and their downloads.
+# check_disk GB: checks the space for packages and downloads.
 check_disk() {
   local needed=$1 free
   free=$(($(df --output=avail -k "$cache" | tail -n 1) / 1024 / 1024))
   ((free >= needed)) ||
-    fail "$cache has $free GB free and $needed GB are needed: free some, or set ALLRANKS_CACHE to a folder on a larger disk"
+    fail "$cache has $free GB free, but $needed GB are needed: free some, or set ALLRANKS_CACHE to a folder on a larger disk"
 }
 
 say() { echo "frameworks: $*" >&2; }

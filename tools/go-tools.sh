@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# Programs that tests need and that no package registry for Python has, built from source by Go: the same versions on
-# every machine, and nothing else to download. tools/programs/go.mod names most of them as tools.
+# Builds programs for tests that are not on PyPI from source with Go: the same versions on every machine, without other
+# downloads. Most of them are listed as tools in tools/programs/go.mod.
 set -euo pipefail
 
 usage() {
   cat <<'USAGE'
 usage: tools/go-tools.sh controlplane | helm | untt | node | argo | bench | peers     (the first two: tools/controlplane.sh, tools/helm.sh as well)
 
-Makes sure that the programs are in a directory of $ALLRANKS_CACHE, and prints that directory as the only line on stdout:
+Builds the programs into a directory of $ALLRANKS_CACHE, and prints that directory as the only line on stdout:
   controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl
   helm          helm
-  untt          the runner of helm-unittest, for the chart's own tests
+  untt          the test runner of helm-unittest, for the chart's own tests
   node          kube-scheduler, kubelet, kube-proxy, coredns, local-path-provisioner
-  argo          workflow-controller, argoexec, and the manifests to install them with
-  bench         raw, which posts objects as fast as the API server takes them
-  peers         training-operator, which the benchmarks can run beside ours, and its CRDs
-What was built already is there at once. On two idle cores the control plane takes 4 minutes, helm, untt and node 2 minutes more
-(they share what they are made of), argo and peers 3 to 4 minutes each. Go needs 4 GB of disk for it.
+  argo          workflow-controller, argoexec, and the manifests that install them
+  bench         raw, which posts objects as fast as the API server accepts them
+  peers         training-operator for comparison in benchmarks, and its CRDs
+Programs that were built before are reused. On two idle cores the control plane takes 4 minutes, helm, untt and node 2 minutes
+more (they share packages), argo and peers 3 to 4 minutes each. Go needs 4 GB of disk.
 
 environment:
-  ALLRANKS_CACHE       where they are kept, default ~/.cache/allranks
-  KUBEBUILDER_ASSETS   a directory with etcd, kube-apiserver and kubectl, as `setup-envtest` makes one: they come first,
-                       and only what is missing there is built (controlplane)
-  GOPROXY, GOFLAGS...  Go's own settings are respected
+  ALLRANKS_CACHE       folder of the programs, default ~/.cache/allranks
+  KUBEBUILDER_ASSETS   a directory with etcd, kube-apiserver and kubectl, as created by `setup-envtest`: these are used,
+                       and only missing programs are built (controlplane)
+  GOPROXY, GOFLAGS...  Go's own settings apply
 USAGE
 }
 
@@ -35,7 +35,7 @@ main() {
   esac
   assets=
   [[ $name != controlplane ]] || assets=${KUBEBUILDER_ASSETS:-}
-  [[ -z $assets || -d $assets ]] || fail "KUBEBUILDER_ASSETS is '$assets', which is no directory"
+  [[ -z $assets || -d $assets ]] || fail "KUBEBUILDER_ASSETS is not a directory: '$assets'"
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   target=$cache/$name-$(fingerprint)
 
@@ -43,12 +43,12 @@ main() {
     mkdir -p "$cache"
     exec 9>"$cache/$name.lock"
     flock --nonblock 9 || { say "another call is building, waiting for it"; flock 9; }
-    [[ -d $target ]] || build # the call that we waited for may have built it
+    [[ -d $target ]] || build # the other call may have built it
   fi
   echo "$target"
 }
 
-# Of all that decides what is built.
+# Hash of everything that determines the programs.
 fingerprint() {
   {
     cat "$repository/tools/$(module)"/{go.mod,*.go} 2>/dev/null || true # not all have both
@@ -58,7 +58,7 @@ fingerprint() {
   } | sha256sum | cut -c 1-16
 }
 
-# The folder below tools/ that says what is compiled.
+# The folder below tools/ with the go.mod.
 module() {
   case $name in
     controlplane | helm | untt | node) echo programs ;;
@@ -73,7 +73,7 @@ build() {
   rm -rf "$work"
   mkdir -p "$work/bin"
   "build_$name"
-  # The directory appears whole, so that one which is there is finished.
+  # Renamed when complete, so that an existing directory is always complete.
   mv "$work/bin" "$target"
   rm -rf "$work"
   say "took $((SECONDS - started)) s; $target has $(du -sh "$target" | cut -f 1)"
@@ -107,12 +107,12 @@ build_untt() {
 build_node() {
   compile "$(kubernetes_version)" k8s.io/kubernetes/cmd/{kube-scheduler,kubelet,kube-proxy}
   compile '' github.com/coredns/coredns
-  # By itself: it imports logrus by the name that it had once, which Go does not take together with the one of today.
+  # Compiled separately: it imports logrus by its old module name, which conflicts with the current one.
   compile '' github.com/rancher/local-path-provisioner
 }
 
-# The published module lacks a file, and does not compile (`undefined: Setpgid`). It is built from a copy that has ours:
-# go build -overlay does not do it, in the cache of modules it replaces nothing.
+# A file is missing in the published module, so it does not compile (`undefined: Setpgid`). It is built from a copy with
+# the file added; go build -overlay does not work for files in the module cache.
 build_argo() {
   local module=github.com/argoproj/argo-workflows/v3 version=v3.6.10 source copy=$work/argo-workflows
   source=$(cd "$work" && GOWORK=off "$go" mod download -json "$module@$version" | awk -F '"' '$2 == "Dir" { print $4 }')
@@ -128,8 +128,8 @@ build_bench() {
   CGO_ENABLED=0 "$go" build -C "$repository/tools/bench" -o "$work/bin/raw" .
 }
 
-# Twice: as it comes, with its client's throttle, and without that. Both without its webhooks, for which an API server
-# would need a way to it, and which would cost it time.
+# Built twice: with its client's default throttle, and without. Both without webhooks, which the API server would have to
+# reach, and which would cost time.
 build_peers() {
   local module=github.com/kubeflow/training-operator version=v1.8.1 source copy=$work/training-operator main
   main=$copy/cmd/training-operator.v1/main.go
@@ -153,7 +153,7 @@ build_peers() {
   cp -r "$copy/manifests/base/crds" "$work/bin/crds"
 }
 
-# For the linker. Without these a server says v0.0.0-master, which Helm and kubectl do not take for a version.
+# Linker flags. Without these the version is v0.0.0-master, which Helm and kubectl reject.
 kubernetes_version() {
   local package
   for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
@@ -166,24 +166,24 @@ compile() {
   say "compiling ${*:2}"
   (
     modules
-    # What debuggers need takes Go a tenth of the time.
+    # Debug information would take a tenth of the build time.
     "$go" build -v -gcflags=all=-dwarf=false -ldflags "-s -w $1" -o "$work/bin/" "${@:2}" 2> >(count) ||
       fail "Go could not compile them, see above: the same command again goes on from there"
   )
 }
 
-# Goes to a copy of the go.mod, where Go may write its long form, and downloads what that names.
+# Downloads the modules, with a copy of go.mod that Go may extend.
 modules() {
   mkdir -p "$work/module"
   cd "$work/module"
-  # No go.sum is kept in the repository: Go's checksum database vouches for what the proxy hands out.
+  # The repository has no go.sum: Go's checksum database verifies the proxy's downloads.
   export GOWORK=off GOFLAGS="${GOFLAGS:-} -mod=mod" CGO_ENABLED=0 GOTMPDIR=$work
   [[ ! -e go.mod ]] || return 0
   cp "$repository/tools/$(module)/go.mod" .
   "$go" mod tidy 2>"$work/log" || { tail -n 30 "$work/log" >&2; fail "Go could not load the modules, see above"; }
 }
 
-# Go names every package that it has compiled: counted, and all else is let through.
+# Counts the packages that Go prints when compiled; passes all other lines on.
 count() {
   awk -v name="$name" '
     /^[^ ]+\/[^ ]+$|^[a-z0-9]+$/ { if (++n % 200 == 0) print name ": " n " packages"; next }
@@ -196,12 +196,12 @@ find_go() {
     [[ -x $go ]] && break
   done
   [[ -x $go ]] ||
-    fail "no Go on this machine: install Go 1.21 or newer (go.dev/doc/install, Debian: apt-get install golang-go)"
+    fail "Go is not installed: install Go 1.21 or newer (go.dev/doc/install, Debian: apt-get install golang-go)"
   version=$("$go" env GOVERSION)
-  # From 1.21 on Go fetches the newer Go that a go.mod asks for.
+  # Since 1.21, Go downloads a newer Go that go.mod requires.
   [[ $(printf '%s\n' go1.21 "$version" | sort -V | head -n 1) == go1.21 ]] ||
     fail "$go is $version: 1.21 or newer is needed (go.dev/doc/install)"
-  # Its compiler spends a fifth of its time collecting garbage, which it need not before it has this much.
+  # Its compiler spends a fifth of its time on garbage collection, which is unnecessary below this limit.
   export GOGC=${GOGC:-off} GOMEMLIMIT=${GOMEMLIMIT:-2GiB}
 }
 

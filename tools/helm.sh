@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# Builds what `tools/go-tools.sh --help` says, and prints where it is.
+# Builds the programs of `tools/go-tools.sh helm`, and prints their folder.
 exec "$(dirname "$0")/go-tools.sh" helm "$@"

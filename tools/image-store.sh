@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Images as containerd keeps them, unpacked once for all clusters: a node that begins with them has them in a second.
+# Unpacks images in containerd's format, once for all clusters, so that new nodes have them within a second.
 set -euo pipefail
 
 usage() {
   cat <<'USAGE'
 usage: tools/image-store.sh IMAGE...
 
-Makes sure that images of buildah's are in the store, in $ALLRANKS_CACHE, and prints its folder for
-`tools/cluster.sh up --store`. An image takes a minute or two the first time; one that is there as it is, no time. As root.
+Adds buildah images to the store in $ALLRANKS_CACHE, and prints its folder for
+`tools/cluster.sh up --store`. An image takes a minute or two the first time; unchanged images are skipped. Requires root.
 
 examples:
   tools/images.sh --engine buildah --tag dev pytorch
   tools/cluster.sh up --store "$(tools/image-store.sh ghcr.io/allranks/pytorch:dev)"
 
 environment:
-  ALLRANKS_CACHE  where it is kept, default ~/.cache/allranks
+  ALLRANKS_CACHE  parent folder of the store, default ~/.cache/allranks
 USAGE
 }
 
@@ -29,7 +29,7 @@ main() {
   flock 9
   local image id missing=()
   for image in "$@"; do
-    buildah inspect --type image "$image" >/dev/null 2>&1 || fail "there is no image $image: tools/images.sh or tools/e2e-prepare.sh builds it"
+    buildah inspect --type image "$image" >/dev/null 2>&1 || fail "no image $image: build it with tools/images.sh or tools/e2e-prepare.sh"
     id=$(identity "$image")
     grep --quiet --line-regexp --fixed-strings "$image $id" "$store/images" 2>/dev/null || missing+=("$image")
   done
@@ -37,7 +37,7 @@ main() {
   echo "$store"
 }
 
-# Of what runs: its labels name a commit, and change with each.
+# Hash of the content and configuration, without labels, which contain the commit.
 identity() {
   local of=.OCIv1.Config
   buildah inspect --type image --format \
@@ -45,7 +45,7 @@ identity() {
     sha256sum | cut -d ' ' -f 1
 }
 
-# With a containerd that runs as long as this does, and of which nothing else is to be seen.
+# Uses a private containerd that runs only during this call.
 add() {
   local image started
   work=$(mktemp -d)
@@ -67,8 +67,8 @@ TOML
   for image in "$@"; do
     started=$SECONDS
     buildah push --quiet "$image" "docker-archive:/dev/stdout:$image" |
-      ctr --address "$work/containerd.sock" --namespace k8s.io images import --snapshotter "$(snapshotter)" - >"$work/said" 2>&1 ||
-      fail "containerd did not take $image: $(tail -n 3 "$work/said")"
+      ctr --address "$work/containerd.sock" --namespace k8s.io images import --snapshotter "$(snapshotter)" - >"$work/output" 2>&1 ||
+      fail "containerd did not import $image: $(tail -n 3 "$work/output")"
     { grep --invert-match --fixed-strings "$image " "$store/images" 2>/dev/null || true; echo "$image $(identity "$image")"; } >"$work/images"
     mv "$work/images" "$store/images"
     say "$image in $((SECONDS - started)) s"
@@ -83,7 +83,7 @@ end() {
   rm -rf "$work"
 }
 
-# As tools/cluster.sh does: an overlay on an overlay is not mounted.
+# As in tools/cluster.sh: an overlay cannot be mounted on an overlay.
 snapshotter() { if [[ $(stat --file-system --format=%T "$store") == overlayfs ]]; then echo native; else echo overlayfs; fi; }
 
 say() { echo "image-store: $*" >&2; }

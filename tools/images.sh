@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the images, with whatever builds images on this machine; docs/images.md says what is in them.
+# Builds the images with docker, podman or buildah; docs/platform/images.md describes their contents.
 set -euo pipefail
 
 usage() {
@@ -7,22 +7,22 @@ usage() {
 usage: tools/images.sh [options] [operator] [pytorch] [tensorflow] [horovod] [base]
        tools/images.sh tools
 
-Builds the images named (none named: operator, pytorch, tensorflow, horovod) with docker, podman or buildah, whichever
-is there first, and prints their names on stdout, one a line. What each took and how large it is goes to stderr. A
-second call takes seconds: layers are cached.
+Builds the given images (default: operator, pytorch, tensorflow, horovod) with docker, podman or buildah, the first one
+that is installed, and prints their names on stdout, one per line. Durations and sizes go to stderr. A second call takes
+seconds: layers are cached.
 
-Where the base image cannot be pulled, a test base takes its place (Debian's Python 3.11, made by debootstrap, as root):
-good for tests, not for use. `base` makes only that. `tools` installs what building takes and running needs where it is
-missing (Debian, as root): buildah, debootstrap and runc.
+If the base image cannot be pulled, a test base replaces it (Debian's Python 3.11, created by debootstrap, as root), which
+is for tests only. `base` builds only that. `tools` installs missing tools for building and running (Debian, as root):
+buildah, debootstrap and runc.
 
 options:
-  --base IMAGE            base image, default python:3.12-slim-bookworm; one named here is never replaced
-  --test-base             take the test base without trying to pull
-  --build-arg NAME=VALUE  as docker build has it; may be given several times
-  --push-tar DIR          put each image into DIR/NAME.tar as well (docker-archive), for `docker load`,
+  --base IMAGE            base image, default python:3.12-slim-bookworm; an image given here is never replaced
+  --test-base             use the test base without trying to pull
+  --build-arg NAME=VALUE  as for docker build; can be repeated
+  --push-tar DIR          also write each image to DIR/NAME.tar (docker-archive), for `docker load`,
                           `ctr images import`, `kind load image-archive`
-  --into COMMAND          hand each image to this command's stdin, as such an archive that lies nowhere
-  --tag TAG               default: allranks' version and `latest`; `test-only` where a build argument is for tests
+  --into COMMAND          pipe each image to this command, as such an archive
+  --tag TAG               default: allranks' version and `latest`; `test-only` with a build argument for tests
   --prefix PREFIX         default: ghcr.io/allranks
   --engine ENGINE         docker, podman or buildah
 
@@ -34,12 +34,12 @@ examples:
   tools/images.sh --into 'tools/cluster.sh load --on node-1 -' operator
 
 environment:
-  ALLRANKS_CACHE  where the test base and wheels are kept, default ~/.cache/allranks
+  ALLRANKS_CACHE  folder of the test base and wheels, default ~/.cache/allranks
 USAGE
 }
 
 default_base=python:3.12-slim-bookworm
-test_base=localhost/allranks/test-base:bookworm-1 # count it up when what `debootstrap_into` does changes
+test_base=localhost/allranks/test-base:bookworm-1 # increment when `debootstrap_into` changes
 all=(operator pytorch tensorflow horovod)
 
 main() {
@@ -56,7 +56,7 @@ main() {
   settle_tags
   find_engine
   mkdir -p "$cache/images"
-  # Two at a time would make the same layers twice.
+  # Concurrent calls would build the same layers twice.
   exec 9>"$cache/images/lock"
   flock --nonblock 9 || { say "another call is building, waiting for it"; flock 9; }
   settle_base
@@ -65,7 +65,7 @@ main() {
   done
 }
 
-# Sets `tag` to the one that is told, and `tags` to all of them.
+# Sets `tag` to the printed tag, and `tags` to all of them.
 settle_tags() {
   tags=("${tag:-latest}")
   [[ -n $tag ]] || tags=("$version" latest)
@@ -105,9 +105,9 @@ install_tools() {
   done
   ((${#missing[@]})) || return 0
   { [[ $EUID == 0 ]] && command -v apt-get >/dev/null; } ||
-    fail "missing: ${missing[*]}. Debian's root may run this to install them; elsewhere use the system's own tools"
+    fail "missing: ${missing[*]}. On Debian, run this as root to install them; elsewhere use the system's package manager"
   say "installing ${missing[*]}"
-  apt-get -o DPkg::Lock::Timeout=300 --quiet=2 update >&2 || say "the package lists could not be brought up to date"
+  apt-get -o DPkg::Lock::Timeout=300 --quiet=2 update >&2 || say "could not update the package lists"
   DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 --quiet=2 install --yes \
     --no-install-recommends "${missing[@]}" >"$(log_file tools)" 2>&1 ||
     { tail -n 20 "$(log_file tools)" >&2; fail "apt-get could not install ${missing[*]}, see above"; }
@@ -116,7 +116,7 @@ install_tools() {
 find_engine() {
   local candidate
   for candidate in ${engine:-docker podman buildah}; do
-    # docker's client is of no use where its daemon does not run.
+    # The docker client does not work without its daemon.
     if timeout 20 "$candidate" info >/dev/null 2>&1; then
       engine=$candidate
       return
@@ -125,7 +125,7 @@ find_engine() {
   fail "${engine:-none of docker, podman and buildah} does not work here. Start Docker, or on Debian: tools/images.sh tools"
 }
 
-# Sets `base` to an image that is there, or can be had.
+# Sets `base` to an image that exists or can be pulled or built.
 settle_base() {
   if ! $without_pull && [[ ${wanted[*]} != base ]]; then
     [[ -z $base ]] || return 0
@@ -134,7 +134,7 @@ settle_base() {
       return
     fi
     say "$default_base cannot be pulled ($(tail -n 1 "$(log_file pull)"))"
-    say "the test base takes its place: Debian's Python 3.11, good for tests, not for use"
+    say "using the test base instead: Debian's Python 3.11, for tests only"
   fi
   make_test_base
 }
@@ -162,10 +162,10 @@ make_test_base() {
 
 debootstrap_into() {
   local archive=$1 root
-  command -v debootstrap >/dev/null || fail "no debootstrap to make the test base with (Debian: tools/images.sh tools)"
-  [[ $EUID == 0 ]] || fail "only root can make the test base: give another one with --base"
+  command -v debootstrap >/dev/null || fail "the test base requires debootstrap (Debian: tools/images.sh tools)"
+  [[ $EUID == 0 ]] || fail "only root can build the test base: use another base with --base"
   root=$(mktemp -d -p "$cache/images")
-  say "making the test base"
+  say "building the test base"
   timeout --foreground 900 debootstrap --variant=minbase --include=ca-certificates,python3,python3-pip,python3-venv,python-is-python3 \
     bookworm "$root" >"$(log_file base)" 2>&1 ||
     { tail -n 5 "$(log_file base)" >&2; rm -rf "$root"; fail "debootstrap failed, see above"; }
@@ -185,7 +185,7 @@ build() {
     return
   fi
   if [[ $image == horovod ]]; then
-    own=(--build-arg WHEEL=built) # said, too, where it is the default: buildah would not find the stage
+    own=(--build-arg WHEEL=built) # also if it is the default: buildah would not find the stage
     give_wheel && own=(--build-arg WHEEL=given)
   fi
   for each in "${tags[@]}"; do
@@ -203,8 +203,8 @@ build() {
   echo "$name"
 }
 
-# Puts a wheel where the Dockerfile looks for it, if tools/frameworks.sh has built one that fits this base. Its folder is
-# named as build-wheel.sh --print-key would name it there.
+# Copies a wheel to the folder that the Dockerfile uses, if tools/frameworks.sh has built one for this base. Its folder has
+# the name that build-wheel.sh --print-key would print in the image.
 give_wheel() {
   local recipe key wheel
   [[ "${arguments[*]-}" != *HOROVOD_GPU_OPERATIONS=* && "${arguments[*]-}" != *TENSORFLOW_VARIANT=* &&
@@ -213,7 +213,7 @@ give_wheel() {
   key=$(python_tag)-$(uname -m)-torch_$(pin torch pytorch)-tensorflow_$(pin tensorflow-cpu tensorflow)-mpi_yes-gpu_none-$recipe
   for wheel in "$cache/horovod-wheels/$key"/*.whl; do
     [[ -e $wheel ]] || return 1
-    say "horovod: with the wheel that was built before, $key"
+    say "horovod: using the cached wheel, $key"
     cp --preserve=timestamps "$wheel" images/horovod/wheels/
   done
 }
@@ -234,11 +234,11 @@ python_tag() {
   esac
 }
 
-# run_build TITLE ARGUMENT...: the engine's build, with all that it says in a file.
+# run_build TITLE ARGUMENT...: runs the engine's build, with its output in a log file.
 run_build() {
   local log command=("$engine" build)
   log=$(log_file "$1")
-  # Behind a proxy that has certificates of its own, what runs in a build trusts what this machine trusts.
+  # Behind a proxy with its own certificates, builds must trust the certificates of this machine.
   local trust=()
   [[ ! -e /etc/ssl/certs/ca-certificates.crt ]] || trust=(--volume /etc/ssl/certs:/etc/ssl/certs:ro)
   case $engine in
@@ -248,7 +248,7 @@ run_build() {
   "${command[@]}" "${@:2}" >"$log" 2>&1 || {
     tail -n 30 "$log" >&2
     rm -f images/horovod/wheels/*.whl
-    fail "$1: the build failed, see above; all that it said is in $log"
+    fail "$1: the build failed, see above; the full log is in $log"
   }
 }
 
@@ -283,8 +283,8 @@ push_into() {
   case $engine in
     buildah) buildah push --quiet "$name" "docker-archive:/dev/stdout:$name" ;;
     *) "$engine" save "$name" ;;
-  esac | bash -c "$into" >&2 || fail "$image: '$into' did not take it, see above"
-  say "$image: handed over in $((SECONDS - started)) s"
+  esac | bash -c "$into" >&2 || fail "$image: '$into' failed, see above"
+  say "$image: piped in $((SECONDS - started)) s"
 }
 
 log_file() {

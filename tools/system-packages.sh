@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Debian's packages: for Horovod, MPI to run its MPI jobs, a compiler and cmake to build its wheel; for a cluster on this
-# machine (tools/cluster.sh), what a node runs; for images without Docker, what builds them.
+# Installs Debian packages: for Horovod, MPI for its MPI jobs, a compiler and cmake for its wheel; for a cluster on this
+# machine (tools/cluster.sh), the programs of a node; for images without Docker, the build tools.
 set -euo pipefail
 
 usage() {
   cat <<'USAGE'
 usage: tools/system-packages.sh [horovod] [node] [images]
 
-Installs Debian's packages of these groups where they are missing, if this user is root and apt-get is there; without
-an argument those of Horovod:
+Installs the missing Debian packages of these groups, if the user is root and apt-get is available; without an argument
+those of Horovod:
   horovod  Open MPI, ssh client, C++ compiler, make and cmake
   node     containerd, runc, network plugins, packet filter and busybox for tools/cluster.sh
-  images   buildah and debootstrap, to build images where no Docker is
-Otherwise it says in one line what is missing and what will not be available, and succeeds: everything but MPI works
-without MPI. What is there already is left alone. Prints on stderr only.
+  images   buildah and debootstrap, to build images without Docker
+Otherwise it prints one line with the missing packages and features, and succeeds: everything except MPI works without
+MPI. Installed packages are not changed. Prints only to stderr.
 
 examples:
   tools/system-packages.sh && tools/frameworks.sh horovod
@@ -30,7 +30,7 @@ g++|g++|building Horovod
 make|make|building Horovod
 cmake|cmake|a cmake of the system (the build fetches its own)'
 
-# busybox of the package of that name needs libraries: containers have none.
+# The package `busybox` is dynamically linked, and the containers have no libraries.
 node='containerd|containerd|a cluster on this machine
 runc|runc|a cluster on this machine
 /usr/lib/cni/ptp|containernetworking-plugins|a cluster on this machine
@@ -42,7 +42,7 @@ mount|mount|a cluster on this machine
 openssl|openssl|a cluster on this machine
 busybox|busybox-static|a cluster on this machine'
 
-# runc runs what a Dockerfile says, crun would do as well.
+# runc runs the commands of a Dockerfile; crun would work as well.
 images='buildah|buildah|images without Docker
 runc|runc|images without Docker
 debootstrap|debootstrap|base images without a registry'
@@ -60,9 +60,9 @@ main() {
   find_missing
   [[ -n $missing ]] || return 0
   if [[ $EUID != 0 ]]; then
-    say "missing:$missing; not available then: $lost. Root may run this script to install them"
+    say "missing:$missing; not available without them: $lost. Run this script as root to install them"
   elif ! command -v apt-get >/dev/null; then
-    say "missing:$missing; not available then: $lost. There is no apt-get here: install them with this system's own tools"
+    say "missing:$missing; not available without them: $lost. There is no apt-get: install them with this system's package manager"
   else
     install
   fi

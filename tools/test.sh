@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# `make test`: every test, fast ones first; says what runs and how long it took. `tools/test.sh fast` stops before
-# anything has to be built, `tools/test.sh e2e` runs what needs real pods alone. Further arguments of pytest come from
-# PYTEST_ADDOPTS.
+# `make test`: all tests, fast ones first; prints each step and its duration. `tools/test.sh fast` runs only the steps that
+# need no builds, `tools/test.sh e2e` only the end-to-end tests. Set PYTEST_ADDOPTS for additional pytest arguments.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
@@ -16,10 +15,10 @@ step() {
   summary+=("$(printf '%5s s  %s' "$((SECONDS - start))" "$title")")
 }
 
-# The first time, half an hour of building goes on beside the tests, and takes what processor time they leave. What needs
-# it calls the same scripts: those wait for one another, and what was built is there.
+# The first time, builds of half an hour run next to the tests, with low CPU priority. Steps that need them call the same
+# scripts, which lock and reuse the results.
 build_ahead() {
-  # Linux shares time out by session first, where it has autogroups: niceness holds within one only.
+  # With autogroups, Linux divides CPU time between sessions first: niceness applies only within a session.
   setsid nice -n 19 bash -c "echo 19 >/proc/self/autogroup; $1" >/dev/null 2>&1 &
   builder=$!
   trap 'kill -- "-$builder" 2>/dev/null || true' EXIT
@@ -27,7 +26,7 @@ build_ahead() {
 
 real_pods() {
   if [ "$EUID" != 0 ]; then
-    summary+=('skipped: tests with real pods, which only root may run (sudo -E make e2e)')
+    summary+=('skipped: tests with real pods, which require root (sudo -E make e2e)')
     return
   fi
   step 'nodes, Argo and images (built once)' tools/e2e-prepare.sh
@@ -37,8 +36,8 @@ real_pods() {
 
 if [ "$which" != e2e ]; then
   if [ "$which" = all ]; then
-    step 'packages of the system' tools/system-packages.sh horovod $([ "$EUID" != 0 ] || echo node images)
-    # In the order in which it is wanted. Horovod's image takes the wheel that its environment was made with.
+    step 'system packages' tools/system-packages.sh horovod $([ "$EUID" != 0 ] || echo node images)
+    # In the order of use. The Horovod image uses the wheel of the Horovod environment.
     ahead='tools/frameworks.sh; tools/controlplane.sh; tools/helm.sh; tools/go-tools.sh untt'
     build_ahead "$ahead$([ "$EUID" != 0 ] || echo '; tools/e2e-prepare.sh')"
   fi
@@ -53,7 +52,7 @@ if [ "$which" = all ]; then
   step 'PyTorch, TensorFlow, Horovod' tools/frameworks.sh pytorch tensorflow horovod
   step 'tests with real frameworks' "$bin/python" -m pytest -q -m slow --durations=10
   step 'control plane (built once, by Go)' tools/controlplane.sh
-  step 'Helm and its runner of tests (built once, by Go)' bash -c "tools/helm.sh && tools/go-tools.sh untt"
+  step 'Helm and its test runner (built once, by Go)' bash -c "tools/helm.sh && tools/go-tools.sh untt"
   step 'tests on a real API server' "$bin/python" -m pytest -q -m cluster --durations=10
 fi
 [ "$which" = fast ] || real_pods

@@ -1,8 +1,8 @@
-"""Makes docs/tour.md and the README's section on a cluster: real output of commands on a real Kubernetes.
+"""Records docs/guides/tour.md and the README's transcript: real output of commands on a real Kubernetes cluster.
 
-As root, with a cluster of its own that is ended afterwards:  .venv/bin/python tools/tour.py
-On one that `tools/cluster.sh up --dir DIR --nodes 2 --gpus 4` started, that has the images of tests/e2e, and in which
-allranks may be installed anew and a node may be lost:        .venv/bin/python tools/tour.py --cluster DIR
+As root, with a new cluster that is stopped afterwards:       .venv/bin/python tools/tour.py
+With a cluster that `tools/cluster.sh up --dir DIR --nodes 2 --gpus 4` started and that has the images of tests/e2e;
+allranks is installed again, and a node is stopped:           .venv/bin/python tools/tour.py --cluster DIR
 """
 
 from __future__ import annotations
@@ -23,41 +23,42 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from readme import replaced  # noqa: E402
+from transcripts import replaced  # noqa: E402
 
 from e2e.cluster import Cluster  # noqa: E402
 from e2e.jobs import Team, of_tests  # noqa: E402
 from e2e.release import NAMESPACE, install  # noqa: E402
 from images.building import build  # noqa: E402
 
-PAGE = ROOT / "docs" / "tour.md"
+PAGE = ROOT / "docs" / "guides" / "tour.md"
 TEAM, README_TEAM = "tour", "tour-readme"
 WIDTH = 120
 EXAMPLE = "examples/penguins-pytorch.yaml"
 JOB = "penguins-pytorch"
 NOTABLE = r"^(?!.* (Scheduled|FailedScheduling|Pulled|Created|Started|Killing) )"
-"""Lines of `allranks describe` but for the events that every pod has."""
+"""Lines of `allranks describe` except the events that every pod has."""
 FAILURE = (
     r"^(Phase|Attempt|Restarts|Last|Events)|^  (pod |LAST|\||\w+-\d)|"
     r"  (Normal|Warning) +(?! |Scheduled|FailedScheduling|Pulled|Created |Started|Killing)"
 )
-"""Those that tell of a restart."""
+"""Lines of `allranks describe` about a restart."""
 
 HEAD = """\
 # A tour on a cluster
 
-Everything below was printed by the commands that are shown, on a Kubernetes of two nodes that `tools/cluster.sh` made
-of a machine with {cores} cores, with images that `tools/images.sh` built under the tag `e2e`. Beyond that tag the
-examples are unchanged. Where you see `...`, lines are cut or left out. No node has a GPU; each says that it has four.
-`.venv/bin/python tools/tour.py`, as root, makes this page anew.
+The output on this page is recorded from the commands shown, on a Kubernetes cluster of two nodes that
+`tools/cluster.sh` started on a machine with {cores} cores, with images that `tools/images.sh` built with the tag `e2e`.
+Except for that tag, the examples are unchanged. `...` stands for omitted output. The nodes have no GPUs, but each
+advertises four. `.venv/bin/python tools/tour.py`, run as root, records this page again.
 
-The cluster is that of [dev-cluster.md](dev-cluster.md); [install.md](install.md) tells more of the chart,
-[cluster.md](cluster.md) of allranks' own commands, [manifest.md](manifest.md) of what the job says.
+The development cluster is described in [dev/cluster.md](../dev/cluster.md), the chart in
+[install.md](../platform/install.md), the commands in [cluster.md](cluster.md), and the manifest in
+[manifest.md](manifest.md).
 """
 
 
 def main() -> None:
-    """Goes the tour, then writes both pages."""
+    """Runs all parts, then writes both pages."""
     with touring(__doc__, TEAM, README_TEAM) as tour:
         section = readme_section(tour)
         for part in PARTS:
@@ -68,9 +69,9 @@ def main() -> None:
 
 @contextlib.contextmanager
 def touring(about: str | None, *namespaces: str) -> Iterator[Tour]:
-    """On the cluster that the command line names, or a new one. Of one that fails, what the cluster knows is told."""
+    """A tour on the cluster of the command line, or on a new one. On failure, prints the jobs, pods and events."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cluster", metavar="DIR", type=Path, help="the folder of a cluster that runs")
+    parser.add_argument("--cluster", metavar="DIR", type=Path, help="the folder of a running cluster")
     running = parser.parse_args().cluster
     with tempfile.TemporaryDirectory() as folder, cluster_of(running) as cluster:
         install(cluster)
@@ -87,17 +88,17 @@ def touring(about: str | None, *namespaces: str) -> Iterator[Tour]:
 
 
 def write(pages: dict[Path, str]) -> None:
-    """All of them, or none where one would tell of this machine's own folders."""
+    """Writes all pages, or none if one contains a path of this machine."""
     for text in pages.values():
         if found := re.search(r"/(root|work|tmp|home|mnt|Users)/\S*", text):
-            raise SystemExit(f"a path of this machine, not written: {found[0]}")
+            raise SystemExit(f"the page contains a path of this machine: {found[0]}")
     for page, text in pages.items():
         page.write_text(text)
 
 
 @contextlib.contextmanager
 def cluster_of(running: Path | None) -> Iterator[Cluster]:
-    """The one that runs, or a new one."""
+    """The running cluster, or a new one."""
     if running:
         yield Cluster(running.resolve())
         return
@@ -113,7 +114,7 @@ def cluster_of(running: Path | None) -> Iterator[Cluster]:
 
 
 class Tour:
-    """Runs commands as they are shown, in a folder that looks like this repository's, and collects the page."""
+    """Runs the commands of a page in a folder with the repository's examples, and collects their output."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -135,7 +136,7 @@ class Tour:
         self.text += [textwrap.fill(paragraph, WIDTH, break_on_hyphens=False) + "\n" for paragraph in paragraphs]
 
     def show(self, *commands: str, only: str = ".") -> None:
-        """Runs them one after the other."""
+        """Runs the commands one after the other."""
         self.consoles(*((command, self.run(command)) for command in commands), only=only)
 
     def consoles(self, *blocks: tuple[str, str], only: str = ".") -> None:
@@ -158,7 +159,7 @@ class Tour:
 
     @contextlib.contextmanager
     def watched(self, command: str, last: str) -> Iterator[Path]:
-        """Runs it meanwhile, and then until it has said the last word. The file has what it says."""
+        """Runs a command during the `with` block, and then until its output, in the yielded file, contains `last`."""
         file = self.folder / "watched"
         with file.open("w") as out:
             process = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=self.folder, env=self.env, stdout=out)
@@ -183,7 +184,7 @@ def until(happened: Callable[[], bool], what: str, seconds: float = 60) -> None:
 
 
 def excerpt(said: str, only: str) -> list[str]:
-    """Lines that are not too long. What is left out shows as `...`."""
+    """The matching lines, shortened to WIDTH. `...` stands for omitted output."""
     out: list[str] = []
     for line in said.rstrip().splitlines():
         if re.search(only, line):
@@ -195,7 +196,7 @@ def excerpt(said: str, only: str) -> list[str]:
 
 
 def console(*blocks: tuple[str, str], only: str = ".") -> str:
-    """Commands with what they have said. Of that, the lines that `only` matches."""
+    """Commands with the lines of their output that `only` matches."""
     lines = [line for command, said in blocks for line in (f"$ {command}", *excerpt(said, only))]
     return "\n".join(["```console", *lines, "```"])
 
@@ -211,7 +212,7 @@ def new_team(name: str) -> tuple[str, ...]:
 def installed(tour: Tour) -> None:
     tour.tell("## The operator")
     tour.show("kubectl version", "allranks --version")
-    tour.tell("One chart: CRDs, operator, rights.")
+    tour.tell("One chart installs the CRDs, the operator and its roles.")
     helm = f"helm upgrade --install allranks charts/allranks --namespace {NAMESPACE} --create-namespace --wait"
     notes = f"helm get notes allranks --namespace {NAMESPACE}"
     tour.text.append(f"```zsh\n{helm}\n```\n")
@@ -220,7 +221,7 @@ def installed(tour: Tour) -> None:
 
 
 def trained(tour: Tour) -> None:
-    tour.tell("## A job", "In a namespace that lets in only pods of the restricted Pod Security Standard:")
+    tour.tell("## A job", "The namespace admits only pods that satisfy the restricted Pod Security Standard:")
     tour.show(*new_team(TEAM))
     apply, watch, pods = f"kubectl apply -f {EXAMPLE}", "kubectl get dt -w", "kubectl get pods -o wide"
     wait = f"kubectl wait --for=condition=Complete dt/{JOB} --timeout=5m"
@@ -235,16 +236,17 @@ def trained(tour: Tour) -> None:
     tour.tell("The loss falls:")
     tour.show(f"kubectl logs {JOB}-master-0-0", only="rank 0|epoch (1|2|3|10|20)/|saved")
     tour.tell(
-        "The claim with the checkpoints is in the same file. It goes with the job here, for the next one to start anew:"
+        "The claim with the checkpoints is in the same file. It is deleted with the job here, so that the next job "
+        "starts from the beginning:"
     )
     tour.show(f"kubectl delete -f {EXAMPLE}")
 
 
 def named(tour: Tour) -> None:
-    tour.tell("## Names", "The same job again, with other arguments, by allranks' own command:")
+    tour.tell("## Names", "The same job is submitted again, with other arguments, by the command of allranks:")
     tour.show(f"allranks submit {EXAMPLE} --set 'args=[--epochs=12, --pause=1]'")
     tour.team.attempt(JOB, 0)
-    tour.tell("Every rank has a name in DNS, and every rank is told the name of the first:")
+    tour.tell("Every rank has a DNS name, and every rank has the name of the first rank in a variable:")
     resolve = f"kubectl exec {JOB}-worker-0-0 -- sh -c 'echo $MASTER_ADDR; getent hosts $MASTER_ADDR'"
     tour.show(resolve, f"kubectl get pod {JOB}-master-0-0 -o custom-columns=IP:.status.podIP")
 
@@ -252,7 +254,7 @@ def named(tour: Tour) -> None:
 def killed(tour: Tour) -> None:
     tour.tell(
         "## A rank is killed",
-        "After four epochs, the training process of rank 1 (the child of its torchrun) gets SIGKILL:",
+        "After four epochs, the training process of rank 1 (the child of its torchrun) receives SIGKILL:",
     )
     tour.team.says(f"{JOB}-master-0-0", "epoch 4/12")
     with tour.watched("kubectl get dt -w", "Succeeded") as file:
@@ -263,16 +265,16 @@ def killed(tour: Tour) -> None:
         described = tour.run(f"allranks describe {JOB}")
         logged = tour.run(f"kubectl logs {JOB}-master-0-1")
         waited = tour.run(f"allranks wait {JOB}")
-    tour.tell("All ranks were started again, once, and the cause has a name:")
+    tour.tell("All ranks restarted once, and the root cause is shown:")
     tour.consoles(("kubectl get dt -w", file.read_text()))
     tour.consoles((f"allranks describe {JOB}", described), only=NOTABLE)
-    tour.tell("The new attempt went on from the checkpoint, to the end:")
+    tour.tell("The new attempt resumed from the checkpoint and completed:")
     tour.consoles((f"kubectl logs {JOB}-master-0-1", logged), (f"allranks wait {JOB}", waited))
 
 
 def too_big(tour: Tour) -> None:
     name = "too-big"
-    tour.tell("## More GPUs than there are", "The job waits, and says why in the scheduler's own words:")
+    tour.tell("## More GPUs than there are", "The job waits, and shows the message of the scheduler:")
     tour.show(
         f"allranks submit {EXAMPLE} --set metadata.name={name} --set 'resources={{limits: {{nvidia.com/gpu: 8}}}}'"
     )
@@ -286,7 +288,7 @@ def too_big(tour: Tour) -> None:
 
 
 def lost(tour: Tour) -> None:
-    """A node that the operator is not on."""
+    """Stops a node that does not run the operator."""
     operator = tour.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "jsonpath={.items[0].spec.nodeName}")
     [node] = {"node-1", "node-2"} - {operator}
     try:
@@ -297,8 +299,8 @@ def lost(tour: Tour) -> None:
 
 
 def lose(tour: Tour, node: str) -> None:
-    told = "A longer job. The claim was kept, so it goes on from the checkpoint of the one before."
-    tour.tell("## A node is lost", told)
+    text = "This job trains for more epochs. The claim was kept, so it resumes from the checkpoint of the previous job."
+    tour.tell("## A node is lost", text)
     tour.show(f"allranks delete {JOB} --wait", f"allranks submit {EXAMPLE} --set 'args=[--epochs=24, --pause=1]'")
     begun = tour.team.says(f"{JOB}-master-0-0", "epoch 14/24")
     pods = "kubectl get pods -o wide"
@@ -308,8 +310,8 @@ def lose(tour: Tour, node: str) -> None:
         raise SystemExit(f"the scheduler put no rank on {node}")
     tour.consoles((f"kubectl logs {JOB}-master-0-0", begun), (pods, placed))
     tour.tell(
-        f"The power of {node} goes, and nobody tells Kubernetes. It notices after some 40 s; 30 s later a rank's pod "
-        "gives up a node that does not answer."
+        f"{node} loses power. Kubernetes detects this after about 40 s, and evicts the pods on the unreachable node "
+        "30 s later."
     )
     watch = "kubectl get dt -w"
     with tour.watched(watch, "Succeeded") as file:
@@ -325,15 +327,17 @@ def lose(tour: Tour, node: str) -> None:
     tour.tell("Once the new attempt ran:")
     tour.consoles(("kubectl get nodes", nodes), (pods, replaced_on))
     tour.consoles((f"allranks describe {JOB}", described), only=FAILURE)
-    told = "The loss of a node is a disruption: it counts against nothing."
+    text = "The loss of a node is a disruption, so the restart is not counted."
     if status["restarts"]["counted"]:
-        told += " Before that was known, a rank on the other node failed for want of its peers: that counts."
-    tour.tell(f"{told} The new attempt went on from the last checkpoint.")
+        text += (
+            " Before it was detected, a rank on the other node failed because of the lost peers: that restart counts."
+        )
+    tour.tell(f"{text} The new attempt resumed from the last checkpoint.")
     tour.show(
         f"kubectl get dt {JOB} -o custom-columns=RESTARTS:.status.restarts",
         f"kubectl logs {JOB}-master-0-{status['attempt']} | grep resumed",
     )
-    tour.tell("The node comes back, and what it still held is gone:")
+    tour.tell("The node returns, and its old pods are deleted:")
     started = tour.cluster.script("start", node)
     commands = [f"kubectl wait --for=condition=Ready node/{node} --timeout=1m"]
     commands += [f"kubectl wait --for=delete pod/{lost[0]} --timeout=2m", "kubectl get pods"]
@@ -343,7 +347,7 @@ def lose(tour: Tour, node: str) -> None:
 
 
 def removed(tour: Tour) -> None:
-    tour.tell("## What stays", "The operator goes; CRDs, jobs and their pods do not:")
+    tour.tell("## Uninstall", "The operator is uninstalled; CRDs, jobs and their pods are kept:")
     tour.show(
         f"helm uninstall allranks --namespace {NAMESPACE} --wait",
         f"kubectl wait --for=delete pods --all --namespace {NAMESPACE} --timeout=1m",
@@ -351,7 +355,9 @@ def removed(tour: Tour) -> None:
         "kubectl get crds -o name | grep allranks",
         "kubectl get dt",
     )
-    tour.tell("Kubernetes itself deletes what belongs to a job. Only the claim, which does not, is left.")
+    tour.tell(
+        "Kubernetes deletes the objects that a job owns. Only the claim remains, because the job does not own it."
+    )
     tour.show(
         f"kubectl delete dt {JOB} --cascade=foreground",
         "kubectl get dt,pods,services,secrets,pvc",
@@ -359,7 +365,7 @@ def removed(tour: Tour) -> None:
 
 
 def readme_section(tour: Tour) -> str:
-    """The manifest of the README, one pod of which is deleted while it runs."""
+    """Runs the manifest of the README, and deletes one of its pods."""
     job, victim = "penguins", "penguins-worker-1-0"
     found = re.search(r"^## A job\n+```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert found

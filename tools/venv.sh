@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes the project's own virtual environment: tools/venv.sh DIRECTORY [PYTHON]
-# It holds allranks (editable) and what its tests need, and none of the frameworks: those are tools/frameworks.sh's.
+# Creates a virtual environment with allranks (editable) and one of its extras: tools/venv.sh DIRECTORY [PYTHON [EXTRA]]
+# The default extra, dev, holds what the tests need but no framework: tools/frameworks.sh installs those.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=$1 python=${2:-python3}
+venv=$1 python=${2:-python3} extra=${3:-dev}
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   { echo "allranks needs Python 3.11 or newer; $python is $("$python" --version). Try: make PYTHON=python3.12" >&2; exit 1; }
@@ -11,6 +11,6 @@ venv=$1 python=${2:-python3}
 echo "setting up $venv" >&2
 start=$SECONDS
 "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$extra]"
 touch "$venv/.installed"
 echo "setting up $venv: done in $((SECONDS - start)) s" >&2

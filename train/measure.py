@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
-    print("| program | ranks | test accuracy | epochs | s per epoch | s in all |")
+    print("| program | ranks | test accuracy | epochs | s per epoch | s in total |")
     print("|---|---|---|---|---|---|", flush=True)
     for program in options.programs:
         for ranks in options.ranks:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measure(program: str, ranks: int, seed: int) -> tuple[float, int, float, float]:
-    """Accuracy, number of epochs, median seconds of one, and seconds in all, imports and start included."""
+    """Accuracy, number of epochs, median seconds per epoch, and total seconds including imports and start-up."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / str(number) for number in range(ranks + 2)]

@@ -1,4 +1,4 @@
-"""What the programs of bench/train.py share: options, the shape of the network, and the timing of steps and saves."""
+"""Shared by the programs of bench/train.py: options, the network's shape, timing of steps and saves."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from typing import Any
 
 try:
     from allranks.report import report
-except ImportError:  # not a job that asks for progress, or no job at all
+except ImportError:  # a job without progress, or no job at all
 
     def report(**what: Any) -> None:
-        """Nobody listens."""
+        """Does nothing: reports are disabled."""
 
 
 PIXELS, CLASSES, LAYERS = 784, 10, 3
 Step = Callable[[], Any]
-"""Makes one step and returns its loss."""
+"""Runs one step and returns its loss."""
 Save = Callable[[Path], Callable[[], None]]
-"""Begins to save into this directory; what it returns waits for the end of that."""
+"""Starts a save into this directory; the returned function waits for its end."""
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="A program of bench/train.py, which tells it when to make its steps.")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the orders and of what rank 0 answers")
-    parser.add_argument("--width", type=int, default=512, help=f"of each of the {LAYERS} hidden layers")
-    parser.add_argument("--batch", type=int, default=512, help="samples of one rank in a step")
+    parser = argparse.ArgumentParser(description="A program of bench/train.py, which controls when it trains.")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the orders and of rank 0's answers")
+    parser.add_argument("--width", type=int, default=512, help=f"units in each of the {LAYERS} hidden layers")
+    parser.add_argument("--batch", type=int, default=512, help="samples per rank and step")
     return parser.parse_args()
 
 
 def measure(
     options: argparse.Namespace, began: float, rank: int, step: Step, alone: Step, saves: Mapping[str, Save]
 ) -> None:
-    """Carries out orders until there is one to end: so many steps, `together` or `alone`, or so many saves.
+    """Executes orders until `end`: a number of steps, `together` or `alone`, or a number of saves.
 
-    `step` is one of all ranks together, `alone` the same without the others; `began` is when the program's first line
-    ran, in seconds since the epoch. Order n is the file n.order, and rank 0's answer the file n.answer.
+    `step` is a step of all ranks together, `alone` one without the others; `began` is the time of the program's first
+    line, in seconds since the epoch. Order n is the file n.order, and rank 0's answer the file n.answer.
     """
     together = Reporter(options, rank, step)
     together()
@@ -59,13 +59,13 @@ def measure(
             answer = time_saves(int(count), together, alone, options.folder, saves)
         else:
             chosen = together if kind == "together" else alone
-            seconds(chosen, 2)  # ranks do not see an order at the same moment, and caches hold what others did
+            seconds(chosen, 2)  # ranks read an order at different times, and caches hold data of others
             answer = seconds(chosen, int(count))
 
 
 WARM_UP = 5
 PATIENCE = 0.002
-"""Seconds between two looks for an order."""
+"""Seconds between two polls for an order."""
 
 
 def wait_for(path: Path) -> str:
@@ -75,13 +75,13 @@ def wait_for(path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Who sees the file sees all of it."""
+    """Writes the file atomically."""
     path.with_suffix(".tmp").write_text(text)
     path.with_suffix(".tmp").rename(path)
 
 
 class Reporter:
-    """A step as a training would make it: with its report, and a line of rank 0 now and then."""
+    """A step as in a training program: with a report, and a line of rank 0 every ten steps."""
 
     def __init__(self, options: argparse.Namespace, rank: int, step: Step) -> None:
         self._options, self._rank, self._step, self._done = options, rank, step, 0
@@ -95,7 +95,7 @@ class Reporter:
 
 
 def seconds(step: Step, count: int) -> list[float]:
-    """Of each of so many steps."""
+    """Seconds of each of `count` steps."""
     taken = []
     for _ in range(count):
         start = time.perf_counter()
@@ -105,18 +105,18 @@ def seconds(step: Step, count: int) -> list[float]:
 
 
 STEPS_BESIDE = 6
-"""Made after a save has begun; if it is not over by then, it is waited for."""
+"""Steps after the start of a save; then the loop waits for its end."""
 
 
 def time_saves(count: int, together: Step, alone: Step, folder: Path, saves: Mapping[str, Save]) -> dict[str, Any]:
-    """Of each way: `held`, the seconds for which the loop waits; `all`, by how many seconds a few steps are later.
+    """Measures each way: `held`, the seconds for which the loop is blocked; `all`, the delay after a few steps.
 
-    A save that goes on in the background takes time from the steps beside it. They are steps without other ranks, for
-    the time of an all-reduce of so large a model varies by more than a save takes; `usual` is one of them.
+    A background save takes time from the steps next to it. These are steps without other ranks, because the time of an
+    all-reduce of so large a model varies by more than a save takes; `usual` is the duration of one such step.
     """
     found: dict[str, dict[str, list[float]]] = {name: {"held": [], "all": []} for name in saves}
     usual = []
-    for number in range(-1, count):  # the first of each allocates memory and starts threads, and does not count
+    for number in range(-1, count):  # the first save of each way allocates memory and starts threads; not counted
         for name, save in saves.items():
             place = folder / f"{name} {number}"
             place.mkdir(exist_ok=True)
@@ -137,4 +137,4 @@ def time_saves(count: int, together: Step, alone: Step, folder: Path, saves: Map
 
 
 def over() -> None:
-    """Of a save that was over when it returned."""
+    """The wait function of a synchronous save."""

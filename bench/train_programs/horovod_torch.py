@@ -37,7 +37,7 @@ def main() -> None:
         return over
 
     def save_in_a_thread(folder: Path) -> Callable[[], None]:
-        """Horovod has no asynchronous checkpoint of its own: a copy, and a thread that writes it."""
+        """Horovod has no asynchronous checkpoints: copies the tensors, and a thread writes them."""
         if rank != 0:
             return over
         copy = {name: tensor.clone() for name, tensor in net.state_dict().items()}

@@ -22,7 +22,7 @@ try:
 except ImportError:
 
     def mark(gradients: Any) -> Any:
-        """Nobody asks when this rank's gradients are there."""
+        """Does nothing: reports are disabled."""
         return gradients
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     state = tf.train.Checkpoint(weights=[variable.value for variable in net.weights])
     in_background = tf.train.CheckpointOptions(enable_async=True)
 
-    # All ranks take part, as the strategy demands; what is written counts on rank 0 alone.
+    # All ranks take part, as the strategy requires; only the file of rank 0 counts.
     def save(folder: Path) -> Callable[[], None]:
         state.write(str(folder / f"rank-{rank}"))
         return over
@@ -69,7 +69,7 @@ def make_net(width: int) -> tuple[tf.keras.Model, tf.keras.optimizers.Optimizer]
 def make_step(
     net: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, batch: int, rank: int, replicas: int
 ) -> Step:
-    """On one batch of random numbers, another one on each rank."""
+    """A step on a fixed batch of random numbers, different on each rank."""
     x = tf.random.stateless_normal((batch, PIXELS), seed=(rank, 0))
     y = tf.random.stateless_uniform((batch,), seed=(rank, 1), maxval=CLASSES, dtype=tf.int32)
 

@@ -1,4 +1,4 @@
-"""The network of the PyTorch and the Horovod program, and a step of it."""
+"""The network of the PyTorch and Horovod programs, and a training step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_net(width: int) -> nn.Sequential:
 
 
 def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, rank: int) -> Step:
-    """On one batch of random numbers, another one on each rank."""
+    """A step on a fixed batch of random numbers, different on each rank."""
     numbers = torch.Generator().manual_seed(rank)
     x = torch.randn(batch, PIXELS, generator=numbers)
     y = torch.randint(CLASSES, (batch,), generator=numbers)
@@ -34,7 +34,7 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, ra
 
 
 def watch(model: nn.Module) -> None:
-    """Where the job reports its progress, this rank's own work in each step is measured too."""
+    """If the job reports progress, also measures this rank's own work in each step."""
     with contextlib.suppress(ImportError):
         from allranks.report.pytorch import watch
 

@@ -362,9 +362,9 @@ def test_pools_can_be_shown_to_everyone(helm: Helm, bare: ControlPlane, sys_: st
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INSTALL = {
     section.partition("\n")[0]: BLOCK.findall(section)
-    for section in (ROOT / "docs" / "install.md").read_text().split("\n## ")
+    for section in (ROOT / "docs" / "platform" / "install.md").read_text().split("\n## ")
 }
-"""Section of docs/install.md -> (language, text) of its blocks."""
+"""Section of docs/platform/install.md -> (language, text) of its blocks."""
 BEFORE = {
     "Upgrade": "kubectl apply --server-side -f older/",
     "Uninstall": "helm install allranks charts/allranks --namespace allranks-system",

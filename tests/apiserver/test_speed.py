@@ -1,7 +1,7 @@
 """The short form of `python -m bench`: ratios within one run, and counts. Never a time: machines differ.
 
-The bounds are far from what docs/performance.md measures on a quiet machine, since this one may be busy: they are there
-for what costs twice as much as before.
+The bounds are far from what docs/platform/performance.md measures on a quiet machine, because this machine may be busy.
+They catch what costs twice as much as before.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def write_image(programs: Path, archive: Path) -> None:
 
 
 def write_kustomization(programs: Path, folder: Path) -> None:
-    """Argo's own manifests for a cluster, without its server. All that is set is what docs/argo.md asks for."""
+    """Argo's own manifests for a cluster, without its server, with the settings that docs/platform/argo.md asks for."""
     base = os.path.relpath((programs / "manifests").resolve(), folder.resolve())
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     (folder / "namespace.yaml").write_text(json.dumps(namespace))

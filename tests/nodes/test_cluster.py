@@ -127,7 +127,7 @@ def test_a_second_up_is_the_same_cluster(cluster):
 def test_a_cluster_of_another_size_is_not_made_of_a_running_one(cluster):
     done = cluster.script("up", "--nodes", "3")
     assert done.returncode == 1
-    assert "it runs with 2 node(s): for 3, call 'tools/cluster.sh down' first" in done.stderr
+    assert "the cluster runs with 2 node(s): for 3, call 'tools/cluster.sh down' first" in done.stderr
 
 
 def test_status_and_kubeconfig_tell_of_it(cluster):
@@ -295,22 +295,22 @@ def test_a_node_that_is_stopped_loses_its_pods_and_comes_back(cluster):
 def test_a_node_that_is_not_there_cannot_be_stopped(cluster):
     done = cluster.script("stop", "node-7")
     assert done.returncode == 1
-    assert "there is no node 'node-7', but node/node-1 node/node-2" in done.stderr
+    assert "no node 'node-7'; available: node/node-1 node/node-2" in done.stderr
 
 
 def test_half_a_cluster_is_ended_and_started_anew(cluster, tmp_path):
     """Beside the other one, which it leaves alone."""
     other = Cluster(tmp_path / "other")
     try:
-        with start_until(other, "machines plugged together") as process:
+        with start_until(other, "machines connected") as process:
             process.kill()
         assert processes_of(other.folder)
         done = other.script("status")
         assert (done.returncode, done.stderr) == (1, "cluster: does not run\n")
         started = other.script("up")
         assert started.returncode == 0, started.stderr
-        assert "is half a cluster: starting anew" in started.stderr
-        assert "down: no process, mount, network interface, cgroup or file of it is left" in started.stderr
+        assert "is a partial cluster: removing it and starting again" in started.stderr
+        assert "down: no process, mount, network interface, cgroup or file is left" in started.stderr
     finally:
         other.down()
     assert processes_of(other.folder) == []
@@ -320,7 +320,7 @@ def test_half_a_cluster_is_ended_and_started_anew(cluster, tmp_path):
 def test_an_up_that_is_interrupted_leaves_nothing_but_logs(before, tmp_path):
     cluster = Cluster(tmp_path / "cluster")
     try:
-        with start_until(cluster, "machines plugged together") as process:
+        with start_until(cluster, "machines connected") as process:
             process.terminate()
             assert process.wait(timeout=60) == 130
         assert processes_of(cluster.folder) == []
@@ -359,7 +359,7 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path, command):
     (tmp_path / "folder" / "thesis.txt").write_text("years")
     done = Cluster(tmp_path / "folder").script(command)
     assert done.returncode == 1
-    assert "is there, and no cluster's folder: choose another --dir" in done.stderr
+    assert "exists and is not the folder of a cluster: choose another --dir" in done.stderr
     assert (tmp_path / "folder" / "thesis.txt").read_text() == "years"
 
 
@@ -367,7 +367,7 @@ def test_somebody_else_than_root_is_told_so(tmp_path):
     command = ["unshare", "--user", "--map-user=65534", SCRIPT, "up", "--with", "node", "--dir", tmp_path / "cluster"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
-    assert "only root may make namespaces and run containers: sudo -E tools/cluster.sh up" in done.stderr
+    assert "only root can create namespaces and run containers: sudo -E tools/cluster.sh up" in done.stderr
     assert not (tmp_path / "cluster").exists()
 
 

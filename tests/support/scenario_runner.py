@@ -1,6 +1,6 @@
 """Runs scenario files: steps of {change, expect}, written once, for any world that a job can live in.
 
-`docs/scenarios.md` is the format. A world is the simulated cluster, or a real API server with a kubelet that we play.
+`docs/dev/scenarios.md` is the format. A world is the simulated cluster, or a real API server with a simulated kubelet.
 """
 
 from __future__ import annotations

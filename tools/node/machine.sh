@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The first process of one machine of the cluster: the control plane or a node, in PID, mount, network and host name
-# namespaces of its own. `tools/cluster.sh` starts it with unshare, and plugs it into the network. When it is killed,
-# the kernel ends everything that runs in it and takes its mounts, its network and its packet filter away.
+# namespaces of its own. `tools/cluster.sh` starts it with unshare, and connects it to the network. When it is killed,
+# the kernel ends everything that runs in it and removes its mounts, its network and its packet filter.
 set -euo pipefail
 
 usage='usage: machine.sh DIR NAME     (by tools/cluster.sh only)'
@@ -24,18 +24,18 @@ main() {
     connect
     node
   fi
-  wait # for ever: `keep` does not end
+  wait # forever: `keep` does not end
 }
 
-# What the programs write to these folders goes to folders of this machine alone.
+# Redirects these folders to folders of this machine.
 own_folders() {
   local setting file
-  mount --make-rshared / # within this namespace only; kubelet asks for it
+  mount --make-rshared / # within this namespace only; required by the kubelet
   mount -t tmpfs -o mode=755 tmpfs /run
   mkdir -p /run/netns /run/lock "$home"/{lib,log}
   mount --bind "$home/lib" /var/lib
   mount --bind "$home/log" /var/log
-  # kubelet sets these for all machines on this kernel, unless it reads that they are as it wants them.
+  # The kubelet sets these kernel-wide, unless they already have the values that it needs.
   for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
     kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
     file=/run/sysctl/${setting%=*}
@@ -45,7 +45,7 @@ own_folders() {
   done
 }
 
-# Every machine is plugged into a bridge in the control plane's namespace: the machine below has one interface, no bridge.
+# All machines are connected to a bridge in the control plane's namespace, so that the host has one interface and no bridge.
 switch() {
   local node
   ip link add switch address 02:00:00:00:00:01 type bridge
@@ -59,7 +59,7 @@ switch() {
 
 control_plane() {
   local certificates=$home/certificates
-  # With --enable-aggregator-routing webhooks are called at their pods: there is no kube-proxy here.
+  # --enable-aggregator-routing: webhooks are called at their pod addresses, because there is no kube-proxy here.
   keep etcd --data-dir="$home/etcd" --unsafe-no-fsync --log-level=warn
   keep kube-apiserver \
     --etcd-servers=http://127.0.0.1:2379 \
@@ -115,8 +115,8 @@ node() {
 
 write_settings() {
   mkdir -p /run/cni
-  # Each pod has a cable of its own to the node. On a bridge, answers from one pod to another of the same node would
-  # pass kube-proxy by.
+  # Each pod has its own veth pair to the node. On a bridge, responses between pods of the same node would bypass
+  # kube-proxy.
   cat >/run/cni/allranks.conflist <<JSON
 {
   "cniVersion": "0.4.0",
@@ -143,7 +143,7 @@ state = "/run/containerd"
   address = "/run/containerd/containerd.sock"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "localhost/pause:1"
-  # Where root may not lower the score of a process (no CAP_SYS_RESOURCE) runc would fail otherwise:
+  # If root may not lower the OOM score of a process (no CAP_SYS_RESOURCE), runc would otherwise fail:
   # "can't get final child's PID from pipe: EOF".
   restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".cni]
@@ -174,7 +174,7 @@ clusterDomain: cluster.local
 clusterDNS: [$network.0.1]
 resolvConf: $dir/resolv.conf
 maxPods: 200
-# The disk is the machine's below, and what fills it may be nothing of ours. Images cannot be pulled again.
+# The disk belongs to the host, and other programs may fill it. Images cannot be pulled again.
 imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: 100Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%}
 YAML
@@ -185,12 +185,12 @@ mode: nftables
 hostnameOverride: $name
 clusterCIDR: $network.0.0/16
 clientConnection: {kubeconfig: $dir/kubeconfigs/kube-proxy}
-# These belong to the kernel, not to this machine.
+# These settings are kernel-wide, not per machine.
 conntrack: {maxPerCore: 0, min: 0}
 YAML
 }
 
-# keep PROGRAM ARGUMENT...: in the background, and again when it ends, as a service manager would.
+# keep PROGRAM ARGUMENT...: runs it in the background and restarts it, like a service manager.
 keep() {
   {
     while :; do
@@ -201,11 +201,11 @@ keep() {
   } >>"/var/log/$1.log" 2>&1 </dev/null &
 }
 
-# wait_for COMMAND...: half a minute until it succeeds.
+# wait_for COMMAND...: repeats the command for up to 30 s until it succeeds.
 wait_for() {
   local deadline=$((SECONDS + 30))
   until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || { echo "machine.sh: after 30 s not true: $*" >&2; exit 1; }
+    ((SECONDS < deadline)) || { echo "machine.sh: no success after 30 s: $*" >&2; exit 1; }
     sleep 0.05
   done
 }

@@ -1,2 +1,1 @@
-"""Makes the table of docs/recovery.md: faults befall real ranks under `allranks run`, and each must lead to what the
-rules say. `tools/recovery.py` is the command."""
+"""Generates the tables of docs/reference/recovery.md from faults injected into real ranks under `allranks run`."""

@@ -1,6 +1,6 @@
-"""What befalls whom, and what the rules of docs/manifest.md ("When a rank fails") say must come of it.
+"""The injected faults, and the outcome that the rules of docs/guides/manifest.md ("When a rank fails") require.
 
-The expectations are written from the rules, not from what a run has shown.
+The expectations are written from the rules, not from the results of a run.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from recovery import inject, processes
-from recovery.jobs import Broken, Job, Layout
+from recovery.jobs import Job, JobError, Layout
 
 
 @dataclass(frozen=True)
 class Rank:
-    """A training process: how it is found, and whom the status must blame for it."""
+    """A training process: how to find it, and the pod that the status must name as the root cause."""
 
     variables: tuple[str, ...]
-    blamed: str
+    pod: str
     """Role and index of its pod."""
     number: int | None
-    """Its rank, where one process runs in each pod that is ranked."""
+    """Its rank, if each pod with ranks runs one process."""
 
     @classmethod
     def of(cls, pod: str, number: int | None) -> Rank:
@@ -35,23 +35,23 @@ class Framework:
     """One column of the table."""
 
     name: str
-    told: str
-    """Of how many ranks, for people."""
+    title: str
+    """Launcher and number of ranks, as shown in the table."""
     layout: Layout
     first: Rank
     other: Rank
     inside: Rank
-    """The rank in which a program's own failure happens."""
+    """The rank in which the program itself fails."""
     stopped: tuple[int, ...] = (143,)
-    """Exit codes of the cause when all pods are told SIGTERM."""
+    """Exit codes of the root cause when all pods get SIGTERM."""
     launched: bool = False
     """The first process of a pod is a launcher, and the ranks are its children."""
     server: Rank | None = None
     alone: bool = False
-    """Some ranks restart alone, and the others take them in: each fault has a job of its own."""
+    """Some ranks restart alone and rejoin the others: each fault has a job of its own."""
     pods: int = 2
     undisturbed: bool = False
-    """What the others do is not thrown away when one that restarts alone is lost."""
+    """The other ranks lose no work when a rank that restarts alone is lost."""
 
 
 def mpi_rank(number: int) -> Rank:
@@ -66,7 +66,7 @@ FRAMEWORKS = (
         first=Rank.of("master-0", 0),
         other=Rank.of("worker-0", 1),
         inside=Rank.of("worker-0", 1),
-        stopped=(1,),  # torchrun hands SIGTERM on, and ends with 1 itself
+        stopped=(1,),  # torchrun forwards SIGTERM, and exits with 1 itself
         launched=True,
     ),
     Framework(
@@ -83,7 +83,7 @@ FRAMEWORKS = (
         Layout("penguins-tensorflow-ps", "train/penguins_tensorflow_ps.py"),
         first=Rank.of("chief-0", 0),
         other=Rank.of("worker-1", 2),
-        inside=Rank.of("chief-0", 0),  # workers and ps only serve, in C++: the program is the chief's
+        inside=Rank.of("chief-0", 0),  # workers and ps only serve, in C++: the program runs in the chief
         server=Rank.of("ps-0", None),
         alone=True,
         pods=4,
@@ -133,21 +133,21 @@ FRAMEWORKS = (
 
 @dataclass(frozen=True)
 class Expected:
-    """What the status must say of the attempt that the fault ended."""
+    """The required status of the attempt that the fault ended."""
 
     exit_codes: tuple[int, ...]
-    blamed: tuple[str, ...] = ()
-    """Any of these pods; empty: whichever was first."""
+    pods: tuple[str, ...] = ()
+    """The root cause is one of these pods; empty: any pod."""
     rank: int | None = None
     signal: int | None = None
     reasons: tuple[str, ...] = ("Error",)
     message: str = ""
-    """Among the last lines of the cause."""
+    """Part of the last lines of the root cause."""
     verdict: str = "Succeeded"
     counted: tuple[int, ...] = (1,)
-    """What restarts alone counts alone."""
+    """Allowed numbers of counted restarts: replicas that restart alone count separately."""
     undisturbed: bool = False
-    """Nothing of the work is lost: no checkpoint is read."""
+    """No work is lost: no checkpoint is read."""
 
 
 @dataclass(frozen=True)
@@ -155,13 +155,13 @@ class Fault:
     """One row of the table."""
 
     name: str
-    told: str
-    """What is done, for docs/recovery.md."""
+    description: str
+    """What is done, for docs/reference/recovery.md."""
     expected: Callable[[Framework], Expected | str]
-    """A string says why this framework has no such fault."""
+    """A string: the reason why this framework has no such fault."""
     act: Callable[[Framework], Callable[[Job], None]] = field(default=lambda framework: lambda job: None)
     alone: bool = False
-    """In a job of its own: it leads to something else than one restart of the group."""
+    """Runs in a job of its own: the result is not a single restart of the group."""
     needs_memory: bool = False
     raises: bool = False
     """The program raises before anything else, in every attempt."""
@@ -170,15 +170,15 @@ class Fault:
 def one(job: Job, rank: Rank) -> int:
     found = processes.ranks(job.marker, *rank.variables)
     if len(found) != 1:
-        raise Broken(f"{len(found)} processes instead of one are {rank.blamed}")
+        raise JobError(f"{len(found)} processes instead of one belong to {rank.pod}")
     return found[0]
 
 
-def sent(number: int, whom: Callable[[Framework], Rank | None]) -> Callable[[Framework], Callable[[Job], None]]:
+def sent(number: int, target: Callable[[Framework], Rank | None]) -> Callable[[Framework], Callable[[Job], None]]:
     """Sends a signal to one rank."""
 
     def act(framework: Framework) -> Callable[[Job], None]:
-        rank = whom(framework)
+        rank = target(framework)
         assert rank
         return lambda job: os.kill(one(job, rank), number)
 
@@ -197,7 +197,7 @@ def to_all(find: Callable[[str], list[int]]) -> Callable[[Framework], Callable[[
 
 def kill_launcher(framework: Framework) -> Callable[[Job], None]:
     def act(job: Job) -> None:
-        role, _, index = framework.other.blamed.rpartition("-")
+        role, _, index = framework.other.pod.rpartition("-")
         [pid] = processes.first_processes(job.marker, f"ALLRANKS_ROLE={role}", f"ALLRANKS_INDEX={index}")
         os.kill(pid, signal.SIGKILL)
 
@@ -205,7 +205,7 @@ def kill_launcher(framework: Framework) -> Callable[[Job], None]:
 
 
 def exhaust(framework: Framework) -> Callable[[Job], None]:
-    """Returns when the kernel has killed the rank, and lets the others have what they want again."""
+    """Returns when the kernel has killed the rank, and then lifts the limit for the others."""
 
     def act(job: Job) -> None:
         memory = job.memory
@@ -214,7 +214,7 @@ def exhaust(framework: Framework) -> Callable[[Job], None]:
         memory.press()
         os.kill(pid, inject.ALLOCATE)
         try:
-            job.until(lambda: memory.kills > kills, "nobody was killed for memory")
+            job.until(lambda: memory.kills > kills, "no process was killed by the OOM killer")
         finally:
             memory.lift()
 
@@ -222,7 +222,7 @@ def exhaust(framework: Framework) -> Callable[[Job], None]:
 
 
 def killed(rank: Rank) -> Expected:
-    return Expected((137,), (rank.blamed,), rank.number, signal=9)
+    return Expected((137,), (rank.pod,), rank.number, signal=9)
 
 
 def other_killed(framework: Framework) -> Expected:
@@ -234,7 +234,7 @@ def all_stopped(framework: Framework, codes: tuple[int, ...]) -> Expected:
 
 
 def failed(rank: Rank, code: int, message: str = "", verdict: str = "Succeeded") -> Expected:
-    return Expected((code,), (rank.blamed,), rank.number, message=message, verdict=verdict)
+    return Expected((code,), (rank.pod,), rank.number, message=message, verdict=verdict)
 
 
 def out_of_memory(rank: Rank) -> Expected:
@@ -242,7 +242,7 @@ def out_of_memory(rank: Rank) -> Expected:
 
 
 def server_killed(framework: Framework) -> Expected:
-    """It restarts alone. The chief cannot go on without the weights, and what it dies of is the avalanche."""
+    """The server restarts alone. The chief cannot continue without the weights; its failure is a consequence."""
     assert framework.server
     return killed(framework.server)
 
@@ -256,13 +256,13 @@ FAULTS = (
     ),
     Fault(
         "kill -9 of another rank",
-        "the same to the last rank",
+        "SIGKILL to the training process of the last rank",
         other_killed,
         sent(signal.SIGKILL, lambda framework: framework.other),
     ),
     Fault(
         "kill -9 of the launcher",
-        "SIGKILL to the first process of a pod: torchrun, mpirun, or what starts Horovod's ranks with gloo",
+        "SIGKILL to the first process of a pod: torchrun, mpirun, or the helper that starts Horovod's ranks with gloo",
         lambda framework: (
             replace(killed(framework.other), rank=None)
             if framework.launched
@@ -288,7 +288,7 @@ FAULTS = (
     ),
     Fault(
         "exit 138",
-        "one rank exits with 138: run me again",
+        "one rank exits with 138, the code that requests a restart",
         lambda framework: failed(framework.inside, 138),
         sent(inject.EXIT_138, lambda framework: framework.inside),
     ),
@@ -301,20 +301,20 @@ FAULTS = (
     ),
     Fault(
         "an exception",
-        "one rank raises, once, in the midst of training",
+        "one rank raises an exception, once, during training",
         lambda framework: failed(framework.inside, 1, message=inject.EXCEPTION),
         sent(inject.RAISE, lambda framework: framework.inside),
     ),
     Fault(
         "the same exception twice",
-        "the program of rank 0's pod raises before it does anything, in every attempt",
+        "the program in rank 0's pod raises an exception immediately, in every attempt",
         lambda framework: failed(framework.first, 1, message=inject.EXCEPTION, verdict="Failed"),
         alone=True,
         raises=True,
     ),
     Fault(
         "kill -9 of a ps",
-        "SIGKILL to the parameter server, and with it to the weights",
+        "SIGKILL to the parameter server, which holds the weights",
         lambda framework: server_killed(framework) if framework.server else "no parameter server",
         sent(signal.SIGKILL, lambda framework: framework.server),
         alone=True,

@@ -1,7 +1,7 @@
-"""Runs a training program unchanged, and lets a fault happen inside of it when a signal arrives.
+"""Runs an unchanged training program, and injects a fault into it when a signal arrives.
 
-`python inject.py PROGRAM [ARG...]` stands for `python PROGRAM [ARG...]`. Nothing of it is noticed until then. Where
-RECOVERY_RAISE names this pod (`worker-0`), the exception comes before the program's first line.
+`python inject.py PROGRAM [ARG...]` replaces `python PROGRAM [ARG...]` and has no effect until then. If RECOVERY_RAISE
+names this pod (`worker-0`), the exception is raised before the program's first line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-RAISE = signal.SIGRTMIN + 1  # torchrun, mpirun and the programs have uses for SIGUSR1 and the like
+RAISE = signal.SIGRTMIN + 1  # torchrun, mpirun and the programs use SIGUSR1 and the like
 ALLOCATE = signal.SIGRTMIN + 2
 EXIT_138 = signal.SIGRTMIN + 3
 EXCEPTION = "raised on purpose, by tools/recovery"
@@ -33,14 +33,14 @@ def main() -> None:
 
 
 def fail(number: int = 0, frame: FrameType | None = None) -> NoReturn:
-    raise RuntimeError(EXCEPTION)  # Horovod raises one that comes in its own midst anew, as its own kind
+    raise RuntimeError(EXCEPTION)  # Horovod re-raises exceptions from inside its own code as its own type
 
 
 def allocate(number: int, frame: FrameType | None) -> NoReturn:
-    """Until the kernel has had enough."""
+    """Allocates until the kernel kills the process."""
     held = []
     while True:
-        held.append(b"x" * CHUNK)  # written to: zeros alone would be promises
+        held.append(b"x" * CHUNK)  # not zeros: their pages would not be allocated
 
 
 def leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""One `allranks run` that faults befall, one after the other, and what it says of each at the end."""
+"""Runs one `allranks run`, injects faults into it one after the other, and reads its results."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from recovery.memory import Memory
 ROOT = Path(__file__).parents[2]
 INJECT = Path(__file__).with_name("inject.py")
 SECONDS = 150
-"""For a start or a recovery, on a machine that has other things to do."""
+"""Timeout of a start or a recovery, on a busy machine."""
 EPOCHS_BEFORE = 2
-"""A fault comes after so many epochs of each attempt."""
+"""Epochs of each attempt before the fault."""
 EPOCHS_FOR_FAULT = 4
-"""How many go by until the next one, on a machine that looks late."""
+"""Epochs planned per fault, on a slow machine."""
 _EPOCH = re.compile(r"^epoch (\d+)/\d+ loss", re.MULTILINE)
-# Rank 0 alone says where from; a line that is half written does not match.
+# Only rank 0 prints where it resumed; a partially written line does not match.
 _BACK = re.compile(
     r"^resumed from epoch (\d+) of .* \(loss (\d+\.\d+)\)\n(?:.*\n)*?epoch \d+/\d+ loss.*\n", re.MULTILINE
 )
 
 
-class Broken(Exception):
-    """The job did not do what every job does after this fault; the text says what."""
+class JobError(Exception):
+    """The job did not behave as every job must after this fault; the text has the details."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What has to be known of a manifest to run it."""
+    """What is needed to run a manifest."""
 
     manifest: str
     program: str
@@ -52,29 +52,29 @@ class Layout:
 
 @dataclass
 class Trial:
-    """A fault, and what was seen of its recovery."""
+    """A fault and its observed recovery."""
 
     seconds: float | None = None
-    """From the fault to the first epoch that is complete again."""
+    """From the fault to the end of the next complete epoch."""
     epoch_before: int = 0
     resumed: tuple[int, float] | None = None
-    """Epoch and loss of the checkpoint, as rank 0 said them."""
+    """Epoch and loss of the checkpoint, as printed by rank 0."""
     problem: str = ""
 
 
 @dataclass
 class Job:
-    """A context manager: at its end no process is left."""
+    """A context manager; when it ends, no process is left."""
 
     layout: Layout
     directory: Path
     faults: int = 1
     raises: str = ""
-    """The pod (`worker-0`) of which the program raises at once, in every attempt."""
+    """The pod (`worker-0`) whose program raises immediately, in every attempt."""
     memory: Memory | None = None
     code: int | None = None
     left_behind: list[str] = field(default_factory=list)
-    """Commands of processes that outlived the command: there must be none."""
+    """Command lines of processes that outlived `allranks run`; there must be none."""
     _finished: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Job:
             "command": f"[{', '.join(program)}]",
             "args": f"[--epochs={EPOCHS_FOR_FAULT * self.faults + 4}, --pause=0.25]",
             "restart.maxRestarts": "20",
-            # What is measured is the recovery, and not how long a job is made to wait after the second failure.
+            # The recovery is measured without the backoff after the second failure.
             "restart.backoffSeconds": "0",
         }
         sets = [f"{name}={value}" for name, value in settings.items()] + list(self.layout.settings)
@@ -128,9 +128,9 @@ class Job:
         if self.memory:
             self.memory.remove()
 
-    def befall(self, fault: Callable[[Job], None], undisturbed: bool = False) -> Trial:
-        """Lets it happen in the midst of training, and waits until training goes on: from a checkpoint, or
-        `undisturbed`, with two more epochs. Raises Broken."""
+    def inject(self, fault: Callable[[Job], None], undisturbed: bool = False) -> Trial:
+        """Injects the fault during training, and waits until training continues: from a checkpoint or, if
+        `undisturbed`, with two more epochs. Raises JobError."""
         self._wait(lambda: len(_EPOCH.findall(self._said())) >= self._finished + EPOCHS_BEFORE, "no epoch was trained")
         before = self._said()
         trial = Trial(epoch_before=max(int(epoch) for epoch in _EPOCH.findall(before)))
@@ -139,8 +139,8 @@ class Job:
         fault(self)
         moment = time.monotonic()
         try:
-            self._wait(lambda: len(signs.findall(self._said())) >= enough, "training did not go on")
-        except Broken as error:
+            self._wait(lambda: len(signs.findall(self._said())) >= enough, "training did not continue")
+        except JobError as error:
             trial.problem = str(error)
             return trial
         trial.seconds = time.monotonic() - moment
@@ -157,18 +157,18 @@ class Job:
         try:
             self.code = self._process.wait(timeout=SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise Broken("the job did not end") from error
+            raise JobError("the job did not end") from error
         return time.monotonic() - self._begun
 
     @property
     def status(self) -> dict[str, Any]:
-        """The final one; empty where the command was ended before."""
+        """The final status; empty if the command was stopped before."""
         text = (self.directory / "out").read_text()
         return json.loads(text)["status"] if text.strip() else {}
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """As the program wrote them. An attempt that was replaced may have written last; the newer claim counts."""
+        """The metrics written by the program. A replaced attempt may have written last; the newer claim counts."""
         path = self.claim / "metrics.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         newest = {line["epoch"]: line.get("claim", 0) for line in sorted(lines, key=lambda one: one.get("claim", 0))}
@@ -184,8 +184,8 @@ class Job:
         deadline = time.monotonic() + SECONDS
         while not done():
             if self._process.poll() is not None:
-                told = (self.directory / "err").read_text().strip().splitlines()[-1:]
-                raise Broken(f"{otherwise}: the job is over ({' '.join(told)})")
+                last = (self.directory / "err").read_text().strip().splitlines()[-1:]
+                raise JobError(f"{otherwise}: the job is over ({' '.join(last)})")
             if time.monotonic() > deadline:
-                raise Broken(f"{otherwise} within {SECONDS} s")
+                raise JobError(f"{otherwise} within {SECONDS} s")
             time.sleep(0.05)

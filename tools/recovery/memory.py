@@ -1,4 +1,4 @@
-"""A memory cgroup for one `allranks run`, in which the kernel kills a rank that wants too much. Needs root."""
+"""A memory cgroup for one `allranks run`, in which the kernel kills a rank that allocates too much. Needs root."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 
 ROOM = 192 << 20
-"""What is left to the rank that allocates."""
+"""Bytes left for the rank that allocates."""
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 def missing() -> str:
-    """Why there can be no cgroup on this machine; empty where there can."""
+    """Why no cgroup can be created on this machine; empty if it can."""
     if os.geteuid() != 0:
-        return "only root may make a memory cgroup"
+        return "only root can create a memory cgroup"
     v1, v2 = (_V1 / "memory.limit_in_bytes").exists(), (_V2 / "cgroup.subtree_control").exists()
     if not v1 and not (v2 and "memory" in (_V2 / "cgroup.subtree_control").read_text()):
         return "no memory cgroup is mounted"
@@ -23,7 +23,7 @@ def missing() -> str:
 
 
 class Memory:
-    """The cgroup. Nothing is limited until `press`."""
+    """The cgroup; without a limit until `press`."""
 
     def __init__(self, name: str) -> None:
         self._v1 = (_V1 / "memory.limit_in_bytes").exists()
@@ -31,11 +31,11 @@ class Memory:
         self._folder.mkdir()
 
     def enter(self, command: list[str]) -> list[str]:
-        """The command, started inside."""
+        """Wraps the command so that it starts inside the cgroup."""
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / "cgroup.procs"), *command]
 
     def press(self) -> None:
-        """No more memory than is used now, and `ROOM`."""
+        """Limits memory to the current usage plus `ROOM`."""
         used = int(self._file("memory.usage_in_bytes", "memory.current").read_text())
         self._limit(str(used + ROOM))
 
@@ -44,12 +44,12 @@ class Memory:
 
     @property
     def kills(self) -> int:
-        """How many processes of it the kernel has killed for memory."""
+        """Number of OOM kills in the cgroup."""
         found = re.search(r"^oom_kill (\d+)$", self._file("memory.oom_control", "memory.events").read_text(), re.M)
         return int(found[1]) if found else 0
 
     def remove(self) -> None:
-        """Its processes have ended; the kernel may need a moment to see that."""
+        """Removes the cgroup; the kernel may notice the end of its processes only after a moment."""
         deadline = time.monotonic() + 10
         while True:
             try:

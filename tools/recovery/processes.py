@@ -1,4 +1,4 @@
-"""The processes of one `allranks run`, found by their environment: the ranks, and each pod's first process."""
+"""Finds the processes of one `allranks run` by their environment: the ranks, and each pod's first process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Found:
 
     @property
     def is_rank(self) -> bool:
-        """The training program itself, not a torchrun or mpirun that has it among its arguments."""
+        """Whether this is the training program, not a torchrun or mpirun with the program among its arguments."""
         script = next((word for word in self.argv[1:] if not word.startswith("-")), "")
         return Path(script).name == "inject.py"
 
 
 def processes(marker: str) -> list[Found]:
-    """All that carry `marker` (`NAME=value`)."""
+    """All processes with `marker` (`NAME=value`) in their environment."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -32,17 +32,17 @@ def processes(marker: str) -> list[Found]:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 found.append(Found(int(entry.name), parent, frozenset(environ), _words(entry / "cmdline")))
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # it ended meanwhile
     return found
 
 
 def ranks(marker: str, *variables: str) -> list[int]:
-    """The pids of the training processes whose environment has these variables too."""
+    """PIDs of the training processes that also have these variables."""
     return [one.pid for one in processes(marker) if one.is_rank and one.environ >= set(variables)]
 
 
 def first_processes(marker: str, *variables: str) -> list[int]:
-    """The pids of the pods' first processes: what a kubelet tells SIGTERM."""
+    """PIDs of the pods' first processes, to which a kubelet sends SIGTERM."""
     found = processes(marker)
     ours = {one.pid for one in found}
     return [one.pid for one in found if one.parent not in ours and one.environ >= set(variables)]

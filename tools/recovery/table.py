@@ -1,4 +1,4 @@
-"""Runs the faults of one framework, and judges what came of each."""
+"""Runs the faults of one framework and compares the results with the expectations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.cases import Expected, Fault, Framework
-from recovery.jobs import Broken, Job, Trial
+from recovery.jobs import Job, JobError, Trial
 from recovery.memory import Memory
 
 Say = Callable[[str], None]
@@ -19,7 +19,7 @@ _NUMBER = count()
 
 @dataclass
 class Cell:
-    """What one fault did to one framework."""
+    """The result of one fault with one framework."""
 
     framework: str
     fault: str
@@ -27,14 +27,14 @@ class Cell:
     cause: str = ""
     counted: int = 0
     seconds: float | None = None
-    """To recover; where the job failed, to its end."""
+    """Time to recover; for a failed job, time to its end."""
     epoch: int | None = None
     loss: float | None = None
-    """Of the checkpoint from which it went on."""
+    """Loss of the checkpoint from which training resumed."""
     undisturbed: bool = False
-    """Training went on meanwhile."""
+    """Training continued without interruption."""
     none: str = ""
-    """Why there is no such fault."""
+    """Why this framework has no such fault."""
     wrong: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -56,28 +56,28 @@ class Cell:
 
 
 def run(framework: Framework, faults: Sequence[Fault], folder: Path, say: Say) -> Iterator[Cell]:
-    """All the cells of a column. What ends in one restart of all ranks happens to one job, fault after fault."""
+    """All cells of a column. Faults that lead to one restart of all ranks share a job, one after the other."""
     for fault in faults:
-        told = fault.expected(framework)
-        if isinstance(told, str):
-            yield Cell(framework.name, fault.name, none=told)
-    there = [fault for fault in faults if isinstance(fault.expected(framework), Expected)]
-    alone = [fault for fault in there if fault.alone or framework.alone]
-    together = [fault for fault in there if fault not in alone]
+        expected = fault.expected(framework)
+        if isinstance(expected, str):
+            yield Cell(framework.name, fault.name, none=expected)
+    applicable = [fault for fault in faults if isinstance(fault.expected(framework), Expected)]
+    alone = [fault for fault in applicable if fault.alone or framework.alone]
+    together = [fault for fault in applicable if fault not in alone]
     while together:
-        cells = befall(framework, together, folder / f"job-{next(_NUMBER)}", say)
+        cells = inject(framework, together, folder / f"job-{next(_NUMBER)}", say)
         yield from cells
-        together = together[len(cells) :]  # a job that a fault has ended cannot meet the others
+        together = together[len(cells) :]  # a fault that ended the job leaves the rest for another one
     for fault in alone:
-        yield from befall(framework, [fault], folder / f"job-{next(_NUMBER)}", say)
+        yield from inject(framework, [fault], folder / f"job-{next(_NUMBER)}", say)
 
 
-def befall(framework: Framework, faults: Sequence[Fault], directory: Path, say: Say) -> list[Cell]:
-    """One job. The last cell is that of the fault that ended it, if one did."""
+def inject(framework: Framework, faults: Sequence[Fault], directory: Path, say: Say) -> list[Cell]:
+    """Runs one job. If a fault ends it, the last cell is that of this fault."""
     memory = Memory(f"allranks-recovery-{os.getpid()}") if any(fault.needs_memory for fault in faults) else None
-    raises = framework.first.blamed if any(fault.raises for fault in faults) else ""
+    raises = framework.first.pod if any(fault.raises for fault in faults) else ""
     with Job(framework.layout, directory, len(faults), raises, memory) as job:
-        trials = live_through(job, framework, faults, say)
+        trials = run_trials(job, framework, faults, say)
     if job.left_behind:
         trials[-1].problem = f"processes were left behind: {job.left_behind}"
     cells = [
@@ -89,21 +89,21 @@ def befall(framework: Framework, faults: Sequence[Fault], directory: Path, say: 
     return cells
 
 
-def live_through(job: Job, framework: Framework, faults: Sequence[Fault], say: Say) -> list[Trial]:
-    """One fault after the other, until the job ends or does not go on."""
+def run_trials(job: Job, framework: Framework, faults: Sequence[Fault], say: Say) -> list[Trial]:
+    """Injects one fault after the other, until the job ends or does not continue."""
     trials: list[Trial] = []
     try:
         for fault in faults:
             say(f"{framework.name}: {fault.name}")
             expected = fault.expected(framework)
             undisturbed = isinstance(expected, Expected) and expected.undisturbed
-            trials.append(Trial() if fault.raises else job.befall(fault.act(framework), undisturbed))
+            trials.append(Trial() if fault.raises else job.inject(fault.act(framework), undisturbed))
             if trials[-1].problem:
                 return trials
         seconds = job.finish()
         if trials[-1].seconds is None:
             trials[-1].seconds = seconds
-    except Broken as error:
+    except JobError as error:
         if len(trials) < len(faults):
             trials.append(Trial())
         trials[-1].problem = str(error)
@@ -118,7 +118,7 @@ def judge(
     status: dict[str, Any],
     metrics: list[dict[str, Any]],
 ) -> Cell:
-    """Fault `number` of a job, by its final status and what rank 0 and metrics.jsonl say."""
+    """The cell of fault `number` of a job, from its final status, rank 0's output and metrics.jsonl."""
     expected = fault.expected(framework)
     assert isinstance(expected, Expected)
     past = [entry for entry in status.get("history", []) if entry.get("failure")]
@@ -126,47 +126,47 @@ def judge(
     last = status.get("lastFailure") or {}
     failure = ended.get("failure", last)
     if failure.get("pod") == last.get("pod"):
-        failure = last  # the same, with all of its lines
-    cell = Cell(framework.name, fault.name, status.get("phase", "no verdict"), cause_of(failure), seconds=trial.seconds)
+        failure = last  # the same failure, with all of its lines
+    cell = Cell(framework.name, fault.name, status.get("phase", "no result"), cause_of(failure), seconds=trial.seconds)
     if fault.alone or framework.alone:
         cell.counted = status.get("restarts", {}).get("counted", 0)
     else:
         cell.counted = int(ended.get("counted", False))
     cell.epoch, cell.loss = trial.resumed or (None, None)
     cell.undisturbed = expected.undisturbed
-    told = differences(expected, cell, failure, status, failure is last)
+    wrong = differences(expected, cell, failure, status, failure is last)
     if trial.problem:
-        told = [trial.problem, *told]
+        wrong = [trial.problem, *wrong]
     elif expected.undisturbed:
-        told += undisturbed(trial, status, metrics)
+        wrong += undisturbed(trial, status, metrics)
     elif expected.verdict == "Succeeded":
-        told += resumed(trial, metrics)
-    cell.wrong = told
+        wrong += resumed(trial, metrics)
+    cell.wrong = wrong
     return cell
 
 
 def differences(
     expected: Expected, cell: Cell, failure: dict[str, Any], status: dict[str, Any], in_full: bool
 ) -> list[str]:
-    """What the status should have said. `in_full`: the failure is there with all of its last lines."""
+    """Differences between the status and the expectation. `in_full`: the failure has all of its last lines."""
     conditions = [one for one in status.get("conditions", []) if one["type"] == "Failed" and one["status"] == "True"]
     twice = any("the same way twice" in condition["message"] for condition in conditions)
     checks = [
-        (cell.verdict == expected.verdict, f"{expected.verdict} was expected"),
-        (cell.counted in expected.counted, f"{expected.counted} counted was expected"),
-        (failure.get("exitCode") in expected.exit_codes, f"exit code {expected.exit_codes} was expected"),
-        (not expected.blamed or pod_of(failure) in expected.blamed, f"{expected.blamed} was the cause"),
-        (expected.rank in (None, failure.get("rank")), f"rank {expected.rank} was the cause"),
-        (expected.signal in (None, failure.get("signal")), f"signal {expected.signal} was expected"),
-        (failure.get("reason") in expected.reasons, f"reason {expected.reasons} was expected"),
-        (not in_full or expected.message in failure.get("message", ""), "its last lines do not say why"),
-        (expected.verdict != "Failed" or twice, "it failed, but not for failing the same way twice"),
+        (cell.verdict == expected.verdict, f"expected {expected.verdict}"),
+        (cell.counted in expected.counted, f"expected {expected.counted} counted restarts"),
+        (failure.get("exitCode") in expected.exit_codes, f"expected exit code {expected.exit_codes}"),
+        (not expected.pods or pod_of(failure) in expected.pods, f"expected root cause {expected.pods}"),
+        (expected.rank in (None, failure.get("rank")), f"expected root cause rank {expected.rank}"),
+        (expected.signal in (None, failure.get("signal")), f"expected signal {expected.signal}"),
+        (failure.get("reason") in expected.reasons, f"expected reason {expected.reasons}"),
+        (not in_full or expected.message in failure.get("message", ""), "its last lines do not show the cause"),
+        (expected.verdict != "Failed" or twice, "it failed, but not because it failed the same way twice"),
     ]
-    return [told for right, told in checks if not right]
+    return [problem for right, problem in checks if not right]
 
 
 def resumed(trial: Trial, metrics: list[dict[str, Any]]) -> list[str]:
-    """Why training did not go on from the newest checkpoint with the loss it had, each epoch once; empty: it did."""
+    """Problems of the resume: not from the newest checkpoint, another loss, a repeated epoch. Empty: none."""
     if not trial.resumed:
         return ["it did not resume"]
     epoch, loss = trial.resumed
@@ -177,20 +177,20 @@ def resumed(trial: Trial, metrics: list[dict[str, Any]]) -> list[str]:
     checks = [
         (epoch >= trial.epoch_before, f"resumed from epoch {epoch}, epoch {trial.epoch_before} was done"),
         (abs(had - loss) < 1e-4, f"resumed with loss {loss}, the epoch had {had}"),
-        (metrics[epoch]["loss"] < metrics[0]["loss"], "the loss is that of a beginning"),
+        (metrics[epoch]["loss"] < metrics[0]["loss"], "the loss is that of a fresh start"),
     ]
-    return [told for right, told in checks if not right]
+    return [problem for right, problem in checks if not right]
 
 
 def undisturbed(trial: Trial, status: dict[str, Any], metrics: list[dict[str, Any]]) -> list[str]:
-    """Why something of the work was lost; empty: nothing was."""
+    """Signs that work was lost. Empty: none."""
     epochs = [line["epoch"] for line in metrics]
     checks = [
         (trial.resumed is None, "a checkpoint was read"),
-        (status.get("attempt") == 0, f"attempt {status.get('attempt')} was begun"),
+        (status.get("attempt") == 0, f"attempt {status.get('attempt')} was started"),
         (epochs == list(range(1, len(epochs) + 1)), f"metrics.jsonl has epochs {epochs}"),
     ]
-    return [told for right, told in checks if not right]
+    return [problem for right, problem in checks if not right]
 
 
 def pod_of(failure: dict[str, Any]) -> str:

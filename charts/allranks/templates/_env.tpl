@@ -1,4 +1,4 @@
-{{/* The operator's settings: operator/allranks/operator/settings.py says what each means. */}}
+{{/* The operator's settings; see docs/reference/settings.md. */}}
 {{- define "allranks.env" -}}
 - name: ALLRANKS_NAMESPACES
   value: {{ join "," .Values.namespaces | quote }}
@@ -18,7 +18,7 @@
   value: {{ .Values.leaderElection.leaseSeconds | int | quote }}
 - name: ALLRANKS_PORT
   value: "8080"
-{{- /* Of the Service, whichever replica acts; without the cluster's domain, which differs. */}}
+{{- /* Address of the Service, without the cluster domain, which differs between clusters. */}}
 - name: ALLRANKS_REPORT_URL
   value: {{ if include "allranks.reports" . }}{{ printf "http://%s.%s.svc:8081/v1/report" (include "allranks.fullname" .) .Release.Namespace | quote }}{{ else }}""{{ end }}
 - name: ALLRANKS_REPORT_PORT

@@ -1,4 +1,4 @@
-{{/* Names and labels, and decisions that several templates share. */}}
+{{/* Names, labels and conditions shared by several templates. */}}
 
 {{- define "allranks.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
@@ -14,7 +14,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Name of cluster-scoped objects: releases of the same name in several namespaces do not meet. */}}
+{{/* Name of cluster-scoped objects; unique for releases of the same name in different namespaces. */}}
 {{- define "allranks.clusterName" -}}
 {{- printf "%s:%s" .Release.Namespace (include "allranks.fullname" .) }}
 {{- end }}
@@ -49,7 +49,7 @@ app.kubernetes.io/part-of: allranks
 {{- end }}
 {{- end }}
 
-{{/* What follows answers "true" or nothing. */}}
+{{/* The following templates return "true" or nothing. */}}
 
 {{- define "allranks.leaderElection" -}}
 {{- $enabled := .Values.leaderElection.enabled }}

@@ -1,4 +1,4 @@
-"""Where a job's time goes: every second of it is queued, starting, productive or lost (docs/semantics.md).
+"""Where a job's time goes: every second of it is queued, starting, productive or lost (docs/reference/semantics.md).
 
 `status.times` holds what is accounted for up to `since`, and what the time from then on counts as. It is brought up to
 date when that changes, and whenever the status is written anyway; in between, anybody can add the rest.

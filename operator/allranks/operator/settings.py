@@ -1,6 +1,6 @@
-"""What the operator can be told: by environment (`ALLRANKS_...`), or by the flag of the same name, which wins.
+"""Settings of the operator, from the environment (`ALLRANKS_...`) or from flags, which take precedence.
 
-`docs/operator.md` has the table, which is generated from here.
+`docs/reference/settings.md` is generated from this file.
 """
 
 from __future__ import annotations
@@ -19,54 +19,59 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
 
     namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Serve these namespaces only (comma-separated): a Role in each suffices. Empty: all of them."
+        (),
+        description="Serve only these namespaces (comma-separated); a Role in each is sufficient. Empty: all of them.",
     )
     pools: bool = Field(
         True,
-        description="Serve TrainingPools, which are cluster-scoped: needs a ClusterRole that reads them. Without it "
-        "a job that names a pool is told so.",
+        description="Serve TrainingPools. They are cluster-scoped, so the operator needs a ClusterRole to read them. "
+        "When disabled, a job that names a pool waits with reason PoolsNotServed.",
     )
     helper_image: str = Field(
         "ghcr.io/allranks/operator:latest",
-        description="Image of the init container that brings helpers into pods: the operator's own.",
+        description="Image of the init container that copies helpers into pods: the operator's own image.",
     )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         30,
-        description="So long after Kubernetes found a node to be gone (about 50 s) its pods are given up and the job "
-        "restarts. What a job's template tolerates comes first.",
+        description="tolerationSeconds of pods for unreachable and not-ready nodes. A failed node is marked after "
+        "about 50 s; this many seconds later its pods are evicted and the job restarts. Tolerations in a job's "
+        "template take precedence.",
     )
     leader_election: bool = Field(
-        False, description="Hold a Lease while acting: needed as soon as there is more than one replica."
+        False, description="Use leader election with a Lease; required with more than one replica."
     )
     lease_name: str = Field("allranks-operator", description="Name of the Lease.")
     lease_namespace: str = Field("", description="Namespace of the Lease. Empty: the operator's own.")
     lease_seconds: Annotated[int, Field(ge=3, le=600)] = Field(
-        10, description="So long after the holder's last sign of life another replica takes over."
+        10,
+        description="Seconds after the leader's last renewal of the Lease until another replica can take over.",
     )
     address: str = Field(
-        "", description="Where /metrics, /healthz and /readyz are served. Empty: on all addresses, IPv4 and IPv6."
+        "", description="Address of /metrics, /healthz and /readyz. Empty: all addresses, IPv4 and IPv6."
     )
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="Port of the same; 0 takes a free one.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8080, description="Port of /metrics, /healthz and /readyz; 0 selects a free port."
+    )
     report_url: str = Field(
         "",
-        description="What pods are told to report their progress to: the URL of a Service of the port below, "
-        "`http://HOST:PORT/v1/report`. Empty: nothing, and nobody listens.",
+        description="URL to which pods report their progress: that of a Service for `--report-port`, "
+        "`http://HOST:PORT/v1/report`. Empty: reports are disabled.",
     )
     report_port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        8081, description="Port on which reports are taken; 0 takes a free one."
+        8081, description="Port that receives reports; 0 selects a free port."
     )
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(
-        32, description="Requests to the API server at the same time."
+        32, description="Maximum number of concurrent requests to the API server."
     )
     request_timeout: Annotated[float, Field(gt=0, le=3600)] = Field(
-        30.0, description="Seconds after which a request that was not answered is tried again."
+        30.0, description="Seconds after which a request without a response is retried."
     )
     watch_timeout: Annotated[int, Field(ge=5, le=86_400)] = Field(
         240,
-        description="Seconds after which a watch is renewed; one that is silent for longer fails the liveness probe.",
+        description="Seconds after which a watch is renewed. A watch silent for longer fails the liveness probe.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What is logged.")
-    log_format: Literal["json", "text"] = Field("json", description="json: one object per line; text: for people.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+    log_format: Literal["json", "text"] = Field("json", description="json: one object per line; text: human-readable.")
 
     @field_validator("namespaces", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""The table of docs/recovery.md is whole and right, its script's checks can fail, and real ranks recover as it says."""
+"""The table of docs/reference/recovery.md is complete and correct, and real ranks recover as it says."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_the_cause_of_an_exception_is_the_rank_that_raised_with_its_last_lines()
         return judge(FRAMEWORK["Horovod-MPI"], FAULT["an exception"], TRIAL, 0, status, METRICS).wrong
 
     assert wrong() == []
-    assert wrong(message="HorovodInternalError") == ["its last lines do not say why"]
-    assert wrong(rank=0) == ["rank 1 was the cause"]
+    assert wrong(message="HorovodInternalError") == ["its last lines do not show the cause"]
+    assert wrong(rank=0) == ["expected root cause rank 1"]
 
 
 def test_work_that_is_not_to_be_lost_may_not_be_lost() -> None:
@@ -124,7 +124,7 @@ def test_work_that_is_not_to_be_lost_may_not_be_lost() -> None:
     assert of(Trial(seconds=0.5)).wrong == []
     assert "nothing lost" in str(of(Trial(seconds=0.5)))
     assert of(TRIAL).wrong == ["a checkpoint was read"]
-    assert of(Trial(seconds=0.5), attempt=1).wrong == ["attempt 1 was begun"]
+    assert of(Trial(seconds=0.5), attempt=1).wrong == ["attempt 1 was started"]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_work_that_is_not_to_be_lost_may_not_be_lost() -> None:
         ("epoch 2 was done", Trial(seconds=3.0, epoch_before=2, resumed=(1, 1.0)), METRICS),
         ("resumed with loss 0.6", Trial(seconds=3.0, epoch_before=2, resumed=(2, 0.6)), METRICS),
         ("metrics.jsonl", TRIAL, [METRICS[0], METRICS[1], METRICS[1], METRICS[2]]),
-        ("a beginning", TRIAL, [*METRICS[:2], {"epoch": 3, "loss": 1.1}]),
-        ("training did not go on", Trial(epoch_before=2, problem="training did not go on"), METRICS),
+        ("a fresh start", TRIAL, [*METRICS[:2], {"epoch": 3, "loss": 1.1}]),
+        ("training did not continue", Trial(epoch_before=2, problem="training did not continue"), METRICS),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

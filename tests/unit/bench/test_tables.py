@@ -82,13 +82,13 @@ def test_percentiles_are_of_the_nearest_rank():
 def test_a_target_is_reached_or_not_by_what_was_measured():
     creation = {"allranks": {"1 x 256": {"of_the_limit": 0.85, "seconds": 1.0}}, "Indexed Job, no throttle": {}}
     rows = [tuple(row) for row in targets({"creation": creation})]
-    assert rows == [("1 x 256: pods a second, of the limit's", ">= 0.9", "0.85", "**no**")]
+    assert rows == [("1 x 256: pods per second, relative to the limit", ">= 0.9", "0.85", "**no**")]
 
 
 def test_with_cores_for_the_server_alone_the_same_is_promised_and_told_apart():
     found = summary({"raw POSTs": {"1 x 256": [sample(0.9)]}, "allranks": {"1 x 256": [sample(1.0)]}}, "raw POSTs")
     rows = [tuple(row) for row in targets({"apart": found})]
-    assert rows == [("1 x 256, server apart: pods a second, of the limit's", ">= 0.9", "0.9", "yes")]
+    assert rows == [("1 x 256, server apart: pods per second, relative to the limit", ">= 0.9", "0.9", "yes")]
     text = headline({"machine": MACHINE, "creation": found, "apart": found})
     assert text.count("| allranks |") == 2
     assert "alone | 1 x 256 |" in text

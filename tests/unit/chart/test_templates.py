@@ -18,6 +18,8 @@ import yaml
 from allranks.telemetry.server import PATH as REPORT_PATH
 from support.helm import CHART, ROOT, Helm, HelmError, Manifest, built
 
+INSTALL = ROOT / "docs" / "platform" / "install.md"
+
 pytestmark = pytest.mark.cluster
 
 ALL = {
@@ -150,7 +152,7 @@ def test_the_operator_may_do_what_it_needs_and_nothing_more(helm: Helm) -> None:
 
 
 def test_the_documentation_lists_the_rights(helm: Helm) -> None:
-    table = re.findall(r"^\| ([\w, /]+) \| ([\w, ;]+) \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    table = re.findall(r"^\| ([\w, /]+) \| ([\w, ;]+) \|", INSTALL.read_text(), re.MULTILINE)
     described = {
         resource: set(re.findall(r"get|list|watch|create|update|patch|delete", verbs))
         for resources, verbs in table
@@ -281,7 +283,7 @@ def test_the_dashboard_arrives_as_it_is_in_the_chart(helm: Helm) -> None:
 def test_every_alert_says_how_bad_it_is_and_what_to_do(helm: Helm) -> None:
     [rule] = of_kind(helm.template({"metrics": {"rules": {"enabled": True}}}), "PrometheusRule")
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
-    described = re.findall(r"^\| `(Allranks\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    described = re.findall(r"^\| `(Allranks\w+)` \|", INSTALL.read_text(), re.MULTILINE)
     assert [alert["alert"] for alert in alerts] == described
     for alert in alerts:
         assert alert["labels"]["severity"] in {"critical", "warning", "info"}
@@ -332,7 +334,7 @@ def test_a_parent_chart_may_pass_its_globals_and_a_condition(helm: Helm, tmp_pat
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, ["serves jobs in every namespace", "kubectl apply -n default -f", "No pools are made here"]),
+        ({}, ["serves jobs in every namespace", "kubectl apply -n default -f", "No pools are created"]),
         (
             {"namespaces": ["team-a", "team-b"]},
             [
@@ -356,7 +358,7 @@ def test_notes_say_what_to_do_next(values: Manifest, said: list[str], helm: Helm
         assert text in notes
 
 
-DOCUMENTED = re.findall(r"^```yaml\n(# values\.yaml\n.*?)^```", (ROOT / "docs" / "install.md").read_text(), re.M | re.S)
+DOCUMENTED = re.findall(r"^```yaml\n(# values\.yaml\n.*?)^```", INSTALL.read_text(), re.M | re.S)
 
 
 @pytest.mark.parametrize("values", DOCUMENTED)

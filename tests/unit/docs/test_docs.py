@@ -15,10 +15,10 @@ from allranks.api.validation import parse, parse_pool
 from allranks.cli.main import COMMANDS, LazyGroup
 from allranks.core.manifests import pods, pool_template
 
-ROOT = Path(__file__).parents[3]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("train/*.md")])
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("train/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -68,19 +68,38 @@ def test_every_allranks_command_in_the_documentation_exists_with_its_options() -
             continue
         assert words[0] in COMMANDS, f"{page}: allranks {words[0]}"
         command = group.get_command(None, words[0])
-        known = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}
+        accepted = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}
         used = {word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)}
-        assert used <= known | {"-h", "--help"}, f"{page}: {words}"
+        assert used <= accepted | {"-h", "--help"}, f"{page}: {words}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_examples_named_in_the_documentation_are_there(page: Path) -> None:
+def test_links_and_examples_of_the_documentation_exist(page: Path) -> None:
     text = page.read_text()
-    for link in LINK.findall(text):
-        if "://" not in link:
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+    for link, anchor in LINK.findall(text):
+        if "://" in link:
+            continue
+        target = page.parent / link if link else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}#{anchor}"
     for name in re.findall(r"examples/[\w-]+\.yaml", text):
         assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+def anchors(page: Path) -> set[str]:
+    """As MkDocs and GitHub name the headings of a page."""
+    headings = re.findall(r"^#+ (.*)", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    def pages(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [page for child in (entry.values() if isinstance(entry, dict) else entry) for page in pages(child)]
+
+    listed = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md"))
 
 
 @pytest.mark.parametrize("script", ["tour.py", "progress.py", "recovery.py"])

@@ -1,4 +1,4 @@
-"""What bench/train.py says follows from what it measured, and docs/training-speed.md shows what it says."""
+"""What bench/train.py says follows from what it measured, and docs/reference/training-speed.md shows what it says."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bench.train_table import GOAL, Comparison, Spread, page, verdict
 from allranks.api.validation import parse
 from allranks.core.manifests import pods
 
-ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "training-speed.md"
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+PAGE = ROOT / "docs" / "reference" / "training-speed.md"
 
 
 def run(step: float, alone: float = 0.03, started: float = 1.0) -> dict:
@@ -45,12 +45,12 @@ DOCUMENT = {
     "results": {"pytorch": RUNS},
 }
 SAID = """\
-2026-03-04, commit abc1234: 2 cores of A Processor, load 0.0 before; Python 3.11.2, torch 2.15.0. 3 starts, each \
-with 1 rounds of 4 steps.
+2026-03-04, commit abc1234: 2 cores (A Processor), load 0.0 at the start; Python 3.11.2, torch 2.15.0. \
+Starts: 3, rounds per start: 1, steps per round: 4.
 
-### A step
+### Step time
 
-|  | bare is | bare, ms | under allranks, ms | ratio | ratio of each round | at least 0.98 |
+|  | bare launcher | bare, ms | under allranks, ms | ratio | ratio of each round | at least 0.98 |
 | --- | --- | --- | --- | --- | --- | --- |
 | PyTorch DDP | `torchrun` | 42.0 (40.0 to 50.0) | 42.0 (40.0 to 42.0) | **1.000** | 1.000 (0.952 to 1.250) | yes |
 | PyTorch DDP, with reports | `torchrun` | 42.0 (40.0 to 50.0) | 45.0 (44.0 to 46.0) | **0.933** | \
@@ -58,22 +58,22 @@ with 1 rounds of 4 steps.
 
 Ratio at least 0.98: 1 of 2. PyTorch DDP 1.000 yes; PyTorch DDP, with reports 0.933 **no**.
 
-### The start of a rank
+### Start-up of a rank
 
-|  | first line: bare, s | first line: under allranks, s | first line: later by, s | first step done: bare, s | \
-first step done: under allranks, s | first step done: later by, s |
+|  | first line: bare, s | first line: under allranks, s | first line: difference, s | first step done: bare, s | \
+first step done: under allranks, s | first step done: difference, s |
 | --- | --- | --- | --- | --- | --- | --- |
 | PyTorch DDP | 1.00 (1.00 to 1.00) | 1.50 (1.40 to 1.60) | +0.50 | 3.00 (3.00 to 3.00) | 3.50 (3.40 to 3.60) | +0.50 |
 
-### One rank, two ranks
+### Scaling from 1 to 2 ranks
 
-|  | 1 rank, samples/s | 2 ranks, samples/s | times | times without all-reduce | all-reduce, ms a step |
+|  | 1 rank, samples/s | 2 ranks, samples/s | speedup | speedup without all-reduce | all-reduce, ms per step |
 | --- | --- | --- | --- | --- | --- |
 | PyTorch DDP | 4,000 | 5,714 | **1.43** | 2.00 | 12.0 |
 
-### A checkpoint of 100 MB
+### Checkpoint of 100 MB
 
-|  | saved by | a step alone, ms | the loop waits, ms | later in the end, ms |
+|  | saved with | step without save, ms | loop blocked, ms | total delay, ms |
 | --- | --- | --- | --- | --- |
 | PyTorch DDP | `torch.save` | 200 | 200 (100 to 300) | 250 (150 to 350) |"""
 
@@ -85,8 +85,8 @@ def test_the_page_is_the_medians_of_the_runs_and_their_ratios() -> None:
 def test_a_part_that_did_not_run_has_no_table() -> None:
     timed = page(DOCUMENT | {"results": {"pytorch": {way: RUNS[way] for way in RUNS if way != "saves"}}})
     saved = page(DOCUMENT | {"results": {"pytorch": {"saves": RUNS["saves"]}}})
-    assert re.findall(r"### (.*)", timed) == ["A step", "The start of a rank", "One rank, two ranks"]
-    assert re.findall(r"### (.*)", saved) == ["A checkpoint of 100 MB"]
+    assert re.findall(r"### (.*)", timed) == ["Step time", "Start-up of a rank", "Scaling from 1 to 2 ranks"]
+    assert re.findall(r"### (.*)", saved) == ["Checkpoint of 100 MB"]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_free_ports_are_distinct() -> None:
 def test_the_documentation_shows_every_ratio_as_the_command_printed_it() -> None:
     text = PAGE.read_text()
     if "Not measured yet" in text:
-        pytest.skip("docs/training-speed.md has no table yet: bench/train.py --page writes it")
+        pytest.skip("docs/reference/training-speed.md has no table yet: bench/train.py --page writes it")
     titles = [title for one in FRAMEWORKS for title in (one.title, f"{one.title}, with reports")]
     rows = dict(re.findall(r"^\| ([^|]+) \|.*\| \*\*(\d\.\d{3})\*\* \|.*\| (?:yes|\*\*no\*\*) \|$", text, re.MULTILINE))
     assert list(rows) == titles

@@ -123,7 +123,7 @@ def test_an_archive_may_go_to_a_command_alone(builders, tmp_path):
     ]
     assert (tmp_path / "got").read_text() == 2 * "an archive\n"
     done = builders.run("--into", "cat >/dev/null; exit 3", "operator", code=1)
-    assert "'cat >/dev/null; exit 3' did not take it, see above" in done.stderr
+    assert "'cat >/dev/null; exit 3' failed, see above" in done.stderr
 
 
 def test_a_build_that_fails_says_where_its_log_is(builders, tmp_path):
@@ -131,7 +131,7 @@ def test_a_build_that_fails_says_where_its_log_is(builders, tmp_path):
     done = builders.run("operator", code=1)
     assert done.stdout == ""
     assert "build: no" in done.stderr
-    assert done.stderr.endswith(f"all that it said is in {tmp_path}/cache/images/operator.log\n")
+    assert done.stderr.endswith(f"the full log is in {tmp_path}/cache/images/operator.log\n")
 
 
 # Sentence, arguments, status, last line.

@@ -134,7 +134,7 @@ def test_measurements_hold_until_the_next_step(world: World) -> None:
 
 
 def test_the_message_and_the_limits_in_the_documentation_are_those_of_the_code(world: World) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "reports-protocol.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "reports-protocol.md").read_text()
     found = re.search(r"Content-Length: (\d+)\n\n(\{.*?\})\n```", text, re.DOTALL)
     assert found
     assert int(found[1]) == len(found[2])

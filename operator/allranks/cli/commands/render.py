@@ -23,7 +23,7 @@ BAD_MANIFEST = 2
 
 HELPER_IMAGE = f"ghcr.io/allranks/operator:{__version__}"
 REPORT_URL = "http://allranks.allranks-system.svc:8081/v1/report"
-"""As the chart tells it where docs/install.md installs it."""
+"""As the chart tells it where docs/platform/install.md installs it."""
 NO_UID = "00000000-0000-0000-0000-000000000000"
 """The API server gives the UID; before that there is none."""
 

@@ -1,0 +1,162 @@
+"""Records the output of commands in docs/start.md, between `<!-- NAME -->` and `<!-- /NAME -->`.
+
+All frameworks:   PATH=$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$PATH .venv/bin/python tools/transcripts.py
+Single sections:  .venv/bin/python tools/transcripts.py failure
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ALLRANKS = [sys.executable, "-m", "allranks"]
+
+BROKEN = """\
+import torch.distributed as dist
+
+dist.init_process_group()
+learning_rate = -0.1
+if learning_rate <= 0:
+    raise ValueError(f"the learning rate must be positive, not {learning_rate}")
+"""
+BROKEN_JOB = """\
+apiVersion: allranks.dev/v1alpha1
+kind: DistributedTraining
+metadata: {name: broken}
+spec:
+  framework: pytorch
+  image: ghcr.io/allranks/pytorch:latest
+  command: [torchrun, broken.py]
+  roles: {master: {replicas: 1}, worker: {replicas: 1}}
+"""
+
+
+def main() -> None:
+    """Runs the commands of all sections, or of the given ones, then writes the page."""
+    wanted = sys.argv[1:] or ["demo", "failure", "frameworks"]
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        (scratch / "broken.py").write_text(BROKEN)
+        (scratch / "job.yaml").write_text(BROKEN_JOB)
+        makers = {
+            "demo": lambda: console("make demo", demo(scratch)),
+            "failure": lambda: killed(scratch) + "\n\n" + broken(scratch),
+            "frameworks": lambda: "\n\n".join(each(name, text, scratch) for name, text in FRAMEWORKS.items()),
+        }
+        sections = {name: makers[name]() for name in wanted}
+    page = ROOT / "docs" / "start.md"
+    text = page.read_text()
+    for section, content in sections.items():
+        text = replaced(text, section, content)
+    page.write_text(text)
+
+
+def replaced(text: str, section: str, content: str) -> str:
+    begin, end = f"<!-- {section} -->", f"<!-- /{section} -->"
+    head, _, tail = text.partition(begin)
+    return f"{head}{begin}\n{content}\n{end}" + (tail.partition(end)[2] if end in tail else tail)
+
+
+def demo(scratch: Path) -> list[str]:
+    lines = run(["examples/penguins-pytorch.yaml", "--run-dir", str(scratch / "demo")], ROOT)
+    return keep(lines, before=r"^status:")
+
+
+def killed(scratch: Path) -> str:
+    """Kills the training process of rank 1 once four epochs are done."""
+    options = ["--set", "args=[--epochs=12, --pause=0.5]", "--run-dir", str(scratch / "killed")]
+    lines = run(["examples/penguins-pytorch.yaml", *options], ROOT, kill_at="epoch 5/12")
+    shown = [line for line in keep(lines, before=r"^status:") if not TORCHRUN.search(line)]
+    text = (
+        "The training process of rank 1 is killed (`kill -9`). All ranks restart from the checkpoint, and the root "
+        "cause is shown:"
+    )
+    return f"{text}\n\n" + console(
+        "allranks run examples/penguins-pytorch.yaml --set 'args=[--epochs=12, --pause=0.5]'", shown
+    )
+
+
+def broken(scratch: Path) -> str:
+    """A program with a bug: the job fails at the second failure, before it uses up `maxRestarts`."""
+    lines = run(["job.yaml", "--run-dir", "runs/broken"], scratch)
+    shown = [line for line in lines if re.match(r" *\d+\.\ds ", line)]
+    end = next(number for number, line in enumerate(lines) if line.startswith("First failure"))
+    text = (
+        "A program that fails the same way twice before any progress is not restarted again. Its last lines are shown:"
+    )
+    return f"{text}\n\n" + console("allranks run job.yaml", [*shown, *lines[end:]])
+
+
+FRAMEWORKS = {
+    "penguins-tensorflow": "**TensorFlow**, `MultiWorkerMirroredStrategy` on two workers:",
+    "penguins-tensorflow-ps": "**TensorFlow**, parameter servers:",
+    "penguins-horovod": "**Horovod** with PyTorch and gloo, without ssh:",
+}
+
+
+def each(name: str, text: str, scratch: Path) -> str:
+    lines = keep(run([f"examples/{name}.yaml", "--run-dir", str(scratch / name)], ROOT), before=r"^status:")
+    wanted = re.compile(r"epoch (1|2|19|20)/20|test accuracy|^ *\d+\.\ds |Succeeded in")
+    shown = [line for line in lines if wanted.search(line)]
+    return f"{text}\n\n" + console(f"allranks run examples/{name}.yaml", shown)
+
+
+TORCHRUN = re.compile(
+    r"torch/distributed|Traceback|^\S+ +\|   |ChildFailed|\| [=-]{9}|Failures:|NO_OTHER|Root Cause|\| \[\d\]:|FAILED|"
+    r"\| \*+$|^\S+ +\| *$|\[rank\d\]:|sys\.exit|SignalException|│|└|epoch 1  "
+)
+
+
+def run(arguments: list[str], directory: Path, kill_at: str = "") -> list[str]:
+    """The lines that `allranks run` prints; a rank's process is killed when one holds `kill_at`."""
+    process = subprocess.Popen(
+        [*ALLRANKS, "run", *arguments],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout
+    lines = []
+    for line in process.stdout:
+        lines.append(line.rstrip().replace(f"{directory}/", "").replace(tempfile.gettempdir(), "/tmp"))
+        if kill_at and kill_at in line:
+            os.kill(rank_process("worker", "0", Path(arguments[-1])), signal.SIGKILL)
+            kill_at = ""
+    process.wait(timeout=300)
+    return lines
+
+
+def rank_process(role: str, index: str, run_dir: Path) -> int:
+    """The pid of the training program of one pod (not of its torchrun)."""
+    wanted = {f"ALLRANKS_ROLE={role}".encode(), f"ALLRANKS_INDEX={index}".encode()}
+    ours = f"ALLRANKS_CHECKPOINT_DIR={run_dir}/".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            raw = (entry / "environ").read_bytes()
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if wanted <= set(raw.split(b"\0")) and ours in raw and b"train/" in command and b"torchrun" not in command:
+            return int(entry.name)
+    raise SystemExit(f"no training process of {role}-{index}")
+
+
+def keep(lines: list[str], before: str) -> list[str]:
+    """What comes before the status in full, which is long."""
+    end = next((number for number, line in enumerate(lines) if re.search(before, line)), len(lines))
+    return [re.sub(r"/tmp/tmp\w+/", "runs/", line) for line in lines[:end]]
+
+
+def console(command: str, lines: list[str]) -> str:
+    return "\n".join(["```console", f"$ {command}", *lines, "```"])
+
+
+if __name__ == "__main__":
+    main()
