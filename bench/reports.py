@@ -80,7 +80,7 @@ class YesMan:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def request(self, verb: str, path: str, body: Any, patience: float) -> bytes:
+    async def request(self, verb: str, path: str, body: Any, retry_timeout: float) -> bytes:
         self.asked += 1
         await asyncio.sleep(0.002)  # latency of a real one
         payload = body["spec"]["token"].split(".")[1]

@@ -256,7 +256,7 @@ def test_a_cluster_that_does_not_answer_is_told(tmp_path):
 def test_a_kubeconfig_that_does_not_serve_is_told(control_plane, tmp_path):
     allranks = Commands(tmp_path / "config", "team")
     assert f"--kubeconfig {tmp_path / 'config'}: there is no such file" in allranks("get").stderr
-    for text, told in (("a: [", "is not YAML"), ("a: 1", "is no kubeconfig"), ("", "is no kubeconfig")):
+    for text, told in (("a: [", "is not YAML"), ("a: 1", "is not a kubeconfig"), ("", "is not a kubeconfig")):
         (tmp_path / "config").write_text(text)
         result = allranks("get")
         assert result.exit_code == 1
@@ -280,14 +280,14 @@ def test_a_login_that_fails_is_told_and_none_at_all_too(control_plane, tmp_path)
     assert "/no/such/program" in result.stderr
     config["users"][0]["user"] = {}
     (tmp_path / "config").write_text(yaml.safe_dump(config))
-    assert "was asked without credentials: the kubeconfig has none for this context" in allranks("get").stderr
+    assert "the request had no credentials: the kubeconfig has none for this context" in allranks("get").stderr
 
 
 def test_a_certificate_that_is_not_to_be_trusted_is_told(control_plane, tmp_path):
     (tmp_path / "config").write_text(kubeconfig(control_plane.url))
     result = Commands(tmp_path / "config", "team")("get")
     assert result.exit_code == 1
-    assert "is not to be trusted" in result.stderr
+    assert "is not trusted" in result.stderr
     assert "check certificate-authority in the kubeconfig" in result.stderr
 
 

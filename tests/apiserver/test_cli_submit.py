@@ -100,7 +100,7 @@ def test_two_namespaces_are_one_too_many(allranks):
 def test_a_namespace_that_is_not_there_is_told(control_plane):
     result = Commands(control_plane.kubeconfig, "nowhere")("submit", "-", stdin=text(document()))
     assert result.exit_code == 1
-    assert "there is no namespace nowhere: choose one that there is with -n" in result.stderr
+    assert "namespace nowhere does not exist: choose another with -n" in result.stderr
 
 
 def test_a_pool_belongs_to_no_namespace(allranks, control_plane, namespace):

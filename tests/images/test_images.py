@@ -86,7 +86,7 @@ def test_the_operators_image_runs_the_operator_by_itself(image: Images):
     """Here there is no cluster, which it says in a sentence."""
     done = image("operator").run(user=any_user())
     assert done.returncode == 1
-    assert done.stdout.startswith("Error: not inside a cluster")
+    assert done.stdout.startswith("Error: no cluster is configured")
 
 
 def test_the_operators_image_brings_the_helpers_into_a_pod(image: Images, tmp_path: Path):

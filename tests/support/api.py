@@ -1,6 +1,7 @@
-"""A small client of the API server for tests: synchronous, one connection, answers as plain manifests.
+"""A small client of the API server for tests: synchronous, one connection, plain manifests.
 
-The operator's own client is what is tested, so tests look at the cluster with another one.
+It shares no code with allranks.kube, which is under test. A synchronous wrapper around that client would not be much
+shorter: it needs an event loop in a thread of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ RESOURCES = {
 
 
 class ApiError(Exception):
-    """An answer that is not a success; `str()` is its message."""
+    """An error of the API server; `str()` is its message."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -50,7 +51,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """Requests are answered one after another, whatever thread they come from."""
+    """Thread-safe: requests are sent one after another."""
 
     def __init__(self, url: str, ca_file: Path | str, token: str, timeout: float = 30) -> None:
         self._address = urlsplit(url)
@@ -67,7 +68,7 @@ class Api:
         return self.request("GET", path(kind, namespace, name))
 
     def find(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
-        """None where there is none."""
+        """None if it does not exist."""
         try:
             return self.get(kind, namespace, name)
         except ApiError as answer:
@@ -79,12 +80,12 @@ class Api:
         """`selectors` are those of the API: labelSelector, fieldSelector."""
         query = f"?{urlencode(selectors)}" if selectors else ""
         answer = self.request("GET", path(kind, namespace) + query)
-        # Items of a list do not say what they are.
+        # Items of a list have no kind.
         version = answer["apiVersion"]
         return [{"apiVersion": version, "kind": kind, **item} for item in answer["items"]]
 
     def create(self, manifest: Manifest, namespace: str | None = None) -> Manifest:
-        """`namespace` is where the manifest does not name one."""
+        """`namespace` is for manifests without one."""
         where = manifest["metadata"].get("namespace", namespace)
         return self.request("POST", path(manifest["kind"], where), manifest)
 
@@ -113,7 +114,7 @@ class Api:
     def request(
         self, method: str, target: str, body: Mapping[str, Any] | None = None, content_type: str = "application/json"
     ) -> Manifest:
-        """Raises ApiError, and OSError when nobody answers."""
+        """Raises ApiError, and OSError without an answer."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json", "Content-Type": content_type}
         deadline = time.monotonic() + 30
@@ -124,7 +125,7 @@ class Api:
                 break
             if answer.status != 429 or b"storage is (re)initializing" not in text or time.monotonic() > deadline:
                 raise _error(answer.status, text)
-            time.sleep(0.2)  # it does not serve this kind yet, or just now
+            time.sleep(0.2)  # it does not serve this kind yet
         return json.loads(text) if text[:1] == b"{" else {"text": text.decode()}
 
     def wait_until_ready(self, seconds: float) -> None:
@@ -154,7 +155,7 @@ class Api:
             self._drop()
             if fresh:
                 raise
-        # A kept connection was closed at the other end, for example by an API server that was started again.
+        # The server closed the idle connection, for example because it restarted.
         return self._exchange(method, target, data, headers)
 
     def _drop(self) -> None:

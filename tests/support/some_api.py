@@ -1,4 +1,4 @@
-"""An API server that knows jobs and nothing else: what a command on a cluster asks, answered from a list in memory."""
+"""An API server that serves only jobs, from memory, for tests of the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 
 
 class SomeApi:
-    """To be used with `with`. A test changes jobs by `put` and `delete`, and watches hear of it."""
+    """A context manager. Watches receive what `put` and `delete` change."""
 
     def __init__(self, folder: Path, *jobs: dict[str, Any]) -> None:
         self.jobs = {job["metadata"]["name"]: job for job in jobs}
@@ -22,7 +22,7 @@ class SomeApi:
         self._version = 100
         self._past: list[dict[str, Any]] = []
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Asked", (_Asked,), {"api": self}))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"api": self}))
         self._server.daemon_threads = True
         self.kubeconfig = folder / "kubeconfig"
         self.kubeconfig.write_text(
@@ -55,13 +55,13 @@ class SomeApi:
         self._server.server_close()
 
     def put(self, job: dict[str, Any]) -> None:
-        self._tell("MODIFIED", job)
+        self._publish("MODIFIED", job)
         self.jobs[job["metadata"]["name"]] = job
 
     def delete(self, name: str) -> None:
-        self._tell("DELETED", self.jobs.pop(name))
+        self._publish("DELETED", self.jobs.pop(name))
 
-    def _tell(self, kind: str, job: dict[str, Any]) -> None:
+    def _publish(self, kind: str, job: dict[str, Any]) -> None:
         with self._lock:
             self._version += 1
             job["metadata"]["resourceVersion"] = str(self._version)
@@ -71,22 +71,22 @@ class SomeApi:
                 watch.put(event)
 
     def watch(self, since: int) -> queue.Queue[dict[str, Any] | None]:
-        """All that has happened after that version, and will."""
-        told: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        """Every event after that version, past and future."""
+        events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         with self._lock:
             for event in self._past:
                 if int(event["object"]["metadata"]["resourceVersion"]) > since:
-                    told.put(event)
-            self.watches.append(told)
-        return told
+                    events.put(event)
+            self.watches.append(events)
+        return events
 
 
-class _Asked(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     api: SomeApi
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
-        query, name = parse_qs(asked.query), asked.path.partition("distributedtrainings")[2].strip("/")
+        url = urlsplit(self.path)
+        query, name = parse_qs(url.query), url.path.partition("distributedtrainings")[2].strip("/")
         jobs = self.api.jobs
         if "watch" in query:
             self._watch(self.api.watch(int(query["resourceVersion"][0])))
@@ -109,11 +109,11 @@ class _Asked(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _watch(self, told: queue.Queue[dict[str, Any] | None]) -> None:
+    def _watch(self, events: queue.Queue[dict[str, Any] | None]) -> None:
         self.send_response(200)
         self.end_headers()
         self.wfile.flush()
-        while (event := told.get()) is not None:
+        while (event := events.get()) is not None:
             try:
                 self.wfile.write(json.dumps(event).encode() + b"\n")
                 self.wfile.flush()

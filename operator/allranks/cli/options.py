@@ -17,7 +17,7 @@ import click
 from allranks.api.job import GROUP, KIND, PLURAL
 from allranks.cli.commands.render import complain
 from allranks.errors import AllranksError, ClusterError
-from allranks.kube.login import Cluster, Manifest, Where
+from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.paths import job_path
 
 OK, FAILED, TIMED_OUT = 0, 1, 124

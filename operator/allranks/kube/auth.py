@@ -1,35 +1,54 @@
-"""Where the API server is and who we are: a service account inside a pod, else a kubeconfig.
+"""The address of the API server and the credentials for it, from a pod's service account or from a kubeconfig.
 
-Service account tokens are rotated by the kubelet, so their file is read again; people and tests have static ones.
+Tokens and certificates are read here. The official client is imported only for a kubeconfig user that logs in with a
+program (`exec`) or a provider: it runs the program and renews the token.
 """
 
 from __future__ import annotations
 
+import atexit
 import base64
+import contextlib
+import logging
 import os
 import ssl
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
-from allranks.errors import AllranksError
+from allranks.kube.errors import LoginError
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_TOKEN_SECONDS = 60
-"""A token is read from its file again after this."""
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TOKEN_SECONDS = 60
+"""A token file is read again after this: the kubelet rotates service account tokens."""
+LOGIN_SECONDS = 1.0
+"""A rejected token is renewed at most this often: concurrent requests are rejected together."""
 
 
-class CannotConnect(AllranksError):
-    """There is no cluster to speak to, or no way to say who we are."""
+class NotConfigured(LoginError):
+    """There is neither a kubeconfig nor a service account."""
+
+
+class Credentials(Protocol):
+    """Credentials that change while the process runs."""
+
+    def headers(self) -> dict[str, str]:
+        """Raises LoginError."""
+        ...
+
+    def forget(self) -> None:
+        """The API server rejected them: obtain new ones for the next request."""
+        ...
 
 
 @dataclass
 class Connection:
-    """`url` without a path; `ca_file` None trusts what the machine trusts."""
+    """`url` has no path. Without `ca_file` and `ca_data` the machine's own authorities are trusted."""
 
     url: str
     ca_file: str | None = None
@@ -39,101 +58,219 @@ class Connection:
     """(certificate file, key file)"""
     ca_data: str | None = field(default=None, repr=False)
     verify: bool = True
+    server_name: str | None = None
+    """The name in the server's certificate, if it differs from the URL's."""
+    proxy: str | None = None
+    credentials: Credentials | None = None
+    """Instead of a token."""
+    namespace: str = "default"
+    context: str = ""
+    """The kubeconfig's context, if there is one."""
     _read_at: float = field(default=float("-inf"), repr=False)
 
     def headers(self) -> dict[str, str]:
-        """The authorization as of now."""
-        if self.token_file and time.monotonic() - self._read_at > _TOKEN_SECONDS:
+        """The current authorization. Blocks while a login program runs, once per lifetime of its token."""
+        if self.credentials:
+            return self.credentials.headers()
+        if self.token_file and time.monotonic() - self._read_at > TOKEN_SECONDS:
             self.token, self._read_at = self.token_file.read_text().strip(), time.monotonic()
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def forget_token(self) -> None:
-        """It was refused: read it again next time."""
+        """The API server rejected it: obtain a new one for the next request."""
         self._read_at = float("-inf")
+        if self.credentials:
+            self.credentials.forget()
 
     def ssl_context(self) -> ssl.SSLContext | bool:
+        """Raises LoginError."""
         if not self.url.startswith("https"):
             return False
-        context = ssl.create_default_context(cafile=self.ca_file, cadata=self.ca_data)
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file, cadata=self.ca_data)
+            if self.client_certificate:
+                context.load_cert_chain(*self.client_certificate)
+        except (OSError, ssl.SSLError, ValueError) as error:
+            raise LoginError(f"the certificates for {self.url} cannot be read: {error}") from error
+        # As kubectl: the authorities of many clusters have no key identifier, which Python 3.13 requires.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if not self.verify:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if self.client_certificate:
-            context.load_cert_chain(*self.client_certificate)
         return context
 
 
-def connect(kubeconfig: str | None = None, context: str | None = None) -> Connection:
-    """The pod's service account, unless a kubeconfig is named (flag or KUBECONFIG). Raises CannotConnect."""
+def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer_pod: bool = True) -> Connection:
+    """The connection of `--kubeconfig`, $KUBECONFIG, ~/.kube/config or the pod's service account. Raises LoginError.
+
+    `prefer_pod`: where no kubeconfig is named, the service account comes before ~/.kube/config.
+    """
     named = kubeconfig or os.environ.get("KUBECONFIG")
-    if not named and not context and (ACCOUNT / "token").exists():
-        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-        host = f"[{host}]" if ":" in host else host
-        return Connection(f"https://{host}:{port}", str(ACCOUNT / "ca.crt"), token_file=ACCOUNT / "token")
-    path = Path(named).expanduser() if named else Path.home() / ".kube" / "config"
-    return _from_kubeconfig(path, context)
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
+    if prefer_pod and in_pod and not named and not context:
+        return _service_account()
+    named = named or str(Path.home() / ".kube" / "config")
+    files = [Path(file).expanduser() for file in named.split(os.pathsep) if file]
+    present = [file for file in files if file.exists()]
+    if present:
+        return _kubeconfig(present, context)
+    if kubeconfig:
+        raise LoginError(f"--kubeconfig {kubeconfig}: there is no such file")
+    if in_pod and not prefer_pod:
+        return _service_account()
+    raise NotConfigured(
+        f"no cluster is configured: there is no {named}, and this is not a pod: "
+        "give --kubeconfig FILE, or set KUBECONFIG"
+    )
 
 
 def own_namespace() -> str:
-    """The namespace that this pod is in, else `default`."""
+    """The namespace of this pod, else `default`."""
     try:
-        return (ACCOUNT / "namespace").read_text().strip()
+        return (SERVICE_ACCOUNT / "namespace").read_text().strip() or "default"
     except OSError:
         return "default"
 
 
-def _from_kubeconfig(path: Path, wanted: str | None) -> Connection:
-    try:
-        config = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise CannotConnect(
-            f"not inside a cluster, and no kubeconfig: {path}: {error.strerror}. Set KUBECONFIG or give --kubeconfig"
-        ) from error
-    except yaml.YAMLError as error:
-        raise CannotConnect(f"{path} is not a kubeconfig: {error}") from error
-    if not isinstance(config, dict):
-        raise CannotConnect(f"{path} is not a kubeconfig: it is no mapping")
-    name = wanted or config.get("current-context")
-    context = _named(config, "contexts", "context", name, path)
-    cluster = _named(config, "clusters", "cluster", context.get("cluster"), path)
-    user = _named(config, "users", "user", context.get("user"), path)
-    if "exec" in user or "auth-provider" in user:
-        raise CannotConnect(
-            f"{path}: user {context.get('user')} logs in by a program, which the operator does not run: "
-            "use a context with a token or a client certificate"
-        )
-    ca = cluster.get("certificate-authority-data")
-    token_file = user.get("tokenFile")
+def _service_account() -> Connection:
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    host = f"[{host}]" if ":" in host else host
     return Connection(
-        str(cluster["server"]).rstrip("/"),
-        _beside(path, cluster.get("certificate-authority")),
-        user.get("token"),
-        token_file=Path(_beside(path, token_file) or "") if token_file else None,
-        client_certificate=_certificate(user, path),
-        ca_data=base64.b64decode(ca).decode() if ca else None,
-        verify=not cluster.get("insecure-skip-tls-verify", False),
+        f"https://{host}:{port}",
+        str(SERVICE_ACCOUNT / "ca.crt"),
+        token_file=SERVICE_ACCOUNT / "token",
+        namespace=own_namespace(),
     )
 
 
-def _named(config: dict[str, Any], many: str, one: str, name: str | None, path: Path) -> dict[str, Any]:
-    for item in config.get(many) or ():
-        if item.get("name") == name:
-            return item.get(one) or {}
-    raise CannotConnect(f"{path}: there is no {one} {name!r}")
+def _kubeconfig(files: Sequence[Path], wanted: str | None) -> Connection:
+    chain = os.pathsep.join(map(str, files))
+    current, contexts, clusters, users = _merged(files)
+    name = wanted or current
+    if name not in contexts:
+        raise LoginError(f"there is no context {name} in {chain}: there are {', '.join(sorted(contexts))}")
+    context = contexts[name]
+    cluster, user = clusters.get(context.get("cluster", ""), {}), users.get(context.get("user", ""), {})
+    if "server" not in cluster:
+        raise LoginError(f"{chain}: context {name}: cluster {context.get('cluster')} has no server")
+    credentials: LoginProgram | None = None
+    if not _LOGIN.isdisjoint(user) and not (user.get("token") or user.get("tokenFile")):
+        credentials = LoginProgram(chain, name)
+    try:
+        ca = cluster.get("certificate-authority-data")
+        return Connection(
+            str(cluster["server"]).rstrip("/"),
+            None if ca else cluster.get("certificate-authority"),
+            user.get("token"),
+            token_file=Path(user["tokenFile"]) if user.get("tokenFile") else None,
+            client_certificate=credentials.certificate if credentials else _certificate(user),
+            ca_data=base64.b64decode(ca).decode() if ca else None,
+            verify=not cluster.get("insecure-skip-tls-verify", False),
+            server_name=cluster.get("tls-server-name"),
+            proxy=cluster.get("proxy-url"),
+            credentials=credentials,
+            namespace=context.get("namespace") or "default",
+            context=name,
+        )
+    except (OSError, ValueError, TypeError) as error:
+        raise LoginError(f"{chain} is not a kubeconfig that can be used: {error}") from error
 
 
-def _certificate(user: dict[str, Any], path: Path) -> tuple[str, str] | None:
-    parts = []
-    for kind in ("client-certificate", "client-key"):
-        if data := user.get(f"{kind}-data"):
-            # Python's ssl loads certificates from files only.
+_LOGIN = {"exec", "auth-provider", "username"}
+"""Keys of a kubeconfig user whose credentials the official client obtains."""
+_PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+_Entries = dict[str, dict[str, Any]]
+
+
+def _merged(files: Sequence[Path]) -> tuple[str, _Entries, _Entries, _Entries]:
+    """(current context, contexts, clusters, users), as kubectl merges files: the first that sets a name wins."""
+    current = ""
+    entries: dict[str, _Entries] = {"context": {}, "cluster": {}, "user": {}}
+    for file in files:
+        try:
+            config = yaml.safe_load(file.read_text()) or {}
+            current = current or config.get("current-context") or ""
+            for kind, found in entries.items():
+                for item in config.get(f"{kind}s") or ():
+                    entry = dict(item.get(kind) or {})
+                    # Relative paths are relative to their file.
+                    entry |= {key: str(file.parent / entry[key]) for key in _PATHS if entry.get(key)}
+                    found.setdefault(item["name"], entry)
+        except yaml.YAMLError as error:
+            raise LoginError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise LoginError(f"{file} is not a kubeconfig: {error}") from error
+    if not entries["context"]:
+        raise LoginError(f"{os.pathsep.join(map(str, files))} is not a kubeconfig: it has no contexts")
+    return current, entries["context"], entries["cluster"], entries["user"]
+
+
+def _certificate(user: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(certificate file, key file). Embedded ones are written to files: Python's ssl loads nothing else."""
+    files = []
+    for key in ("client-certificate", "client-key"):
+        files.append(user.get(key))
+        if data := user.get(f"{key}-data"):
             with tempfile.NamedTemporaryFile(prefix="allranks-", suffix=".pem", delete=False) as file:
                 file.write(base64.b64decode(data))
-            parts.append(file.name)
-        elif file_name := user.get(kind):
-            parts.append(_beside(path, file_name) or "")
-    return (parts[0], parts[1]) if len(parts) == 2 else None
+            atexit.register(Path(file.name).unlink, missing_ok=True)
+            files[-1] = file.name
+    return _pair(*files)
 
 
-def _beside(path: Path, name: str | None) -> str | None:
-    """Relative names in a kubeconfig are relative to it."""
-    return str(path.parent / name) if name else None
+class LoginProgram:
+    """Credentials of a kubeconfig user that logs in with a program or a provider, from the official client."""
+
+    def __init__(self, kubeconfig: str, context: str) -> None:
+        """Raises LoginError."""
+        self._kubeconfig, self._context = kubeconfig, context
+        self._configuration: Any = self._login()
+        self.certificate = _pair(self._configuration.cert_file, self._configuration.key_file)
+
+    def headers(self) -> dict[str, str]:
+        if self._configuration is None:
+            self._configuration = self._login()
+        settings = self._configuration.auth_settings().values()  # renews a token that expires
+        return {s["key"]: s["value"] for s in settings if s.get("in") == "header" and s.get("value")}
+
+    def forget(self) -> None:
+        if time.monotonic() - self._login_at > LOGIN_SECONDS:
+            self._configuration = None
+
+    def _login(self) -> Any:
+        title = f"context {self._context} of {self._kubeconfig}"
+        try:
+            from kubernetes import config as untyped
+            from kubernetes.client import Configuration
+        except ImportError as error:
+            advice = "use a context with a token or a client certificate, or pip install 'allranks[cli]'"
+            raise LoginError(
+                f"{title} logs in with a program, which needs the official Kubernetes client ({error}): {advice}"
+            ) from error
+        config: Any = untyped
+        configuration = Configuration()
+        try:
+            with _logged() as complaints:
+                config.load_kube_config(self._kubeconfig, self._context, configuration)
+        except (config.ConfigException, OSError, TypeError, KeyError, ValueError) as error:
+            raise LoginError(f"logging in as {title} failed: {error}") from error
+        if complaints and not (configuration.api_key or configuration.cert_file):
+            raise LoginError(f"logging in as {title} failed: {'; '.join(complaints)}")
+        self._login_at = time.monotonic()
+        return configuration
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Collects log records: the official client only logs that a login program failed, and returns no credentials."""
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
+    before, logging.root.handlers = logging.root.handlers, [handler]
+    try:
+        yield texts
+    finally:
+        logging.root.handlers = before
+
+
+def _pair(certificate: str | None, key: str | None) -> tuple[str, str] | None:
+    return (certificate, key) if certificate and key else None

@@ -1,20 +1,14 @@
-"""Requests to the API server: one pool of connections, bounded concurrency, retries, timeouts.
+"""Requests to the API server: bounded concurrency, retries, timeouts, and a fence against writes of a former leader.
 
-What may come to pass by trying again is tried again here for a while: 429 (after Retry-After), 5xx, lost connections,
-timeouts. Every other answer is an answer. After a while `Unavailable` is raised, so that whoever asked decides anew.
-
-ApiError
- ├─ Unavailable     no answer in time: nobody knows whether the request was carried out
- ├─ NotFound        404
- ├─ Conflict        409: a name that is taken, or a resourceVersion or UID that is not the present one
- ├─ Gone            410: the resourceVersion is too old
- └─ Refused         403, 422, 400, ...: quota, admission, validation, rights
+Retries transient errors (429 with Retry-After, 5xx, 401 with a new token, connection loss, timeouts) with jittered
+exponential backoff, then raises `Unavailable`. Every other error of the API server is raised at once (kube/errors).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,55 +17,47 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from allranks.errors import AllranksError
 from allranks.kube.auth import Connection
-from allranks.kube.transport import Transport
+from allranks.kube.errors import (
+    BY_STATUS,
+    CONNECT_FAILED,
+    DISCONNECTED,
+    LOGIN_FAILED,
+    TIMED_OUT,
+    UNTRUSTED,
+    ApiError,
+    Fenced,
+    LoginError,
+    Refused,
+    Unavailable,
+)
+from allranks.kube.transport import Response, Transport
 
 FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 5.0
+CONNECT_SECONDS = 10.0
+JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
-
-
-class ApiError(AllranksError):
-    """An answer that is no success. `code` is HTTP's, `reason` the one of the Status object."""
-
-    def __init__(self, message: str, code: int = 0, reason: str = "") -> None:
-        super().__init__(message)
-        self.code, self.reason = code, reason
-
-
-class Unavailable(ApiError): ...
-
-
-class NotFound(ApiError): ...
-
-
-class Conflict(ApiError): ...
-
-
-class Gone(ApiError): ...
-
-
-class Refused(ApiError): ...
-
-
-class Fenced(ApiError):
-    """We may not act (any more): another replica does."""
 
 
 class _Status(msgspec.Struct):
     message: str = ""
     reason: str = ""
+    details: dict[str, Any] | None = None
 
 
 _encode = msgspec.json.Encoder().encode
 _status = msgspec.json.Decoder(_Status).decode
-_ERRORS = {404: NotFound, 409: Conflict, 410: Gone}
 _READS = frozenset({"GET"})
+_LOST = (aiohttp.ClientError, TimeoutError, OSError, LoginError)
+
+
+def _always(_verb: str, _error: Unavailable) -> bool:
+    return True
 
 
 class Client:
-    """`may_write` is asked right before a change is sent, each time: a former leader must not act."""
+    """Asks `fence` right before each write is sent, retries included: a former leader must not write."""
 
     def __init__(
         self,
@@ -79,21 +65,24 @@ class Client:
         *,
         concurrency: int = 32,
         timeout: float = 30.0,
-        patience: float = 60.0,
-        may_write: Callable[[], bool] = lambda: True,
+        retry_timeout: float = 60.0,
+        may_retry: Callable[[str, Unavailable], bool] = _always,
+        fence: Callable[[], bool] = lambda: True,
         observe: Callable[[str, str, float], None] = lambda verb, code, seconds: None,
+        on_warning: Callable[[str], None] | None = None,
         user_agent: str = "allranks",
         transport: Transport | None = None,
     ) -> None:
+        """`may_retry(verb, error)`: whether a failed request is sent again within `retry_timeout` seconds."""
         self.connection = connection
-        self.may_write = may_write
+        self.fence = fence
         self.writes = 0
-        """Changes that were answered with success."""
-        self._observe = observe
-        self._always = {"User-Agent": user_agent, "Accept": "application/json"}
+        """Successful writes."""
+        self._observe, self._on_warning = observe, on_warning
+        self._headers = {"User-Agent": user_agent}
         self._slots = asyncio.Semaphore(concurrency)
-        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(10.0, timeout))
-        self._patience = patience
+        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(CONNECT_SECONDS, timeout))
+        self._retry_timeout, self._may_retry = retry_timeout, may_retry
         self.transport = transport or Transport(connection)
 
     def session(self, **how: Any) -> aiohttp.ClientSession:
@@ -116,7 +105,7 @@ class Client:
         return await self.request("PUT", path, body)
 
     async def delete(self, path: str, uid: str) -> bytes:
-        """Raises Conflict when the object of this name is another one."""
+        """Raises Conflict when the object of this name has another UID."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         return await self.request("DELETE", path, body | {"propagationPolicy": "Background"})
 
@@ -126,99 +115,122 @@ class Client:
         path: str,
         body: Any = None,
         parameters: Mapping[str, Any] | None = None,
-        patience: float | None = None,
+        *,
+        accept: str = JSON,
+        retry_timeout: float | None = None,
     ) -> bytes:
-        """The body of a successful answer. Raises ApiError."""
+        """The body of a successful answer; a PATCH is a JSON merge patch. Raises ApiError."""
         data = None if body is None else _encode(body)
-        until = time.monotonic() + (self._patience if patience is None else patience)
+        until = time.monotonic() + (self._retry_timeout if retry_timeout is None else retry_timeout)
         backoff = FIRST_BACKOFF_SECONDS
         while True:
-            wait = 0.0
-            error: Exception
             try:
                 async with self._slots:
-                    return await self._once(verb, path, data, parameters)
-            except _TryAgain as again:
-                wait, error = again.after, again
-            except (aiohttp.ClientError, TimeoutError, OSError) as lost:
-                error = lost
-            # Full jitter: a thousand requests that failed together do not come back together.
-            wait = max(wait, random.uniform(0.2, 1.0) * backoff)
-            backoff = min(LAST_BACKOFF_SECONDS, 2 * backoff)
-            if time.monotonic() + wait > until:
-                why = str(error) or type(error).__name__
-                raise Unavailable(f"{verb} {path}: no answer of the API server: {why}") from error
+                    return await self._once(verb, path, data, parameters, accept)
+            except Unavailable as error:
+                # Full jitter: a thousand requests that failed together are not repeated together.
+                wait = max(error.retry_after, random.uniform(0.2, 1.0) * backoff)
+                backoff = min(LAST_BACKOFF_SECONDS, 2 * backoff)
+                if not self._may_retry(verb, error) or time.monotonic() + wait > until:
+                    raise
             await asyncio.sleep(wait)
 
-    async def _once(self, verb: str, path: str, data: bytes | None, parameters: Mapping[str, Any] | None) -> bytes:
-        if verb not in _READS and not self.may_write():
-            raise Fenced(f"{verb} {path}: another replica acts")
-        headers = self.connection.headers() | self._always
-        if data is not None:
-            headers["Content-Type"] = MERGE_PATCH if verb == "PATCH" else "application/json"
+    async def _once(
+        self, verb: str, path: str, data: bytes | None, parameters: Mapping[str, Any] | None, accept: str
+    ) -> bytes:
+        if verb not in _READS and not self.fence():
+            raise Fenced(f"{verb} {path}: this replica is not the leader")
         began, code = time.monotonic(), "none"
         try:
+            headers = self.connection.headers() | self._headers | {"Accept": accept}
+            if data is not None:
+                headers["Content-Type"] = MERGE_PATCH if verb == "PATCH" else JSON
             response = await self.transport.send(
                 verb, self.connection.url + path, data=data, params=parameters, headers=headers, timeout=self._timeout
             )
             code = str(response.status)
+        except _LOST as error:
+            raise _lost(verb, path, error) from error
         finally:
             self._observe(verb, code, time.monotonic() - began)
+        if self._on_warning:
+            for warning in response.headers.getall("Warning", ()):
+                self._on_warning(warning)
         if response.status < 300:
             self.writes += verb not in _READS
             return response.body
-        if response.status == 401:
-            self.connection.forget_token()
-        if response.status in (401, 429) or response.status >= 500:
-            raise _TryAgain(f"{response.status} {_told(response.body)[0]}", _retry_after(response.headers))
-        raise _error(response.status, response.body)
+        raise self._error(verb, path, response)
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, path: str, parameters: Mapping[str, Any], silence: float
+        self,
+        path: str,
+        parameters: Mapping[str, Any],
+        silence: float | None,
+        *,
+        accept: str = JSON,
     ) -> AsyncIterator[aiohttp.StreamReader]:
-        """A watch. Raises TimeoutError when nothing at all comes for `silence` seconds, ApiError at once."""
-        headers = self.connection.headers() | self._always
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence)
+        """The body of an answer while it arrives: a watch, or a log that is followed.
+
+        Raises ApiError: at once, when the connection is lost, and when nothing arrives for `silence` seconds.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence)
         began, code = time.monotonic(), "none"
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                response = await stack.enter_async_context(
-                    self.transport.stream(
-                        self.connection.url + path, params=parameters, headers=headers, timeout=timeout
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    headers = self.connection.headers() | self._headers | {"Accept": accept}
+                    response = await stack.enter_async_context(
+                        self.transport.stream(
+                            self.connection.url + path, params=parameters, headers=headers, timeout=timeout
+                        )
                     )
-                )
-                code = str(response.status)
-            finally:
-                self._observe("WATCH", code, time.monotonic() - began)
-            if response.status == 401:
-                self.connection.forget_token()
-            if response.status != 200:
-                answer = await response.read()
-                if response.status in (401, 429) or response.status >= 500:
-                    raise Unavailable(f"WATCH {path}: {response.status} {_told(answer)[0]}", response.status)
-                raise _error(response.status, answer)
-            yield response.content
+                    code = str(response.status)
+                finally:
+                    self._observe("WATCH", code, time.monotonic() - began)
+                if response.status >= 300:
+                    answer = Response(response.status, response.headers, await response.read())
+                    raise self._error("WATCH", path, answer)
+                yield response.content
+        except _LOST as error:
+            raise _lost("WATCH", path, error) from error
+
+    def _error(self, verb: str, path: str, response: Response) -> ApiError:
+        if response.status == 401:
+            self.connection.forget_token()
+        message, reason, details = _parse_status(response.body)
+        message = message or f"HTTP status {response.status}"
+        if response.status in (401, 429) or response.status >= 500:
+            error = Unavailable(message, response.status, reason, details, context=f"{verb} {path}: {response.status}")
+            error.retry_after = _retry_after(response.headers)
+            return error
+        return BY_STATUS.get(response.status, Refused)(message, response.status, reason, details)
 
 
-class _TryAgain(Exception):
-    def __init__(self, message: str, after: float) -> None:
-        super().__init__(message)
-        self.after = after
+def _lost(verb: str, path: str, error: Exception) -> Unavailable:
+    """The error for a request that got no answer."""
+    reason, message = DISCONNECTED, str(error) or type(error).__name__
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        reason, message = UNTRUSTED, str(error.certificate_error)
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        # asyncio puts the address, which the sentence has already, in place of the system's text.
+        number = error.os_error.errno
+        text = os.strerror(number) if number and number > 0 else error.os_error.strerror
+        reason, message = CONNECT_FAILED, str(text or error.os_error).lower()
+    elif isinstance(error, TimeoutError):
+        reason = TIMED_OUT
+    elif isinstance(error, LoginError):
+        reason = LOGIN_FAILED
+    return Unavailable(message, 0, reason, context=f"{verb} {path}: no response from the API server")
 
 
-def _error(code: int, answer: bytes) -> ApiError:
-    message, reason = _told(answer)
-    return _ERRORS.get(code, Refused)(message or f"HTTP {code}", code, reason)
-
-
-def _told(answer: bytes) -> tuple[str, str]:
-    """(message, reason) of a Status object, or as much as a proxy in between says."""
+def _parse_status(answer: bytes) -> tuple[str, str, Mapping[str, Any]]:
+    """(message, reason, details) of a Status object. A proxy in between answers with plain text."""
     try:
         status = _status(answer)
     except msgspec.DecodeError:
-        return answer[:200].decode(errors="replace").strip(), ""
-    return status.message, status.reason
+        return answer[:200].decode(errors="replace").strip(), "", {}
+    return status.message, status.reason, status.details or {}
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -1,10 +1,20 @@
-"""What the API server answers when it refuses, in one sentence that says what the user can do. Pure."""
+"""Errors of requests to the API server, and the sentences that the command line prints for them. No I/O.
+
+ClusterError (allranks.errors)
+ ├─ LoginError       no cluster is configured, or there are no credentials for it
+ └─ ApiError         the API server rejected a request, or did not answer
+     ├─ Unavailable  no answer in time: the request may have been carried out or not
+     ├─ NotFound     404
+     ├─ Conflict     409: the name exists already, or the resourceVersion or UID is not the current one
+     ├─ Gone         410: the resourceVersion is too old
+     ├─ Refused      400, 403, 422, ...: quota, admission, validation, permissions
+     └─ Fenced       not sent: this replica is not the leader
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,40 +23,102 @@ from allranks.control_sequences import clean
 from allranks.errors import ClusterError
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked, and of whom."""
+class LoginError(ClusterError): ...
 
-    method: str
-    path: str
+
+class ApiError(ClusterError):
+    """`status` is the HTTP status, 0 without an answer. `reason` and `details` are those of the Status object."""
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 0,
+        reason: str = "",
+        details: Mapping[str, Any] | None = None,
+        *,
+        context: str = "",
+    ) -> None:
+        super().__init__(f"{context}: {message}" if context else message, status, reason)
+        self.message = message
+        """Without the context, which is part of `str()`."""
+        self.details = details or {}
+
+
+class Unavailable(ApiError):
+    """Without an answer (status 0), `reason` is one of the constants below."""
+
+    retry_after = 0.0
+    """Seconds that the API server asks to wait."""
+
+
+CONNECT_FAILED, UNTRUSTED, TIMED_OUT, DISCONNECTED = "ConnectFailed", "Untrusted", "TimedOut", "Disconnected"
+LOGIN_FAILED = "LoginFailed"
+
+
+class NotFound(ApiError): ...
+
+
+class Conflict(ApiError): ...
+
+
+class Gone(ApiError): ...
+
+
+class Refused(ApiError): ...
+
+
+class Fenced(ApiError): ...
+
+
+BY_STATUS: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict, 410: Gone}
+"""Every other rejection is `Refused`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The recipient of a request, for error messages."""
+
     server: str
     context: str
+    path: str
 
     @property
     def place(self) -> str:
         return f"{self.server} (context {self.context})" if self.context else self.server
 
 
-def refusal(asked: Asked, status: int, body: bytes) -> ClusterError:
-    """The error for an answer with an HTTP status of 400 and above."""
-    answer = _status(body)
-    reason = str(answer.get("reason") or "")
-    message = _clean(str(answer.get("message") or body.decode(errors="replace").strip() or f"HTTP status {status}"))
-    details = answer.get("details") if isinstance(answer.get("details"), dict) else {}
-    assert isinstance(details, dict)
-    if status == 401:
-        text = f"{asked.place} does not accept your credentials: log in again, or choose another --context"
-    elif status == 403:
-        text = _forbidden(message, asked)
-    elif status == 404:
-        text = _not_found(message, details, asked)
-    elif status == 422:
-        text = invalid(details.get("causes") or (), message)
-    elif status == 429 or status >= 500:
-        text = f"{asked.place} is in trouble, try again later: {message}"
+def explain(error: ApiError, target: Target) -> ClusterError:
+    """The same error, with a sentence that says what the user can do."""
+    message = _clean(error.message)
+    if error.status == 0:
+        text = _unanswered(error.reason, message, target)
+    elif error.status == 401:
+        text = f"{target.place} does not accept your credentials: log in again, or choose another --context"
+    elif error.status == 403:
+        text = _forbidden(message, target)
+    elif error.status == 404:
+        text = _not_found(message, error.details, target)
+    elif error.status == 422:
+        text = _invalid(error.details.get("causes") or (), message)
+    elif error.status == 429 or error.status >= 500:
+        text = f"{target.place} cannot serve the request at the moment, try again later: {message}"
     else:
         text = message
-    return ClusterError(text, status, reason)
+    return ClusterError(text, error.status, error.reason)
+
+
+def _unanswered(reason: str, message: str, target: Target) -> str:
+    if reason == LOGIN_FAILED:
+        return message
+    if reason == UNTRUSTED:
+        advice = "check certificate-authority in the kubeconfig"
+        return f"the certificate of {target.place} is not trusted: {message}: {advice}"
+    if reason == CONNECT_FAILED:
+        advice = "is the cluster up, and is it the right one? kubectl config get-contexts lists yours"
+        return f"no API server answers at {target.place}: {message}: {advice}"
+    if reason == TIMED_OUT:
+        return f"{target.place} does not answer: try again"
+    return f"{target.place} closed the connection ({message}): try again"
 
 
 _FORBIDDEN = re.compile(
@@ -55,57 +127,49 @@ _FORBIDDEN = re.compile(
 )
 
 
-def _forbidden(message: str, asked: Asked) -> str:
+def _forbidden(message: str, target: Target) -> str:
     found = _FORBIDDEN.search(message)
     if not found:
-        # Not RBAC but admission: a quota, pod security, a webhook. It says itself what it wants.
+        # Not RBAC but admission (quota, pod security, webhook), whose message says what to change.
         return message
     if found["user"] == "system:anonymous":
-        return f"{asked.place} was asked without credentials: the kubeconfig has none for this context"
+        return f"{target.place}: the request had no credentials: the kubeconfig has none for this context"
     user, verb, resource, group = found["user"], found["verb"], found["resource"], found["group"]
     what = f"{resource}.{group}" if group else resource
     role = "ClusterRole" if found["all"] else "Role"
     where = "in all namespaces" if found["all"] else f"in namespace {found['namespace']}"
     narrower = ", or name one with -n" if found["all"] else ""
     return (
-        f"{user} may not {verb} {resource} {where}{narrower}: ask an admin of {asked.server} for a {role} with verb "
+        f"{user} may not {verb} {resource} {where}{narrower}: ask an admin of {target.server} for a {role} with verb "
         f"{verb} on {what}"
     )
 
 
-def _not_found(message: str, details: dict[str, Any], asked: Asked) -> str:
+def _not_found(message: str, details: Mapping[str, Any], target: Target) -> str:
     kind, name = details.get("kind"), details.get("name")
     if kind == "namespaces":
-        return f"there is no namespace {name}: choose one that there is with -n, or kubectl create namespace {name}"
+        return f"namespace {name} does not exist: choose another with -n, or kubectl create namespace {name}"
     if name:
         return message
-    if f"/apis/{GROUP}/" in asked.path:
+    if f"/apis/{GROUP}/" in target.path:
         return (
-            f"{asked.place} does not know {KIND}: its admin installs allranks there, with the Helm chart in "
+            f"{target.place} does not serve {KIND}: its admin installs allranks there, with the Helm chart in "
             f"charts/allranks or kubectl apply --server-side -f crds/{PLURAL}.yaml"
         )
-    return f"{asked.place} does not serve {asked.path}: {message}"
+    return f"{target.place} does not serve {target.path}: {message}"
 
 
-def invalid(causes: Iterable[Any], message: str) -> str:
-    """Every cause on its line, with its field: as `allranks validate` tells them."""
+def _invalid(causes: Iterable[Any], message: str) -> str:
+    """One line per cause, with its field: the format of `allranks validate`."""
     lines = []
     for cause in causes:
         field, text = _clean(str(cause.get("field", ""))), _clean(str(cause.get("message", "")))
         text = text.removeprefix("Invalid value: ")
-        # A schema's message begins with the value; a rule's has none there.
+        # A schema's message begins with the value; a rule's does not.
         text = re.sub(r'^("(?:[^"\\]|\\.)*"|-?[\d.]+): (?:spec[\w.\[\]]* in body )?', r"\1 ", text)
-        known = "" if field in ("", "<nil>", "spec" if text.startswith("spec.") else "") else f"{field}: "
-        lines.append(f"{known}{text}")
+        prefix = "" if field in ("", "<nil>", "spec" if text.startswith("spec.") else "") else f"{field}: "
+        lines.append(f"{prefix}{text}")
     return "\n".join(dict.fromkeys(lines)) or message
-
-
-def _status(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _clean(text: str) -> str:

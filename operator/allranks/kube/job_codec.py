@@ -1,10 +1,13 @@
-"""From a job's JSON to what the core reads, and back; and what to say of one that cannot be read.
+"""Decodes jobs from JSON, and encodes their status.
 
-Such a job was written before a change of the schema, or by a newer version; it is marked, and no other job feels it.
+Strict, for the operator: a job that does not decode was stored under an older or newer schema; the operator marks it
+and continues with the others. Lenient, for the command line: shows what it can of a job of a newer version.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +16,9 @@ from pydantic import ValidationError
 from allranks.api import validation
 from allranks.api.job import Job, Metadata, Spec
 from allranks.api.status import FINISHED, Status
-from allranks.core.model import Manifest
+from allranks.core import topology
+from allranks.core.model import Manifest, Pod
+from allranks.core.naming import PLACEHOLDER, replica_key
 from allranks.errors import InvalidManifest
 
 _MESSAGE = 4096
@@ -26,8 +31,7 @@ class DecodeError(Exception):
 def job(manifest: Manifest) -> Job:
     """Raises DecodeError."""
     try:
-        metadata = Metadata.model_validate(manifest["metadata"], by_alias=True, by_name=False)
-        return Job(metadata=metadata, spec=Spec.model_validate(manifest.get("spec"), by_alias=True, by_name=False))
+        return _job(manifest)
     except ValidationError as error:
         raise DecodeError(_sentence(manifest, error)) from error
 
@@ -35,7 +39,7 @@ def job(manifest: Manifest) -> Job:
 def status(manifest: Manifest) -> Status:
     """Raises DecodeError."""
     try:
-        return Status.model_validate(manifest.get("status") or {}, by_alias=True, by_name=False)
+        return _status(manifest.get("status") or {})
     except ValidationError as error:
         raise DecodeError(_paths("status", error)) from error
 
@@ -44,39 +48,48 @@ def encode(status: Status) -> Manifest:
     return status.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
-def mark(manifest: Manifest, why: str, now: datetime) -> Manifest | None:
-    """The merge patch of status that tells it. What never began fails; what runs is left running, and told of."""
-    seen = manifest.get("status")
-    seen = seen if isinstance(seen, dict) else {}
-    if str(seen.get("phase")) in FINISHED:
+def _job(manifest: Manifest) -> Job:
+    metadata = Metadata.model_validate(manifest["metadata"], by_alias=True, by_name=False)
+    return Job(metadata=metadata, spec=Spec.model_validate(manifest.get("spec"), by_alias=True, by_name=False))
+
+
+def _status(found: Any) -> Status:
+    return Status.model_validate(found, by_alias=True, by_name=False)
+
+
+def invalid_spec_patch(manifest: Manifest, why: str, now: datetime) -> Manifest | None:
+    """The merge patch of the status of a job that does not decode. None: nothing to change.
+
+    A job that has not started fails. One that runs continues, with a condition of reason InvalidSpec.
+    """
+    before = manifest.get("status")
+    before = before if isinstance(before, dict) else {}
+    if str(before.get("phase")) in FINISHED:
         return None
-    begun = bool(seen.get("startTime"))
-    kind, state = ("Running", _state_of(seen, "Running")) if begun else ("Failed", "True")
+    started = bool(before.get("startTime"))
+    kind = "Running" if started else "Failed"
+    old: Manifest = next((c for c in _conditions(before) if c.get("type") == kind), {})
+    state = old.get("status", "Unknown") if started else "True"
     at = now.isoformat().replace("+00:00", "Z")
-    before = next((c for c in _conditions(seen) if c.get("type") == kind), {})
     condition = {
         "type": kind,
         "status": state,
         "reason": "InvalidSpec",
         "message": why[:_MESSAGE],
-        "lastTransitionTime": before.get("lastTransitionTime", at) if before.get("status") == state else at,
+        "lastTransitionTime": old.get("lastTransitionTime", at) if old.get("status") == state else at,
         "observedGeneration": manifest["metadata"].get("generation", 0),
     }
-    if before == condition:
+    if old == condition:
         return None
-    change: dict[str, Any] = {"conditions": [*(c for c in _conditions(seen) if c.get("type") != kind), condition]}
-    if not begun:
+    change: dict[str, Any] = {"conditions": [*(c for c in _conditions(before) if c.get("type") != kind), condition]}
+    if not started:
         change |= {"phase": "Failed", "startTime": at, "completionTime": at}
     return change
 
 
-def _conditions(seen: Manifest) -> list[Manifest]:
-    conditions = seen.get("conditions")
+def _conditions(status: Manifest) -> list[Manifest]:
+    conditions = status.get("conditions")
     return [c for c in conditions if isinstance(c, dict)] if isinstance(conditions, list) else []
-
-
-def _state_of(seen: Manifest, kind: str) -> str:
-    return next((c.get("status", "Unknown") for c in _conditions(seen) if c.get("type") == kind), "Unknown")
 
 
 def _sentence(manifest: Manifest, error: ValidationError) -> str:
@@ -85,7 +98,7 @@ def _sentence(manifest: Manifest, error: ValidationError) -> str:
         validation.parse({**manifest, "metadata": metadata})
     except InvalidManifest as invalid:
         return "; ".join(str(invalid).splitlines())
-    except Exception:  # a shape that nobody thought of must still be told
+    except Exception:  # validation may fail in other ways on an unexpected shape
         return _paths("", error)
     return _paths("", error)
 
@@ -95,3 +108,73 @@ def _paths(root: str, error: ValidationError) -> str:
         f"{'.'.join(str(part) for part in (root, *detail['loc']) if part != '')}: {detail['msg']}"
         for detail in error.errors(include_url=False)[:8]
     )
+
+
+# --- lenient ---------------------------------------------------------------------------------------------------------
+
+
+def status_of(job: Manifest) -> Status:
+    """Leaves out what this version cannot decode, such as the fields of a newer operator."""
+    found = copy.deepcopy(job.get("status") or {})
+    for _ in range(20):
+        try:
+            return _status(found)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False):
+                _drop(found, detail["loc"])
+    return Status()
+
+
+def job_of(job: Manifest) -> Job | None:
+    """None if this version cannot decode the job's spec."""
+    try:
+        return _job(job)
+    except ValidationError:
+        return None
+
+
+def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
+    """The pods that the job owns, by attempt, then rank. Without placeholders."""
+    import msgspec  # not installed everywhere: `allranks run` does without
+
+    from allranks.kube.pod_codec import Raw, pod
+
+    uid = job["metadata"]["uid"]
+    decoded = (pod(msgspec.convert(manifest, Raw)) for manifest in pods if _owner(manifest) == uid)
+    places = {key: place for place, key in enumerate(ranks_of(job))}
+    return sorted(
+        (found for found in decoded if found.role != PLACEHOLDER),
+        key=lambda pod: (pod.attempt, places.get(replica_key(pod.role, pod.index), 1 << 30), pod.name),
+    )
+
+
+def ranks_of(job: Manifest) -> dict[str, int | None]:
+    """Replica -> its (node) rank, by rank; None for a replica without one, such as a parameter server."""
+    parsed = job_of(job)
+    if parsed is None:
+        return {}
+    return {replica_key(r.role, r.index): r.node_rank for r in topology.replicas(parsed, status_of(job))}
+
+
+def _owner(pod: Manifest) -> str:
+    """UID of the pod's controller. Labels prove no ownership."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return next((owner["uid"] for owner in owners if owner.get("controller")), "")
+
+
+def _drop(value: Any, path: tuple[int | str, ...]) -> None:
+    """Removes the value at `path`, or the nearest one above it that exists."""
+    for step in path[:-1]:
+        inner = value.get(step) if isinstance(value, dict) else value[step] if _has(value, step) else None
+        if not isinstance(inner, dict | list):
+            break
+        value, path = inner, path[1:]
+    key = path[0]
+    if isinstance(value, dict):
+        value.pop(key, None) if key in value else value.clear()
+    elif _has(value, key):
+        del value[int(key)]
+
+
+def _has(value: Any, step: int | str) -> bool:
+    return isinstance(value, list) and isinstance(step, int) and step < len(value)

@@ -1,53 +1,50 @@
-"""Paths of the API: each kind's collection and object."""
+"""Paths of the API: of each kind's collection and of single objects."""
 
 from __future__ import annotations
 
-from allranks.api.job import API_VERSION, GROUP, PLURAL, VERSION
+from allranks.api.job import GROUP, PLURAL, VERSION
 
 _COLLECTIONS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "Event": "events"}
 
-
 GROUPS = "/apis"
 GROUP_VERSION = f"/apis/{GROUP}/{VERSION}"
-"""What the API server says of our group: the resources that it serves."""
-
-
-def collection(kind: str, namespace: str | None) -> str:
-    """Of one namespace, or of all (None)."""
-    inside = f"/namespaces/{namespace}" if namespace else ""
-    return f"/api/v1{inside}/{_COLLECTIONS[kind]}"
-
-
-def item(kind: str, namespace: str, name: str) -> str:
-    return f"{collection(kind, namespace)}/{name}"
-
-
-def jobs(namespace: str | None) -> str:
-    inside = f"/namespaces/{namespace}" if namespace else ""
-    return f"{GROUP_VERSION}{inside}/{PLURAL}"
-
-
-def job(namespace: str, name: str) -> str:
-    return f"{jobs(namespace)}/{name}"
-
-
-def pools() -> str:
-    return f"{GROUP_VERSION}/trainingpools"
-
-
+"""Here the API server lists the resources of our group that it serves."""
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 
-def lease(namespace: str, name: str = "") -> str:
-    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases" + (f"/{name}" if name else "")
-
-
 def job_path(namespace: str | None, name: str = "", subresource: str = "") -> str:
-    """Without a namespace: of all."""
-    parts = [f"/apis/{API_VERSION}", *(["namespaces", namespace] if namespace else []), PLURAL, name, subresource]
-    return "/".join(part for part in parts if part)
+    """Without a namespace: the jobs of all namespaces."""
+    return _path(GROUP_VERSION, namespace, PLURAL, name, subresource)
 
 
 def core_path(namespace: str | None, plural: str, name: str = "", subresource: str = "") -> str:
-    parts = ["/api/v1", *(["namespaces", namespace] if namespace else []), plural, name, subresource]
-    return "/".join(part for part in parts if part)
+    return _path("/api/v1", namespace, plural, name, subresource)
+
+
+def _path(base: str, namespace: str | None, *parts: str) -> str:
+    scope = ("namespaces", namespace) if namespace else ()
+    return "/".join(part for part in (base, *scope, *parts) if part)
+
+
+def collection(kind: str, namespace: str | None) -> str:
+    return core_path(namespace, _COLLECTIONS[kind])
+
+
+def item(kind: str, namespace: str, name: str) -> str:
+    return core_path(namespace, _COLLECTIONS[kind], name)
+
+
+def jobs(namespace: str | None) -> str:
+    return job_path(namespace)
+
+
+def job(namespace: str, name: str) -> str:
+    return job_path(namespace, name)
+
+
+def pools() -> str:
+    return _path(GROUP_VERSION, None, "trainingpools")
+
+
+def lease(namespace: str, name: str = "") -> str:
+    return _path("/apis/coordination.k8s.io/v1", namespace, "leases", name)

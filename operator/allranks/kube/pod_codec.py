@@ -1,6 +1,6 @@
-"""Pods as the API server gives them, decoded into the few fields that decisions need.
+"""Decodes pods from the API server into the few fields that the core needs.
 
-`Raw` names those fields: msgspec skips all others without building them, which is what makes ten thousand pods cheap.
+`Raw` names those fields. msgspec skips all others without building them, so that ten thousand pods stay cheap.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RawSpec(_Fields):
 
 
 class Raw(_Fields):
-    """A pod, as far as it matters."""
+    """The decoded fields of a pod."""
 
     metadata: Meta
     spec: RawSpec = msgspec.field(default_factory=RawSpec)
@@ -103,15 +103,15 @@ class CachedPod(NamedTuple):
     owner: str
     """UID of its controller; empty where it has none."""
     jobs: frozenset[str]
-    """Names of the jobs that it concerns: its controller's, and the one that its label claims."""
+    """Names of the jobs to reconcile when it changes: its controller, and the one in its label."""
     label: str
-    """The job that its label claims."""
+    """The job in its label, which proves no ownership."""
     pod: Pod
-    """`owned` says that its controller is a job; whose, `owner` says."""
+    """`owned` is always true here: the cache compares `owner` with the UID of the job."""
 
 
 def to_cached_pod(raw: Raw) -> CachedPod:
-    """What the cache keeps of a pod."""
+    """The pod as the cache keeps it."""
     metadata = raw.metadata
     controller = next((o for o in metadata.owner_references if o.controller), None)
     label = (metadata.labels or {}).get(JOB_LABEL, "")
@@ -129,7 +129,7 @@ def to_cached_pod(raw: Raw) -> CachedPod:
 
 
 def pod(raw: Raw, owned: bool = True) -> Pod:
-    """What the core sees of a pod."""
+    """The pod as the core reads it."""
     metadata, status, labels = raw.metadata, raw.status, raw.metadata.labels or {}
     trainer = next((c for c in status.container_statuses if c.name == TRAINER), None)
     state = trainer.state if trainer else State()
@@ -149,11 +149,11 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         created_at=metadata.creation_timestamp,
         placed_at=placed.last_transition_time if placed and placed.status == "True" else None,
         started_at=ran.started_at if ran else None,
-        deleted_at=_asked_to_go(metadata),
+        deleted_at=_deletion_requested_at(metadata),
         node=raw.spec.node_name,
         waiting_reason=reason,
         waiting_message=message,
-        # Not lastState: a container that restartPolicy OnFailure runs again has not ended.
+        # Not lastState: a container that restartPolicy OnFailure restarts has not ended.
         exit=_exit(state.terminated, metadata) if state.terminated else None,
         disruption=_disruption(raw),
     )
@@ -166,7 +166,7 @@ _NEVER = datetime.fromtimestamp(0, UTC)
 def _exit(terminated: Terminated, metadata: Meta) -> Exit:
     return Exit(
         code=terminated.exit_code,
-        # ContainerStatusUnknown comes without a time: kubelet had lost track of the container.
+        # ContainerStatusUnknown has no time: the kubelet lost track of the container.
         finished_at=terminated.finished_at or metadata.creation_timestamp or _NEVER,
         reason=terminated.reason,
         message=terminated.message,
@@ -174,17 +174,17 @@ def _exit(terminated: Terminated, metadata: Meta) -> Exit:
 
 
 def _waiting(status: RawStatus, state: State) -> tuple[str, str]:
-    """(reason, message) of what keeps the program from running, or kept it from ever doing so."""
+    """(reason, message) of what keeps the program from starting, or kept it until the pod failed."""
     if status.phase == "Failed":
-        return _never_ran(status)
+        return _startup_failure(status)
     if state.waiting:
         return state.waiting.reason, state.waiting.message
     placed = _condition(status, "PodScheduled")
     return (placed.reason, placed.message) if placed and placed.status == "False" else ("", "")
 
 
-def _never_ran(status: RawStatus) -> tuple[str, str]:
-    """What a pod that failed says of itself, or its init container, whose end is no end of the program."""
+def _startup_failure(status: RawStatus) -> tuple[str, str]:
+    """The reason of a failed pod, or of its init container: the program did not run."""
     for container in status.init_container_statuses:
         ending = container.state.terminated
         if ending and ending.exit_code:
@@ -197,33 +197,33 @@ def _disruption(raw: Raw) -> Disruption | None:
     target = _condition(raw.status, "DisruptionTarget")
     if target and target.status == "True":
         return Disruption(target.reason, target.last_transition_time or _NEVER, target.message)
-    if raw.status.reason in _LIKE_DISRUPTIONS:
-        at = _asked_to_go(raw.metadata) or raw.metadata.creation_timestamp or _NEVER
-        return Disruption(_LIKE_DISRUPTIONS[raw.status.reason], at, raw.status.message)
+    if raw.status.reason in _DISRUPTION_REASONS:
+        at = _deletion_requested_at(raw.metadata) or raw.metadata.creation_timestamp or _NEVER
+        return Disruption(_DISRUPTION_REASONS[raw.status.reason], at, raw.status.message)
     return None
 
 
-_LIKE_DISRUPTIONS = {
+_DISRUPTION_REASONS = {
     "Evicted": "TerminationByKubelet",
     "Shutdown": "TerminationByKubelet",
     "Terminated": "TerminationByKubelet",
     "Preempting": "PreemptionByScheduler",
     "NodeLost": "DeletionByTaintManager",
 }
-"""`status.reason` of a pod -> the condition's reason that it stands for where there is no condition."""
+"""`status.reason` of a pod without a DisruptionTarget condition -> the reason that the condition would have."""
 
 
 def _condition(status: RawStatus, kind: str) -> Condition | None:
     return next((c for c in status.conditions if c.type == kind), None)
 
 
-def _asked_to_go(metadata: Meta) -> datetime | None:
+def _deletion_requested_at(metadata: Meta) -> datetime | None:
     if metadata.deletion_timestamp is None:
         return None
     try:
         return metadata.deletion_timestamp - timedelta(seconds=metadata.deletion_grace_period_seconds or 0)
     except OverflowError:
-        # The API server takes a grace of centuries, and its own sum wraps around. Nobody knows when it was.
+        # The API server accepts a grace period of centuries, and its own sum overflows: the time is lost.
         return metadata.creation_timestamp or _NEVER
 
 

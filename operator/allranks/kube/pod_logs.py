@@ -1,7 +1,7 @@
-"""The logs of many pods through the API server: lines with their time, merged, resumed where a connection was cut.
+"""Reads the logs of many pods through the API server, merged by time, in one thread.
 
-One thread reads them all. The server stamps each line: the stamps put lines of different ranks in order, and say where
-to go on.
+The server prefixes each line with a timestamp. Timestamps order the lines of different pods, and after a lost
+connection they say where to continue.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from allranks.core.naming import TRAINER
 from allranks.errors import ClusterError
-from allranks.kube.login import Cluster, Query
+from allranks.kube.cluster import Cluster, Query
 from allranks.kube.paths import core_path
 
 RETRY_SECONDS = 1.0
 
 
 class Line(NamedTuple):
-    """A line of a log. `time` is UTC with nine decimals, so that times compare as texts."""
+    """A line of a log. `time` is UTC with nine decimals, so that times compare as strings."""
 
     time: bytes
     text: bytes
@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which part of each log."""
+    """The part of each log to read."""
 
     container: str = TRAINER
     previous: bool = False
@@ -51,13 +51,13 @@ class Wanted:
 
 
 async def read(cluster: Cluster, namespace: str, pod: str, query: Query) -> AsyncGenerator[list[Line]]:
-    """The lines of one answer as they come, several at a time. Raises ClusterError."""
+    """The lines of one response as they arrive, several at a time. Raises ClusterError."""
     pending: list[bytes] = []
     async with cluster.stream(core_path(namespace, "pods", pod, "log"), query, None) as content:
         async for chunk in content.iter_any():
             head, newline, rest = chunk.rpartition(b"\n")
             if not newline:
-                pending.append(chunk)  # of a line that is long: joined once, at its end
+                pending.append(chunk)  # a long line: joined once, at its end
                 continue
             lines = b"".join((*pending, head)).split(b"\n")
             pending = [rest] if rest else []
@@ -73,7 +73,7 @@ def _line(raw: bytes) -> Line:
 
 
 def _time(stamp: bytes) -> bytes | None:
-    """None for what is no time: some lines are the kubelet's own (`unable to retrieve container logs ...`)."""
+    """None if it is not a time: some lines are the kubelet's own (`unable to retrieve container logs ...`)."""
     if len(stamp) < 20 or stamp[10:11] != b"T":
         return None
     fraction = b""
@@ -89,20 +89,20 @@ def _time(stamp: bytes) -> bytes | None:
 
 @functools.lru_cache(maxsize=4096)
 def _utc(moment: bytes, zone: bytes) -> bytes | None:
-    """Kubelets write their node's own time zone."""
+    """Kubelets write the time zone of their node."""
     if zone == b"Z":
         return moment
     try:
-        there = datetime.fromisoformat((moment + zone).decode())
+        local = datetime.fromisoformat((moment + zone).decode())
     except ValueError:
         return None
-    return there.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
+    return local.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
 
 
 async def merged(sources: Iterable[AsyncIterator[list[Line]]]) -> AsyncIterator[tuple[int, Line]]:
-    """The lines of all sources in the order of their times, each with its source's place.
+    """The lines of all sources in the order of their times, each with the index of its source.
 
-    Holds of each source no more than what has arrived and is not told yet; the sources must come to an end.
+    Buffers only what has arrived from each source. The sources must end.
     """
     iterators = [source.__aiter__() for source in sources]
     waiting: list[deque[Line]] = [deque() for _ in iterators]
@@ -115,15 +115,15 @@ async def merged(sources: Iterable[AsyncIterator[list[Line]]]) -> AsyncIterator[
                 return False
         return True
 
-    there = await asyncio.gather(*(refill(place) for place in range(len(iterators))))
-    heap = [(waiting[place][0].time, place) for place, some in enumerate(there) if some]
+    filled = await asyncio.gather(*(refill(place) for place in range(len(iterators))))
+    heap = [(waiting[place][0].time, place) for place, some in enumerate(filled) if some]
     heapq.heapify(heap)
     while heap:
         time, place = heap[0]
         line = waiting[place].popleft()
         yield place, line
         if waiting[place] or await refill(place):
-            # A line without a time belongs to the one before it.
+            # A line without a time stays behind the one before it.
             heapq.heapreplace(heap, (max(time, waiting[place][0].time), place))
         else:
             heapq.heappop(heap)
@@ -136,13 +136,13 @@ async def followed(
     wanted: Wanted,
     after: bytes,
     over: Callable[[], bool],
-    told: Callable[[str], None],
+    on_interruption: Callable[[str], None],
 ) -> AsyncGenerator[list[Line]]:
-    """The lines of a container from the time `after` (empty: as `wanted` says) until `over()`; over every cut.
+    """The lines of a container from the time `after` (empty: as `wanted` says) until `over()`, across reconnections.
 
-    `told` is given a sentence when the log cannot be read for the time being. Raises ClusterError where it never can.
+    `on_interruption` gets a sentence when the log cannot be read at the moment. Raises ClusterError if it never can.
     """
-    complained = False
+    reported = False
     while True:
         was_over, begun = over(), after
         query = {**wanted.query(), "follow": "true"}
@@ -150,8 +150,8 @@ async def followed(
             query |= {"sinceTime": after[:19].decode() + "Z", "tailLines": None, "sinceSeconds": None}
         try:
             async for lines in read(cluster, namespace, pod, query):
-                complained = False
-                # The server goes back to the whole second.
+                reported = False
+                # sinceTime has whole seconds: the server repeats lines.
                 fresh = [line for line in lines if not line.time or line.time > begun] if begun else lines
                 after = max((line.time for line in fresh), default=after)
                 if fresh:
@@ -160,10 +160,10 @@ async def followed(
             if error.status in (401, 403):
                 raise
             if error.status == 404:
-                return  # the pod has gone, and its log with it
-            if error.status != 400 and not complained:  # 400: its container is between two starts
-                complained = True
-                told(f"the log of {pod} cannot be read, trying again: {error}")
+                return  # the pod is deleted, with its log
+            if error.status != 400 and not reported:  # 400: the container is restarting
+                reported = True
+                on_interruption(f"the log of {pod} cannot be read, trying again: {error}")
         if was_over:
             return
         await asyncio.sleep(RETRY_SECONDS)

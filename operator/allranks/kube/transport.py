@@ -6,43 +6,50 @@ A test passes another transport, which drops requests or pretends that the proce
 from __future__ import annotations
 
 import contextlib
+import socket
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
+from multidict import CIMultiDictProxy
 
 from allranks.kube.auth import Connection
 
 
 class Response(NamedTuple):
     status: int
-    headers: Mapping[str, str]
+    headers: CIMultiDictProxy[str]
     body: bytes
 
 
 class Transport:
     """One connection pool for requests, watches and kopf."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, read_buffer: int = 1 << 16) -> None:
         # Watches need connections of their own; the client's semaphore bounds the rest.
-        self._connector = aiohttp.TCPConnector(limit=0, ssl=connection.ssl_context(), keepalive_timeout=75)
-        self._proxy = _proxy(connection.url)
-        self._session = self.session()
+        self._connector = aiohttp.TCPConnector(
+            limit=0, ssl=connection.ssl_context(), keepalive_timeout=75, socket_factory=_socket
+        )
+        self._proxy = connection.proxy or _proxy(connection.url)
+        self._options: dict[str, Any] = {"allow_redirects": False}
+        if connection.server_name:
+            self._options["server_hostname"] = connection.server_name
+        self._session = self.session(read_bufsize=read_buffer)
 
     def session(self, **how: Any) -> aiohttp.ClientSession:
         """A session that shares the connection pool."""
         return aiohttp.ClientSession(connector=self._connector, connector_owner=False, proxy=self._proxy, **how)
 
     async def send(self, verb: str, url: str, **how: Any) -> Response:
-        async with self._session.request(verb, url, **how) as response:
+        async with self._session.request(verb, url, **self._options, **how) as response:
             return Response(response.status, response.headers, await response.read())
 
     @contextlib.asynccontextmanager
     async def stream(self, url: str, **how: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """A GET whose body the caller reads while it arrives."""
-        async with self._session.get(url, **how) as response:
+        async with self._session.get(url, **self._options, **how) as response:
             yield response
 
     async def close(self, abort: bool = False) -> None:
@@ -52,6 +59,17 @@ class Transport:
             await self._connector.close(abort_ssl=True)
         else:
             await self._connector.close()
+
+
+def _socket(address: Any) -> socket.socket:
+    """With TCP keepalive: a connection that broke while this machine slept is detected within a minute."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # macOS has no TCP_KEEPIDLE
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def _proxy(url: str) -> str | None:

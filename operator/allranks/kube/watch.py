@@ -1,6 +1,6 @@
-"""A collection of the API server, mirrored: listed in pages, then watched, listed anew when the watch has lost track.
+"""Mirrors a collection of the API server: lists it in pages, watches it, and lists it again when the watch lost track.
 
-Decoding is typed (msgspec) and happens once per event. Whatever goes wrong, the watch goes on: it ends when cancelled.
+Each event is decoded once, into the type that the caller names (msgspec). Errors do not end a watch, cancellation does.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-import aiohttp
 import msgspec
 
-from allranks.kube.client import ApiError, Client, Gone, NotFound, Refused
+from allranks.kube.client import JSON, Client
+from allranks.kube.errors import ApiError, Gone, NotFound, Refused
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -24,22 +24,26 @@ PAGE = 500
 FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 15.0
 BRIEF_SECONDS = 1.0
-"""A watch that tells nothing and ends sooner is no renewal: whoever is in between may be answering for the server."""
+"""A watch without events that ends sooner is a failure, not a renewal: a proxy may have answered."""
 SILENCE_SECONDS = 90.0
-"""API servers send a bookmark every minute: a watch that says nothing for longer is dead."""
+"""API servers send a bookmark every minute: a watch that is silent for longer is dead."""
 
 
 class ListMeta(msgspec.Struct, rename="camel"):
-    """Of a page of a list, and of a single object as far as its version."""
+    """Metadata of a list's page, or the version of a single object."""
 
     resource_version: str = "0"
     # `continue` is a keyword.
     further: str = msgspec.field(default="", name="continue")
 
 
-class _Page(msgspec.Struct):
+class _Page(msgspec.Struct, rename="camel"):
+    """A page of a list, or of a table (`rows`)."""
+
     metadata: ListMeta
     items: list[msgspec.Raw] = []
+    rows: list[msgspec.Raw] | None = None
+    column_definitions: list[dict[str, Any]] = []
 
 
 class _Line(msgspec.Struct):
@@ -59,7 +63,11 @@ _versioned = msgspec.json.Decoder(_Versioned).decode
 
 
 class Watch(Generic[T]):
-    """`listed(objects, version)` gets everything there is, `changed(object, deleted)` each change after that."""
+    """Calls `listed(objects, version)` with all objects, then `changed(object, deleted)` for each change.
+
+    `forbidden(message)` is called when the API server rejects the watch. `on_error(error, failures)` replaces the log:
+    it is called for each failure, with the number of failures in a row, and what it raises ends the watch.
+    """
 
     def __init__(
         self,
@@ -69,69 +77,81 @@ class Watch(Generic[T]):
         *,
         listed: Callable[[Sequence[T], int], None],
         changed: Callable[[T, bool], None],
-        selector: str = "",
+        parameters: Mapping[str, str] | None = None,
+        accept: str = JSON,
         renewed_after: int = 240,
         silence: float | None = None,
         forbidden: Callable[[str], None] | None = None,
+        on_error: Callable[[ApiError | msgspec.DecodeError, int], None] | None = None,
     ) -> None:
         self.path = path
         self.synced = asyncio.Event()
         """Set once everything has been listed."""
         self.alive_at = time.monotonic()
-        """Last sign of life: something came, or was tried."""
-        self._client, self._listed, self._changed, self._forbidden = client, listed, changed, forbidden
+        """Last activity: something arrived, or a request was sent."""
+        self.columns: list[dict[str, Any]] = []
+        """Column definitions, when `accept` asks for a table."""
+        self._client, self._listed, self._changed = client, listed, changed
+        self._forbidden, self._on_error = forbidden, on_error
         self._decode: Callable[[Any], T] = msgspec.json.Decoder(kind).decode
-        self._parameters = {"labelSelector": selector} if selector else {}
+        self._parameters, self._accept = dict(parameters or {}), accept
         self._renewed_after = renewed_after
         self._silence = SILENCE_SECONDS if silence is None else silence
         self._version = ""
 
     @property
     def age(self) -> float:
-        """Seconds since the last sign of life."""
+        """Seconds since the last activity."""
         return time.monotonic() - self.alive_at
 
     async def run(self) -> None:
-        """For ever."""
-        backoff, told = 0.0, ""
+        """Runs until cancelled, or until `on_error` raises. Lists first, unless `list_all` has done so."""
+        backoff, failures, logged = 0.0, 0, ""
         while True:
             self.alive_at = time.monotonic()
             try:
                 if not self._version:
-                    await self._list()
-                    backoff, told = 0.0, ""
-                began, heard = time.monotonic(), False
+                    await self.list_all()
+                    backoff, failures, logged = 0.0, 0, ""
+                began, received = time.monotonic(), False
                 async for line in self._lines():
-                    self._take(line)
-                    backoff, heard = 0.0, True
-                if heard or time.monotonic() - began > BRIEF_SECONDS:
-                    continue  # it was renewed by the server, as agreed
-                logger.debug("%s: the watch was ended as soon as it began", self.path)
+                    self._process(line)
+                    backoff, failures, received = 0.0, 0, True
+                if received or time.monotonic() - began > BRIEF_SECONDS:
+                    continue  # renewed by the server
+                logger.debug("%s: the watch ended as soon as it began", self.path)
             except Gone:
-                logger.debug("%s: listing anew", self.path)
+                logger.debug("%s: listing again", self.path)
                 self._version = ""
-            except (Refused, NotFound) as error:
-                if str(error) != told:
-                    told = str(error)
-                    logger.error("%s: %s", self.path, error)
-                    if self._forbidden:
-                        self._forbidden(told)
-                backoff = LAST_BACKOFF_SECONDS
-            except (ApiError, aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
-                logger.warning("%s: the watch is interrupted: %s", self.path, str(error) or type(error).__name__)
+            except (ApiError, msgspec.DecodeError) as error:
+                failures += 1
+                if self._on_error:
+                    self._on_error(error, failures)
+                elif isinstance(error, (Refused, NotFound)):
+                    if str(error) != logged:
+                        logged = str(error)
+                        logger.error("%s: %s", self.path, error)
+                        if self._forbidden:
+                            self._forbidden(logged)
+                    backoff = LAST_BACKOFF_SECONDS
+                else:
+                    logger.warning("%s: the watch is interrupted: %s", self.path, error)
             self.alive_at = time.monotonic()
             backoff = min(LAST_BACKOFF_SECONDS, max(FIRST_BACKOFF_SECONDS, 2 * backoff))
             await asyncio.sleep(random.uniform(0.5, 1.0) * backoff)
 
-    async def _list(self) -> None:
+    async def list_all(self) -> None:
+        """Lists everything. Raises ApiError."""
         objects: list[T] = []
         further, version = "", "0"
         while True:
             parameters = {**self._parameters, "limit": str(PAGE)} | ({"continue": further} if further else {})
-            page = _page(await self._client.get(self.path, **parameters))
+            page = _page(await self._client.request("GET", self.path, None, parameters, accept=self._accept))
             self.alive_at = time.monotonic()
             version, further = page.metadata.resource_version, page.metadata.further
-            objects += (decoded for item in page.items if (decoded := self._decoded(item)) is not None)
+            self.columns = page.column_definitions or self.columns
+            found = page.items if page.rows is None else page.rows
+            objects += (decoded for item in found if (decoded := self._decoded(item)) is not None)
             if not further:
                 break
         self._listed(objects, int(version))
@@ -139,16 +159,16 @@ class Watch(Generic[T]):
         self.synced.set()
 
     async def _lines(self) -> AsyncIterator[bytes]:
-        """The lines of one watch request; of any length, so not aiohttp's own iterator."""
+        """The lines of one watch request. They have any length, so aiohttp's own iterator does not serve."""
         parameters = {
             **self._parameters,
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
-            # Watches that were begun together are not all renewed together.
+            # Jitter: watches that began together are not all renewed together.
             "timeoutSeconds": str(int(self._renewed_after * random.uniform(0.8, 1.0))),
         }
-        async with self._client.stream(self.path, parameters, self._silence) as content:
+        async with self._client.stream(self.path, parameters, self._silence, accept=self._accept) as content:
             rest = b""
             async for chunk in content.iter_any():
                 self.alive_at = time.monotonic()
@@ -158,19 +178,20 @@ class Watch(Generic[T]):
                     if line:
                         yield line
 
-    def _take(self, line: bytes) -> None:
+    def _process(self, line: bytes) -> None:
         event = _line(line)
         about = _versioned(event.object)
         if event.type == "ERROR":
             raise (Gone if about.code == 410 else ApiError)(about.message, about.code)
         if event.type != "BOOKMARK" and (decoded := self._decoded(event.object)) is not None:
             self._changed(decoded, event.type == "DELETED")
-        self._version = about.metadata.resource_version
+        if about.metadata.resource_version != "0":
+            self._version = about.metadata.resource_version
 
     def _decoded(self, data: msgspec.Raw) -> T | None:
         try:
             return self._decode(data)
         except msgspec.DecodeError as error:
-            # One object that cannot be read must not blind us for the others.
-            logger.error("%s: an object cannot be read: %s", self.path, error)
+            # Skips one object; the others are processed.
+            logger.error("%s: an object cannot be decoded: %s", self.path, error)
             return None

@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from allranks.kube import pod_codec
 from allranks.kube.auth import Connection, own_namespace
-from allranks.kube.client import ApiError, Client
+from allranks.kube.client import Client
+from allranks.kube.errors import ApiError
 from allranks.kube.transport import Transport
 from allranks.operator.leader_election import Lease
 from allranks.operator.metrics import Metrics, Sampled
@@ -45,7 +46,7 @@ class Operator:
         transport: Callable[[Connection], Transport] = Transport,
         decode_pod: Callable[[pod_codec.Raw], pod_codec.CachedPod] = pod_codec.to_cached_pod,
     ) -> None:
-        self.settings, self.metrics = settings, Metrics()
+        self.settings, self.connection, self.metrics = settings, connection, Metrics()
         self._using = Dependencies(
             settings, connection, self.metrics, timing or Timing(), clock or Clock(), transport, decode_pod
         )

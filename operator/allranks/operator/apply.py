@@ -16,7 +16,9 @@ import msgspec
 from allranks.api.job import API_VERSION, KIND
 from allranks.core.model import Manifest, Plan, PodRef, RejectedCreate
 from allranks.kube import paths
-from allranks.kube.client import Client, Conflict, NotFound, Refused
+from allranks.kube.client import Client
+from allranks.kube.errors import Conflict, NotFound, Refused
+from allranks.kube.merge_patch import diff
 from allranks.kube.pod_codec import CachedPod, Raw
 from allranks.operator.cache import PodCache
 from allranks.operator.ssh_keys import key_pair
@@ -70,7 +72,7 @@ class Executor:
         Raises Unavailable, Fenced, Refused.
         """
         metadata = job["metadata"]
-        change = difference(job.get("status") or {}, wanted)
+        change = diff(job.get("status") or {}, wanted)
         return await self.patch_status(metadata, change)
 
     async def patch_status(self, metadata: Manifest, change: Manifest) -> Manifest | None:
@@ -168,19 +170,6 @@ async def _gather(requests: list[Callable[[], Awaitable[None]]]) -> None:
                 group.create_task(work())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
-
-
-def difference(before: Any, after: Any) -> Any:
-    """The JSON merge patch that turns one object into the other (RFC 7396)."""
-    change: dict[str, Any] = {key: None for key in before if key not in after}
-    for key, value in after.items():
-        old = before.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            if inner := difference(old, value):
-                change[key] = inner
-        elif key not in before or old != value:
-            change[key] = value
-    return change
 
 
 def unwritten_field(change: Any) -> str:

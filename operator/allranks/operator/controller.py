@@ -19,7 +19,7 @@ from allranks.api.status import Status
 from allranks.core.model import Event, Manifest, Observed, Plan
 from allranks.core.reconcile import reconcile
 from allranks.kube import job_codec
-from allranks.kube.client import ApiError, Fenced, Unavailable
+from allranks.kube.errors import ApiError, Fenced, Unavailable
 from allranks.operator.apply import Executor, Rejections
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
@@ -236,7 +236,7 @@ class Controller:
 
     async def _report_undecodable(self, key: JobKey, raw: Manifest, state: _KeyState, reason: str) -> None:
         """Marks a job that cannot be decoded. Other jobs are not affected."""
-        change = job_codec.mark(raw, reason, self._clock.now())
+        change = job_codec.invalid_spec_patch(raw, reason, self._clock.now())
         if change is None:
             return
         if state.decode_error != reason:

@@ -17,7 +17,8 @@ from typing import Any
 from allranks.api.job import API_VERSION, KIND
 from allranks.core.model import Event, Manifest
 from allranks.kube import paths
-from allranks.kube.client import ApiError, Client, Conflict, NotFound
+from allranks.kube.client import Client
+from allranks.kube.errors import ApiError, Conflict, NotFound
 from allranks.telemetry.rate_limit import Bucket
 
 BURST = 25

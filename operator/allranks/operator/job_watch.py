@@ -22,7 +22,8 @@ import msgspec
 from allranks.api.job import GROUP, KIND, PLURAL, VERSION
 from allranks.core.model import Manifest
 from allranks.kube import paths, watch
-from allranks.kube.client import Client, NotFound
+from allranks.kube.client import Client
+from allranks.kube.errors import NotFound
 from allranks.operator.apply import identified
 from allranks.operator.cache import JobKey
 from allranks.operator.settings import Settings

@@ -16,7 +16,8 @@ import msgspec
 
 from allranks.core.model import Manifest
 from allranks.kube import paths
-from allranks.kube.client import ApiError, Client, Conflict, NotFound
+from allranks.kube.client import Client
+from allranks.kube.errors import ApiError, Conflict, NotFound
 from allranks.operator.timing import Clock
 
 logger = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class Lease:
 
     async def _ask(self, verb: str, name: str, body: Manifest | None = None) -> Manifest:
         path = paths.lease(self._namespace, name)
-        answer = await self._client.request(verb, path, body, patience=self._seconds / 5)
+        answer = await self._client.request(verb, path, body, retry_timeout=self._seconds / 5)
         return msgspec.json.decode(answer, type=dict[str, Any])
 
     def _expired(self, found: Manifest, spec: Manifest) -> bool:

@@ -21,7 +21,8 @@ from allranks.core.manifests.report_env import AUDIENCE
 from allranks.core.model import Manifest
 from allranks.core.naming import PLACEHOLDER
 from allranks.kube import paths
-from allranks.kube.client import ApiError, Client, Fenced, Unavailable
+from allranks.kube.client import Client
+from allranks.kube.errors import ApiError, Fenced, Unavailable
 from allranks.kube.pod_codec import CachedPod
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.timing import Clock, Timing
@@ -195,8 +196,8 @@ class Reviews:
             "spec": {"token": token, "audiences": [AUDIENCE]},
         }
         try:
-            patience = self._timing.token_review_retry
-            answer = await self._client.request("POST", paths.TOKEN_REVIEWS, body, patience=patience)
+            retry_timeout = self._timing.token_review_retry
+            answer = await self._client.request("POST", paths.TOKEN_REVIEWS, body, retry_timeout=retry_timeout)
             status = _decode_review(answer).status
         except (Unavailable, Fenced) as error:
             raise Denied(503, "the API server is unavailable", RETRY_AFTER_SECONDS) from error

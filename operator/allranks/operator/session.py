@@ -15,7 +15,8 @@ from allranks.core.model import Manifest, Platform
 from allranks.core.naming import JOB_LABEL
 from allranks.kube import paths, pod_codec
 from allranks.kube.auth import Connection
-from allranks.kube.client import Client, NotFound
+from allranks.kube.client import Client
+from allranks.kube.errors import NotFound
 from allranks.kube.transport import Transport
 from allranks.kube.watch import Watch
 from allranks.operator import job_watch
@@ -59,8 +60,8 @@ class Session:
             using.connection,
             concurrency=settings.concurrency,
             timeout=settings.request_timeout,
-            patience=2 * settings.request_timeout,
-            may_write=(lambda: lease.held) if lease else (lambda: True),
+            retry_timeout=2 * settings.request_timeout,
+            fence=(lambda: lease.held) if lease else (lambda: True),
             observe=using.metrics.requested,
             transport=using.transport(using.connection),
         )
@@ -185,7 +186,7 @@ class Session:
             pod_codec.Raw,
             listed=listed,
             changed=changed,
-            selector=JOB_LABEL,
+            parameters={"labelSelector": JOB_LABEL},
             renewed_after=self._settings.watch_timeout,
         )
 

@@ -8,8 +8,9 @@ from typing import Any
 from allranks.api.status import FINISHED, Status
 from allranks.core.model import Manifest, Observed, Plan
 from allranks.kube import job_codec
-from allranks.kube.client import ApiError
-from allranks.operator.apply import Executor, difference, unwritten_field
+from allranks.kube.errors import ApiError
+from allranks.kube.merge_patch import diff
+from allranks.operator.apply import Executor, unwritten_field
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.timing import Clock, Timing
 
@@ -60,10 +61,10 @@ class StatusWriter:
         written = await self._executor.status(raw, wanted)
         if written is None:
             written = await self.read_again(key, raw)
-            if written is None or difference(written.get("status") or {}, wanted):
+            if written is None or diff(written.get("status") or {}, wanted):
                 return False
             # Our own write succeeded and only its response was lost.
-        elif field := unwritten_field(difference(written.get("status") or {}, wanted)):
+        elif field := unwritten_field(diff(written.get("status") or {}, wanted)):
             older = "the CustomResourceDefinitions are older than the operator"
             raise ApiError(f"status.{field} was dropped: {older}")
         state.written_at, state.counts_since = self._clock.monotonic(), None

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 from allranks.api import pool
 from allranks.core.model import Manifest
 from allranks.errors import AllranksError
+from allranks.kube import merge_patch
 
 Key = tuple[str, str, str]
 """(kind, namespace, name); the namespace of what belongs to the cluster is empty."""
@@ -121,7 +122,7 @@ class Store:
     def patch(self, key: Key, change: Mapping[str, Any]) -> Manifest:
         """A JSON merge patch of anything but status. A changed spec gets a new generation. Raises NotFound, Invalid."""
         before = self.get(key)
-        after = merge_patch(before, {name: value for name, value in change.items() if name != "status"})
+        after = merge_patch.apply({name: value for name, value in change.items() if name != "status"}, before)
         return self._change_spec(key, before, after)
 
     def _change_spec(self, key: Key, before: Manifest, after: Manifest) -> Manifest:
@@ -239,16 +240,3 @@ def stamp(moment: datetime) -> str:
 
 def parse_stamp(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
-
-
-def merge_patch(value: Any, change: Any) -> Any:
-    """RFC 7386. Neither argument is changed."""
-    if not isinstance(change, Mapping):
-        return change
-    out = dict(value) if isinstance(value, Mapping) else {}
-    for name, part in change.items():
-        if part is None:
-            out.pop(name, None)
-        else:
-            out[name] = merge_patch(out.get(name), part)
-    return out

@@ -1,13 +1,9 @@
-"""The parts of the commands on a cluster that need none: watches, merged logs, answers, tables, events."""
+"""The parts of the commands on a cluster that need none: tables, events, durations."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,170 +13,6 @@ from allranks.cli.commands.submit import difference
 from allranks.cli.format.events import happenings
 from allranks.cli.format.table import Table, cell, span
 from allranks.cli.options import joined, seconds
-from allranks.errors import ClusterError
-from allranks.kube.errors import Asked, refusal
-from allranks.kube.lenient_codec import pods_of, status_of
-from allranks.kube.pod_logs import Line, _time, merged
-from allranks.kube.resilient_watch import Watch
-from support.builders import table
-
-# --- a watch ---------------------------------------------------------------------------------------------------------
-
-
-def item(name: str, version: int) -> dict[str, Any]:
-    return {"metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}}
-
-
-def listed(version: int, *items: dict[str, Any]) -> dict[str, Any]:
-    return {"kind": "List", "metadata": {"resourceVersion": str(version)}, "items": list(items)}
-
-
-class Scripted:
-    """A cluster whose answers are written down: a list is what `get` answers, a watch yields events or breaks."""
-
-    def __init__(self, lists: list[dict[str, Any]], watches: list[list[Any]]) -> None:
-        self.lists, self.watches = lists, watches
-        self.asked: list[str] = []
-
-    async def get(self, path: str, query: Any, accept: str) -> dict[str, Any]:
-        self.asked.append("list")
-        return self.lists.pop(0)
-
-    async def watch(self, path: str, query: dict[str, Any], accept: str) -> AsyncIterator[dict[str, Any]]:
-        self.asked.append(f"watch from {query['resourceVersion']}")
-        if not self.watches:
-            await asyncio.sleep(60)
-        for event in self.watches.pop(0):
-            if isinstance(event, Exception):
-                raise event
-            yield event
-
-
-def event(kind: str, what: dict[str, Any]) -> dict[str, Any]:
-    return {"type": kind, "object": what}
-
-
-def seen(cluster: Scripted, count: int) -> tuple[list[tuple[str, str]], list[str]]:
-    """(the first changes, what the user is told of the connection)"""
-    told: list[str] = []
-
-    async def read() -> list[tuple[str, str]]:
-        watch = Watch(cluster, "/jobs", {}, told=told.append)  # type: ignore[arg-type]
-        await watch.listed()
-        out = []
-        async with aclosing(watch.changes()) as changes:
-            async for change in changes:
-                out.append((change.kind, change.item["metadata"]["name"]))
-                if len(out) == count:
-                    break
-        return out
-
-    return asyncio.run(asyncio.wait_for(read(), 60)), told
-
-
-def test_a_watch_that_ends_or_is_cut_goes_on_where_it_was():
-    cut = ClusterError("there broke the connection off", reason="Cut")
-    cluster = Scripted(
-        [listed(5, item("a", 3))],
-        [
-            [event("MODIFIED", item("a", 6)), event("BOOKMARK", item("", 9))],
-            [event("ADDED", item("b", 10)), cut],
-            [event("DELETED", item("a", 11))],
-        ],
-    )
-    assert seen(cluster, 3) == (
-        [("changed", "a"), ("added", "b"), ("deleted", "a")],
-        ["there broke the connection off; trying again"],
-    )
-    assert cluster.asked == ["list", "watch from 5", "watch from 9", "watch from 10"]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [[event("ERROR", {"kind": "Status", "code": 410})], [ClusterError("too old resource version", 410, "Expired")]],
-    ids=["as an event", "as an answer"],
-)
-def test_a_place_that_the_server_has_forgotten_is_listed_again_and_only_differences_are_told(answer):
-    cluster = Scripted(
-        [listed(5, item("a", 3), item("b", 4), item("c", 5)), listed(20, item("a", 3), item("b", 15), item("d", 18))],
-        [answer, [event("MODIFIED", item("a", 21))]],
-    )
-    changes, told = seen(cluster, 4)
-    assert changes == [("deleted", "c"), ("changed", "b"), ("added", "d"), ("changed", "a")]
-    assert told == []
-    assert cluster.asked == ["list", "watch from 5", "list", "watch from 20"]
-
-
-def test_a_refusal_ends_a_watch():
-    cluster = Scripted([listed(5)], [[ClusterError("joe may not watch", 403, "Forbidden")]])
-    with pytest.raises(ClusterError, match="joe may not watch"):
-        seen(cluster, 1)
-
-
-# --- logs ------------------------------------------------------------------------------------------------------------
-
-
-@table(
-    ("UTC with nanoseconds", b"2026-03-04T10:00:00.123456789Z", b"2026-03-04T10:00:00.123456789Z"),
-    ("zeros left out", b"2026-03-04T10:00:00.5Z", b"2026-03-04T10:00:00.500000000Z"),
-    ("whole seconds", b"2026-03-04T10:00:00Z", b"2026-03-04T10:00:00.000000000Z"),
-    ("a node's own zone", b"2026-03-04T12:00:00.25+02:00", b"2026-03-04T10:00:00.250000000Z"),
-    ("the kubelet's own words", b"unable", None),
-    ("no date", b"2026-13-44T99:00:00.25+02:00", None),
-)
-def test_times_of_lines_compare_as_texts(case):
-    stamp, time = case
-    assert _time(stamp) == time
-
-
-def test_logs_are_merged_by_time_and_a_line_without_time_stays_where_it_is():
-    async def source(*batches: list[tuple[bytes, bytes]]) -> AsyncIterator[list[Line]]:
-        for batch in batches:
-            yield [Line(*line) for line in batch]
-
-    async def read() -> list[tuple[int, bytes]]:
-        sources = [
-            source([(b"1", b"a"), (b"4", b"d")], [(b"", b"d2"), (b"6", b"f")]),
-            source(),
-            source([(b"2", b"b")], [(b"3", b"c"), (b"5", b"e")]),
-        ]
-        return [(place, line.text) async for place, line in merged(sources)]
-
-    assert asyncio.run(read()) == [(0, b"a"), (2, b"b"), (2, b"c"), (0, b"d"), (0, b"d2"), (2, b"e"), (0, b"f")]
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
-
-ASKED = Asked("GET", "/apis/allranks.dev/v1alpha1/namespaces/team/distributedtrainings", "https://api:6443", "prod")
-
-
-def answered(code: int, message: str, **fields: Any) -> str:
-    return str(refusal(ASKED, code, json.dumps({"kind": "Status", "message": message, **fields}).encode()))
-
-
-def test_a_cluster_without_the_CRD_is_told_with_how_to_install_it():
-    assert str(refusal(ASKED, 404, b"404 page not found\n")) == (
-        "https://api:6443 (context prod) does not know DistributedTraining: its admin installs allranks there, with "
-        "the Helm chart in charts/allranks or kubectl apply --server-side -f crds/distributedtrainings.yaml"
-    )
-
-
-@table(
-    ("a rule", "spec.image", "Invalid value: cannot change while the job lives", "spec.image: cannot change while the"),
-    ("a bound", "spec.x", "Invalid value: -1: spec.x in body should be at least 0", "spec.x: -1 should be at least 0"),
-    ("a text", "spec.f", 'Unsupported value: "a": supported values: "b"', 'spec.f: Unsupported value: "a": supported'),
-)
-def test_what_is_invalid_is_told_with_its_field(case):
-    field, message, told = case
-    causes = {"causes": [{"field": field, "message": message}]}
-    assert answered(422, "is invalid", details=causes).startswith(told)
-
-
-def test_what_a_webhook_or_a_quota_says_is_passed_on_without_control_characters():
-    assert answered(403, "exceeded quota: \x1b[31mgpus\x1b[0m") == "exceeded quota: gpus"
-
-
-# --- small parts -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,44 +79,12 @@ def test_what_happened_to_many_pods_alike_is_one_line_newest_last():
     ]
 
 
-def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known():
-    newer = {"phase": "Running", "ready": "2/2", "mood": "good", "restarts": {"counted": 2, "planned": 1}}
-    newer |= {"lastFailure": {"pod": "p", "time": "2026-03-04T10:00:00Z", "blame": "cosmic rays"}, "goodput": 7}
-    status = status_of({"status": newer})
-    assert (status.phase, status.ready, status.restarts.counted) == ("Running", "2/2", 2)
-    assert status.last_failure is not None
-    assert status.goodput is None
-    assert status_of({}).phase == "Pending"
-
-
-def test_pods_that_only_carry_the_label_are_not_the_jobs():
-    def pod(name: str, **fields: Any) -> dict[str, Any]:
-        stamp = "2026-03-04T10:00:00Z"
-        return {"metadata": {"name": name, "uid": name, "creationTimestamp": stamp, **fields}}
-
-    owner = {"kind": "DistributedTraining", "name": "job", "uid": "u", "controller": True}
-    job = {"metadata": {"name": "job", "uid": "u"}, "spec": {}}
-    there = [pod("mine", ownerReferences=[owner]), pod("other"), pod("old", ownerReferences=[{**owner, "uid": "x"}])]
-    assert [pod.name for pod in pods_of(job, there)] == ["mine"]
-
-
 def test_the_difference_to_a_job_takes_fields_out_and_to_other_objects_does_not():
     there = {"kind": "DistributedTraining", "spec": {"a": 1, "b": {"c": 1, "d": 2}}, "metadata": {}}
     wanted = {"kind": "DistributedTraining", "spec": {"b": {"c": 1}}, "metadata": {}}
     assert difference(there, wanted) == {"spec": {"a": None, "b": {"d": None}}}
     assert difference(there | {"kind": "ConfigMap"}, wanted | {"kind": "ConfigMap"}) == {}
     assert difference(there, there) == {}
-
-
-def test_without_the_client_a_command_says_what_to_install():
-    program = (
-        "import sys\nsys.modules['kubernetes'] = None\nsys.argv = ['allranks', 'get']\n"
-        "from allranks.__main__ import main\nmain()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: the commands for clusters need further Python packages (")
-    assert done.stderr.endswith("): pip install 'allranks[cli]'\n")
 
 
 def test_as_a_plugin_of_kubectl_it_calls_itself_so():

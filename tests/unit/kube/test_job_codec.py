@@ -1,4 +1,4 @@
-"""A resource that cannot be read is marked, itself alone; what runs is left running."""
+"""Decoding jobs: strict with a condition for what does not decode, lenient for the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def job(spec: Any, status: Any = None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         (SPEC | {"framwork": "x"}, "spec.framwork: unknown field, did you mean framework?"),
         (SPEC | {"framework": "caffe"}, "spec.framework:"),
@@ -31,25 +31,25 @@ def job(spec: Any, status: Any = None) -> dict[str, Any]:
         (..., "spec: "),
     ],
 )
-def test_what_is_wrong_is_told_with_the_path_of_the_field(spec: Any, told: str) -> None:
+def test_an_error_names_the_path_of_the_field(spec: Any, message: str) -> None:
     with pytest.raises(job_codec.DecodeError) as raised:
         job_codec.job(job(spec))
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
-def test_a_good_one_is_read() -> None:
+def test_a_valid_job_is_decoded() -> None:
     assert job_codec.job(job(SPEC)).spec.framework == "pytorch"
     assert job_codec.status(job(SPEC)).phase == "Pending"
 
 
 @pytest.mark.parametrize("status", [{"phase": "Dancing"}, {"attempt": "one"}, {"conditions": 5}, {"unknown": 1}])
-def test_a_status_that_cannot_be_read_is_told_too(status: Any) -> None:
+def test_a_status_that_does_not_decode_is_an_error(status: Any) -> None:
     with pytest.raises(job_codec.DecodeError, match="status"):
         job_codec.status(job(SPEC, status))
 
 
-def test_a_job_that_never_began_fails() -> None:
-    change = job_codec.mark(job({}), "why", NOW)
+def test_a_job_that_has_not_started_fails() -> None:
+    change = job_codec.invalid_spec_patch(job({}), "why", NOW)
     assert change == {
         "phase": "Failed",
         "startTime": "2026-01-01T00:00:00Z",
@@ -67,10 +67,10 @@ def test_a_job_that_never_began_fails() -> None:
     }
 
 
-def test_what_runs_is_left_running_and_told_of_once() -> None:
+def test_a_running_job_continues_with_one_condition() -> None:
     running = {"type": "Running", "status": "True", "reason": "x", "message": "", "lastTransitionTime": "2025"}
     status = {"phase": "Running", "startTime": "2025", "conditions": [running, {"type": "Other"}]}
-    change = job_codec.mark(job({}, status), "why", NOW)
+    change = job_codec.invalid_spec_patch(job({}, status), "why", NOW)
     assert change is not None
     assert "phase" not in change
     assert change["conditions"][1] == {
@@ -81,7 +81,7 @@ def test_what_runs_is_left_running_and_told_of_once() -> None:
         "lastTransitionTime": "2025",
         "observedGeneration": 3,
     }
-    assert job_codec.mark(job({}, status | change), "why", NOW) is None
+    assert job_codec.invalid_spec_patch(job({}, status | change), "why", NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -92,20 +92,41 @@ def test_what_runs_is_left_running_and_told_of_once() -> None:
         {"conditions": [{"type": "Failed", "status": "True"}]},
     ],
 )
-def test_what_its_status_lacks_does_not_keep_it_from_being_told(status: Any) -> None:
-    change = job_codec.mark(job({}, status), "why", NOW)
+def test_an_incomplete_status_gets_the_condition_too(status: Any) -> None:
+    change = job_codec.invalid_spec_patch(job({}, status), "why", NOW)
     assert change is not None
     assert [c["message"] for c in change["conditions"]] == ["why"]
     assert change["conditions"][0]["lastTransitionTime"]
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_verdict_never_changes_even_where_nothing_can_be_read(phase: str) -> None:
-    assert job_codec.mark(job({}, {"phase": phase}), "why", NOW) is None
+def test_a_finished_job_is_never_changed(phase: str) -> None:
+    assert job_codec.invalid_spec_patch(job({}, {"phase": phase}), "why", NOW) is None
 
 
 @pytest.mark.parametrize("status", [5, [], {"conditions": 5}, {"conditions": [None, 3]}])
-def test_a_status_of_any_shape_can_be_marked(status: Any) -> None:
-    change = job_codec.mark(job({}, status), "why", NOW)
+def test_a_status_of_any_shape_gets_the_condition(status: Any) -> None:
+    change = job_codec.invalid_spec_patch(job({}, status), "why", NOW)
     assert change is not None
     assert [c["type"] for c in change["conditions"]] == ["Failed"]
+
+
+def test_fields_of_a_newer_operator_are_left_out() -> None:
+    newer = {"phase": "Running", "ready": "2/2", "mood": "good", "restarts": {"counted": 2, "planned": 1}}
+    newer |= {"lastFailure": {"pod": "p", "time": "2026-03-04T10:00:00Z", "culprit": "cosmic rays"}, "goodput": 7}
+    status = job_codec.status_of({"status": newer})
+    assert (status.phase, status.ready, status.restarts.counted) == ("Running", "2/2", 2)
+    assert status.last_failure is not None
+    assert status.goodput is None
+    assert job_codec.status_of({}).phase == "Pending"
+
+
+def test_pods_with_only_the_label_do_not_belong_to_the_job() -> None:
+    def pod(name: str, **fields: Any) -> dict[str, Any]:
+        stamp = "2026-03-04T10:00:00Z"
+        return {"metadata": {"name": name, "uid": name, "creationTimestamp": stamp, **fields}}
+
+    owner = {"kind": "DistributedTraining", "name": "job", "uid": "u", "controller": True}
+    job = {"metadata": {"name": "job", "uid": "u"}, "spec": {}}
+    pods = [pod("mine", ownerReferences=[owner]), pod("other"), pod("old", ownerReferences=[{**owner, "uid": "x"}])]
+    assert [pod.name for pod in job_codec.pods_of(job, pods)] == ["mine"]

@@ -1,4 +1,4 @@
-"""Pods of any shape that the API server lets through are decoded: one that is not would blind us for all others."""
+"""Every pod that the API server accepts is decoded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def decoded(**metadata: Any) -> Pod:
     return to_cached_pod(msgspec.json.decode(msgspec.json.encode({"metadata": given}), type=Raw)).pod
 
 
-def test_a_pod_was_asked_to_go_its_grace_before_it_must_be_gone() -> None:
+def test_a_deletion_was_requested_one_grace_period_before_its_deadline() -> None:
     pod = decoded(deletionTimestamp="2026-01-01T00:01:30Z", deletionGracePeriodSeconds=30)
     assert pod.deleted_at == datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
 
@@ -32,6 +32,6 @@ def test_a_pod_was_asked_to_go_its_grace_before_it_must_be_gone() -> None:
         (2**63 - 1, "2026-11-21T15:53:54Z"),
     ],
 )
-def test_a_grace_of_centuries_is_survived(grace: int, gone_at: str) -> None:
-    """Whoever writes a job may ask for it; these are an API server's own answers, whose sum wraps around."""
+def test_a_grace_period_of_centuries_is_decoded(grace: int, gone_at: str) -> None:
+    """Users may set it. These are answers of a real API server, whose own sum overflows."""
     assert decoded(deletionTimestamp=gone_at, deletionGracePeriodSeconds=grace).deleted_at == CREATED

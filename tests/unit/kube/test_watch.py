@@ -1,4 +1,4 @@
-"""The watch: pages, bookmarks, 410, cuts, silence, rights, objects that cannot be read."""
+"""The watch: pages, bookmarks, 410, lost connections, silence, permissions, objects that do not decode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.scripted import Answer, client_of, hangs, resets, says, status, str
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_backoffs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "FIRST_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(watches, "LAST_BACKOFF_SECONDS", 0.02)
 
@@ -33,7 +33,7 @@ def event(kind: str, name: str, version: int) -> dict[str, Any]:
 
 
 class Log(list[Any]):
-    """What a watch told, and when to stop."""
+    """The callbacks of a watch, and when to stop."""
 
     def __init__(self, enough: int) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ class Log(list[Any]):
             self.done.set()
 
 
-def told(enough: int, *script: Answer, silence: float = 5, **how: Any) -> tuple[list[Any], list[Any], Watch[Raw]]:
-    """(what was told, what was asked, the watch) after `enough` things were told."""
+def watched(enough: int, *script: Answer, silence: float = 5, **how: Any) -> tuple[list[Any], list[Any], Watch[Raw]]:
+    """(the callbacks, the requests, the watch) after `enough` callbacks."""
 
     async def scenario() -> tuple[list[Any], list[Any], Watch[Raw]]:
         log = Log(enough)
-        async with client_of(*script, patience=0.0) as (client, api), asyncio.timeout(60):
+        async with client_of(*script, retry_timeout=0.0) as (client, api), asyncio.timeout(60):
             watch = Watch(
                 client,
                 "/pods",
@@ -70,7 +70,7 @@ def told(enough: int, *script: Answer, silence: float = 5, **how: Any) -> tuple[
 
 
 def test_everything_is_listed_in_pages_then_watched() -> None:
-    log, asked, watch = told(
+    log, asked, watch = watched(
         4,
         page(7, pod("a", 1), further="more"),
         page(7, pod("b", 2)),
@@ -82,8 +82,8 @@ def test_everything_is_listed_in_pages_then_watched() -> None:
     assert watch.synced.is_set()
 
 
-def test_a_watch_that_is_renewed_goes_on_from_the_last_bookmark_without_listing() -> None:
-    log, asked, _ = told(
+def test_a_renewed_watch_continues_from_the_last_bookmark() -> None:
+    log, asked, _ = watched(
         2,
         page(7),
         streams({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "50"}}}),
@@ -97,8 +97,8 @@ GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "t
 
 
 @pytest.mark.parametrize("answer", [streams(GONE), status(410, "Expired", "too old")], ids=["in the stream", "at once"])
-def test_a_version_that_is_too_old_is_listed_anew(answer: Answer) -> None:
-    log, _, _ = told(2, page(7, pod("a", 1)), answer, page(60, pod("b", 59)), streams(then="hang"))
+def test_a_version_that_is_too_old_causes_a_relist(answer: Answer) -> None:
+    log, _, _ = watched(2, page(7, pod("a", 1)), answer, page(60, pod("b", 59)), streams(then="hang"))
     assert log == [("listed", ["a"], 7), ("listed", ["b"], 60)]
 
 
@@ -111,14 +111,14 @@ def test_a_version_that_is_too_old_is_listed_anew(answer: Answer) -> None:
     ],
     ids=["cut", "reset", "500", "429", "403", "404", "hang", "error in the stream"],
 )
-def test_whatever_goes_wrong_the_watch_goes_on_where_it_was(fault: Answer) -> None:
-    log, _, _ = told(2, page(7), fault, fault, streams(event("ADDED", "b", 9), then="hang"), silence=0.1)
+def test_after_any_other_error_the_watch_continues_where_it_was(fault: Answer) -> None:
+    log, _, _ = watched(2, page(7), fault, fault, streams(event("ADDED", "b", 9), then="hang"), silence=0.1)
     assert log[0] == ("listed", [], 7)
     assert log[-1][0] in ("a", "b")
     assert sum(1 for item in log if item[0] == "listed") == 1
 
 
-def test_a_watch_that_is_ended_as_soon_as_it_began_is_not_asked_for_again_at_once(
+def test_a_watch_that_ends_as_soon_as_it_begins_is_retried_with_backoff(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watches, "FIRST_BACKOFF_SECONDS", 0.2)
@@ -135,8 +135,8 @@ def test_a_watch_that_is_ended_as_soon_as_it_began_is_not_asked_for_again_at_onc
     assert asyncio.run(scenario()) <= 7
 
 
-def test_a_watch_that_is_silent_beyond_its_heartbeat_is_given_up() -> None:
-    log, asked, _ = told(2, page(7), streams(then="hang"), streams(event("ADDED", "a", 8), then="hang"), silence=0.1)
+def test_a_watch_that_is_silent_for_too_long_is_replaced() -> None:
+    log, asked, _ = watched(2, page(7), streams(then="hang"), streams(event("ADDED", "a", 8), then="hang"), silence=0.1)
     assert log[-1] == ("a", 8, False)
     assert len(asked) == 3
 
@@ -144,36 +144,36 @@ def test_a_watch_that_is_silent_beyond_its_heartbeat_is_given_up() -> None:
 def test_lines_may_be_of_any_length_and_come_in_pieces() -> None:
     large = event("ADDED", "a", 8)
     large["object"]["metadata"]["annotations"] = {"x": "y" * 300_000}
-    log, _, _ = told(3, page(7), streams(large, event("ADDED", "b", 9), chunk=1000, then="hang"))
+    log, _, _ = watched(3, page(7), streams(large, event("ADDED", "b", 9), chunk=1000, then="hang"))
     assert [item[0] for item in log] == ["listed", "a", "b"]
 
 
-def test_an_object_that_cannot_be_read_blinds_for_no_other() -> None:
+def test_an_object_that_does_not_decode_is_skipped() -> None:
     broken = {"type": "ADDED", "object": {"metadata": {"name": 5, "resourceVersion": "8"}}}
-    log, _, _ = told(2, page(7, {"metadata": {"name": []}}), streams(broken, event("ADDED", "b", 9), then="hang"))
+    log, _, _ = watched(2, page(7, {"metadata": {"name": []}}), streams(broken, event("ADDED", "b", 9), then="hang"))
     assert log == [("listed", [], 7), ("b", 9, False)]
 
 
-def test_missing_rights_are_told_once() -> None:
-    heard: list[str] = []
-    told(
+def test_missing_permissions_are_reported_once() -> None:
+    messages: list[str] = []
+    watched(
         1,
         status(403, "Forbidden", "may not list"),
         status(403, "Forbidden", "may not list"),
         page(7),
         streams(),
-        forbidden=heard.append,
+        forbidden=messages.append,
     )
-    assert heard == ["may not list"]
+    assert messages == ["may not list"]
 
 
-def test_a_garbled_stream_is_no_end() -> None:
+def test_a_garbled_stream_does_not_end_the_watch() -> None:
     async def garbled(request):
         response = await streams()(request)
         await response.write(b"not json\n")
         return response
 
-    log, _, _ = told(2, page(7), garbled, streams(event("ADDED", "b", 9), then="hang"))
+    log, _, _ = watched(2, page(7), garbled, streams(event("ADDED", "b", 9), then="hang"))
     assert log[-1] == ("b", 9, False)
     with pytest.raises(msgspec.DecodeError):
         watches._line(b"not json")

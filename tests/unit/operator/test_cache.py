@@ -6,13 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from allranks.core.model import Exit
 from allranks.core.naming import JOB_LABEL
 from allranks.kube.pod_codec import CachedPod, Meta, Owner, Raw, to_cached_pod
-from allranks.operator.apply import difference
 from allranks.operator.cache import JobCache, PodCache
 from allranks.operator.timing import Clock
 from support.builders import NOW, at
@@ -165,29 +162,6 @@ def test_the_job_cache_keeps_the_newest_version() -> None:
     assert jobs.upsert(job(3), deleted=True)
     assert jobs.get(("ns", "demo")) is None
     assert not jobs.upsert(job(2))
-
-
-trees = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=2), children, max_size=4),
-    max_leaves=6,
-)
-
-
-def without_nulls(value):
-    """A merge patch cannot set a null, and a status contains none."""
-    if isinstance(value, dict):
-        return {k: without_nulls(v) for k, v in value.items() if v is not None}
-    return value
-
-
-@given(st.dictionaries(st.text(max_size=2), trees), st.dictionaries(st.text(max_size=2), trees))
-def test_the_difference_of_two_statuses_turns_one_into_the_other(before: dict, after: dict) -> None:
-    from support.simulator.store import merge_patch
-
-    before, after = without_nulls(before), without_nulls(after)
-    assert merge_patch(before, difference(before, after)) == after
-    assert difference(after, after) == {}
 
 
 @pytest.mark.parametrize("versions", [[3, 1, 2], [1, 2, 3], [2, 3, 1]])

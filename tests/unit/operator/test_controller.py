@@ -104,7 +104,7 @@ async def controlled(
     api: Api, may_write: Callable[[], bool] = lambda: True, timing: Timing = NOTHING_POSTPONED
 ) -> AsyncIterator[Scripted]:
     """The controller runs with the job of `api`."""
-    async with client_of(api, may_write=may_write) as (client, asked), running(controller_of(client, timing), api.job):
+    async with client_of(api, fence=may_write) as (client, asked), running(controller_of(client, timing), api.job):
         yield asked
 
 
@@ -125,7 +125,7 @@ def test_a_job_that_was_fenced_by_a_late_lease_renewal_is_retried() -> None:
 def test_after_a_long_outage_of_the_api_server_a_job_is_retried_within_half_a_minute() -> None:
     async def scenario() -> None:
         key = ("ns", "demo")
-        async with client_of(status(503), patience=0.0) as (client, _):
+        async with client_of(status(503), retry_timeout=0.0) as (client, _):
             controller = controller_of(client)
             for _ in range(100):
                 controller.queue.add_rate_limited(key)
@@ -237,8 +237,7 @@ def test_benign_changes_are_one_reconcile_and_urgent_changes_are_reconciled_imme
         api = Api()
         debounced = replace(NOTHING_POSTPONED, pod_event_debounce=60.0)
         async with client_of(api) as (client, _), running(controller_of(client, debounced), api.job) as it:
-            # Its own pods are benign changes, too.
-            while it.queue.due_in(key) is None:
+            while "phase" not in api.job.get("status", {}) or len(it.queue):
                 await asyncio.sleep(0.01)
             it.queue.enqueue(key, urgent=False)
             it.queue.enqueue(key, urgent=True)

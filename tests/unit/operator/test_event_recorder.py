@@ -20,7 +20,7 @@ def job(name: str = "demo", uid: str = "u") -> dict[str, Any]:
 
 def sent(*answers: Any, record: Any) -> tuple[Recorder, list[Any]]:
     async def scenario() -> tuple[Recorder, list[Any]]:
-        async with client_of(*answers, patience=0.0) as (client, api):
+        async with client_of(*answers, retry_timeout=0.0) as (client, api):
             recorder = Recorder(client)
             record(recorder)
             await recorder.flush(5)
@@ -91,7 +91,7 @@ def test_a_job_with_too_many_events_is_rate_limited_and_other_jobs_are_not() -> 
 
 def test_a_rejected_event_is_dropped_and_the_next_one_is_sent() -> None:
     async def scenario() -> list[Any]:
-        async with client_of(status(403), says({}), patience=0.0) as (client, api), asyncio.timeout(60):
+        async with client_of(status(403), says({}), retry_timeout=0.0) as (client, api), asyncio.timeout(60):
             recorder = Recorder(client)
             run = asyncio.create_task(recorder.run())
             recorder.record(job(), Event("A", "first"), NOW, 0)

@@ -17,7 +17,8 @@ from aiohttp import web
 from allranks.api.job import GROUP, KIND, PLURAL, VERSION
 from allranks.kube import paths
 from allranks.kube.auth import Connection
-from allranks.kube.client import Client, NotFound
+from allranks.kube.client import Client
+from allranks.kube.errors import NotFound
 from allranks.operator import job_watch
 from allranks.operator.settings import Settings
 from support.scripted import Answer, Scripted, says, status, threaded_server

@@ -15,7 +15,7 @@ def read(answer: Answer) -> Pools:
     """What is known of pools after they were asked for once."""
 
     async def scenario() -> Pools:
-        async with client_of(answer, patience=0.0) as (client, _), asyncio.timeout(60):
+        async with client_of(answer, retry_timeout=0.0) as (client, _), asyncio.timeout(60):
             pools = Pools(client, Settings(), lambda name: None)
             run = asyncio.create_task(pools.run())
             await pools.synced.wait()

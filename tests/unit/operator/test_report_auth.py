@@ -94,7 +94,7 @@ async def reviewing(
     limits: ReviewLimits | None = None,
 ) -> AsyncIterator[World]:
     manifest = {"metadata": {"uid": "u-1"}, "status": {"attempt": 2}} if job is None else job
-    async with client_of(*(script or (review(),)), patience=0.0) as (client, api), asyncio.timeout(60):
+    async with client_of(*(script or (review(),)), retry_timeout=0.0) as (client, api), asyncio.timeout(60):
         pods = PodCache(lambda key, urgent: None)
         pods.upsert(pod())
         clock = SteppedClock()

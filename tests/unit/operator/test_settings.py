@@ -35,7 +35,7 @@ def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
             "lease_seconds (--lease-seconds or ALLRANKS_LEASE_SECONDS): Input should be greater",
         ),
         (["--log-level", "loud"], "Invalid value for '--log-level'"),
-        (["--kubeconfig", "/nowhere/config"], "no kubeconfig: /nowhere/config"),
+        (["--kubeconfig", "/nowhere/config"], "--kubeconfig /nowhere/config: there is no such file"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_sentence(arguments: list[str], told: str) -> None:

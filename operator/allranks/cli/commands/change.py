@@ -25,8 +25,8 @@ from allranks.cli.options import (
 from allranks.core.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.frameworks import FRAMEWORKS
-from allranks.kube.lenient_codec import pods_of, status_of
-from allranks.kube.login import MERGE_PATCH, Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import pods_of, status_of
 from allranks.kube.paths import core_path, job_path
 
 POLL_SECONDS = 0.5
@@ -70,9 +70,7 @@ async def _suspended(cluster: Cluster, job: Manifest, wanted: bool) -> str:
         raise ClusterError(f"{name} is {phase}: there is nothing to {undone}")
     if bool(job["spec"].get("suspend")) == wanted:
         return f"{name} is suspended already" if wanted else f"{name} is not suspended"
-    await cluster.request(
-        "PATCH", job_path(cluster.namespace, name), CHANGED_BY, {"spec": {"suspend": wanted}}, MERGE_PATCH
-    )
+    await cluster.request("PATCH", job_path(cluster.namespace, name), CHANGED_BY, {"spec": {"suspend": wanted}})
     return f"{name} {done}"
 
 
@@ -112,7 +110,7 @@ async def _scaled(cluster: Cluster, job: Manifest, replicas: int) -> str:
     if before == replicas:
         return f"{name} has {replicas} worker{'s' * (replicas != 1)} already"
     await cluster.request(
-        "PATCH", job_path(cluster.namespace, name, "scale"), CHANGED_BY, {"spec": {"replicas": replicas}}, MERGE_PATCH
+        "PATCH", job_path(cluster.namespace, name, "scale"), CHANGED_BY, {"spec": {"replicas": replicas}}
     )
     how = ""
     if status.phase in ("Running", "Restarting", "Pending"):

@@ -20,8 +20,8 @@ from allranks.core.model import Pod
 from allranks.core.naming import JOB_LABEL, TRAINER, replica_key
 from allranks.core.transitions import describe_failure
 from allranks.errors import ClusterError
-from allranks.kube.lenient_codec import pods_of, ranks_of, status_of
-from allranks.kube.login import Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import pods_of, ranks_of, status_of
 from allranks.kube.paths import core_path
 
 MOST_PODS = 64

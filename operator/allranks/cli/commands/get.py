@@ -15,9 +15,8 @@ from allranks.cli.format.table import Table
 from allranks.cli.format.yaml import dump
 from allranks.cli.options import OK, get_job, names_callback, not_found, on_cluster
 from allranks.errors import ClusterError
-from allranks.kube.login import TABLE, Cluster, Manifest
+from allranks.kube.cluster import TABLE, Change, Cluster, Manifest, Watch, metadata
 from allranks.kube.paths import job_path
-from allranks.kube.resilient_watch import Change, Watch, metadata
 
 OUTPUTS = ["wide", "name", "yaml", "json"]
 
@@ -167,7 +166,7 @@ async def _follow(
 ) -> None:
     """Prints until it is interrupted."""
     table = output in (None, "wide")
-    watch = Watch(cluster, path, query, table=table, told=lambda text: click.echo(text, err=True))
+    watch = Watch(cluster, path, query, table=table, on_interruption=lambda text: click.echo(text, err=True))
     listed = await watch.listed()
     if not listed:
         click.echo("No jobs yet.", err=True)

@@ -17,8 +17,8 @@ from allranks.control_sequences import clean
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER, replica_key
 from allranks.errors import ClusterError
-from allranks.kube.lenient_codec import ranks_of, status_of
-from allranks.kube.login import Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import ranks_of, status_of
 from allranks.kube.pod_logs import Line, Wanted, merged, read
 from allranks.open_files import raise_open_files
 

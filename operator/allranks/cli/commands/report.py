@@ -15,7 +15,7 @@ import click
 from allranks.api.job import KIND
 from allranks.cli.options import FAILED, OK, connected, get_job, job_name, tell, where_options
 from allranks.errors import AllranksError
-from allranks.kube.login import Cluster, Manifest, Where
+from allranks.kube.cluster import Cluster, Manifest, Where
 
 if TYPE_CHECKING:
     from allranks.cli.job_report.model import Account

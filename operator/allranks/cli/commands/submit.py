@@ -19,8 +19,9 @@ from allranks.cli.commands.render import BAD_MANIFEST, complain, files_argument,
 from allranks.cli.format.yaml import dump
 from allranks.cli.options import FAILED, OK, Duration, on_cluster, tell
 from allranks.errors import ClusterError, InvalidManifest
-from allranks.kube.lenient_codec import status_of
-from allranks.kube.login import MERGE_PATCH, Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import status_of
+from allranks.kube.merge_patch import diff
 
 
 @click.command(
@@ -149,7 +150,7 @@ class Session:
         if not change:
             return done, there
         try:
-            answer = await self.cluster.request("PATCH", place, query, change, MERGE_PATCH)
+            answer = await self.cluster.request("PATCH", place, query, change)
         except ClusterError as error:
             raise _differs(title, document, error) from error
         same = _but_versions(answer) == _but_versions(there)
@@ -215,26 +216,12 @@ def _stored(document: Manifest) -> Manifest:
 
 
 def difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON merge patch (RFC 7386) that makes `there` what is `wanted`. What others have added to labels and
-    annotations, or to an object of another kind, stays."""
-    whole = wanted.get("kind") == KIND
-    return _patch(there, wanted, remove=False) | (
-        {"spec": spec} if whole and (spec := _patch(there["spec"], wanted["spec"], remove=True)) else {}
-    )
-
-
-def _patch(there: Mapping[str, Any], wanted: Mapping[str, Any], *, remove: bool) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in wanted.items():
-        before = there.get(key)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            if inner := _patch(before, value, remove=remove):
-                out[key] = inner
-        elif value != before and not (value is None and key not in there):
-            out[key] = value
-    if remove:
-        out |= {key: None for key in there if key not in wanted}
-    return out
+    """The merge patch that makes `there` what is `wanted`. Only from a job's spec are fields removed: others may have
+    added labels and annotations, and fields of objects of other kinds."""
+    change = diff(there, wanted, remove=False)
+    if wanted.get("kind") == KIND and (spec := diff(there["spec"], wanted["spec"])):
+        change["spec"] = spec
+    return change
 
 
 def _but_versions(answer: Manifest) -> Manifest:

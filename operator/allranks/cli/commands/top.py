@@ -22,9 +22,8 @@ from allranks.cli.live import dashboard
 from allranks.cli.live.dashboard import Known, data, known
 from allranks.cli.live.terminal import Board, terminal
 from allranks.cli.options import FAILED, OK, Duration, colours, get_job, job_name, on_cluster
-from allranks.kube.login import Cluster, Manifest
+from allranks.kube.cluster import Change, Cluster, Manifest, Watch, metadata
 from allranks.kube.paths import job_path
-from allranks.kube.resilient_watch import Change, Watch, metadata
 
 LEAST_SECONDS = 0.2
 
@@ -79,7 +78,7 @@ async def top(
     query = {"labelSelector": selector, "fieldSelector": f"metadata.name={name}" if name else None}
     namespace = None if all_namespaces else cluster.namespace
     shown = _Shown(name, namespace)
-    watch = Watch(cluster, job_path(namespace), query, told=shown.tell)
+    watch = Watch(cluster, job_path(namespace), query, on_interruption=shown.tell)
     shown.take(await watch.listed())
     if output:
         click.echo(json.dumps(shown.data(), indent=2))

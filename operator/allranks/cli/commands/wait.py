@@ -18,8 +18,8 @@ from allranks.cli.live.summary import failure_line
 from allranks.cli.options import FAILED, OK, TIMED_OUT, Duration, colours, get_job, names_callback, on_cluster
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER
-from allranks.kube.lenient_codec import status_of
-from allranks.kube.login import Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import status_of
 from allranks.kube.pod_logs import Line, Wanted
 from allranks.open_files import raise_open_files
 

@@ -16,7 +16,7 @@ from allranks.api.status import FINISHED, ProgressStatus, Status
 from allranks.cli.format import progress as doing
 from allranks.cli.format.outcome import failure_block, summary
 from allranks.cli.job_report.timeline import Attempt, Cause, Clock, Segment, cause_of
-from allranks.kube.lenient_codec import status_of
+from allranks.kube.job_codec import status_of
 
 
 @dataclass(frozen=True, slots=True)

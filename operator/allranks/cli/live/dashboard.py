@@ -18,7 +18,7 @@ from allranks.cli.format.table import age, cell, span
 from allranks.cli.job_report.model import account
 from allranks.cli.live.summary import PHASES, duration, failure_line
 from allranks.core import time_accounting
-from allranks.kube.lenient_codec import status_of
+from allranks.kube.job_codec import status_of
 
 Line = list[tuple[str, str]]
 KINDS = {"queued": "bright_black", "starting": "yellow", "productive": "green", "lost": "red"}

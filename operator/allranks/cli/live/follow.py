@@ -15,11 +15,10 @@ from allranks.api.status import FINISHED, Status
 from allranks.core.model import Pod
 from allranks.core.naming import JOB_LABEL, TRAINER, replica_key
 from allranks.errors import ClusterError
-from allranks.kube.lenient_codec import pods_of, status_of
-from allranks.kube.login import Cluster, Manifest
+from allranks.kube.cluster import Cluster, Manifest, Watch
+from allranks.kube.job_codec import pods_of, status_of
 from allranks.kube.paths import core_path, job_path
 from allranks.kube.pod_logs import Line, Wanted, followed
-from allranks.kube.resilient_watch import Watch
 
 LAST_LINES_SECONDS = 5.0
 """What still prints so long after the job's end (a parameter server that nobody stops) is left alone."""
@@ -112,7 +111,7 @@ class Follower:
     async def _watch_job(self, until: Callable[[Status], bool]) -> Status:
         uid = self.job["metadata"]["uid"]
         query = {"fieldSelector": f"metadata.name={self.name}"}
-        watch = Watch(self.cluster, job_path(self.namespace), query, told=self.listener.say)
+        watch = Watch(self.cluster, job_path(self.namespace), query, on_interruption=self.listener.say)
         there = next((item for item in await watch.listed() if item["metadata"]["uid"] == uid), None)
         if there is None:
             raise Gone(f"{self.name} was deleted", 404, "NotFound")
