@@ -82,7 +82,7 @@ class PodCache:
         return len(self._versions)
 
     def for_job(self, job: JobKey, uid: str) -> tuple[Pod, ...]:
-        """Pods that carry the job's label, whoever owns them, and pods that the job owns, whatever their labels are."""
+        """Pods with the job's label, also those of other owners, and pods that the job owns, also those without the label."""
         namespace, name = job
         out = []
         for cached in self._by_job.get((namespace, name), {}).values():
