@@ -1,4 +1,4 @@
-"""Every scenario on a real API server, with the operator as it is, real garbage collection and real quota."""
+"""Every scenario on a real API server, with the real operator, garbage collection and quota."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from .runs import Referee, Run, Verdict, selection
 HERE = Path(__file__).parent
 DEFAULT = "200"
 AT_ONCE = 3
-"""Runs wait more than they work; more of them keep two cores busy, and requests begin to time out by themselves."""
-_TOLD_LINES = 20
-"""Of a failed run, once more at the very end, where nobody cuts them off."""
+"""Runs mostly wait. With more of them, two cores are busy and requests time out."""
+_REPEATED_LINES = 20
+"""Lines of a failed run that are repeated at the end of the output."""
 _ASKED = pytest.StashKey[tuple[str, int]]()
 
 
@@ -65,7 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Logs are left away: they are those of all runs that are under way, and hide what differs."""
+    """Drops the logs: they contain all concurrent runs and hide the differences."""
     report = yield
     if "run" in getattr(item, "fixturenames", ()):
         report.sections = []
@@ -78,7 +78,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         number = re.search(r"test_faults\.py.*?\[(\d+) ", report.nodeid)
         command = f"{_again(config)} -k '[{number[1]} '" if number else f"pytest '{report.nodeid}'"
         terminalreporter.write_line(f"faults: repeat with: {command}", red=True)
-        for line in [line for line in report.longreprtext.splitlines() if line.startswith("E ")][:_TOLD_LINES]:
+        for line in [line for line in report.longreprtext.splitlines() if line.startswith("E ")][:_REPEATED_LINES]:
             terminalreporter.write_line(line)
 
 
@@ -94,7 +94,7 @@ def _runs(session: pytest.Session) -> list[Run]:
 
 @pytest.fixture(scope="session")
 def impatient() -> Iterator[None]:
-    """The operator waits less between two tries, and for what is silent; the tests wait longer for the operator."""
+    """Shorter backoffs and watch timeouts of the operator, longer timeouts of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (client, watch):
             patch.setattr(module, "LAST_BACKOFF_SECONDS", 0.3)
@@ -117,7 +117,7 @@ def verdicts(
     proxies: Threads,
     impatient: None,
 ) -> Iterator[dict[Run, Future[Verdict]]]:
-    """All runs, a few at once; each test waits for its own."""
+    """Plays all runs, a few at a time. Each test waits for its own."""
     if control_plane.has_nodes:
         pytest.skip("this cluster's scheduler and kubelets would run the pods that the scenarios play")
     referee = Referee(control_plane, proxies)

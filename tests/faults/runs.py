@@ -1,4 +1,4 @@
-"""Which runs there are, and what is said of one: it must come to what the same scenario comes to without any harm."""
+"""Selects the runs and compares each with the same scenario without faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = ("faults", "kill", "kill", "both")
 
 @dataclass(frozen=True)
 class Run:
-    """`kind`: faults; kill, after the Nth write; both; every kill, one run for each N."""
+    """`kind`: faults; kill (after the Nth write); both; every kill (one run per N)."""
 
     number: int
     scenario: int
@@ -41,13 +41,13 @@ class Run:
 @dataclass(frozen=True)
 class Verdict:
     differences: list[str]
-    """Empty: all is as it should be."""
+    """Empty: the run ended like the reference."""
     met: list[str]
-    """What the last run met."""
+    """Faults and kills of the last run."""
 
 
 def selection(number: str, seed: int) -> list[Run]:
-    """So many, or all."""
+    """`number` runs, or all."""
     dice = random.Random(seed)
     scenarios = range(len(SCENARIOS))
     if number == "all":
@@ -59,7 +59,7 @@ def selection(number: str, seed: int) -> list[Run]:
 
 
 class Referee:
-    """Every scenario is run without harm once, when it is first needed. From any thread."""
+    """Plays each scenario without faults once, when it is first needed. Thread-safe."""
 
     def __init__(self, control_plane: ControlPlane, threads: Threads) -> None:
         self._where = control_plane, threads
@@ -69,7 +69,7 @@ class Referee:
         self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def judge(self, run: Run) -> Verdict:
-        """Raises AssertionError when a step did not come to what the scenario expects."""
+        """Raises AssertionError when a step does not meet the expectations of the scenario."""
         wanted = self._reference(run.scenario)
         if run.kind == "every kill":
             return self._every_kill(SCENARIOS[run.scenario], wanted)
@@ -84,7 +84,7 @@ class Referee:
                 verdict = self._compare(scenario, wanted, None, Kill(after, how))
                 if verdict.differences or not verdict.met or self.stopped:
                     return verdict
-        raise AssertionError("it writes for ever")
+        raise AssertionError("it writes forever")
 
     def _compare(self, scenario: Scenario, wanted: Played, policy: Policy | None, kill: Kill | None) -> Verdict:
         try:

@@ -1,4 +1,4 @@
-"""The operator as it is, in real time, with a fake kubelet that runs every pod: for tests that need no other clock."""
+"""The operator in real time, with a fake kubelet that runs every pod."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def kubelet(connection: Connection, program: Program, **how: Any) -> Iterator[Ku
         loop.call_soon_threadsafe(stop.set)
         with contextlib.suppress(Exception):
             work.result(10)
-            # Connections that were closed are gone a moment later only.
+            # Connections need a moment to close.
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), loop).result(5)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
@@ -73,7 +73,7 @@ def job(name: str = "demo", **spec: Any) -> Manifest:
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 20, what: str = "") -> Any:
-    """The first true answer. Fails with the last one after so long."""
+    """Returns the first true value. Fails after the timeout with the last value."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}: {answer!r}"

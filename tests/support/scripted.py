@@ -1,4 +1,4 @@
-"""An API server that answers as a test says, on a free port of this machine."""
+"""A scripted API server on a free local port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def status(code: int, reason: str = "", message: str = "", **headers: str) -> Answer:
-    """A Status object, as the API server answers what is no success."""
+    """Answers with a Status object, like the API server for errors."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
         body = {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message}
@@ -35,7 +35,7 @@ def says(body: Any, code: int = 200) -> Answer:
 
 
 def streams(*lines: Any, then: str = "end", chunk: int = 0) -> Answer:
-    """A watch: each line as JSON; `then` end, or hang, or cut. `chunk` bytes at a time, where it is given."""
+    """A watch: each line as JSON, then `end`, `hang` or `cut`. Sends `chunk` bytes at a time."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -64,7 +64,7 @@ async def resets(request: web.Request) -> web.StreamResponse:
 
 
 class Scripted:
-    """Answers in the order given; the last one for ever. `asked` is what was asked: (verb, path, query, body)."""
+    """Gives the answers in order, the last one forever. `asked` records the requests: (verb, path, query, body)."""
 
     def __init__(self) -> None:
         self.script: list[Answer] = []
@@ -100,7 +100,7 @@ async def server(*script: Answer) -> AsyncIterator[Scripted]:
         yield scripted
     finally:
         for task in list(scripted.tasks):
-            task.cancel()  # those that hang, as they were told to
+            task.cancel()  # answers that hang
         await runner.cleanup()
 
 

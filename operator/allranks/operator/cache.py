@@ -82,7 +82,8 @@ class PodCache:
         return len(self._versions)
 
     def for_job(self, job: JobKey, uid: str) -> tuple[Pod, ...]:
-        """Pods with the job's label, also those of other owners, and pods that the job owns, also those without the label."""
+        """Pods with the job's label, also those of other owners, and pods that the job owns, also those without the
+        label."""
         namespace, name = job
         out = []
         for cached in self._by_job.get((namespace, name), {}).values():

@@ -21,7 +21,8 @@ from allranks.version import __version__
 _START_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 _API_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _OUTCOMES = {200: "taken", 401: "denied", 403: "denied", 409: "over", 429: "limited", 500: "failed", 503: "later"}
-"""HTTP code -> outcome of a report. over: its attempt has ended; later: the sender retries, maybe with another replica."""
+"""HTTP code -> outcome of a report. over: its attempt has ended; later: the sender retries, maybe with another
+replica."""
 _WRONG = "wrong"
 _RECONCILE_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
@@ -99,9 +100,9 @@ class Metrics:
         for outcome in sorted({*_OUTCOMES.values(), _WRONG}):
             self.reports.labels(outcome)
         self.leader = Gauge("allranks_leader", "1 while this replica is the leader.", registry=registry)
-        Gauge("allranks_build_info", "Version of the operator.", ["version"], registry=registry).labels(__version__).set(
-            1
-        )
+        Gauge("allranks_build_info", "Version of the operator.", ["version"], registry=registry).labels(
+            __version__
+        ).set(1)
 
     def requested(self, verb: str, code: str, seconds: float) -> None:
         self.requests.labels(verb, code).inc()

@@ -1,4 +1,4 @@
-"""Whose token it is: what the API server is asked, how often, and what no answer of it can make of a stranger."""
+"""Authentication of reports: which TokenReviews are sent, how often, and which pods are rejected."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def run(scenario: Awaitable[None]) -> None:
     asyncio.run(scenario)  # type: ignore[arg-type]
 
 
-def test_a_token_is_reviewed_for_our_audience_once_and_then_known() -> None:
+def test_a_token_is_reviewed_once_for_our_audience_and_then_cached() -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             mine = token()
@@ -129,7 +129,7 @@ def test_a_token_is_reviewed_for_our_audience_once_and_then_known() -> None:
     run(scenario())
 
 
-def test_a_token_is_reviewed_once_however_many_bring_it_at_the_same_time() -> None:
+def test_concurrent_requests_with_a_token_share_one_review() -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             mine = token()
@@ -140,7 +140,7 @@ def test_a_token_is_reviewed_once_however_many_bring_it_at_the_same_time() -> No
     run(scenario())
 
 
-def test_who_hangs_up_takes_the_answer_from_nobody() -> None:
+def test_a_cancelled_request_does_not_cancel_the_review_of_others() -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             mine = token()
@@ -177,7 +177,7 @@ UNASKED = {
 
 
 @pytest.mark.parametrize("name", UNASKED)
-def test_what_cannot_be_right_is_refused_without_asking(name: str) -> None:
+def test_an_obviously_invalid_token_is_rejected_without_a_review(name: str) -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             forged, code = UNASKED[name]
@@ -203,7 +203,7 @@ def test_what_cannot_be_right_is_refused_without_asking(name: str) -> None:
     ids=["forged", "no audience", "another audience", "another uid", "another pod", "another namespace",
          "a namespace that begins alike", "a person", "no pod"],
 )  # fmt: skip
-def test_what_the_api_server_does_not_say_is_not_believed_and_not_asked_again_for_a_while(answer: Answer) -> None:
+def test_a_rejected_token_is_not_reviewed_again_until_its_ttl_expires(answer: Answer) -> None:
     async def scenario() -> None:
         async with reviewing(answer, review()) as world:
             mine = token()
@@ -218,7 +218,7 @@ def test_what_the_api_server_does_not_say_is_not_believed_and_not_asked_again_fo
 
 
 STRANGERS = {
-    "nobody's": pod(2, job=""),
+    "without an owner": pod(2, job=""),
     "of a ReplicaSet": pod(2, job="u-9", kind="ReplicaSet"),
     "of a job that was deleted": pod(2, job="u-0"),
     "with the label of another job": pod(2, **{JOB_LABEL: "other"}),
@@ -232,7 +232,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_a_pod_that_is_no_rank_of_a_job_that_we_know_is_refused(name: str) -> None:
+def test_a_pod_that_is_not_a_rank_of_a_cached_job_is_rejected(name: str) -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             mine = token()
@@ -243,7 +243,7 @@ def test_a_pod_that_is_no_rank_of_a_job_that_we_know_is_refused(name: str) -> No
     run(scenario())
 
 
-def test_an_attempt_that_is_over_is_left_to_the_hub() -> None:
+def test_a_pod_of_a_former_attempt_is_authenticated() -> None:
     async def scenario() -> None:
         async with reviewing(job={"metadata": {"uid": "u-1"}, "status": {"attempt": 5}}) as world:
             assert (await world.reviews.identify(token())).attempt == 2
@@ -252,7 +252,7 @@ def test_an_attempt_that_is_over_is_left_to_the_hub() -> None:
 
 
 @pytest.mark.parametrize("shape", [{}, {"status": 5}, {"status": {"attempt": "2"}}])
-def test_a_job_of_any_shape_is_in_its_first_attempt(shape: dict[str, Any]) -> None:
+def test_a_job_with_an_invalid_status_is_in_its_first_attempt(shape: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with reviewing(job={"metadata": {"uid": "u-1"}, **shape}) as world:
             world.pods.upsert(pod(2, **{ATTEMPT_LABEL: "0"}))
@@ -261,7 +261,7 @@ def test_a_job_of_any_shape_is_in_its_first_attempt(shape: dict[str, Any]) -> No
     run(scenario())
 
 
-def test_with_its_pod_a_token_ends_and_with_its_time() -> None:
+def test_a_token_becomes_invalid_with_its_pod_and_at_its_expiry() -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             mine = token()
@@ -280,7 +280,7 @@ def test_with_its_pod_a_token_ends_and_with_its_time() -> None:
 
 
 @pytest.mark.parametrize(("fault", "after"), [(status(500), 5.0), (status(429), 5.0), (status(403), 60.0)])
-def test_without_an_answer_the_sender_comes_later_and_nothing_is_remembered(fault: Answer, after: float,
+def test_when_the_review_fails_the_sender_gets_503_and_nothing_is_cached(fault: Answer, after: float,
         caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
     async def scenario() -> None:
         async with reviewing(fault, fault, review(), timing=Timing(token_review_retry=0.0)) as world:
@@ -294,7 +294,7 @@ def test_without_an_answer_the_sender_comes_later_and_nothing_is_remembered(faul
     assert [r.message[:35] for r in caplog.records] == (["reports are lost: cannot review tok"] if after == 60 else [])
 
 
-def test_so_many_reviews_at_once_and_so_many_that_wait() -> None:
+def test_concurrent_and_waiting_reviews_are_limited() -> None:
     busy = most = 0
 
     async def slow(request: web.Request) -> web.StreamResponse:
@@ -316,7 +316,7 @@ def test_so_many_reviews_at_once_and_so_many_that_wait() -> None:
     run(scenario())
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_caches_are_limited() -> None:
     limits = replace(ReviewLimits(), accepted=5, rejected=5)
 
     async def scenario() -> None:
@@ -332,7 +332,7 @@ def test_what_is_remembered_is_bounded() -> None:
     run(scenario())
 
 
-def test_when_it_closes_nobody_waits_any_longer() -> None:
+def test_close_ends_all_waiting_requests() -> None:
     async def scenario() -> None:
         async with reviewing(hangs) as world:
             waiting = asyncio.create_task(world.denied(token()))

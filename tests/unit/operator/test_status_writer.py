@@ -18,9 +18,9 @@ from support.builders import at, job, observed, pod, succeeded
         (pod(index=1, attempt=0), False),
         (pod(index=1, attempt=1, deleted_at=at(50)), False),
     ],
-    ids=["a rank that runs", "all have ended", "one of an older attempt", "one that is being deleted"],
+    ids=["a running rank", "all have ended", "a rank of an older attempt", "a terminating rank"],
 )
-def test_success_waits_for_ranks_of_this_attempt_that_run(other: Pod, waits: bool) -> None:
+def test_success_waits_for_running_ranks_of_this_attempt(other: Pod, waits: bool) -> None:
     current = observed(job(), Status(phase="Running", attempt=1), [succeeded(attempt=1), other], now=60)
     assert is_deferrable(current, Plan(status=Status(phase="Succeeded", attempt=1), write_ahead=True)) is waits
 
