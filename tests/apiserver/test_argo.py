@@ -44,11 +44,11 @@ def test_a_retried_workflow_step_creates_one_job_and_observes_its_end(
         for _ in range(2):
             kubectl("apply", "-f", "-", text=json.dumps(manifest))
 
-        def seen() -> dict[str, Any]:
+        def current() -> dict[str, Any]:
             return json.loads(kubectl("get", "dt", "train-x7k2p", "-o", "json"))
 
-        eventually(lambda: holds(STEP["resource"]["successCondition"], seen()), 30)
-        assert not holds(STEP["resource"]["failureCondition"], seen())
+        eventually(lambda: holds(STEP["resource"]["successCondition"], current()), 30)
+        assert not holds(STEP["resource"]["failureCondition"], current())
         kubectl("apply", "-f", "-", text=json.dumps(manifest))  # retried after its end: nothing is restarted
         assert len(control_plane.api.list(KIND, namespace)) == 1
         assert len(control_plane.api.list("Pod", namespace)) == 4

@@ -477,8 +477,8 @@ def test_the_operator_does_all_its_work_with_these_rights_and_settings(
             bare.api.create({**JOB, "metadata": {"name": f"job-{number}"}, "spec": {**common, **spec}}, team)
         # They succeed and are deleted immediately (ttlSecondsAfterFinished 0).
         eventually(lambda: not bare.api.list("DistributedTraining", team), 120)
-        told = {event["reason"] for event in bare.api.list("Event", team)}
-        assert "Complete" in told or "Succeeded" in told, told
+        reasons = {event["reason"] for event in bare.api.list("Event", team)}
+        assert "Complete" in reasons or "Succeeded" in reasons, reasons
 
         assert metrics(port)['allranks_watch_age_seconds{resource="jobs"}'] < 60
         assert [series for series in metrics(port) if 'code="403"' in series] == []

@@ -38,8 +38,8 @@ def test_it_serves_jobs_and_a_version_that_clients_understand(control_plane: Con
 
 
 def test_an_error_has_code_reason_and_message(control_plane: ControlPlane, namespace: str) -> None:
-    with pytest.raises(ApiError, match='pods "nobody" not found') as refused:
-        control_plane.api.get("Pod", namespace, "nobody")
+    with pytest.raises(ApiError, match='pods "missing" not found') as refused:
+        control_plane.api.get("Pod", namespace, "missing")
     assert (refused.value.code, refused.value.reason) == (404, "NotFound")
 
 

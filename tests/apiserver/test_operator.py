@@ -216,7 +216,7 @@ def _refused(request) -> str:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, r"spec.env: .*set by allranks: remove any of.*MASTER_ADDR"),
         ({"env": [{"name": "ALLRANKS_JOB", "value": "x"}]}, r"spec.env: .*choose another name"),
@@ -226,18 +226,18 @@ def _refused(request) -> str:
     ],
 )
 def test_invalid_input_is_rejected_with_the_path_of_the_field(
-    control_plane: ControlPlane, namespace: str, change: dict[str, Any], told: str
+    control_plane: ControlPlane, namespace: str, change: dict[str, Any], message: str
 ) -> None:
     done = control_plane.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(job(**change)))
     assert done.returncode == 1
-    assert re.search(told, done.stderr), done.stderr
+    assert re.search(message, done.stderr), done.stderr
 
 
 def test_a_name_of_63_characters_is_rejected_because_pod_names_contain_it(
     control_plane: ControlPlane, namespace: str
 ) -> None:
-    told = _refused(lambda: control_plane.api.create(job("a" * 63), namespace))
-    assert "metadata.name: at most 42 characters" in told
+    message = _refused(lambda: control_plane.api.create(job("a" * 63), namespace))
+    assert "metadata.name: at most 42 characters" in message
 
 
 def test_an_unknown_field_is_rejected_by_kubectl(control_plane: ControlPlane, namespace: str) -> None:

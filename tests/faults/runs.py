@@ -65,7 +65,7 @@ class Referee:
         self._where = control_plane, threads
         self._references: dict[int, Played] = {}
         self.stopped = False
-        """Nobody waits for what is still under way."""
+        """No test waits for the remaining runs."""
         self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def judge(self, run: Run) -> Verdict:

@@ -125,8 +125,8 @@ class JobOnCluster:
 
     def status(self, **fields: Any) -> None:
         """Writes these fields of the status. Times may be omitted."""
-        known: Manifest = {"startTime": stamp(), "phase": "Running"}
-        self.api.patch("DistributedTraining", self.namespace, self.name, {"status": {**known, **fields}}, "status")
+        defaults: Manifest = {"startTime": stamp(), "phase": "Running"}
+        self.api.patch("DistributedTraining", self.namespace, self.name, {"status": {**defaults, **fields}}, "status")
 
     def pods(self, node: str | None = None, attempt: int = 0) -> list[str]:
         """Creates the pods of an attempt, bound to the node if one is given."""
@@ -173,7 +173,7 @@ class JobOnCluster:
 
 def failure(**fields: Any) -> Manifest:
     """`status.lastFailure`."""
-    known = {
+    defaults = {
         "attempt": 0,
         "role": "worker",
         "index": 1,
@@ -186,7 +186,7 @@ def failure(**fields: Any) -> Manifest:
         "time": stamp(),
         "ranSeconds": 12.5,
     }
-    return known | fields
+    return defaults | fields
 
 
 def condition(kind: str, status: str, reason: str, message: str) -> Manifest:

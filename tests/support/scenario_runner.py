@@ -202,9 +202,9 @@ def run(scenario: Scenario, world: World, *, events: bool = True) -> None:
         if found:
             status = (world.job() or {}).get("status")
             there = {p["metadata"]["name"]: p["status"]["phase"] for p in _pods(world)}
-            told = "\n  ".join(found)
+            listed = "\n  ".join(found)
             raise AssertionError(
-                f"{scenario.name} {scenario.case}\nstep {number}, after {step.change}:\n  {told}\n"
+                f"{scenario.name} {scenario.case}\nstep {number}, after {step.change}:\n  {listed}\n"
                 f"status: {status}\npods: {there}\nevents: {world.events()}"
             )
 
@@ -311,9 +311,9 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
             yield from _differ(name, found, part)
     if "stacks" in expect:
         yield from _differ("asked for stacks", world.asked_for_stacks(), expect["stacks"])
-    told = [reason for reason, _ in world.events()]
-    if "events" in expect and not _is_subsequence(expect["events"], told):
-        yield f"events: {told}, not {expect['events']}"
+    reasons = [reason for reason, _ in world.events()]
+    if "events" in expect and not _is_subsequence(expect["events"], reasons):
+        yield f"events: {reasons}, not {expect['events']}"
     for pattern in expect.get("told", ()):
         if not any(re.search(pattern, message) for _, message in world.events()):
             yield f"no event says {pattern!r}: {world.events()}"
@@ -375,6 +375,6 @@ def _env_of(pod: Manifest) -> dict[str, str]:
     return {variable["name"]: variable.get("value") for variable in trainer["env"]}
 
 
-def _is_subsequence(wanted: list[str], told: list[str]) -> bool:
-    rest = iter(told)
+def _is_subsequence(wanted: list[str], found: list[str]) -> bool:
+    rest = iter(found)
     return all(reason in rest for reason in wanted)

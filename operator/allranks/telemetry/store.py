@@ -26,7 +26,7 @@ class StoreLimits:
 
     interval_min: float = 5.0
     interval_max: float = 30.0
-    """Seconds between two messages of a rank, as the response tells it: short enough to detect a hang and to request
+    """Seconds between two messages of a rank, which the response contains: short enough to detect a hang and to request
     stack dumps."""
     target_rate: float = 1000.0
     """Desired messages per second of all ranks together: beyond 5,000 ranks the interval grows with their number."""

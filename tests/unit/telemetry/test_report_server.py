@@ -60,8 +60,8 @@ class Raw:
         head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)).decode().split("\r\n")
         fields = dict(line.split(": ", 1) for line in head[1:] if line)
         body = await self.reader.readexactly(int(fields.get("Content-Length", 0)))
-        told = json.loads(body) if fields["Content-Type"].startswith("application/json") else body.decode()
-        return Answer(int(head[0].split()[1]), fields, told)
+        content = json.loads(body) if fields["Content-Type"].startswith("application/json") else body.decode()
+        return Answer(int(head[0].split()[1]), fields, content)
 
     async def closed(self) -> bool:
         """Whether the server closes the connection."""
@@ -318,14 +318,14 @@ def test_after_many_forged_tokens_of_an_address_further_ones_are_not_checked() -
 
     async def scenario() -> None:
         async with serving(replace(FAST, rejections=10), identify) as world:
-            known = await world.connect()
-            assert (await known.report({"step": 1})).status == 200
+            trusted = await world.connect()
+            assert (await trusted.report({"step": 1})).status == 200
             raw = await world.connect()
             statuses = [(await raw.report({}, f"forged-{n}")).status for n in range(40)]
             assert statuses[:10] == [401] * 10
             assert set(statuses[12:]) == {429}
             assert len(asked) <= 13
-            assert (await known.report({"step": 2})).status == 200, "a connection with a valid token is not affected"
+            assert (await trusted.report({"step": 2})).status == 200, "a connection with a valid token is not affected"
 
     run(scenario())
 
@@ -484,8 +484,8 @@ def test_a_new_connection_is_closed_when_all_others_of_its_address_are_busy() ->
 
 
 def test_honest_senders_are_served_during_an_attack() -> None:
-    """Noise, forged tokens and halves of requests on as many connections as an address may have, each made anew as
-    soon as it ends."""
+    """Noise, forged tokens and halves of requests on as many connections as an address may have, each reconnected as
+    soon as it is closed."""
 
     over = False
 
