@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DOCS := build/docs-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint generate verify docs docs-serve bench recovery golden controlplane images cluster \
+.PHONY: help demo test test-all check lint generate verify docs docs-serve bench recovery golden controlplane images cluster \
   cluster-down e2e clean
 
 help: ## List the targets
@@ -22,11 +22,14 @@ $(DOCS)/.installed: pyproject.toml
 demo: $(STAMP) ## Train on penguins with three real PyTorch ranks on this machine
 	@tools/demo.sh
 
-test: $(STAMP) ## Set up and run all tests, fast ones first
-	@tools/test.sh
+test: $(STAMP) ## Set up and run what every change must pass, fast tests first (docs/dev/testing.md)
+	@$(BIN)/python tools/test.py
+
+test-all: $(STAMP) ## Run every test: all frameworks, faults, images, nodes and real pods (hours; as root)
+	@$(BIN)/python tools/test.py all
 
 check: $(STAMP) ## The fast part of `make test`: lint, types, generated files, tests without frameworks
-	@tools/test.sh fast
+	@$(BIN)/python tools/test.py static unit
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff check --no-cache .
@@ -39,6 +42,7 @@ generate: $(STAMP) ## Generate the CRDs, the reference pages and the chart's cop
 	@$(BIN)/python -m allranks.api.crd TrainingPool > $(STAMP).crd && mv $(STAMP).crd crds/trainingpools.yaml
 	@$(BIN)/python tools/reference.py
 	@$(BIN)/python tools/chart.py
+	@$(BIN)/python tools/test.py --update
 
 docs: $(DOCS)/.installed ## Build the documentation as a web site in build/site; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
@@ -53,7 +57,8 @@ golden: $(STAMP) ## Rewrite the golden files; review the difference before you c
 verify: $(STAMP) ## Fail if a generated file does not match the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \
 	  $(BIN)/python -m allranks.api.crd TrainingPool | diff -u crds/trainingpools.yaml - && \
-	  $(BIN)/python tools/reference.py --check && $(BIN)/python tools/chart.py --check || \
+	  $(BIN)/python tools/reference.py --check && $(BIN)/python tools/chart.py --check && \
+	  $(BIN)/python tools/test.py --check || \
 	  { echo "a generated file does not match the types: run 'make generate'"; exit 1; }
 
 controlplane: ## Build etcd, API server, controller manager and kubectl for the tests (once; needs Go)
@@ -69,7 +74,7 @@ cluster-down: ## Stop the cluster, and check that nothing is left
 	@tools/cluster.sh down
 
 e2e: $(STAMP) ## Build the images, and run every example and fault in real pods, as root (docs/dev/e2e.md)
-	@tools/test.sh e2e
+	@$(BIN)/python tools/test.py pods
 
 bench: $(STAMP) ## Measure the core, the operator on a real API server, training speed, and recovery
 	@$(BIN)/python -m bench

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # Started in the background of a script, or under nohup, we would hand it on that these are ignored; a terminal's user
 # is who the tests play.
@@ -25,3 +27,15 @@ def frameworks() -> Path:
     wanted = ["pytorch", "tensorflow", "horovod"]
     done = subprocess.run([script, *wanted], stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
     return Path(done.stdout.strip())
+
+
+class ByModule(LoadScopeScheduling):
+    """`--dist loadscope`, but scenarios one by one: they share only the control plane, and are half of the work."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if "test_scenarios.py::" in nodeid else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return ByModule(config, log) if config.getvalue("dist") == "loadscope" else None

@@ -508,8 +508,8 @@ def run_operator(bare: ControlPlane, namespace: str, folder: Path, port: int) ->
 
 def run_kubelet(bare: ControlPlane, folder: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """Its pods succeed after half a second."""
-    command = [sys.executable, "-m", "tests.cluster.kubelet", f"--kubeconfig={bare.kubeconfig}", "--run-seconds=0.5"]
-    return process(command, folder / "kubelet.log", cwd=ROOT)
+    command = [sys.executable, "-m", "support.kubelet", f"--kubeconfig={bare.kubeconfig}", "--run-seconds=0.5"]
+    return process(command, folder / "kubelet.log", cwd=ROOT / "tests")
 
 
 @contextlib.contextmanager

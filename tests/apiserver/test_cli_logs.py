@@ -177,7 +177,7 @@ def test_sixty_four_ranks_are_followed_at_once_in_one_thread(control_plane, allr
         kubelet.write(namespace, pod, "ready")
         job.run(pod)
     with allranks.start("logs", "many", "-f", "--tail", "0") as logs:
-        time.sleep(3)
+        kubelet.wait_for_followers(len(pods))
         for pod in pods:
             kubelet.write(namespace, pod, "step 1")
         for _ in pods:

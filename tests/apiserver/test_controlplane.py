@@ -79,7 +79,7 @@ def test_a_test_run_that_is_killed_leaves_no_process(programs: Path, tmp_path: P
 _STARTS_ONE = """
 import json, sys, time
 from pathlib import Path
-from cluster.controlplane import ControlPlane
+from support.controlplane import ControlPlane
 control_plane = ControlPlane(Path(sys.argv[1]), Path(sys.argv[2]))
 control_plane.start()
 print(json.dumps(control_plane.pids), flush=True)

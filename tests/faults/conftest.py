@@ -1,6 +1,7 @@
-"""How many runs, and from which seed: `--faults N|all` and `--faults-seed N`.
+"""How many runs, and from which seed: `--faults N|all` and `--faults-seed N|random`.
 
-Where all tests run, pytest knows these options too late: then the environment's FAULTS and FAULTS_SEED say it.
+Without options the environment's FAULTS and FAULTS_SEED are used, else the defaults: a fixed seed, so that every change
+meets the same faults and a failure can be bisected. `make test-all` draws a new seed each time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from support.fault_proxy import Threads
 from .runs import Referee, Run, Verdict, selection
 
 HERE = Path(__file__).parent
-DEFAULT = "200"
+DEFAULT, DEFAULT_SEED = "20", "20261123"
 AT_ONCE = 3
 """Runs mostly wait. With more of them, two cores are busy and requests time out."""
 _REPEATED_LINES = 20
@@ -33,15 +34,13 @@ _ASKED = pytest.StashKey[tuple[str, int]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--faults", metavar="N|all", help=f"runs with faults or kills (default: {DEFAULT})")
-    parser.addoption("--faults-seed", type=int, metavar="N", help="what they are drawn from (default: another one)")
+    parser.addoption("--faults-seed", metavar="N|random", help=f"what they are drawn from (default: {DEFAULT_SEED})")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     number = config.getoption("--faults", None) or os.environ.get("FAULTS") or DEFAULT
-    seed = config.getoption("--faults-seed", None)
-    if seed is None:
-        seed = int(os.environ.get("FAULTS_SEED") or random.SystemRandom().getrandbits(32))
-    config.stash[_ASKED] = number, seed
+    seed = config.getoption("--faults-seed", None) or os.environ.get("FAULTS_SEED") or DEFAULT_SEED
+    config.stash[_ASKED] = number, random.SystemRandom().getrandbits(32) if seed == "random" else int(seed)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

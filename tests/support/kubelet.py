@@ -2,7 +2,7 @@
 
 `Hand` is controlled by a test, step by step. `Kubelet` runs thousands of pods by itself, also as a program:
 
-    python -m tests.cluster.kubelet --kubeconfig FILE --run-seconds 1 [--namespace NAME] [--exit-code N]
+    PYTHONPATH=tests python -m support.kubelet --kubeconfig FILE --run-seconds 1 [--namespace NAME] [--exit-code N]
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ class LogKubelet:
     def __init__(self, api: Api, folder: Path) -> None:
         self.node = f"node-{secrets.token_hex(4)}"
         self.requests: list[dict[str, str]] = []
+        self._followers = 0
         self._api = api
         self._logs: dict[tuple[str, str, str], Log] = {}
         self._changed = threading.Condition()
@@ -93,6 +94,11 @@ class LogKubelet:
             self._logs[namespace, pod, container].cuts += 1
             self._changed.notify_all()
 
+    def wait_for_followers(self, count: int, seconds: float = 120) -> None:
+        """Blocks until that many requests have begun to follow a log. Raises AssertionError when they do not."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._followers >= count, seconds), self._followers
+
     def _tell_node(self) -> None:
         self._api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}})
         status = {
@@ -120,6 +126,10 @@ class LogKubelet:
         follow = query.get("follow") == "true"
         lines = log.previous if query.get("previous") == "true" else log.lines
         place, cuts = self._first(lines, query), log.cuts
+        if follow:
+            with self._changed:
+                self._followers += 1
+                self._changed.notify_all()
         while True:
             with self._changed:
                 new, ended = lines[place:], log.ended or self._stopped

@@ -11,6 +11,7 @@ import pytest
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 DEFAULT = 2400
+DEFAULT_SEED = 20261123
 histories = DEFAULT
 seed = 0
 

@@ -1,6 +1,7 @@
 """How many histories, and from which seed: `--histories N`, and hypothesis' own `--hypothesis-seed N`.
 
-Where all tests run, pytest knows `--histories` too late: then the environment's HISTORIES says it.
+Without options the environment's HISTORIES and HISTORIES_SEED are used, else the defaults: a fixed seed, so that every
+change runs the same histories and a failure can be bisected. `make test-all` draws a new seed each time.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    given = config.getoption("--hypothesis-seed", None)
-    budget.seed = random.SystemRandom().getrandbits(32) if given in (None, "random") else int(given)
+    seed = config.getoption("--hypothesis-seed", None) or os.environ.get("HISTORIES_SEED") or budget.DEFAULT_SEED
+    budget.seed = random.SystemRandom().getrandbits(32) if seed == "random" else int(seed)
     asked = config.getoption("--histories", None) or os.environ.get("HISTORIES")
     budget.histories = int(asked or budget.DEFAULT)
 

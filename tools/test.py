@@ -1,0 +1,285 @@
+"""Runs the tests in parts, fast ones first, and prints what each part took: `make test`, `make test-all`.
+
+    tools/test.py                      what runs for every change (`make test`, and what CI runs)
+    tools/test.py all                  everything, for a night and before a release (`make test-all`)
+    tools/test.py unit apiserver       these parts alone
+    tools/test.py --list               the parts, as the table of docs/dev/testing.md
+
+Each part sets up what it needs. Seeds are fixed for every change, random for `all`: a failure prints the command that
+repeats it. Options for pytest come from PYTEST_ADDOPTS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BIN = ROOT / ".venv" / "bin"
+RESULTS = ROOT / "build" / "tests"
+PAGE = ROOT / "docs" / "dev" / "testing.md"
+ROOT_ONLY = "needs root, because it starts containers: run it again with sudo -E"
+
+Command = Sequence[str | Path]
+
+
+def pytest(part: str, *options: str) -> Command:
+    """A run of pytest that records how long each test took."""
+    return [BIN / "python", "-m", "pytest", "-q", f"--junit-xml={RESULTS / part}.xml", *options]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the tests that can be run alone."""
+
+    name: str
+    minutes: float
+    """The budget on two cores, with everything built."""
+    protects: str
+    commands: Sequence[Command]
+    environment: dict[str, str] = field(default_factory=dict)
+    prepares: Sequence[str] = ()
+    """Scripts of tools/ that build what the part needs. A second call of each takes a fraction of a second."""
+    root: bool = False
+    """Runs containers."""
+
+
+TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
+BY_MODULE = ("-n", "2", "--dist", "loadscope")
+FRAMEWORKS = "frameworks.sh pytorch tensorflow horovod"
+RANDOM = str(int.from_bytes(os.urandom(4), "big"))
+
+EVERY_CHANGE = (
+    Part(
+        "static",
+        1.5,
+        "style, types, layers, generated files",
+        [
+            [BIN / "ruff", "check", "--no-cache", "."],
+            [BIN / "ruff", "format", "--check", "."],
+            [BIN / "mypy"],
+            [BIN / "lint-imports", "--no-cache"],
+            ["make", "--no-print-directory", "verify"],
+        ],
+    ),
+    Part(
+        "unit",
+        5,
+        "each rule and module in memory; golden manifests; scenarios with a poor watch and killed after each write; "
+        "2,400 generated histories",
+        [pytest("unit", "-m", "not slow and not cluster and not e2e and not nightly", *TWO_AT_A_TIME)],
+    ),
+    Part(
+        "frameworks",
+        6,
+        "PyTorch, TensorFlow and Horovod with real ranks: one example each, one killed rank, resume, reports",
+        [pytest("frameworks", "-m", "slow and not nightly")],
+        prepares=("system-packages.sh horovod", FRAMEWORKS),
+    ),
+    Part(
+        "apiserver",
+        7,
+        "each scenario, the operator, its Lease, reports and the commands on a real API server; 20 runs with faults",
+        [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],
+        prepares=("controlplane.sh",),
+    ),
+)
+
+NIGHT = (
+    EVERY_CHANGE[0],
+    Part(
+        "unit-all",
+        15,
+        "the same with 20,000 histories from a random seed, and mutants of the core that the tests must catch",
+        [pytest("unit-all", "-m", "not slow and not cluster and not e2e", *TWO_AT_A_TIME)],
+        {"HISTORIES": "20000", "HISTORIES_SEED": RANDOM},
+    ),
+    Part(
+        "frameworks-all",
+        28,
+        "every training program and example, faults of every kind in each framework, building Horovod",
+        [pytest("frameworks-all", "-m", "slow")],
+        prepares=("system-packages.sh horovod", FRAMEWORKS, "helm.sh", "go-tools.sh untt"),
+    ),
+    Part(
+        "apiserver-all",
+        30,
+        "the same with 600 runs with faults and kills from a random seed; the chart and Argo on a real API server",
+        [pytest("apiserver-all", "-m", "cluster", *BY_MODULE)],
+        {"FAULTS": "600", "FAULTS_SEED": RANDOM},
+        prepares=("controlplane.sh", "helm.sh"),
+    ),
+    Part(
+        "nodes",
+        4,
+        "images, and nodes that run containers",
+        [pytest("nodes", "-m", "e2e", "tests/images", "tests/nodes")],
+        prepares=("e2e-prepare.sh",),
+        root=True,
+    ),
+    Part(
+        "pods",
+        11,
+        "every example and fault in real pods on two nodes, the chart installed by Helm",
+        [[ROOT / "tools" / "e2e.sh"]],
+        prepares=("e2e-prepare.sh",),
+        root=True,
+    ),
+)
+
+PARTS = {part.name: part for part in (*EVERY_CHANGE, *NIGHT)}
+
+
+def main() -> None:
+    """Runs the parts that are named; exits with 1 when one fails, after which no other part starts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"all, or any of: {', '.join(PARTS)}")
+    parser.add_argument("--list", action="store_true", help="print the table of parts and exit")
+    parser.add_argument("--check", action="store_true", help=f"fail if the table in {PAGE.name} differs")
+    parser.add_argument("--update", action="store_true", help=f"write the table into {PAGE.name}")
+    options = parser.parse_args()
+    if options.list:
+        print(table())
+        return
+    if options.check or options.update:
+        sys.exit(page(write=options.update))
+    unknown = [name for name in options.parts if name not in PARTS and name != "all"]
+    if unknown:
+        parser.error(f"no part is called {', '.join(unknown)}: choose from all, {', '.join(PARTS)}")
+    chosen = list(EVERY_CHANGE) if not options.parts else [PARTS[name] for name in options.parts if name in PARTS]
+    if "all" in options.parts:
+        chosen = list(NIGHT)
+    sys.exit(run(chosen))
+
+
+def run(parts: Sequence[Part]) -> int:
+    """The exit status: 0 if every part passed. Parts that need root are skipped for other users."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for old in RESULTS.glob("*.xml"):
+        old.unlink()
+    taken: list[tuple[Part, str]] = []
+    builder = build_ahead(parts) if len(parts) > 1 else None
+    failed = ""
+    try:
+        for part in parts:
+            if part.root and os.geteuid() != 0:
+                taken.append((part, "skipped: " + ROOT_ONLY))
+                continue
+            start = time.monotonic()
+            failed = run_part(part)
+            seconds = f"{time.monotonic() - start:4.0f} s"
+            taken.append((part, seconds + (f"  FAILED: {failed}" if failed else "")))
+            if failed:
+                break
+    finally:
+        if builder:
+            stop(builder)
+    summary(taken)
+    return 1 if failed else 0
+
+
+def run_part(part: Part) -> str:
+    """Prepares and runs one part. Empty, or the command that failed."""
+    environment = os.environ | part.environment
+    for script in part.prepares:
+        say(f"{part.name}: tools/{script}")
+        if subprocess.run(script_command(script), cwd=ROOT, stdout=subprocess.DEVNULL).returncode:
+            return f"tools/{script}"
+    for command in part.commands:
+        shown = " ".join(str(word).removeprefix(f"{ROOT}/") for word in command)
+        say(f"{part.name}: {shown}")
+        if subprocess.run(command, cwd=ROOT, env=environment).returncode:
+            return shown
+    return ""
+
+
+def say(text: str) -> None:
+    print(f"\n==> {text}", flush=True)
+
+
+def script_command(script: str) -> Command:
+    name, *arguments = script.split()
+    return [ROOT / "tools" / name, *arguments]
+
+
+def build_ahead(parts: Sequence[Part]) -> subprocess.Popen[bytes]:
+    """Builds in the background what later parts need, with the processor time that tests leave.
+
+    A part that needs the result calls the same script, which waits for the other call.
+    """
+    scripts = dict.fromkeys(script for part in parts if not part.root or os.geteuid() == 0 for script in part.prepares)
+    # Linux shares processor time by session first, where it has autogroups: niceness holds within one session only.
+    commands = ["echo 19 >/proc/self/autogroup", *(f"tools/{script}" for script in scripts)]
+    return subprocess.Popen(
+        ["nice", "-n", "19", "bash", "-c", "; ".join(commands)],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def stop(builder: subprocess.Popen[bytes]) -> None:
+    if builder.poll() is None:
+        os.killpg(builder.pid, signal.SIGTERM)
+    builder.wait()
+
+
+def summary(taken: Sequence[tuple[Part, str]]) -> None:
+    """Prints the time of each part beside its budget, and the ten slowest tests."""
+    slowest = sorted((test for part, _ in taken for test in durations(part.name)), reverse=True)[:10]
+    if slowest:
+        print("\nslowest tests:")
+        for seconds, name in slowest:
+            print(f"{seconds:7.1f} s  {name[:150]}")
+    print(f"\n{'part':<15} {'took':<8} {'budget':<8} what it protects")
+    for part, text in taken:
+        seconds, _, note = text.partition("  ")
+        print(f"{part.name:<15} {seconds:<8} {60 * part.minutes:4.0f} s   {note or part.protects}")
+    sys.stdout.flush()
+
+
+def durations(part: str) -> Iterator[tuple[float, str]]:
+    """(seconds with fixtures, test) of each test of a part that has run."""
+    file = RESULTS / f"{part}.xml"
+    if file.exists():
+        for case in ET.parse(file).iter("testcase"):
+            yield float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}"
+
+
+def table() -> str:
+    """The parts as a Markdown table."""
+    rows = ["| part | budget | what it protects |", "|---|---|---|"]
+    for parts in (EVERY_CHANGE, NIGHT[1:]):
+        rows += [f"| `{part.name}` | {part.minutes:g} min | {part.protects} |" for part in parts]
+        minutes = sum(part.minutes for part in (parts if parts is EVERY_CHANGE else NIGHT))
+        name = "make test" if parts is EVERY_CHANGE else "make test-all"
+        rows.append(f"| **`{name}`** | **{minutes:g} min** | |")
+    return "\n".join(rows)
+
+
+def page(write: bool) -> int:
+    """Writes the table between the markers of the page, or compares it. The exit status."""
+    text = PAGE.read_text()
+    between = re.compile(r"(?<=<!-- parts -->\n).*?(?=<!-- /parts -->)", re.DOTALL)
+    wanted = between.sub(lambda _: f"{table()}\n", text)
+    if write:
+        PAGE.write_text(wanted)
+    elif text != wanted:
+        print(f"{PAGE.relative_to(ROOT)}: the table differs from tools/test.py: run 'make generate'", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()
