@@ -186,7 +186,7 @@ class Controller:
             return
         if plan.status is not None and not self._writer.postpone(state.writes, observed, plan):
             await self._write_status(key, raw, state, observed, plan)
-        if plan.delete_job:
+        if plan.delete_job and not plan.write_ahead:
             await self._executor.delete_job(raw)
 
     def _timed(self, key: JobKey, observed: Observed) -> Plan:
