@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from allranks.core.hang_detection import STACKS
+from allranks.core.hang_detection import STACK_DUMP_WAIT
 from allranks.kube.auth import Connection
 from allranks.operator.settings import Settings
 from support import kubernetes_world
@@ -146,7 +146,7 @@ class FaultyWorld(KubernetesWorld):
         if not hang:
             return 0.0
         limit = hang["timeoutSeconds"] if progress.get("firstStepTime") else job["spec"]["startupDeadlineSeconds"]
-        return float(limit) + STACKS.total_seconds() + 1
+        return float(limit) + STACK_DUMP_WAIT.total_seconds() + 1
 
     def remove_node(self, node: str) -> None:
         """First sets the reason on its pods, then deletes them: an operator that observes both at once would treat

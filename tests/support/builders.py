@@ -15,8 +15,7 @@ from allranks.api.job import Job, Metadata
 from allranks.api.status import Failure, Status
 from allranks.api.validation import parse
 from allranks.core import naming
-from allranks.core.model import Disruption, Exit, Observed, Plan, Platform, Pod, RejectedCreate
-from allranks.core.progress import RankReport
+from allranks.core.model import Disruption, Exit, Observed, Plan, Platform, Pod, RankReport, RejectedCreate
 from allranks.core.reconcile import reconcile
 
 NOW = datetime(2026, 3, 4, 10, 0, 0, tzinfo=UTC)

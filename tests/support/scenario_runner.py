@@ -197,7 +197,7 @@ def run(scenario: Scenario, world: World, *, events: bool = True) -> None:
             for pod in _pods(world):
                 first.setdefault(pod["metadata"]["name"], pod["metadata"]["uid"])
             _change(world, {"create": scenario.manifest(world)} if "create_job" in change else change, refusals)
-        expect = step.expect if events else {k: v for k, v in step.expect.items() if k not in ("events", "told")}
+        expect = step.expect if events else {k: v for k, v in step.expect.items() if k not in ("events", "messages")}
         found = world.eventually(lambda expect=expect: list(_differences(expect, world, refusals, first)))
         if found:
             status = (world.job() or {}).get("status")
@@ -314,13 +314,13 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
     reasons = [reason for reason, _ in world.events()]
     if "events" in expect and not _is_subsequence(expect["events"], reasons):
         yield f"events: {reasons}, not {expect['events']}"
-    for pattern in expect.get("told", ()):
+    for pattern in expect.get("messages", ()):
         if not any(re.search(pattern, message) for _, message in world.events()):
             yield f"no event says {pattern!r}: {world.events()}"
 
 
 _EXPECTATIONS = frozenset(
-    "job refused status pods terminating env tolerations kept objects events told stacks".split()  # noqa: SIM905
+    "job refused status pods terminating env tolerations kept objects events messages stacks".split()  # noqa: SIM905
 )
 
 

@@ -1,8 +1,8 @@
-"""How many workers an elastic job has: as many as are wanted and as there is room for.
+"""Determines the number of workers of an elastic job: as many as requested, and as there is room for.
 
-Where ranks restart at another size (PyTorch), an attempt has a fixed number of them. Workers that found no room are
-waited for by pods that do nothing: the scheduler itself says when there is room, and nobody stops training to try.
-Where they absorb it (Horovod), pods that are pending are just that.
+Where a new size needs a restart (PyTorch), an attempt has a fixed number of workers. For workers without room, the
+operator creates placeholder pods that do nothing: the scheduler itself shows when there is room, and training is not
+interrupted to try. Where ranks absorb a new size (Horovod), workers without room are simply pending.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ from itertools import pairwise
 from allranks.api.job import Job
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
 from allranks.core import naming, root_cause, topology
-from allranks.core.manifests import pods as desired
+from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import Manifest, Pod
+from allranks.core.status_update import changed
 from allranks.core.topology import ELASTIC_ROLE
 from allranks.frameworks.base import Replica
 
-SETTLE = timedelta(seconds=10)
-"""When there is room for one more worker, so long is waited for room for all: each growth is a restart."""
-FIRST_CALM, LONGEST_CALM = timedelta(minutes=4), timedelta(hours=1)
-"""Room that was gone again when all had restarted is not sought anew for so long, four times as long each time."""
-FORGOTTEN = timedelta(hours=6)
-"""What was in vain longer ago says nothing of today's room."""
-RETRIED_WITHIN = timedelta(seconds=15)
-"""A scheduler looks again at a pod that it found no room for: its backoff is ten seconds at most."""
-LEAVES_WITHIN = timedelta(minutes=5)
-"""A pod that was told to go so long ago holds room that nobody can wait for."""
-RETRY = timedelta(seconds=60)
-"""A placeholder that has ended is made anew after so long."""
+GROW_SETTLE = timedelta(seconds=10)
+"""Delay from room for one more worker to growth, so that one restart adds all that fit."""
+GROW_BACKOFF_INITIAL, GROW_BACKOFF_MAX = timedelta(minutes=4), timedelta(hours=1)
+"""Backoff after a failed scale-up: 4 min, then x4, at most 1 h."""
+GROW_FAILURE_WINDOW = timedelta(hours=6)
+"""Failed scale-ups older than this no longer count toward the backoff."""
+SCHEDULER_RETRY = timedelta(seconds=15)
+"""The scheduler retries an unschedulable pod within this time: its backoff is at most 10 s."""
+TERMINATION_TIMEOUT = timedelta(minutes=5)
+"""A pod that terminates for longer than this is not expected to free its room."""
+PLACEHOLDER_RETRY = timedelta(seconds=60)
+"""Delay before an ended placeholder is created again."""
 
 
-def roles(job: Job, status: Status) -> dict[str, RoleStatus]:
-    """What a new attempt has: all that is wanted, but for workers that the one before found no room for."""
+def initial_roles(job: Job, status: Status) -> dict[str, RoleStatus]:
+    """The sizes of a new attempt: those requested, except for workers that the previous attempt found no room for."""
     wanted = {role: RoleStatus(desired=size) for role, size in topology.wanted_sizes(job).items()}
     before = status.roles.get(ELASTIC_ROLE)
     if before and before.waiting:
         size = wanted[ELASTIC_ROLE].desired
-        there = min(size, before.desired)
-        wanted[ELASTIC_ROLE] = RoleStatus(desired=there, waiting=size - there)
+        fitting = min(size, before.desired)
+        wanted[ELASTIC_ROLE] = RoleStatus(desired=fitting, waiting=size - fitting)
     return wanted
 
 
-def takes(job: Job, status: Status) -> bool:
-    """Whether the present attempt can come to the wanted size without ending."""
+def can_resize_in_place(job: Job, status: Status) -> bool:
+    """Whether the current attempt can reach the requested size without a restart."""
     kind, present, wanted = topology.elasticity(job), topology.sizes(job, status), topology.wanted_sizes(job)
     others = (present | {ELASTIC_ROLE: 0}) == (wanted | {ELASTIC_ROLE: 0})
     return others and (
@@ -53,64 +54,62 @@ def takes(job: Job, status: Status) -> bool:
     )
 
 
-def want(job: Job, status: Status, now: datetime) -> Status:
-    """So many workers are wanted now: of an attempt that takes it."""
+def set_desired_workers(job: Job, status: Status, now: datetime) -> Status:
+    """Applies the requested number of workers to an attempt that can resize in place."""
     wanted = topology.wanted_sizes(job)[ELASTIC_ROLE]
     present = status.roles[ELASTIC_ROLE]
     if topology.elasticity(job) == "restarts":
-        return with_role(status, present.model_copy(update={"waiting": wanted - present.desired}))
-    gone = [naming.replica_key(ELASTIC_ROLE, index) for index in range(wanted, present.desired)]
-    come = [naming.replica_key(ELASTIC_ROLE, index) for index in range(present.desired, wanted)]
+        return _with_workers(status, changed(present, waiting=wanted - present.desired))
+    removed = [naming.replica_key(ELASTIC_ROLE, index) for index in range(wanted, present.desired)]
+    added = [naming.replica_key(ELASTIC_ROLE, index) for index in range(present.desired, wanted)]
     counts = {key: entry.count for key, entry in status.replica_restarts.items()}
-    # Should they come back, then not by the names of pods that are on their way out.
-    entries = {key: ReplicaRestarts(count=counts.get(key, 0) + 1, restart_time=now) for key in gone}
-    entries |= {key: ReplicaRestarts(count=counts.get(key, 0), restart_time=now) for key in come}
-    resized = status.model_copy(
-        update={
-            "replica_restarts": status.replica_restarts | entries,
-            "ignored": [key for key in status.ignored if key not in gone],
-        }
+    # A removed worker that is added again must not reuse the name of its terminating pod.
+    entries = {key: ReplicaRestarts(count=counts.get(key, 0) + 1, restart_time=now) for key in removed}
+    entries |= {key: ReplicaRestarts(count=counts.get(key, 0), restart_time=now) for key in added}
+    resized = changed(
+        status,
+        replica_restarts=status.replica_restarts | entries,
+        ignored=[key for key in status.ignored if key not in removed],
     )
-    return with_role(resized, present.model_copy(update={"desired": wanted}))
+    return _with_workers(resized, changed(present, desired=wanted))
 
 
-def fitted(job: Job, status: Status, room: int) -> Status:
-    """The next attempt has so many workers, and waits for room for the others."""
-    lacking = topology.wanted_sizes(job)[ELASTIC_ROLE] - room
-    return with_role(status, RoleStatus(desired=room, waiting=lacking))
+def fit_workers(job: Job, status: Status, room: int) -> Status:
+    """Sets the next attempt's number of workers to `room`; the rest of the requested workers waits for room."""
+    waiting = topology.wanted_sizes(job)[ELASTIC_ROLE] - room
+    return _with_workers(status, RoleStatus(desired=room, waiting=waiting))
 
 
-def with_role(status: Status, workers: RoleStatus) -> Status:
-    return status.model_copy(update={"roles": {**status.roles, ELASTIC_ROLE: workers}})
+def _with_workers(status: Status, workers: RoleStatus) -> Status:
+    return changed(status, roles={**status.roles, ELASTIC_ROLE: workers})
 
 
-def gives_up_at(job: Job, status: Status, leaving: Iterable[Pod], now: datetime) -> datetime | None:
-    """From when on an attempt that does not run yet goes on without pods that find no room.
+def shrink_deadline(job: Job, status: Status, leaving: Iterable[Pod], now: datetime) -> datetime | None:
+    """From this time on, an attempt that is not running yet may continue without the pods that find no room.
 
-    `leaving` are the pods of attempts before: those still have the room that is sought, unless they are lost with
-    their node, or do not go.
+    `leaving` are pods of earlier attempts. They still occupy room, unless their node is lost or they do not terminate.
     """
     begun = status.restart_time or status.attempt_time
     if topology.elasticity(job) != "restarts" or status.running_time or begun is None or job.spec.elastic is None:
         return None
-    there = [pod for pod in leaving if pod.node and not pod.ended and root_cause.node_lost_at(pod) is None]
-    gone = [(pod.deleted_at or now) + LEAVES_WITHIN for pod in there]
+    occupying = [pod for pod in leaving if pod.node and not pod.ended and root_cause.node_lost_at(pod) is None]
+    freed = [(pod.deleted_at or now) + TERMINATION_TIMEOUT for pod in occupying]
     wait = timedelta(seconds=job.spec.elastic.wait_seconds)
-    if status.attempt:  # when the pods before have gone nobody writes down: they had their grace
-        wait = max(wait, timedelta(seconds=desired.longest_grace(job)) + RETRIED_WITHIN)
-    return max([begun + wait, *gone])
+    if status.attempt:  # the end of the previous pods is not recorded: allow for their grace period
+        wait = max(wait, timedelta(seconds=pod_manifests.longest_grace(job)) + SCHEDULER_RETRY)
+    return max([begun + wait, *freed])
 
 
-def shrinks_to(
+def shrink_target(
     job: Job,
     status: Status,
     places: Iterable[Replica],
     pods: Mapping[tuple[str, int], Pod],
     refused: Collection[str],
 ) -> int | None:
-    """So many workers have room, where not all have; None: all have, or too few, or that is not known yet.
+    """The number of workers with room, if some have none; None: all have room, too few have, or it is undecided.
 
-    `refused` are names of pods that the API server did not take.
+    `refused` are names of pods that the API server rejected.
     """
     assert job.spec.elastic
     roomless = 0
@@ -127,9 +126,9 @@ def shrinks_to(
 
 
 def placeholders(job: Job, status: Status, pods: Iterable[Manifest]) -> list[Manifest]:
-    """Pods that do nothing, one for each worker that is waited for; to the scheduler they are workers.
+    """Idle pods, one for each waiting worker, that look like workers to the scheduler.
 
-    `pods` are the manifests of the present attempt.
+    `pods` are the manifests of the current attempt.
     """
     worker = next(pod for pod in pods if pod["metadata"]["labels"][naming.ROLE_LABEL] == ELASTIC_ROLE)
     trainer = next(c for c in worker["spec"]["containers"] if c["name"] == naming.TRAINER)
@@ -147,7 +146,7 @@ def placeholders(job: Job, status: Status, pods: Iterable[Manifest]) -> list[Man
 
 
 def _idle(container: Manifest, image: str, first: bool = False) -> Manifest:
-    """As a scheduler sees it, it is the same. `first`: an init container, which has to end unless it is a sidecar."""
+    """The same container to the scheduler. `first`: an init container, which must exit unless it is a sidecar."""
     kept = ("name", "imagePullPolicy", "resources", "securityContext", "restartPolicy")
     ends = first and container.get("restartPolicy") != "Always"
     ports = [port for port in container.get("ports", ()) if "hostPort" in port]
@@ -159,24 +158,15 @@ def _idle(container: Manifest, image: str, first: bool = False) -> Manifest:
     }
 
 
-def grows_to(status: Status, placeholders: Iterable[Pod], now: datetime) -> int | None:
-    """So many workers would have room now, where that is more than there are."""
-    there = list(placeholders)
-    room_since = [pod.started_at or now for pod in there if runs(pod)]
+def grow_target(status: Status, placeholders: Iterable[Pod], now: datetime) -> int | datetime | None:
+    """The larger number of workers that there is room for; or the time at which to decide, while room may increase."""
+    room_since = [pod.started_at or now for pod in placeholders if has_room(pod)]
     if not room_since:
         return None
-    workers = status.roles[ELASTIC_ROLE]
-    if len(room_since) < workers.waiting and now < min(room_since) + SETTLE:
-        return None
+    workers, settled = status.roles[ELASTIC_ROLE], min(room_since) + GROW_SETTLE
+    if len(room_since) < workers.waiting and now < settled:
+        return settled
     return workers.desired + len(room_since)
-
-
-def grows_at(placeholders: Iterable[Pod], now: datetime) -> datetime | None:
-    """When room for some more workers is enough, or a placeholder is made anew."""
-    there = list(placeholders)
-    moments = [pod.started_at + SETTLE for pod in there if runs(pod) and pod.started_at]
-    moments += [ended_at(pod, now) + RETRY for pod in there if pod.ended]
-    return min((moment for moment in moments if moment > now), default=None)
 
 
 def ended_at(placeholder: Pod, now: datetime) -> datetime:
@@ -188,19 +178,19 @@ def ended_at(placeholder: Pod, now: datetime) -> datetime:
     return next((moment for moment in moments if moment), now)
 
 
-def seeks_room_from(status: Status) -> datetime | None:
-    """From when on there may be placeholders: while the ranks run, and not soon after room that did not last."""
+def probe_not_before(status: Status) -> datetime | None:
+    """Earliest time for placeholders: when all ranks run, plus the backoff after failed scale-ups."""
     if status.running_time is None:
         return None
     reasons = [(past.reason, past.end_time) for past in status.history]
-    in_vain = sum(
-        before == "Grown" and after == "Shrunk" and ended > status.running_time - FORGOTTEN
+    failures = sum(
+        before == "Grown" and after == "Shrunk" and ended > status.running_time - GROW_FAILURE_WINDOW
         for (before, _), (after, ended) in pairwise(reasons)
     )
-    calm = min(LONGEST_CALM, FIRST_CALM * 4 ** (in_vain - 1)) if in_vain else timedelta(0)
-    return status.running_time + calm
+    backoff = min(GROW_BACKOFF_MAX, GROW_BACKOFF_INITIAL * 4 ** (failures - 1)) if failures else timedelta(0)
+    return status.running_time + backoff
 
 
-def runs(placeholder: Pod) -> bool:
-    """There is room where it is."""
+def has_room(placeholder: Pod) -> bool:
+    """The placeholder runs, so a worker would fit in its place."""
     return placeholder.phase == "Running" and not placeholder.ended and placeholder.termination_requested_at is None

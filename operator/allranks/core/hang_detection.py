@@ -1,6 +1,6 @@
-"""When a job counts as stuck: no rank has made a step for `hang.timeoutSeconds`, though one has made a first step.
+"""Detects hangs: no rank completed a step for `hang.timeoutSeconds`, after the first step of the attempt.
 
-Its ranks are then asked for the stacks of their threads, and have a moment to print them before the rule applies.
+Ranks are first asked for stack dumps and have a moment to print them; then the hang counts as a failure.
 """
 
 from __future__ import annotations
@@ -10,39 +10,38 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
-from allranks.core import restart_policy
-from allranks.core.progress import RankReport, Reports, name
+from allranks.core import naming, restart_policy
+from allranks.core.model import RankReport, Reports
 
 REASON = "Hang"
-STACKS = timedelta(seconds=10)
-"""From the question to the answer: ranks ask for it with their next report, within 5 s."""
+STACK_DUMP_WAIT = timedelta(seconds=10)
+"""Time for stack dumps: ranks receive the request with the answer to their next report, within 5 s."""
 _JITTER = timedelta(seconds=2)
-"""Ranks say how long ago something was."""
+"""Ranks report ages, so the same step gives slightly different times."""
 _NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """Of an attempt whose ranks report."""
+class StallWindow:
+    """The time since the last progress of any rank, and when it becomes a hang."""
 
     moved_at: datetime
-    """The last step, or what stands for it."""
+    """Time of the last step, or of the start if there was none."""
     since: datetime
-    """Nothing has moved since then, as far as somebody has listened."""
+    """Start of the stall as far as it was observed: not before the report server started to listen."""
     stuck_at: datetime
-    """From then on ranks are asked for their stacks."""
+    """From this time on ranks are asked for stack dumps."""
     due_at: datetime
-    """And then it is a failure."""
-    question: str
-    """Another one for another silence, the same for another operator."""
+    """From this time on the stall is a failure."""
+    stack_dump_id: str
+    """Differs between stalls, and is the same after a restart of the operator."""
 
 
-def watch(job: Job, status: Status, reports: Reports | None) -> Watch | None:
-    """None where there is nothing to wait for: no `hang`, no first step yet that was due, or all ranks are done."""
+def detect_stall(job: Job, status: Status, reports: Reports | None) -> StallWindow | None:
+    """None if no progress is expected: `hang` is not set, no first step is due yet, or all ranks are done."""
     if job.spec.hang is None or reports is None or status.attempt_time is None or not reports.ranks:
         return None
-    waited_for = [rank for rank in reports.ranks if not rank.done]
-    if not waited_for:
+    if all(rank.done for rank in reports.ranks):
         return None
     first = status.progress.first_step_time if status.progress else None
     if first:
@@ -50,18 +49,18 @@ def watch(job: Job, status: Status, reports: Reports | None) -> Watch | None:
         moved_at = max([first, *moves])
         limit = timedelta(seconds=job.spec.hang.timeout_seconds)
     elif status.running_time:
-        # Importing, reading data, meeting the others: there are no steps to tell a slow start from a stuck one.
+        # Imports, data loading and rendezvous have no steps that would distinguish a slow start from a hang.
         moved_at = status.running_time
         limit = timedelta(seconds=job.spec.startup_deadline_seconds)
     else:
         return None
     since = max(moved_at, reports.since)
-    question = f"{status.attempt}-{max(rank.step or 0 for rank in reports.ranks)}"
-    return Watch(moved_at, since, since + limit, since + limit + STACKS, question)
+    stack_dump_id = f"{status.attempt}-{max(rank.step or 0 for rank in reports.ranks)}"
+    return StallWindow(moved_at, since, since + limit, since + limit + STACK_DUMP_WAIT, stack_dump_id)
 
 
-def failure(job: Job, status: Status, reports: Reports, watched: Watch, now: datetime) -> Failure:
-    """What is told of it: the rank that lags most is named, and the others with their steps."""
+def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now: datetime) -> Failure:
+    """The hang as a failure of the rank that lags most. The message names the others with their steps."""
     lagging = _lagging(reports)
     first = lagging[0]
     began = status.running_time or status.attempt_time or now
@@ -73,49 +72,55 @@ def failure(job: Job, status: Status, reports: Reports, watched: Watch, now: dat
         pod=first.pod,
         node=first.node,
         reason=REASON,
-        message=_message(job, reports, lagging, watched),
-        time=watched.moved_at,
+        message=_message(job, reports, lagging, stall),
+        time=stall.moved_at,
         ran_seconds=max(0.0, (now - began).total_seconds()),
     )
 
 
-def rule_on(job: Job, status: Status, failure: Failure) -> restart_policy.Ruling:
-    """The user's rules for reason Hang, then `hang.action`."""
+def decide_restart(job: Job, status: Status, failure: Failure) -> restart_policy.RestartDecision:
+    """Applies the user's rules for reason Hang, then `hang.action`."""
     assert job.spec.hang
     why = f"no progress for {job.spec.hang.timeout_seconds} s (hang.timeoutSeconds)"
     action, reason = restart_policy.by_rules(job.spec.restart.rules or [], failure) or (job.spec.hang.action, why)
     return restart_policy.within_budget(job, status, failure, action, reason)
 
 
-def told(status: Status, watched: Watch) -> bool:
-    """With action `ignore`: this silence is on record already."""
+def already_recorded(status: Status, stall: StallWindow) -> bool:
+    """Whether `status.lastFailure` is this stall. With action `ignore` it is recorded only once."""
     last = status.last_failure
-    return last is not None and last.reason == REASON and last.time >= watched.moved_at - _JITTER
+    return last is not None and last.reason == REASON and last.time >= stall.moved_at - _JITTER
 
 
 def _lagging(reports: Reports) -> list[RankReport]:
-    """Those that did not get as far as the others; where all did equally many steps, those that are still at their own
-    work while the others wait for them, where programs tell that; else all."""
-    there = [rank for rank in reports.ranks if not rank.done]
-    least = min(rank.step or 0 for rank in there)
-    behind = [rank for rank in there if (rank.step or 0) == least]
-    if len(behind) == len(there) and any(rank.waiting for rank in there):
-        behind = [rank for rank in there if not rank.waiting] or there
+    """The ranks with the fewest steps. If all have the same number: those that do not wait for others, if programs
+    report that; else all."""
+    active = [rank for rank in reports.ranks if not rank.done]
+    least = min(rank.step or 0 for rank in active)
+    behind = [rank for rank in active if (rank.step or 0) == least]
+    if len(behind) == len(active) and any(rank.waiting for rank in active):
+        behind = [rank for rank in active if not rank.waiting] or active
     return sorted(behind, key=lambda r: (r.rank is None, r.rank or 0, r.role, r.index, r.local_rank))
 
 
-def _message(job: Job, reports: Reports, lagging: list[RankReport], watched: Watch) -> str:
-    named = ", ".join(name(rank) for rank in lagging[:_NAMED])
+def _message(job: Job, reports: Reports, lagging: list[RankReport], stall: StallWindow) -> str:
+    named = ", ".join(_label(rank) for rank in lagging[:_NAMED])
     if len(lagging) > _NAMED:
         named += f" and {len(lagging) - _NAMED} more"
-    there = [rank for rank in reports.ranks if not rank.done]
+    active = [rank for rank in reports.ranks if not rank.done]
     furthest = max(rank.step or 0 for rank in reports.ranks)
-    if all(rank.step is None for rank in there):
+    if all(rank.step is None for rank in active):
         limit = job.spec.startup_deadline_seconds
-        return f"no rank has made a first step within {limit} s (startupDeadlineSeconds); ranks that report: {named}"
-    silent = f"no rank has made a step since {watched.moved_at:%H:%M:%S} UTC"
+        return f"no rank completed a first step within {limit} s (startupDeadlineSeconds); ranks that report: {named}"
+    stalled = f"no rank has completed a step since {stall.moved_at:%H:%M:%S} UTC"
     if (lagging[0].step or 0) < furthest:
-        return f"{silent}: {named} at step {lagging[0].step or 0}, the others at {furthest}"
-    if len(lagging) == len(there):
-        return f"{silent}: all {len(there)} ranks are at step {furthest}, and who holds them up is in their stacks"
-    return f"{silent}: {named} did not come out of step {furthest + 1}, for which the others wait"
+        return f"{stalled}: {named} at step {lagging[0].step or 0}, the others at {furthest}"
+    if len(lagging) == len(active):
+        return f"{stalled}: all {len(active)} ranks are at step {furthest}; their stack dumps show where they wait"
+    return f"{stalled}: {named} did not complete step {furthest + 1}, and the other ranks wait for it"
+
+
+def _label(rank: RankReport) -> str:
+    """`rank 3 (worker-1 on node-7)`"""
+    where = naming.replica_key(rank.role, rank.index) + (f" on {rank.node}" if rank.node else "")
+    return where if rank.rank is None else f"rank {rank.rank} ({where})"

@@ -1,6 +1,6 @@
-"""What the core sees and what it answers: plain frozen data, the same for a cluster, a laptop and the simulation.
+"""Input and output of the core: plain frozen data, the same for a cluster, a local run and the simulator.
 
-A driver builds an `Observed` (job, status as persisted, pods as last seen, the time) and carries out the `Plan`.
+A driver builds an `Observed` (job, persisted status, pods, time), passes it to `reconcile` and carries out the `Plan`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ from typing import Any, Literal
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
-from allranks.core.progress import Reports
 
 Manifest = dict[str, Any]
 """A Kubernetes object as its JSON. Parts are shared between manifests: treat it as read-only."""
 
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
+START_ERRORS = frozenset(
+    {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"}
+    | {"CreateContainerError", "RunContainerError"}
+)
+"""Waiting reasons of a pod that cannot start because of its image or configuration."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the training container ended. A container that runs again in place has none."""
+    """Termination of the training container. A container that was restarted in place has none."""
 
     code: int
     """Exit code as kubelet reports it: 128 + n for a process that signal n ended."""
@@ -35,13 +40,13 @@ class Exit:
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended the process, None where it exited by itself; 128 + n, as shells say it."""
+        """The signal that ended the process (from exit code 128 + n, as in shells); None if it exited by itself."""
         return self.code - 128 if 128 < self.code <= 128 + 64 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Disruption:
-    """The pod's condition `DisruptionTarget`: the cluster takes the pod away, the program is not to blame."""
+    """The pod condition `DisruptionTarget`: the cluster removes the pod, for a reason outside of the program."""
 
     reason: str
     at: datetime
@@ -50,7 +55,7 @@ class Disruption:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """The dozen fields of a pod that decisions need. `role index attempt restart` come from its labels."""
+    """The fields of a pod that decisions need. `role index attempt restart` come from its labels."""
 
     name: str
     uid: str
@@ -58,28 +63,28 @@ class Pod:
     index: int
     attempt: int
     restart: int = 0
-    """How often this replica was restarted alone within the attempt."""
+    """Number of individual restarts of this replica within the attempt."""
     phase: PodPhase = "Pending"
     owned: bool = True
-    """Its controller is this job (by UID). Labels alone adopt nothing."""
+    """The pod has a controller ownerReference to this job's UID. Labels are never used for adoption."""
     created_at: datetime | None = None
     placed_at: datetime | None = None
-    """When it got its node."""
+    """Time of its assignment to a node."""
     started_at: datetime | None = None
     deleted_at: datetime | None = None
-    """When somebody asked for its deletion: `deletionTimestamp` less the grace period. None while nobody has."""
+    """Time of the deletion request: `deletionTimestamp` minus the grace period. None without a request."""
     node: str | None = None
     waiting_reason: str = ""
-    """Why it is not running yet: `Unschedulable`, `ImagePullBackOff`, `ContainerCreating`, ..."""
+    """Why the pod is not running yet: `Unschedulable`, `ImagePullBackOff`, `ContainerCreating`, ..."""
     waiting_message: str = ""
     exit: Exit | None = None
     disruption: Disruption | None = None
 
     @property
     def succeeded(self) -> bool:
-        """The training container is done well; a sidecar that still runs, or fails, changes nothing about it.
+        """The training container completed. Sidecars have no influence.
 
-        Exit code 0 of a pod that was being taken away is no success: the program has saved and gone, as it was told.
+        Exit code 0 of a terminating pod is not a success: the program saved its state and stopped on SIGTERM.
         """
         if self.exit is None:
             return self.phase == "Succeeded"
@@ -87,13 +92,13 @@ class Pod:
 
     @property
     def termination_requested_at(self) -> datetime | None:
-        """Since when the cluster or somebody has been taking the pod away."""
+        """Time of the earliest deletion or disruption."""
         moments = (self.deleted_at, self.disruption.at if self.disruption else None)
         return min((moment for moment in moments if moment), default=None)
 
     @property
     def terminating(self) -> bool:
-        """The pod was being taken away before, or instead of, its program's own end."""
+        """Termination was requested before the program ended by itself."""
         requested = self.termination_requested_at
         return requested is not None and (self.exit is None or requested <= self.exit.finished_at)
 
@@ -101,10 +106,15 @@ class Pod:
     def ended(self) -> bool:
         return self.exit is not None or self.phase in ("Succeeded", "Failed")
 
+    @property
+    def cannot_start(self) -> bool:
+        """The image or the configuration prevents the start; only a change by the user helps."""
+        return self.waiting_reason in START_ERRORS and not self.ended
+
 
 @dataclass(frozen=True, slots=True)
 class RejectedCreate:
-    """A creation that was answered with a refusal (quota, admission, a name that somebody else has)."""
+    """A create request that the API server rejected: quota, admission, or a name that another owner uses."""
 
     kind: str
     name: str
@@ -114,38 +124,77 @@ class RejectedCreate:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """Where the job runs: the facts about it that pods depend on."""
+    """Facts about the place where the job runs."""
 
     helper_image: str
-    """Image of the init container that brings a helper into a pod (the operator's own)."""
+    """Image of the init container that copies the helper files into a pod (the operator's own image)."""
     local: bool = False
-    """This machine: processes share one network, there is no DNS for them, no image, no ssh."""
+    """Local run: processes share the host's network; there is no DNS, image or ssh."""
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     """(pod hostname, port) -> (address, port) where it is not `hostname.job.namespace.svc:port`."""
     node_lost_seconds: int | None = None
-    """So long after a node was found to be gone its pods are given up. None: as long as the cluster has it, 300 s."""
+    """tolerationSeconds for unreachable and not-ready nodes. None: the cluster's default, 300 s."""
     pool: PoolSpec | None = None
-    """The TrainingPool that the job names, as it is now; None where there is none of that name."""
+    """The TrainingPool that the job names, in its current state; None if it does not exist."""
     report_url: str = ""
-    """Where ranks report their progress to, with a token of their pod; empty: nowhere."""
+    """URL for progress reports of ranks, authenticated with a token of their pod; empty: no reports."""
     pool_refused: str = ""
-    """Why no pools are served here at all, as a sentence for users."""
+    """Why this operator serves no pools, as a sentence for users."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """The newest state of one rank. Times are converted to the server's clock: ranks report ages."""
+
+    role: str
+    index: int
+    local_rank: int
+    rank: int | None
+    pod: str
+    node: str | None
+    received_at: datetime
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    samples_per_second: float | None = None
+    step_seconds: float | None = None
+    """Mean duration of the steps since the previous report."""
+    busy_seconds: float | None = None
+    """Share of `step_seconds` without waiting for other ranks; None if the program does not measure it."""
+    checkpoint_step: int | None = None
+    checkpoint_at: datetime | None = None
+    stepped_at: datetime | None = None
+    """Time of the last completed step."""
+    first_step_at: datetime | None = None
+    done: bool = False
+    waiting: bool | None = None
+    """The rank finished its own work of the next step and waits for others; None if the program does not report it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """The reports of the current attempt."""
+
+    since: datetime
+    """Start of listening. Missing reports from before this time mean nothing."""
+    ranks: tuple[RankReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that a decision may depend on."""
+    """Everything that a decision may depend on."""
 
     job: Job
     status: Status
-    """As persisted: never older than this driver's own last write."""
+    """The persisted status: at least as new as this driver's own last write."""
     pods: tuple[Pod, ...]
-    """As last seen; may lag, but holds what this driver created from the answer on, until its deletion was seen."""
+    """The pod cache. It may lag behind the API server, but always contains this driver's own creations."""
     now: datetime
     platform: Platform
     refused: tuple[RejectedCreate, ...] = ()
     reports: Reports | None = None
-    """What the ranks of the present attempt say of themselves; None where nobody listens."""
+    """Progress reports of the ranks; None if there is no report server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +208,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PodRef:
-    """A pod to delete; the UID is a precondition, so that a namesake is never hit."""
+    """A pod to delete. The UID is a precondition: a new pod of the same name stays untouched."""
 
     name: str
     uid: str
@@ -167,22 +216,22 @@ class PodRef:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do next. An empty plan means that the job is settled until something changes or `wake_at` comes.
+    """What to do next. An empty plan means that nothing is due until a change or `wake_at`.
 
     With `write_ahead` the status must be persisted, guarded by the observed resourceVersion, before anything else
-    happens; such a plan holds no creations and no deletions: the next reconcile derives them from what was persisted.
+    happens; such a plan holds no creations and no deletions: the next reconcile derives them from the persisted status.
     """
 
     status: Status | None = None
     write_ahead: bool = False
     create: tuple[Manifest, ...] = ()
-    """In this order: what is not a pod comes first, and no pod is created before these exist."""
+    """In creation order: other objects first, then pods."""
     delete: tuple[PodRef, ...] = ()
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     wake_at: datetime | None = None
     stack_dump_id: str = ""
-    """Ranks that report are asked for the stacks of their threads; another word is another question."""
+    """Requests stack dumps from all ranks that report; a new id is a new request."""
 
     @property
     def empty(self) -> bool:

@@ -1,6 +1,6 @@
-"""What went wrong first: turns the pods of an attempt into the one failure that caused the rest.
+"""Finds the root cause: the one failure of an attempt that caused the others.
 
-The cause is the *earliest* failure by the containers' `finishedAt`, not the avalanche that follows it.
+It is the *earliest* failure by the containers' `finishedAt`, not one of the consequences that follow.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from functools import cached_property
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import naming, topology
-from allranks.core.manifests import pods as desired
+from allranks.core.manifests import pods as pod_manifests
 from allranks.core.manifests import pool_template
 from allranks.core.model import Platform, Pod
+from allranks.core.status_update import changed
 from allranks.frameworks.base import Replica, RootCause
 
 DISRUPTIONS: dict[str, str] = {
@@ -26,13 +27,13 @@ DISRUPTIONS: dict[str, str] = {
     "TerminationByKubelet": "Evicted",
     "DeletionByPodGC": "NodeLost",
 }
-"""Reason of the pod condition `DisruptionTarget` -> ours."""
+"""Reason of the pod condition `DisruptionTarget` -> reason of the failure."""
 
 UNCOUNTED = frozenset({*DISRUPTIONS.values(), "Deleted", "Disrupted"})
-"""Reasons that are not the program's fault."""
+"""Reasons outside of the program: such restarts do not count against maxRestarts."""
 
 UNKNOWN_END = "ContainerStatusUnknown"
-"""Kubelet had lost track of the container: neither its exit code nor its time is known."""
+"""Kubelet lost track of the container: its exit code and time are invalid."""
 
 MESSAGE_LINES = 20
 MESSAGE_CHARACTERS = 2048
@@ -42,7 +43,7 @@ _ELSEWHERE = Platform(helper_image="")
 
 
 def failed(pod: Pod) -> bool:
-    """The pod's program will not end well: it failed, or the cluster or somebody is taking the pod away."""
+    """The program failed, or the pod is being removed before the program completed."""
     return not pod.succeeded and (pod.phase == "Failed" or pod.deleted_at is not None or pod.disruption is not None)
 
 
@@ -54,7 +55,7 @@ def first_failure(
     now: datetime,
     platform: Platform = _ELSEWHERE,
 ) -> Failure:
-    """The earliest failure among `pods` (all failed) and `missing` (pods that were there and are gone)."""
+    """The earliest failure among `pods` (all failed) and `missing` (replicas whose pod was deleted)."""
     framework = topology.framework_of(job)
     endings = [_Ending(pod, framework.root_cause(pod.exit.message) if pod.exit else None, now) for pod in pods]
     if endings:
@@ -80,20 +81,20 @@ _DELETED = "the pod was deleted by someone"
 _SIGTERM = 15
 
 Order = tuple[datetime, int]
-"""When, and which of one second comes first: what starts an avalanche, before what an avalanche looks like."""
+"""Sort key of failures: the time, then within one second typical causes before typical consequences."""
 
 
 def _precedence(reason: str, code: int | None, signal: int | None) -> int:
     if code is None or reason == "OOMKilled":
         return 0
-    if signal in (6, _SIGTERM):  # SIGABRT of a watchdog, SIGTERM of a launcher
+    if signal in (6, _SIGTERM):  # SIGABRT by a watchdog, SIGTERM by a launcher
         return 3
     return 1 if signal else 2
 
 
 @dataclass(frozen=True)
 class _Ending:
-    """One failed pod, with what its launcher reported."""
+    """A failed pod with the report of its launcher."""
 
     pod: Pod
     cause: RootCause | None
@@ -101,19 +102,19 @@ class _Ending:
 
     @cached_property
     def disrupted(self) -> bool:
-        """The cluster or somebody took the pod away before, or instead of, its own end."""
+        """The pod was removed before the program ended by itself."""
         pod = self.pod
         if pod.disruption and pod.disruption.reason == "TerminationByKubelet":
-            return True  # kubelet ends the container first and says why afterwards
+            return True  # kubelet kills the container first and sets the condition afterwards
         return pod.terminating
 
     @cached_property
     def time(self) -> datetime:
-        """When it failed. A launcher first ends its other workers: its report knows better than the container's end."""
+        """Time of the failure. A launcher stops its other workers before it exits, so its report is more exact."""
         pod = self.pod
         ended = pod.exit.finished_at if pod.exit else None
         if ended and self.cause and self.cause.time and not self.disrupted:
-            # The report has no time zone; zones differ by quarters of an hour, and no launcher takes so long to end.
+            # The report has no time zone. Zones differ by multiples of 15 minutes, and a launcher exits much faster.
             return ended - (ended.replace(tzinfo=None) - self.cause.time) % timedelta(minutes=15)
         return min((moment for moment in (ended, pod.termination_requested_at) if moment), default=self.now)
 
@@ -123,7 +124,7 @@ class _Ending:
 
     @property
     def sure(self) -> bool:
-        """That it ended by itself in its second, and not because it was told to later in the same one."""
+        """The program certainly ended by itself, and not because of a deletion later in the same second."""
         return self.reason == "OOMKilled" or (self.cause is not None and self.cause.time is not None)
 
     @property
@@ -148,7 +149,7 @@ class _Ending:
             return DISRUPTIONS.get(pod.disruption.reason, "Disrupted")
         if pod.deleted_at:
             return "Deleted"
-        return pod.waiting_reason or "PodFailed"  # an init container failed, or kubelet refused the pod
+        return pod.waiting_reason or "PodFailed"  # an init container failed, or kubelet rejected the pod
 
     @property
     def message(self) -> str:
@@ -161,7 +162,7 @@ class _Ending:
 
 
 def _describe(job: Job, status: Status, ending: _Ending, platform: Platform) -> Failure:
-    """One failed pod as `status.lastFailure` tells it."""
+    """The failure of one pod as in `status.lastFailure`."""
     pod = ending.pod
     reported = ending.cause.rank if ending.cause else None
     return Failure(
@@ -181,38 +182,40 @@ def _describe(job: Job, status: Status, ending: _Ending, platform: Platform) -> 
 
 
 def _within(number: int | None, least: int, most: int = 2**31 - 1) -> int | None:
-    """A log can claim anything: what makes no sense is not told."""
+    """Drops values out of range: a launcher's report comes from a log, which can contain anything."""
     return number if number is not None and least <= number <= most else None
 
 
 def node_lost_at(pod: Pod) -> datetime | None:
-    """When its node was found to be lost, with which it is: how its program ended nobody knows. None: it is not."""
+    """Time at which the pod's node was declared lost; None if it was not, or if the pod's exit was reported."""
     lost = pod.exit is None and pod.disruption and DISRUPTIONS.get(pod.disruption.reason) == "NodeLost"
     return pod.disruption.at if lost and pod.disruption else None
 
 
-def of_lost(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
-    """As a failure of its attempt."""
-    of_then = status.model_copy(update={"attempt": pod.attempt})
-    return _describe(job, of_then, _Ending(pod, None, now), platform)
+def node_loss(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
+    """The loss of the pod's node as a failure of the pod's attempt."""
+    then = changed(status, attempt=pod.attempt)
+    return _describe(job, then, _Ending(pod, None, now), platform)
 
 
-def before(job: Job, status: Status, blamed: Failure, pod: Pod, now: datetime, platform: Platform) -> Failure | None:
-    """How a pod that was deleted with its attempt had failed before the one that is blamed. None: it had not.
+def earlier_failure(
+    job: Job, status: Status, recorded: Failure, pod: Pod, now: datetime, platform: Platform
+) -> Failure | None:
+    """The failure of a pod that was deleted with its attempt, if it was earlier than the recorded root cause.
 
-    The deletion was our own, and says nothing; nor does an end that it may have caused. Clocks differ, and Kubernetes
-    tells whole seconds: of two ends in one second that one is earlier whose launcher says so.
+    The deletion was our own and is no evidence, nor is an exit that the deletion may have caused. Clocks differ and
+    Kubernetes has whole seconds: within one second, only a launcher's report shows that a failure was earlier.
     """
     if pod.exit is None or pod.exit.code == 0 or pod.exit.reason == UNKNOWN_END:
         return None
     report = topology.framework_of(job).root_cause(pod.exit.message)
     ending = _Ending(replace(pod, deleted_at=None), report, now)
-    found = _describe(job, status.model_copy(update={"attempt": pod.attempt}), ending, platform)
-    told_to_go = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
-    if told_to_go and (not ending.sure or found.signal == _SIGTERM):
+    found = _describe(job, changed(status, attempt=pod.attempt), ending, platform)
+    after_deletion = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
+    if after_deletion and (not ending.sure or found.signal == _SIGTERM):
         return None
-    at, then = found.time.replace(microsecond=0), blamed.time.replace(microsecond=0)
-    earlier = (at, _precedence_of(found)) < (then, _precedence_of(blamed))
+    at, then = found.time.replace(microsecond=0), recorded.time.replace(microsecond=0)
+    earlier = (at, _precedence_of(found)) < (then, _precedence_of(recorded))
     return found if earlier and (at < then or ending.sure) else None
 
 
@@ -220,13 +223,13 @@ def _precedence_of(failure: Failure) -> int:
     return _precedence(failure.reason, failure.exit_code, failure.signal)
 
 
-def of_bad_start(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
-    """Of a pod whose image or configuration keeps it from starting: it has not failed, and never will run."""
+def start_error(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
+    """The failure of a pod that cannot start because of its image or configuration. It never ran."""
     return _describe(job, status, _Ending(replace(pod, deleted_at=None, disruption=None), None, now), platform)
 
 
 def same_way(one: Failure, other: Failure) -> bool:
-    """Both ended alike: code, signal, reason and the last line, numbers aside (addresses, times, pids differ)."""
+    """Both have the same code, signal, reason and last line, except for numbers (addresses, times, pids differ)."""
 
     def way(failure: Failure) -> tuple[object, ...]:
         lines = [line for line in failure.message.splitlines() if line.strip()]
@@ -236,11 +239,23 @@ def same_way(one: Failure, other: Failure) -> bool:
     return way(one) == way(other)
 
 
+def describe_failure(failure: Failure) -> str:
+    """The failure in one line: `worker-1 failed with exit code 1 (Error)`."""
+    who = naming.replica_key(failure.role, failure.index) if failure.role else "a pod"
+    if failure.reason in UNCOUNTED:
+        return f"{who} was lost ({failure.reason})"
+    if failure.signal is not None:
+        return f"{who} was ended by signal {failure.signal} ({failure.reason})"
+    if failure.exit_code is None:
+        return f"{who} failed ({failure.reason})"
+    return f"{who} failed with exit code {failure.exit_code} ({failure.reason})"
+
+
 def _rank(job: Job, status: Status, role: str, index: int, platform: Platform) -> int | None:
-    """The pod's rank, where one process runs in each: then node rank and rank are the same."""
+    """The global rank if each pod runs one process: then it equals the node rank."""
     if pool_template.unavailable(job, platform):
-        return None  # how many GPUs, and so processes, its pods had was the pool's to say
-    group = desired.group_of(job, status, platform)
+        return None  # without its pool, the number of GPUs and so of processes per pod is undefined
+    group = pod_manifests.group_of(job, status, platform)
     framework = topology.framework_of(job)
     if any(framework.processes(group, ranked) != 1 for ranked in {replica.role for replica in group.ranked()}):
         return None

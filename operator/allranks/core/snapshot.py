@@ -1,4 +1,4 @@
-"""What is there of a job's present attempt, and of older ones."""
+"""The observation of one job, indexed for the rules."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from allranks.api.status import FINISHED, Status
-from allranks.core import elasticity, hang_detection, naming, restart_policy, root_cause, topology
+from allranks.core import elasticity, hang_detection, naming, root_cause, status_summary, topology
 from allranks.core.model import Observed, Pod
 from allranks.frameworks.base import Replica
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The observation, sorted by what decisions ask of it."""
+    """An observation with the pods sorted into replica slots."""
 
     observed: Observed
-    """Its status is the persisted one with what ranks have reported since."""
+    """Its status is the persisted one, updated with the progress that ranks reported since."""
     persisted: Status
 
     @cached_property
@@ -25,63 +25,78 @@ class Snapshot:
 
     @cached_property
     def pods(self) -> dict[tuple[str, int], Pod]:
-        """(role, index) -> the pod that holds this place now: ours, and of the computed name; labels prove nothing."""
-        ours = {pod.name: pod for pod in self.observed.pods if pod.owned}
+        """(role, index) -> the pod in this replica slot: owned by the job's UID, with the computed name."""
+        owned = {pod.name: pod for pod in self.observed.pods if pod.owned}
         out = {}
         for replica in self.replicas:
             place = replica.role, replica.index
-            if pod := ours.get(self._name(replica)):
+            if pod := owned.get(self._name(replica)):
+                # Name and owner decide; labels may have been edited.
                 out[place] = pod if (pod.role, pod.index) == place else replace(pod, role=place[0], index=place[1])
         return out
 
     @cached_property
     def outdated(self) -> list[Pod]:
-        """Our pods of older attempts, and those whose place was given to a newer one."""
-        held = {pod.uid for pod in (*self.pods.values(), *self.placeholders.values())}
-        return sorted((p for p in self.observed.pods if p.owned and p.uid not in held), key=lambda p: (p.name, p.uid))
+        """Owned pods of older attempts, and replaced pods of this attempt."""
+        current = {pod.uid for pod in (*self.pods.values(), *self.placeholders.values())}
+        pods = (pod for pod in self.observed.pods if pod.owned and pod.uid not in current)
+        return sorted(pods, key=lambda pod: (pod.name, pod.uid))
 
     @cached_property
     def placeholders(self) -> dict[str, Pod]:
-        """Name -> the pod that shows whether there is room for one more worker. One that ended shows nothing."""
+        """Name -> the pod that probes for room for one more worker. Ended ones are kept until they are recreated."""
         job, status, now = self.observed.job, self.observed.status, self.observed.now
-        wanted = {replica.hostname for replica in topology.waiting(job, status)} if self.seeks_room else ()
-        there = [pod for pod in self.observed.pods if pod.owned and pod.name in wanted]
+        wanted = {replica.hostname for replica in topology.waiting(job, status)} if self.probes_for_room else ()
+        existing = [pod for pod in self.observed.pods if pod.owned and pod.name in wanted]
         return {
-            pod.name: pod for pod in there if not pod.ended or now < elasticity.ended_at(pod, now) + elasticity.RETRY
+            pod.name: pod
+            for pod in existing
+            if not pod.ended or now < elasticity.ended_at(pod, now) + elasticity.PLACEHOLDER_RETRY
         }
 
     @cached_property
-    def seeks_room(self) -> bool:
-        """For more workers. When the first pod has ended, well or ignored, the attempt comes to its end."""
+    def probes_for_room(self) -> bool:
+        """Whether placeholders may exist. The attempt stops growing when its first pod has ended."""
         status = self.observed.status
-        begins = elasticity.seeks_room_from(status)
+        begin = elasticity.probe_not_before(status)
         over = status.phase in FINISHED or any(pod.ended for pod in self.pods.values())
-        return begins is not None and begins <= self.observed.now and not over
+        return begin is not None and begin <= self.observed.now and not over
 
     @cached_property
-    def watched(self) -> hang_detection.Watch | None:
+    def stall_window(self) -> hang_detection.StallWindow | None:
         o = self.observed
-        return hang_detection.watch(o.job, o.status, o.reports)
+        return hang_detection.detect_stall(o.job, o.status, o.reports)
 
     @cached_property
-    def bad_starts(self) -> list[Pod]:
-        return [pod for pod in self.pods.values() if pod.waiting_reason in restart_policy.BAD_START and not pod.ended]
+    def start_errors(self) -> list[Pod]:
+        return [pod for pod in self.pods.values() if pod.cannot_start]
 
     @cached_property
     def missing(self) -> list[Replica]:
         return [r for r in self.replicas if (r.role, r.index) not in self.pods and not self._ignored(r.role, r.index)]
 
     @cached_property
-    def vanished(self) -> list[Replica]:
-        """Pods that were there and are not: somebody deleted them."""
+    def deleted_replicas(self) -> list[Replica]:
+        """Replicas whose pod existed and was deleted by someone else."""
         return [r for r in self.missing if self._launched(r)]
 
     @cached_property
     def failed(self) -> list[Pod]:
         return [pod for place, pod in self.pods.items() if root_cause.failed(pod) and not self._ignored(*place)]
 
-    def lives(self, replica: Replica) -> bool:
-        """Its former pod of this attempt, which has the same host name, was not even told to go yet."""
+    @cached_property
+    def summary(self) -> Status:
+        """The status with the current pod counts."""
+        o = self.observed
+        return status_summary.summarise(o.job, o.status, self.pods, o.refused, o.now)
+
+    @cached_property
+    def final_summary(self) -> Status:
+        """The status of a finished or suspended job with the current pod counts."""
+        return status_summary.summarise_ended(self.observed.job, self.observed.status, self.pods)
+
+    def predecessor_running(self, replica: Replica) -> bool:
+        """The replica's former pod of this attempt, which has the same hostname, is not even terminating yet."""
         if naming.replica_key(replica.role, replica.index) not in self.observed.status.replica_restarts:
             return False
         first, others = replica.hostname, f"{replica.hostname}-"
@@ -89,7 +104,7 @@ class Snapshot:
         return any(not pod.ended and pod.deleted_at is None for pod in former)
 
     def _name(self, replica: Replica) -> str:
-        """Its pod's name: its host name, and how often it was restarted alone."""
+        """The hostname, with the number of individual restarts appended."""
         entry = self.observed.status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
         return f"{replica.hostname}-{entry.count}" if entry and entry.count else replica.hostname
 

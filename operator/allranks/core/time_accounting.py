@@ -1,7 +1,7 @@
-"""Where a job's time goes: every second of it is queued, starting, productive or lost (docs/reference/semantics.md).
+"""Time accounting: every second of a job is queued, starting, productive or lost (docs/reference/semantics.md).
 
-`status.times` holds what is accounted for up to `since`, and what the time from then on counts as. It is brought up to
-date when that changes, and whenever the status is written anyway; in between, anybody can add the rest.
+`status.times` holds the totals up to `since`, and the state in which time accumulates from then on. It is updated when
+that state changes and whenever the status is written for another reason; in between, any reader can add the rest.
 """
 
 from __future__ import annotations
@@ -13,49 +13,50 @@ from typing import Any
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, PastAttempt, Status, TimeKind, Times
 from allranks.core.model import Pod
+from allranks.core.status_update import changed
 
 
 def account(
     job: Job,
     before: Status,
-    seen: Status,
+    reported: Status,
     after: Status,
     pods: Iterable[Pod],
     refused: Collection[Any],
     listened: bool,
     now: datetime,
 ) -> Status:
-    """`after` with its times. `before` is the persisted status, `seen` the same with what ranks have reported since,
-    `pods` are those of the present attempt, `listened` says whether reports come in at all.
+    """Returns `after` with updated times; the same object if nothing else changed and the state is the same.
 
-    The same object when nothing else changed and the time still counts as the same.
+    `before` is the persisted status, `reported` the same with the ranks' newest progress, `pods` are those of the
+    current attempt, `listened` says whether there is a report server.
     """
     if after.start_time is None or (before.times and before.times.state == "over"):
         return after
     times = before.times or _opened(job, after, now)
-    if not times.measured and _reports(seen):
-        times = _measured(seen, times, now)
+    if not times.measured and _reports(reported):
+        times = _measured(reported, times, now)
     if before.attempt_time is not None and _ended(before, after):
-        times, past = _thrown_away(before, seen, after, times, now)
-        after = after.model_copy(update={"history": [*after.history[:-1], past]})
+        times, past = _close_attempt(before, reported, after, times, now)
+        after = changed(after, history=[*after.history[:-1], past])
     measures = listened and (job.spec.hang is not None or after.progress is not None)
     present = list(pods) if after.attempt == before.attempt else []
     state, moment = _state(after, present, refused, measures, now)
     if state == times.state and times == before.times and after == before:
         return after
     moment = min(max(moment, times.since), now)
-    reason = _blamed(after)
-    times = _advanced(_advanced(times, moment, reason).model_copy(update={"state": state}), now, reason)
+    reason = _last_reason(after)
+    times = _advanced(changed(_advanced(times, moment, reason), state=state), now, reason)
     if state != "productive":
-        times = times.model_copy(update={"productive_since": None})
+        times = changed(times, productive_since=None)
     elif times.productive_since is None:
-        times = times.model_copy(update={"productive_since": moment})
-    return after.model_copy(update={"times": times, "goodput": goodput(times)})
+        times = changed(times, productive_since=moment)
+    return changed(after, times=times, goodput=goodput(times))
 
 
 def up_to(status: Status, now: datetime) -> Times | None:
-    """The times as they are now."""
-    return _advanced(status.times, now, _blamed(status)) if status.times else None
+    """The times up to now."""
+    return _advanced(status.times, now, _last_reason(status)) if status.times else None
 
 
 def goodput(times: Times) -> float | None:
@@ -65,14 +66,14 @@ def goodput(times: Times) -> float | None:
 
 
 def _opened(job: Job, status: Status, now: datetime) -> Times:
-    """A job is as old as its creation: who was not there to see it was waited for."""
+    """Starts at creationTimestamp: time before the operator saw the job counts as queued."""
     return Times(state="queued", since=min(job.metadata.creation_timestamp or now, status.start_time or now, now))
 
 
 def _state(
     status: Status, pods: list[Pod], refused: Collection[Any], measures: bool, now: datetime
 ) -> tuple[TimeKind, datetime]:
-    """What the time counts as, and since when."""
+    """The current state, and when it began."""
     if status.phase in FINISHED:
         return "over", status.completion_time or now
     if status.phase == "Suspended":
@@ -84,23 +85,23 @@ def _state(
         return "productive", status.running_time
     placed = [pod.placed_at or now for pod in pods if pod.node]
     if _restarted(status):
-        waits = bool(pods or refused) and not placed
+        unplaced = bool(pods or refused) and not placed
         unplaceable = bool(refused) or any(pod.waiting_reason == "Unschedulable" for pod in pods)
-        return ("queued", now) if waits and unplaceable else ("lost", now)
+        return ("queued", now) if unplaced and unplaceable else ("lost", now)
     return ("starting", min(placed)) if placed else ("queued", now)
 
 
 def _restarted(status: Status) -> bool:
-    """The attempt began because another one ended, not because somebody resumed the job."""
+    """The attempt replaced one that ended; it was not a resume of the job."""
     return bool(status.history) and status.history[-1].reason != "Suspended"
 
 
-def _blamed(status: Status) -> str:
+def _last_reason(status: Status) -> str:
     return status.history[-1].reason if status.history else ""
 
 
 def _ended(before: Status, after: Status) -> bool:
-    """The attempt was over with this decision."""
+    """Whether this decision ends the attempt."""
     if after.phase in (*FINISHED, "Suspended"):
         return before.phase not in (*FINISHED, "Suspended")
     return after.attempt != before.attempt and before.phase != "Suspended"
@@ -110,57 +111,80 @@ def _reports(status: Status) -> bool:
     return status.progress is not None and bool(status.progress.reporting or status.progress.first_step_time)
 
 
-def _thrown_away(before: Status, seen: Status, after: Status, times: Times, now: datetime) -> tuple[Times, PastAttempt]:
-    """An attempt is over: what it did since its last checkpoint is lost, unless the job is over with it. Without
-    reports nobody knows, and all of it counts as kept."""
-    past, progress = after.history[-1], seen.progress
-    times = _advanced(times, now, _blamed(before))
-    update: dict[str, Any] = {}
+def _close_attempt(
+    before: Status, reported: Status, after: Status, times: Times, now: datetime
+) -> tuple[Times, PastAttempt]:
+    """Ends an attempt: its work since the last checkpoint is lost, unless the job finished. Without progress reports
+    all of it counts as kept."""
+    past, progress = after.history[-1], reported.progress
+    times = _advanced(times, now, _last_reason(before))
     if progress:
-        update = {"first_step": progress.first_step, "last_step": progress.step}
+        past = changed(past, first_step=progress.first_step, last_step=progress.step)
     if (began := times.productive_since) is not None:
         lost = 0.0
         if times.measured and after.phase not in FINISHED:
             saved = (progress.checkpoint_time if progress else None) or began
             lost = min(_seconds(max(saved, began), now), times.productive)
         times = _moved(times, "productive", "lost", lost, past.reason)
-        update |= {"productive_seconds": _exact(max(0.0, _seconds(began, now) - lost)), "lost_seconds": _exact(lost)}
-    return times.model_copy(update={"productive_since": None}), past.model_copy(update=update)
+        kept = _exact(max(0.0, _seconds(began, now) - lost))
+        past = changed(past, productive_seconds=kept, lost_seconds=_exact(lost))
+    return changed(times, productive_since=None), past
 
 
 def _measured(status: Status, times: Times, now: datetime) -> Times:
-    """The first report of a job that seemed to be one without: until its first step it was not productive."""
-    times = times.model_copy(update={"measured": True})
+    """Handles the first report of a job that counted as one without reports: before its first step it was not
+    productive."""
+    times = changed(times, measured=True)
     if times.state != "productive" or times.productive_since is None:
         return times
-    times = _advanced(times, now, _blamed(status))
+    times = _advanced(times, now, _last_reason(status))
     first = status.progress.first_step_time if status.progress else None
     too_early = min(_seconds(times.productive_since or now, min(first or now, now)), times.productive)
     kind: TimeKind = "lost" if _restarted(status) else "starting"
-    moved = _moved(times, "productive", kind, too_early, _blamed(status))
-    return moved.model_copy(update={"productive_since": first, **({} if first else {"state": kind})})
+    moved = _moved(times, "productive", kind, too_early, _last_reason(status))
+    return changed(moved, productive_since=first) if first else changed(moved, productive_since=None, state=kind)
 
 
 def _advanced(times: Times, until: datetime, reason: str) -> Times:
-    """The time until then counts as what it has counted as."""
+    """Adds the time until then to the current state."""
     seconds = _seconds(times.since, until)
     if times.state == "over" or seconds <= 0:
         return times
-    return _added(times.model_copy(update={"since": until}), times.state, seconds, reason)
+    return _added(changed(times, since=until), times.state, seconds, reason)
 
 
 def _moved(times: Times, source: TimeKind, target: TimeKind, seconds: float, reason: str) -> Times:
-    left = times.model_copy(update={source: _exact(max(0.0, getattr(times, source) - seconds))})
+    left = _with_total(times, source, max(0.0, _total(times, source) - seconds))
     return _added(left, target, seconds, reason)
 
 
 def _added(times: Times, kind: TimeKind, seconds: float, reason: str) -> Times:
     if seconds <= 0:
         return times
-    update: dict[str, Any] = {kind: _exact(getattr(times, kind) + seconds)}
     if kind == "lost" and (reason in times.by_reason or len(times.by_reason) < 64):
-        update["by_reason"] = {**times.by_reason, reason: _exact(times.by_reason.get(reason, 0.0) + seconds)}
-    return times.model_copy(update=update)
+        of_reason = _exact(times.by_reason.get(reason, 0.0) + seconds)
+        times = changed(times, by_reason={**times.by_reason, reason: of_reason})
+    return _with_total(times, kind, _total(times, kind) + seconds)
+
+
+def _total(times: Times, kind: TimeKind) -> float:
+    return {"queued": times.queued, "starting": times.starting, "productive": times.productive, "lost": times.lost}[
+        kind
+    ]
+
+
+def _with_total(times: Times, kind: TimeKind, seconds: float) -> Times:
+    match kind:
+        case "queued":
+            return changed(times, queued=_exact(seconds))
+        case "starting":
+            return changed(times, starting=_exact(seconds))
+        case "productive":
+            return changed(times, productive=_exact(seconds))
+        case "lost":
+            return changed(times, lost=_exact(seconds))
+        case "over":
+            raise ValueError("no time accumulates after the end of a job")
 
 
 def _seconds(begin: datetime, end: datetime) -> float:
@@ -168,5 +192,5 @@ def _seconds(begin: datetime, end: datetime) -> float:
 
 
 def _exact(seconds: float) -> float:
-    """To the microsecond, as times are: sums of floats would drift."""
+    """Rounds to microseconds, the resolution of times: sums of floats would drift."""
     return round(seconds, 6)

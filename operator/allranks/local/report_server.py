@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.core.manifests.report_env import TOKEN_FILE
-from allranks.core.model import Manifest, Pod
+from allranks.core.model import Manifest, Pod, Reports
 from allranks.core.naming import TRAINER
-from allranks.core.progress import Reports
 from allranks.pod_bundle import copy_library
 
 if TYPE_CHECKING:

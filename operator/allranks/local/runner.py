@@ -22,7 +22,8 @@ from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core.manifests import pods as desired
 from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod
-from allranks.core.reconcile import CLEANUP_GRACE, reconcile
+from allranks.core.reconcile import reconcile
+from allranks.core.rules.cleanup import CLEANUP_GRACE
 from allranks.errors import CannotRun
 from allranks.local import ports
 from allranks.local.environment import machine_environment

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from allranks.api.job import Job
 from allranks.api.status import Status, Times
-from allranks.core.progress import newly_slow
+from allranks.core.stragglers import newly_slow
 from allranks.frameworks import FRAMEWORKS
 from allranks.version import __version__
 

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
-from allranks.core.model import Manifest, Observed, Platform, RejectedCreate
-from allranks.core.progress import Reports
+from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, Reports
 from allranks.kube import job_codec
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.timing import Clock

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from allranks.core.progress import RankReport, Reports
+from allranks.core.model import RankReport, Reports
 from allranks.telemetry import schema
 from allranks.telemetry.rate_limit import Bucket, Job, Notifier
 

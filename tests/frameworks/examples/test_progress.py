@@ -34,7 +34,7 @@ def test_a_job_that_is_slow_killed_and_stuck_is_accounted_for(run_job, job, ours
     thrown_away = time.monotonic() - saved
     run.wait_for(r"Restarting: attempt 1")
     run.wait_for(r"stacks, asked for because the job makes no progress")
-    run.wait_for(r"rank 1 \(worker-1 on \S+\) did not come out of step 110, for which the others wait")
+    run.wait_for(r"rank 1 \(worker-1 on \S+\) did not complete step 110, and the other ranks wait for it")
     run.finish()
 
     assert run.code == 0, run.output

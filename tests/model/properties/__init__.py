@@ -1,1 +1,1 @@
-"""Generated jobs and histories, and what must hold in every one of them."""
+"""Generated jobs and histories, and invariants of all of them."""

@@ -1,4 +1,5 @@
-"""Shares the histories of a run among the properties, all from one seed that is told at the start and at a failure."""
+"""Distributes the histories of a run over the properties. All use one seed, which is printed at the start and after a
+failure."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ seed = 0
 
 
 def share(part: float, least: int = 1) -> Callable[[Test], Test]:
-    """A property that plays this part of all histories. It neither reads nor writes a database of examples."""
+    """A property with this share of all histories. It does not use the database of examples."""
 
     def decorate(test: Test) -> Test:
         settings = hypothesis.settings(
@@ -33,7 +34,7 @@ def share(part: float, least: int = 1) -> Callable[[Test], Test]:
     return decorate
 
 
-def tell(text: str) -> None:
-    """What happened, for a failing example of hypothesis; an example that is kept by name shows its own."""
+def note(text: str) -> None:
+    """Adds text to the report of a failing example; without effect in tests that do not use hypothesis."""
     if hypothesis.currently_in_test_context():
         hypothesis.note(text)

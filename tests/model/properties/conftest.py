@@ -1,4 +1,4 @@
-"""How many histories, and from which seed: `--histories N`, and hypothesis' own `--hypothesis-seed N`.
+"""The number of histories and their seed: `--histories N`, and hypothesis' own `--hypothesis-seed N`.
 
 Without options the environment's HISTORIES and HISTORIES_SEED are used, else the defaults: a fixed seed, so that every
 change runs the same histories and a failure can be bisected. `make test-all` draws a new seed each time.

@@ -1,4 +1,4 @@
-"""What must hold: at every write, at every decision, and when all is quiet."""
+"""Invariants: checked at every write, for every decision, and when nothing more is due."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from allranks.api.status import Failure as Told
+from allranks.api.status import Failure as RecordedFailure
 from allranks.api.status import Status
 from allranks.core.model import Observed, Plan, Pod
 from allranks.core.naming import ATTEMPT_LABEL, RESTART_LABEL
@@ -29,39 +29,39 @@ DISRUPTIONS = {
 UNCOUNTED = {*DISRUPTIONS.values(), "Deleted"}
 
 
-class Broken(AssertionError):
-    """Something that must always hold does not."""
+class Violation(AssertionError):
+    """An invariant does not hold."""
 
 
 def hold(condition: bool, message: str) -> None:
-    """Raises Broken."""
+    """Raises Violation unless the condition holds."""
     if not condition:
-        raise Broken(message)
+        raise Violation(message)
 
 
 @dataclass
 class Tally:
-    """What was done to pods, and what became of the job: kept without asking the operator."""
+    """Injected failures and their effects, recorded independently of the operator."""
 
     uid: str = ""
-    """The job's."""
+    """UID of the job."""
     failures: dict[str, list[str]] = field(default_factory=dict)
-    """Pod name -> reasons of the failures that were injected into it, in order."""
+    """Pod name -> reasons of the injected failures, in order."""
     names: dict[str, str] = field(default_factory=dict)
-    """UID -> name of every object that was ever the job's."""
+    """UID -> name of every object that the job ever owned."""
     foreign: dict[Key, Manifest] = field(default_factory=dict)
-    """Somebody else's objects, as they were made."""
-    blamed: list[str] = field(default_factory=list)
-    """Pods whose failure a restart was written for, in order."""
+    """Objects of other owners, as they were created."""
+    root_causes: list[str] = field(default_factory=list)
+    """Pods whose failure led to a restart, in order."""
 
 
 class Watchdog:
-    """Looks at every write to the store as it happens, whoever writes."""
+    """Checks every write to the store immediately, by any client."""
 
     def __init__(self, cluster: Cluster, tally: Tally, late_requests: bool) -> None:
         self._cluster, self._tally, self._late_requests = cluster, tally, late_requests
         self._before: Manifest | None = None
-        # Before all others: what they do about a change must not be seen before it.
+        # First of all watchers: the reactions of the others to a change must come after it.
         cluster.store.watchers.insert(0, self._changed)
 
     def _changed(self, change: Change) -> None:
@@ -71,7 +71,7 @@ class Watchdog:
             if change.kind == "MODIFIED" and "status" in change.object:
                 self._status_written(change.object["status"])
         elif kind == "Pod" and controller_of(change.object) != self._tally.uid:
-            hold(change.kind == "ADDED", f"{name} is somebody else's, and was touched")
+            hold(change.kind == "ADDED", f"{name} of another owner was modified")
         elif change.kind == "ADDED":
             self._tally.names[change.object["metadata"]["uid"]] = name
             hold(controller_of(change.object) == self._tally.uid, f"{kind} {name} is not owned by the job")
@@ -83,19 +83,19 @@ class Watchdog:
         role, index, attempt = place_of(pod)
         restart = int(labels.get(RESTART_LABEL, 0))
         hold(name == pod_name(role, index, attempt, restart), f"{name} is not the computed name")
-        hold(labels[ATTEMPT_LABEL] == str(attempt), f"{name} says it is of attempt {labels[ATTEMPT_LABEL]}")
+        hold(labels[ATTEMPT_LABEL] == str(attempt), f"{name} has the label of attempt {labels[ATTEMPT_LABEL]}")
         if self._late_requests:
             return
         status = self._before or {}
         entry = status.get("replicaRestarts", {}).get(f"{role}-{index}", {}).get("count", 0)
-        # A small job begins with its pods, which are those of attempt 0.
+        # A small job begins with the pods of attempt 0, before its first status.
         written = (status["attempt"] if status else 0, entry)
-        hold(written == (attempt, restart), f"{name} was created before status said so: {status}")
+        hold(written == (attempt, restart), f"{name} was created before the status was written: {status}")
         hold(status.get("phase") not in ("Succeeded", "Failed", "Suspended"), f"{name} in phase {status.get('phase')}")
         for other in self._cluster.pods():
             if controller_of(other) == self._tally.uid and name_of(other) != name and not ended(other["status"]):
                 twin = place_of(other) == (role, index, attempt) and not is_going(other)
-                hold(not twin, f"{name} and {name_of(other)} live at the same time")
+                hold(not twin, f"{name} and {name_of(other)} run at the same time")
 
     def _status_written(self, status: Manifest) -> None:
         before, self._before = self._before, status
@@ -111,7 +111,7 @@ class Watchdog:
             self._status_changed(before, status)
 
     def _times_add_up(self, times: Manifest | None) -> None:
-        """The four times are the job's age, whatever has happened to it; what was lost has reasons."""
+        """The four times add up to the job's age; the reasons add up to the lost time."""
         job = self._cluster.job(KEY)
         if times is None or job is None:
             return
@@ -119,15 +119,15 @@ class Watchdog:
         age = (datetime.fromisoformat(times["since"]) - created).total_seconds()
         total = sum(times[kind] for kind in ("queued", "starting", "productive", "lost"))
         hold(abs(total - age) < 0.001, f"{times} is {total} s of {age} s")
-        hold(abs(sum(times["byReason"].values()) - times["lost"]) < 0.001, f"reasons of what is lost: {times}")
+        hold(abs(sum(times["byReason"].values()) - times["lost"]) < 0.001, f"reasons of lost time: {times}")
 
     def _status_changed(self, before: Manifest, status: Manifest) -> None:
         attempts = status["attempt"] - before["attempt"]
         counts = [status["restarts"][kind] - before["restarts"][kind] for kind in ("counted", "disruptions")]
         hold(attempts in (0, 1), f"attempt went from {before['attempt']} to {status['attempt']}")
         alone = [] if attempts else _restarted_alone(before, status)
-        corrected = counts == [-1, 1] and not attempts and not alone  # what was counted turned out to be a disruption
-        # Pods that restart alone are written together, and with the restart of all that comes next.
+        corrected = counts == [-1, 1] and not attempts and not alone  # a counted failure turned out to be a disruption
+        # Individual restarts are written together, and with a group restart that follows them.
         most = 1 + len(self._of_attempt(before["attempt"])) if attempts else len(alone)
         expected = min(counts) >= 0 and sum(counts) <= most
         hold(expected or corrected, f"restarts: {before['restarts']}, then {status['restarts']}, {alone}")
@@ -137,58 +137,58 @@ class Watchdog:
             same = all(status.get(part) == before.get(part) for part in verdict)
             hold(same, f"the verdict changed: {before}, then {status}")
         if sum(counts) and attempts:
-            self._blamed(status["lastFailure"])
+            self._check_root_cause(status["lastFailure"])
         elif sum(counts):
-            blamed = [entry["failure"] for entry in alone if entry["counted"] == bool(counts[0])]
-            hold(len(blamed) >= sum(counts), f"{counts}, and {alone} were restarted")
-            # Of what does not count, some may follow what was blamed before.
-            for failure in blamed if len(blamed) == sum(counts) else []:
-                self._blamed(failure)
+            causes = [entry["failure"] for entry in alone if entry["counted"] == bool(counts[0])]
+            hold(len(causes) >= sum(counts), f"{counts}, and {alone} were restarted")
+            # Some uncounted ones may be consequences of an earlier root cause.
+            for failure in causes if len(causes) == sum(counts) else []:
+                self._check_root_cause(failure)
         elif attempts:
             resumed = before["phase"] == "Suspended" and status["phase"] == "Pending"
-            told = {c["type"]: c["reason"] for c in status["conditions"]}
-            fitted = told.get("Restarting") in ("Resized", "Shrunk", "Grown")
+            reasons = {c["type"]: c["reason"] for c in status["conditions"]}
+            resized = reasons.get("Restarting") in ("Resized", "Shrunk", "Grown")
             lost = status["history"][-1].get("failure") if status["history"] else None
-            followed = lost is not None and lost["pod"] in self._tally.blamed
-            hold(resumed or fitted or followed, f"attempt {status['attempt']} counts as nothing")
+            followed = lost is not None and lost["pod"] in self._tally.root_causes
+            hold(resumed or resized or followed, f"attempt {status['attempt']} has no reason")
 
     def _of_attempt(self, attempt: int) -> list[Manifest]:
         ours = (pod for pod in self._cluster.pods() if controller_of(pod) == self._tally.uid)
         return [pod for pod in ours if place_of(pod)[2] == attempt]
 
-    def _blamed(self, failure: Manifest) -> None:
+    def _check_root_cause(self, failure: Manifest) -> None:
         pod, reason = failure["pod"], failure["reason"]
         injected = self._tally.failures.get(pod, [])
-        # Of a pod that is gone before the operator looks, only that it is gone can be told.
-        vanished = reason == "Deleted" and bool(UNCOUNTED.intersection(injected))
-        hold(pod not in self._tally.blamed, f"{pod} was counted twice")
-        hold(reason in injected or vanished, f"{pod} is blamed for {reason}, and it did {injected}")
-        self._tally.blamed.append(pod)
+        # If the pod disappears before the operator observes its failure, only the deletion is visible.
+        unobserved = reason == "Deleted" and bool(UNCOUNTED.intersection(injected))
+        hold(pod not in self._tally.root_causes, f"{pod} was counted twice")
+        hold(reason in injected or unobserved, f"{pod} has root cause {reason}, but {injected} were injected")
+        self._tally.root_causes.append(pod)
 
 
 def check_settled(cluster: Cluster, tally: Tally) -> None:
-    """What the operator knows is the truth, it finds nothing to do, and it would find so again.
+    """The operator's cache equals the store, its plan is empty, and the plan is deterministic.
 
-    If the job is gone, so is all that was its own.
+    If the job was deleted, so were all objects that it owned.
     """
     job, operator = cluster.job(KEY), cluster.operator
     if job is None or operator is None:
         left = [name_of(o) for o in cluster.store.all() if o["metadata"]["uid"] in tally.names]
-        hold(not left, f"the job is gone, and these are left: {left}")
+        hold(not left, f"the job was deleted, and these objects remain: {left}")
         return
-    known = operator.observe(operator.view.jobs[KEY])
+    cached = operator.observe(operator.view.jobs[KEY])
     operator.view.relist()
     observed = operator.observe(job)
-    hold(_sorted(known) == _sorted(observed), "the operator's view is not the truth after everything arrived")
+    hold(_sorted(cached) == _sorted(observed), "the operator's cache differs from the store after all events")
     left = [pod.name for pod in observed.pods if pod.owned and not pod.deleted_at and _is_old(pod, observed.status)]
-    hold(not left, f"pods of older attempts are left: {left}")
+    hold(not left, f"pods of older attempts remain: {left}")
     if observed.status.phase in ("Succeeded", "Failed"):
         policy = observed.job.spec.clean_pod_policy
         idle = [pod for pod in observed.pods if pod.owned and (policy == "All" or not pod.ended)]
-        hold(policy == "None" or not idle, f"cleanPodPolicy is {policy}, and these are left: {idle}")
+        hold(policy == "None" or not idle, f"cleanPodPolicy is {policy}, and these pods remain: {idle}")
     plan = cluster.reconcile(observed)
     if observed.refused:
-        hold(plan.status is None and not plan.delete, f"only refused creations are left, and still: {plan}")
+        hold(plan.status is None and not plan.delete, f"only rejected creations remain, but the plan is: {plan}")
     else:
         hold(plan.empty, f"not settled: {plan}")
     check_function(cluster.reconcile, observed, plan)
@@ -202,15 +202,15 @@ def check_function(reconcile: Callable[[Observed], Plan], observed: Observed, pl
 
 
 def check_untouched(cluster: Cluster, tally: Tally) -> None:
-    """Over the whole history: nobody else's object was touched, and every deletion was of the job's own."""
+    """In the whole history: objects of other owners are unmodified, and only objects of the job were deleted."""
     for key, foreign in tally.foreign.items():
-        hold(cluster.store.find(key) == foreign, f"{key} was touched")
+        hold(cluster.store.find(key) == foreign, f"{key} was modified")
     strangers = [uid for uid in cluster.audit.deletes if uid not in tally.names and uid != tally.uid]
-    hold(not strangers, f"deleted what was not the job's: {strangers}")
+    hold(not strangers, f"deleted objects of other owners: {strangers}")
 
 
 def check_decisions(audit: Audit, reconcile: Callable[[Observed], Plan]) -> None:
-    """Each decision, against what the operator could see then."""
+    """Checks each decision against the observation that it was made on."""
     for number, (observed, plan) in enumerate(audit.decisions):
         if number % 3 == 0:
             check_function(reconcile, observed, plan)
@@ -219,59 +219,62 @@ def check_decisions(audit: Audit, reconcile: Callable[[Observed], Plan]) -> None
 
 
 def _check_cause(observed: Observed, status: Status) -> None:
-    """The first that failed is blamed, and it is counted as the rules say."""
+    """The earliest failure is the root cause, and the rules determine whether it counts."""
     before, failure = observed.status, status.last_failure
     assert failure is not None
     if any(
         restarted.failure and restarted.failure.pod == failure.pod for restarted in before.replica_restarts.values()
     ):
-        return  # it was blamed before, and took the others along
+        return  # an earlier root cause that made the others fail
     if failure.attempt < before.attempt:
-        _check_hindsight(observed, failure)
+        _check_reattribution(observed, failure)
         return
     if failure.reason in BAD_STARTS:
-        return  # it never ran, and whoever failed meanwhile changes nothing about it
-    seen = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before) and _fell(pod)]
-    fell = {pod.name: _fell_at(pod, observed.now) for pod in seen}
-    given_up = _given_up(before, status) or [failure]
-    with_it = {failure.pod} | {told.pod for told in given_up}
-    decided, others = ([at for pod, at in fell.items() if (pod in with_it) == is_it] for is_it in (True, False))
-    hold(not fell or bool(decided), f"{failure.pod} is blamed, and not among those that fell: {fell}")
-    hold(not others or max(decided) <= min(others), f"{with_it} were not the first of {fell}")
+        return  # it never ran, so failures of other pods in the meantime do not matter
+    failed = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before) and _has_failed(pod)]
+    times = {pod.name: _failed_at(pod, observed.now) for pod in failed}
+    replaced = _replaced(before, status) or [failure]
+    with_it = {failure.pod} | {other.pod for other in replaced}
+    decided, others = ([at for pod, at in times.items() if (pod in with_it) == is_it] for is_it in (True, False))
+    hold(not times or bool(decided), f"the root cause {failure.pod} is not among the failed pods: {times}")
+    hold(not others or max(decided) <= min(others), f"{with_it} were not the first of {times}")
     counted = status.restarts.counted - before.restarts.counted
-    if counted + status.restarts.disruptions - before.restarts.disruptions != len(given_up):
-        return  # some follow what was blamed before
+    if counted + status.restarts.disruptions - before.restarts.disruptions != len(replaced):
+        return  # some are consequences of an earlier root cause
     spec = observed.job.spec.model_dump(by_alias=True, exclude_none=True)
-    for number, each in enumerate(given_up):
-        told = Failure(each.reason, each.reason in UNCOUNTED, each.exit_code)
-        action = rule_on(spec, before.restarts.counted + (number if counted else 0), told, None)
+    for number, each in enumerate(replaced):
+        expected = Failure(each.reason, each.reason in UNCOUNTED, each.exit_code)
+        action = rule_on(spec, before.restarts.counted + (number if counted else 0), expected, None)
         hold(action == ("restart" if counted else "restartUncounted"), f"{action} was due for {each}")
 
 
-def _given_up(before: Status, status: Status) -> list[Told]:
-    """The failures for which one pod each is restarted by this status."""
+def _replaced(before: Status, status: Status) -> list[RecordedFailure]:
+    """The failures of replicas that this status restarts individually."""
     if status.attempt != before.attempt:
         return []
-    known = before.replica_restarts
-    news = (r for name, r in status.replica_restarts.items() if name not in known or r.count > known[name].count)
-    return [restarted.failure for restarted in news if restarted.failure]
+    previous = before.replica_restarts
+    new = (r for name, r in status.replica_restarts.items() if name not in previous or r.count > previous[name].count)
+    return [restarted.failure for restarted in new if restarted.failure]
 
 
-def _check_hindsight(observed: Observed, found: Told) -> None:
-    """A cause that shows only later: a lost node, or a pod of that attempt that ended no later than the one blamed."""
+def _check_reattribution(observed: Observed, found: RecordedFailure) -> None:
+    """A corrected root cause: a lost node, or a pod of that attempt that ended no later than the recorded one."""
     if found.reason == "NodeLost":
         return
     ended = {pod.name for pod in observed.pods if pod.owned and pod.exit and pod.exit.code != 0}
-    blamed = next((past.failure for past in observed.status.history if past.attempt == found.attempt), None)
-    hold(found.pod in ended, f"{found} is told of an attempt that is over, and that pod did not fail")
-    hold(blamed is not None and blamed.pod != found.pod, f"{found} is no news: {blamed} was blamed")
-    hold(blamed is not None and found.time <= blamed.time, f"{found} came after {blamed}")
+    recorded = next((past.failure for past in observed.status.history if past.attempt == found.attempt), None)
+    hold(found.pod in ended, f"{found} corrects a past attempt, but that pod did not fail")
+    hold(recorded is not None and recorded.pod != found.pod, f"{found} corrects nothing: {recorded} was recorded")
+    hold(recorded is not None and found.time <= recorded.time, f"{found} came after {recorded}")
 
 
 def check_against(reference: Reference, cluster: Cluster) -> None:
-    """The job is where the reference says it is."""
+    """The state of the job equals that of the reference."""
     job = cluster.job(KEY)
-    hold((job is None) == reference.deleted, f"the job is {'gone' if job is None else 'there'}, unlike the reference")
+    hold(
+        (job is None) == reference.deleted,
+        f"the job {'is gone' if job is None else 'exists'}, unlike the reference",
+    )
     if job is None:
         return
     status, counts = job["status"], job["status"]["restarts"]
@@ -282,8 +285,8 @@ def check_against(reference: Reference, cluster: Cluster) -> None:
     )
     hold(found == wanted, f"{found}, and the reference says {wanted}")
     last = status.get("lastFailure")
-    blamed = last and (last["attempt"], last["role"], last["index"], last.get("exitCode"), last["reason"])
-    hold(blamed == reference.blamed, f"blamed {blamed}, and the reference says {reference.blamed}")
+    root_cause = last and (last["attempt"], last["role"], last["index"], last.get("exitCode"), last["reason"])
+    hold(root_cause == reference.root_cause, f"root cause {root_cause}, and the reference says {reference.root_cause}")
     if reference.over:
         return
     pods = [pod for pod in cluster.pods() if controller_of(pod) == job["metadata"]["uid"] and not is_going(pod)]
@@ -293,14 +296,14 @@ def check_against(reference: Reference, cluster: Cluster) -> None:
         for (role, index), there in reference.places.items()
         if there.decided <= cluster.now and (role, index) not in reference.ignored
     }
-    if reference.phase == "Running" and reference.seeks_room:
+    if reference.phase == "Running" and reference.probes_for_room:
         size = len([place for place in reference.places if place[0] == "worker"])
-        due |= {pod_name("worker", size + more, reference.attempt) for more in range(reference.lacking)}
+        due |= {pod_name("worker", size + more, reference.attempt) for more in range(reference.waiting)}
     hold(present == due, f"pods {sorted(present)}, and the reference says {sorted(due)}")
 
 
 def pod_name(role: str, index: int, attempt: int, restart: int = 0) -> str:
-    """As the semantics say: told here once more, so that the core cannot change it unseen."""
+    """The computed name, defined here independently of the core."""
     return f"{JOB}-{role}-{index}-{attempt}" + (f"-{restart}" if restart else "")
 
 
@@ -310,7 +313,7 @@ def name_of(pod: Manifest) -> str:
 
 
 def place_of(pod: Manifest) -> tuple[str, int, int]:
-    """(role, index, attempt), from the name: labels may have been played with."""
+    """(role, index, attempt) from the name: labels may have been edited."""
     role, index, attempt = name_of(pod).removeprefix(f"{JOB}-").split("-")[:3]
     return role, int(index), int(attempt)
 
@@ -320,10 +323,10 @@ def is_going(pod: Manifest) -> bool:
 
 
 def _restarted_alone(before: Manifest, status: Manifest) -> list[Manifest]:
-    """What status says of the replicas that this write restarts alone, each of them once."""
-    known, out = before.get("replicaRestarts", {}), []
+    """The status entries of the replicas that this write restarts individually, each of them once."""
+    previous, out = before.get("replicaRestarts", {}), []
     for replica, entry in status.get("replicaRestarts", {}).items():
-        more = entry["count"] - known.get(replica, {}).get("count", 0)
+        more = entry["count"] - previous.get(replica, {}).get("count", 0)
         hold(more in (0, 1), f"{replica} was restarted {more} times in one write")
         out += [entry] * more
     return out
@@ -333,15 +336,15 @@ def _sorted(observed: Observed) -> Observed:
     return replace(observed, pods=tuple(sorted(observed.pods, key=lambda pod: pod.uid)), refused=())
 
 
-def _fell(pod: Pod) -> bool:
+def _has_failed(pod: Pod) -> bool:
     going = [moment for moment in (pod.disruption and pod.disruption.at, pod.deleted_at) if moment]
-    # A program that saves and exits with 0 because it was told to go has not done its work.
+    # A program that saves and exits with 0 on SIGTERM has not completed.
     well = pod.exit is not None and pod.exit.code == 0 and not (going and min(going) <= pod.exit.finished_at)
     return not well and (pod.phase == "Failed" or pod.deleted_at is not None or pod.disruption is not None)
 
 
-def _fell_at(pod: Pod, now: datetime) -> datetime:
-    """A pod whose program never ran does not say when it failed: no later than now."""
+def _failed_at(pod: Pod, now: datetime) -> datetime:
+    """A pod whose program never ran has no time of failure: use the time of the observation."""
     moments = (pod.exit and pod.exit.finished_at, pod.disruption and pod.disruption.at, pod.deleted_at)
     return min((moment for moment in moments if moment), default=now)
 
@@ -351,7 +354,7 @@ def _is_old(pod: Pod, status: Status) -> bool:
 
 
 def _holds_a_place(pod: Pod, status: Status) -> bool:
-    """By its name, in the attempt that status speaks of, and not one whose failure is ignored."""
+    """The pod's name is that of a replica of the current attempt whose failure is not ignored."""
     if pod.name.count("-") not in (3, 4):
         return False
     role, index, attempt, *restart = pod.name.removeprefix(f"{JOB}-").split("-")

@@ -57,7 +57,7 @@ def _success(framework: str, roles: dict[str, int]) -> st.SearchStrategy[str | N
 
 @st.composite
 def specs(draw: st.DrawFn, elastic: bool = False) -> Spec:
-    """A spec with every default that decisions depend on filled in; `elastic`: of such a job."""
+    """A spec with every default that decisions depend on; `elastic` selects elastic jobs only."""
     framework = draw(st.sampled_from(["pytorch", "horovod"] if elastic else sorted(_ROLES)))
     able = [roles for roles in _ROLES[framework] if "worker" in roles and "launcher" not in roles]
     roles = draw(st.sampled_from(able if elastic else _ROLES[framework]))

@@ -1,7 +1,7 @@
-"""A job's life as the semantics tell it, one event at a time: what the operator must come to, told independently of it.
+"""A reference model of a job, independent of the core: the state that the operator must reach after each event.
 
-It knows no pods' manifests, no status, no lag and no crash: it is told what happened, in order, and when. It shares no
-code with the core. Two numbers are agreed: an attempt that ran 120 s has made progress, backoff doubles up to 300 s.
+It has no manifests, status, lag or crashes: it receives the events in order, with their times. It shares no code with
+the core. Two numbers are the same by definition: an attempt of 120 s has made progress, the backoff doubles to 300 s.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 PROGRESS = timedelta(seconds=120)
 ALONE = {"ps", "evaluator"}
-"""Roles that restart alone."""
+"""Roles whose replicas restart individually."""
 ORDER = ("master", "chief", "worker", "ps", "evaluator", "launcher")
 SETTLE = timedelta(seconds=10)
-"""Room for some more workers is taken after so long."""
+"""Delay before growth, if there is room for some of the waiting workers only."""
 BAD_STARTS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"}
 
 
 @dataclass(frozen=True)
 class Failure:
-    """`code` None: the pod was taken away, or its program never ran."""
+    """`code` is None if the pod was removed, or its program never ran."""
 
     reason: str
     disruption: bool
@@ -34,19 +34,19 @@ class Failure:
 
 @dataclass
 class Place:
-    """One replica of the present attempt."""
+    """One replica of the current attempt."""
 
     decided: datetime
-    """Its pod is made from then on."""
+    """Its pod is created from then on."""
     restarts: int = 0
     phase: str = "Pending"
     started: datetime | None = None
     waits_for: str = ""
     placed: bool = False
+    """It has a node. Without a node and without a waiting reason, the scheduler has not handled it yet."""
     placed_at: datetime | None = None
     counted: bool = False
-    """Its last failure."""
-    """It has a node. One that has none and does not wait for one: the scheduler has not looked at it yet."""
+    """Its last failure was counted."""
     gone: bool = False
     last: Failure | None = None
     """Its last failure in this attempt."""
@@ -61,7 +61,7 @@ class Place:
 
 
 def rule_on(spec: dict[str, Any], counted: int, failure: Failure, before: Failure | None) -> str:
-    """`before` is the failure just before this one: of the attempt before, or of the same replica restarting alone."""
+    """`before` is the previous failure: of the previous attempt, or of the same replica if it restarts individually."""
     restart = spec["restart"]
     action = next((rule["action"] for rule in restart.get("rules", ()) if _matches(rule, failure)), None)
     if action is None:
@@ -87,37 +87,37 @@ def _matches(rule: dict[str, Any], failure: Failure) -> bool:
     )
 
 
-def stands_alone(spec: dict[str, Any], role: str, index: int) -> bool:
-    """Whether this pod is replaced alone."""
+def restarts_individually(spec: dict[str, Any], role: str, index: int) -> bool:
+    """Whether this replica restarts individually."""
     scope = spec["restart"].get("scope")
     if scope is not None:
         return bool(scope == "pod")
-    if comes_and_goes(spec):
+    if absorbs_resize(spec):
         return index > 0
-    # With parameter servers the chief gives its work to workers that come and go.
+    # With parameter servers, the chief schedules work on workers that may leave and join.
     served = role == "worker" and {"chief", "ps"} <= {role for role, of in spec["roles"].items() if of["replicas"]}
     return role in ALONE or served
 
 
-def comes_and_goes(spec: dict[str, Any]) -> bool:
+def absorbs_resize(spec: dict[str, Any]) -> bool:
     """Workers join and leave an attempt."""
     return "elastic" in spec and spec["framework"] == "horovod"
 
 
-def fits_itself(spec: dict[str, Any]) -> bool:
-    """All restart at the size for which there is room."""
+def restarts_to_resize(spec: dict[str, Any]) -> bool:
+    """All ranks restart at the size for which there is room."""
     return "elastic" in spec and spec["framework"] == "pytorch"
 
 
 def backoff(spec: dict[str, Any], counted: int) -> timedelta:
-    """Before counted restart number `counted`."""
+    """Delay of counted restart number `counted`."""
     seconds = spec["restart"]["backoffSeconds"]
     return timedelta(seconds=0 if counted == 1 else min(300, seconds * 2 ** (counted - 2)))
 
 
 @dataclass
 class Reference:
-    """The job. `spec` is as the user wrote it, with every default filled in."""
+    """The state of a job. `spec` contains every default."""
 
     spec: dict[str, Any]
     now: datetime
@@ -128,27 +128,27 @@ class Reference:
     by_reason: Counter[str] = field(default_factory=Counter)
     places: dict[tuple[str, int], Place] = field(default_factory=dict)
     ignored: set[tuple[str, int]] = field(default_factory=set)
-    blamed: tuple[int, str, int, int | None, str] | None = None
-    """(attempt, role, index, exit code, reason) of the last failure that was ruled on."""
+    root_cause: tuple[int, str, int, int | None, str] | None = None
+    """(attempt, role, index, exit code, reason) of the last failure that led to a decision."""
     before: tuple[int, Failure] | None = None
-    """(attempt, failure) that ended an attempt."""
+    """The last (attempt, failure) that ended an attempt."""
     ends: dict[int, str] = field(default_factory=dict)
-    """Attempt -> reason of the failure of a rank that ended it, where that counted."""
+    """Attempt -> reason of the counted failure that ended it."""
     begun: bool = False
     active_since: datetime | None = None
     active: timedelta = timedelta(0)
-    lacking: int = 0
-    """Workers that are wanted, and for which the present attempt found no room."""
+    waiting: int = 0
+    """Requested workers for which the current attempt found no room."""
     room: list[datetime] = field(default_factory=list)
-    """Since when there is room for one of them."""
+    """For each waiting worker with room: since when."""
     left: dict[int, int] = field(default_factory=dict)
-    """Index of a worker that left the attempt -> the number that it would come back with."""
+    """Index of a removed worker -> the restart number it would have if it is added again."""
     past: list[tuple[str, datetime]] = field(default_factory=list)
-    """Why each attempt ended, and when."""
+    """Reason and time of the end of each attempt."""
     ran_at: datetime | None = None
-    """Since when the present attempt runs."""
-    from_then: datetime | None = None
-    """The present attempt's pods were made then."""
+    """Time at which the current attempt was running."""
+    created_at: datetime | None = None
+    """Time of creation of the current attempt's pods."""
     over_at: datetime | None = None
     deleted: bool = False
 
@@ -165,25 +165,25 @@ class Reference:
     def live(self) -> bool:
         return not self.over and self.phase != "Suspended"
 
-    # What happens
+    # Events
 
     def tick(self, now: datetime, leapt: bool = False) -> None:
-        """Time has passed, or leapt: of what was due meanwhile, the first comes true, when it is due, or now."""
+        """Advances time, in steps or at once (`leapt`): the first deadline in between fires, at its time or now."""
         over, refit = self._over_at(), self._refit_at()
         if refit and refit <= now and (over is None or over > (now if leapt else refit)):
             self.now = now if leapt else max(self.now, refit)
             self._refit()
             over = self._over_at()
         if over and over <= now:
-            self._blame_start(now if leapt else over)
+            self._record_start_error(now if leapt else over)
             self._end("Failed", now if leapt else max(self.now, over))
         self.now = now
         ttl = self.spec.get("ttlSecondsAfterFinished")
         if self.over and ttl is not None and self.over_at is not None and self.over_at + timedelta(seconds=ttl) <= now:
             self.deleted = True
 
-    def _blame_start(self, when: datetime) -> None:
-        """The first pod that could not start by then, unless the job's own time was up."""
+    def _record_start_error(self, when: datetime) -> None:
+        """Records the first pod with an expired startup deadline, unless the active deadline was exceeded."""
         limit = self.spec.get("activeDeadlineSeconds")
         if (
             limit is not None
@@ -194,10 +194,10 @@ class Reference:
         patience = timedelta(seconds=self.spec["startupDeadlineSeconds"])
         bad = [p for p, of in self.places.items() if of.waits_for in BAD_STARTS and of.pulled_since + patience <= when]
         role, index = min(bad, key=lambda place: (ORDER.index(place[0]), place[1]))
-        self.blamed = (self.attempt, role, index, None, self.places[role, index].waits_for)
+        self.root_cause = (self.attempt, role, index, None, self.places[role, index].waits_for)
 
     def _over_at(self) -> datetime | None:
-        """When a deadline fails the job."""
+        """Time at which a deadline fails the job."""
         if not self.live:
             return None
         patience = timedelta(seconds=self.spec["startupDeadlineSeconds"])
@@ -212,15 +212,15 @@ class Reference:
             self.places[place].phase, self.places[place].started = "Running", self.now
             self.places[place].waits_for = ""
             self.places[place].place(self.now)
-        self._look()
+        self._update()
 
     def has_room(self) -> None:
-        """One more worker would run."""
+        """There is room for one more worker."""
         self.room.append(self.now)
-        self._look()
+        self._update()
 
     def has_no_room(self) -> None:
-        """Somebody took the place of the first of those."""
+        """The room of the first waiting worker is taken."""
         self.room.pop(0)
 
     def waits(self, place: tuple[str, int], reason: str) -> None:
@@ -235,11 +235,11 @@ class Reference:
         if there is None:
             return
         there.phase, there.waits_for = ("Done" if code == 0 else "Failed"), ""
-        self.room = []  # nobody looks for more any longer
+        self.room = []  # an attempt with an ended pod does not grow
         if code:
             ran = self.now - there.started if there.started else timedelta(0)
             self._failed(place, Failure(reason, False, code, message, ran))
-        self._look()
+        self._update()
 
     def never_ran(self, place: tuple[str, int], reason: str) -> None:
         if place in self.places:
@@ -247,19 +247,19 @@ class Reference:
             self._failed(place, Failure(reason, False))
 
     def lost(self, place: tuple[str, int], reason: str, gone: bool) -> None:
-        """The pod is taken away; `gone`: nothing of it is left to see."""
+        """The pod is removed; `gone`: its object is deleted too."""
         there = self.places.get(place)
         if there is None or (there.phase == "Done" and not gone):
             return
         there.gone, there.waits_for = gone, ""
         self._failed(place, Failure(reason, True))
-        self._look()
+        self._update()
 
     def found_lost(self, attempt: int, place: tuple[str, int]) -> None:
-        """The node is lost on which a pod of a past attempt has still to end: that was why the attempt failed."""
+        """The node of a terminating pod of a past attempt is lost: this was the root cause of that attempt."""
         role, index = place
         was = self.ends.get(attempt)
-        if self.over or was is None or was == "NodeLost" or stands_alone(self.spec, role, index):
+        if self.over or was is None or was == "NodeLost" or restarts_individually(self.spec, role, index):
             return
         cause = Failure("NodeLost", True)
         action = rule_on(self.spec, -1, cause, None)
@@ -273,82 +273,82 @@ class Reference:
         self.by_reason[was] -= 1
         self.by_reason["NodeLost"] += 1
         self.by_reason = +self.by_reason
-        if self.blamed and self.blamed[0] == attempt:
-            self.blamed = (attempt, role, index, None, "NodeLost")
+        if self.root_cause and self.root_cause[0] == attempt:
+            self.root_cause = (attempt, role, index, None, "NodeLost")
         if self.before and self.before[0] == attempt:
             self.before = (attempt, cause)
 
     def patched(self, change: dict[str, Any]) -> None:
-        """A merge patch of the spec."""
+        """Applies a merge patch to the spec."""
         for name, value in change.items():
             self.spec[name] = {**self.spec[name], **value} if isinstance(value, dict) else value
-        self._look()
+        self._update()
         if self.live and self.spec["suspend"]:
             self.active += self.now - (self.active_since or self.now)
             self.active_since, self.phase, self.places = None, "Suspended", {}
             self.past.append(("Suspended", self.now))
         elif self.phase == "Suspended" and not self.spec["suspend"]:
-            self.lacking = 0
+            self.waiting = 0
             self._begin(self.attempt + 1 if self.begun else 0, "Pending")
         self.tick(self.now)
         if self.live:
             self._resize(Counter(role for role, _ in self.places))
 
-    # What follows
+    # Consequences
 
     def _sizes(self) -> dict[str, int]:
         return {role: of["replicas"] for role, of in self.spec["roles"].items() if of["replicas"]}
 
     def _resize(self, there: Counter[str]) -> None:
         workers, wanted = there["worker"], self._sizes().get("worker", 0)
-        if fits_itself(self.spec) and wanted >= workers:
-            self.lacking = wanted - workers
-            self.room = self.room[: self.lacking]
-            self._look()
-        elif comes_and_goes(self.spec):
+        if restarts_to_resize(self.spec) and wanted >= workers:
+            self.waiting = wanted - workers
+            self.room = self.room[: self.waiting]
+            self._update()
+        elif absorbs_resize(self.spec):
             for index in range(workers, wanted):
                 self.places["worker", index] = Place(self.now, self.left.get(index, 0))
             for index in range(wanted, workers):
                 self.left[index] = self.places.pop(("worker", index)).restarts + 1
                 self.ignored.discard(("worker", index))
-            self._look()
+            self._update()
         elif there != Counter(self._sizes()):
-            self.lacking = 0
+            self.waiting = 0
             self._begin(self.attempt + 1, "Restarting")
 
     def _refit_at(self) -> datetime | None:
-        """When the job goes on with fewer workers, or with more."""
-        if not self.live or not fits_itself(self.spec):
+        """Time at which the job restarts with fewer or more workers."""
+        if not self.live or not restarts_to_resize(self.spec):
             return None
         if self.phase == "Running":
-            if not self.seeks_room:
+            if not self.probes_for_room:
                 return None
-            return (self.now if len(self.room) >= self.lacking else self.room[0] + SETTLE) if self.room else None
+            return (self.now if len(self.room) >= self.waiting else self.room[0] + SETTLE) if self.room else None
         roomless = [place for place in self.places.values() if not place.placed and place.waits_for]
-        known = all(place.placed or place.waits_for for place in self.places.values())
+        decided = all(place.placed or place.waits_for for place in self.places.values())
         fewest = self.spec["elastic"]["minReplicas"]
-        if not roomless or not known or self._workers() - len(roomless) < fewest or self.from_then is None:
+        if not roomless or not decided or self._workers() - len(roomless) < fewest or self.created_at is None:
             return None
-        # The pods of the attempt before have 30 s of grace, and the scheduler looks again within 15 s.
+        # Pods of the previous attempt have 30 s of grace, and the scheduler retries within 15 s.
         seconds = max(self.spec["elastic"]["waitSeconds"], 45 if self.attempt else 0)
-        return max(self.now, self.from_then + timedelta(seconds=seconds))
+        return max(self.now, self.created_at + timedelta(seconds=seconds))
 
     def _refit(self) -> None:
         why = "Grown" if self.phase == "Running" else "Shrunk"
         if why == "Grown":
-            self.lacking -= len(self.room)
+            self.waiting -= len(self.room)
         else:
-            self.lacking += sum(not place.placed for place in self.places.values())
+            self.waiting += sum(not place.placed for place in self.places.values())
         self._begin(self.attempt + 1, "Restarting", why=why)
 
     @property
-    def seeks_room(self) -> bool:
-        """Four minutes, then sixteen, then an hour after room did not last, of the last six hours and ten attempts."""
+    def probes_for_room(self) -> bool:
+        """Growth may be tried: 4, 16, then 60 minutes after failed scale-ups in the last 6 hours and ten attempts."""
         if self.ran_at is None or any(place.phase in ("Done", "Failed") for place in self.places.values()):
             return False
         last, since = self.past[-10:], self.ran_at - timedelta(hours=6)
-        in_vain = [one for one, two in pairwise(last) if (one[0], two[0]) == ("Grown", "Shrunk") and two[1] > since]
-        minutes = (0, 4, 16, 60, 60, 60, 60)[len(in_vain)]
+        failures = [one for one, two in pairwise(last) if (one[0], two[0]) == ("Grown", "Shrunk") and two[1] > since]
+        minutes = (0, 4, 16, 60, 60, 60, 60)[len(failures)]
         return self.now >= self.ran_at + timedelta(minutes=minutes)
 
     def _workers(self) -> int:
@@ -360,10 +360,10 @@ class Reference:
         self.ran_at = None
         self.attempt, self.phase, self.begun, self.ignored = attempt, phase, True, set()
         self.active_since = self.active_since or self.now
-        self.from_then, self.room, self.left = self.now + wait, [], {}
+        self.created_at, self.room, self.left = self.now + wait, [], {}
         sizes = self._sizes()
-        if self.lacking:
-            sizes["worker"] -= self.lacking
+        if self.waiting:
+            sizes["worker"] -= self.waiting
         self.places = {(role, i): Place(self.now + wait) for role, n in sizes.items() for i in range(n)}
 
     def _failed(self, place: tuple[str, int], failure: Failure) -> None:
@@ -371,15 +371,15 @@ class Reference:
             return
         role, index = place
         there = self.places[place]
-        alone = stands_alone(self.spec, role, index)
-        if not alone and failure.reason == "Error" and failure.code not in (None, 137) and self._follow(failure):
+        alone = restarts_individually(self.spec, role, index)
+        if not alone and failure.reason == "Error" and failure.code not in (None, 137) and self._has_upstream(failure):
             return
         before = there.last if alone else None
         if before is None and self.before and self.before[0] == self.attempt - 1:
             before = self.before[1]
         action = rule_on(self.spec, self.counted, failure, before)
-        self.blamed = (self.attempt, role, index, failure.code, failure.reason)
-        if alone and self._echoes(place, failure):
+        self.root_cause = (self.attempt, role, index, failure.code, failure.reason)
+        if alone and self._is_correlated(place, failure):
             self.places[place] = Place(self.now, there.restarts + 1, last=failure, failed_at=self.now)
         elif action == "fail":
             self._end("Failed", self.now)
@@ -400,8 +400,8 @@ class Reference:
                     self.ends[self.attempt] = failure.reason
                 self._begin(self.attempt + 1, "Restarting", wait)
 
-    def _echoes(self, place: tuple[str, int], failure: Failure) -> bool:
-        """Another one failed in the same way within the last minute, while this one ran, and counts."""
+    def _is_correlated(self, place: tuple[str, int], failure: Failure) -> bool:
+        """Another replica failed in the same way within the last minute, while this one ran, and was counted."""
         return failure.reason == "Error" and any(
             other != place
             and there.counted
@@ -414,8 +414,8 @@ class Reference:
             for other, there in self.places.items()
         )
 
-    def _follow(self, failure: Failure) -> bool:
-        """One that restarts alone was lost within the last minute: that is why, and it counts already."""
+    def _has_upstream(self, failure: Failure) -> bool:
+        """Restarts all if an individually restarted replica failed within the last minute; it is already counted."""
         if self.before and self.before[0] == self.attempt - 1:
             was = self.before[1]
             if (was.code, was.message, was.reason) == (failure.code, failure.message, failure.reason):
@@ -431,11 +431,11 @@ class Reference:
         there = self.places[place]
         assert there.last
         self.before = (self.attempt, there.last)
-        self.blamed = (self.attempt, *place, there.last.code, there.last.reason)
+        self.root_cause = (self.attempt, *place, there.last.code, there.last.reason)
         self._begin(self.attempt + 1, "Restarting", max(timedelta(0), there.decided - self.now))
         return True
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         if not self.live:
             return
         if all(place in self.ignored or self.places[place].phase == "Done" for place in self._target()):
@@ -447,21 +447,21 @@ class Reference:
 
     def _all_run(self) -> bool:
         must = {p: there.phase in ("Running", "Done") for p, there in self.places.items() if p not in self.ignored}
-        if comes_and_goes(self.spec) and must.get(("worker", 0)):
+        if absorbs_resize(self.spec) and must.get(("worker", 0)):
             return sum(must.values()) >= int(self.spec["elastic"]["minReplicas"])
         return all(must.values())
 
     def _target(self) -> list[tuple[str, int]]:
-        """Whose completion ends the job."""
+        """The replicas whose completion ends the job."""
         success, framework = self.spec.get("success"), self.spec["framework"]
         roles = {role for role, _ in self.places}
         if success == "all":
-            # Parameter servers never end, nor does who only serves a chief or a launcher.
+            # Parameter servers never end, nor do workers that only serve a chief or a launcher.
             serves = {"launcher"} <= roles or {"chief", "ps"} <= roles
             return [p for p in self.places if p[0] != "ps" and not (serves and p[0] == "worker")]
         if success is not None:
             return [place for place in self.places if place[0] == success]
-        if comes_and_goes(self.spec):
+        if absorbs_resize(self.spec):
             return [("worker", 0)]
         first = {"pytorch": ("master", 0), "tensorflow": ("chief", 0), "horovod": ("launcher", 0)}[framework]
         if first[0] in roles:

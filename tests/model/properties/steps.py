@@ -1,7 +1,7 @@
-"""What can happen to a job: to its pods, its nodes, its operator, and what people do to it.
+"""Actions on a job: on its pods, nodes and operator, and changes by users.
 
-An action is (name, which, what). `which` chooses among the pods that it can happen to, `what` among its variants: any
-numbers make sense, so that hypothesis can shrink them.
+An action is (name, which, what). `which` selects one of the suitable pods, `what` a variant. Any numbers are valid, so
+that hypothesis can shrink them.
 """
 
 from __future__ import annotations
@@ -34,45 +34,45 @@ PLAIN = (
     *("resize", "max_restarts", "ttl", "deadline", "annotate", "restart_operator", "stranger"),
     *("pause", "crowded", "crowded", "room", "room", "no_room"),
 )
-"""What a reference can follow step by step."""
+"""Actions that a reference can follow step by step."""
 KILLING = (*PLAIN, "kill_after", "kill_after", "kill_after")
-"""A kill and the new start take no time: the reference need not know of them."""
+"""A kill and the restart take no time, so they do not concern the reference."""
 RESIZING = (
     *("crowded", "run_all", "resize", "room", "room", "crowded", "no_room", "run", "unschedulable", "resize"),
     *("advance", "exit", "disrupt", "lose_node", "recover_node", "done", "suspend", "resume", "oom", "delete"),
     *("kill_after", "kill_after", "fail", "deadline", "restart_operator", "jump"),
 )
-"""What makes an elastic job grow and shrink, and what else may happen to it then."""
+"""Actions that make an elastic job grow and shrink, and others in between."""
 ROUGH = (
     *PLAIN,
     *("avalanche", "avalanche", "mark", "squatter", "usurp", "quota", "relabel"),
     *("kill_after", "kill_after", "stop_operator", "start_operator", "step", "step", "step", "save"),
 )
-"""And what makes the operator see several things at once, late, or not at all."""
+"""Adds actions that make the operator see several events at once, late, or not at all."""
 
 
 @st.composite
 def histories(draw: st.DrawFn, kinds: tuple[str, ...], most: int) -> list[Action]:
-    """Drawn by their length: lists left to themselves are mostly short."""
+    """Draws the length first: otherwise most lists are short."""
     one = st.integers(0, len(kinds) * 60 - 1).map(lambda n: (kinds[n // 60], n % 6, n // 6 % 10))
     length = draw(st.integers(0, most))
     return draw(st.lists(one, min_size=length, max_size=length))
 
 
-class Happenings:
-    """Makes things happen in a cluster, writes them in the tally, and tells them to a reference if there is one."""
+class Injector:
+    """Applies actions to a cluster, records them in the tally, and forwards them to the reference if there is one."""
 
     def __init__(self, cluster: Cluster, tally: Tally, reference: Reference | None) -> None:
         self.cluster, self.tally, self.reference = cluster, tally, reference
         self._lost_nodes: set[str] = set()
 
-    def happen(self, action: Action) -> None:
+    def apply(self, action: Action) -> None:
         name, which, what = action
         getattr(self, f"_{name}")(which, what)
         self.cluster.settle()
 
     def pods(self) -> list[Manifest]:
-        """The job's own, by name, without those that are going; a reference knows no placeholders."""
+        """The job's pods by name, without terminating ones; the reference has no placeholders."""
         own = [pod for pod in self.cluster.pods() if controller_of(pod) == self.tally.uid and not is_going(pod)]
         return sorted((pod for pod in own if not (self.reference and is_placeholder(pod))), key=name_of)
 
@@ -87,8 +87,8 @@ class Happenings:
     def _inject(self, pod: Manifest, reason: str) -> None:
         self.tally.failures.setdefault(name_of(pod), []).append(reason)
 
-    def _tell(self, what: str, pod: Manifest, *facts: Any) -> None:
-        """What has happened, once the operator had time to act, and only of a pod that still counts."""
+    def _notify(self, what: str, pod: Manifest, *facts: Any) -> None:
+        """Forwards the event to the reference after the operator handled it, if the pod is still in use."""
         self.cluster.settle()
         model, (role, index, _) = self.reference, place_of(pod)
         there = model.places.get((role, index)) if model else None
@@ -102,7 +102,7 @@ class Happenings:
             self._start(pod)
 
     def _room(self, which: int, what: int) -> None:
-        """For one more worker of an elastic job."""
+        """There is room for one more worker of an elastic job."""
         for pod in self._placeholders(is_pending)[:1]:
             self._place(key_of(pod))
             self.cluster.kubelets.start(key_of(pod))
@@ -111,7 +111,7 @@ class Happenings:
                 self.reference.has_room()
 
     def _no_room(self, which: int, what: int) -> None:
-        """It is gone again, before it was taken."""
+        """The room is gone before the job used it."""
         for pod in self._placeholders(is_running)[:1]:
             self.cluster.store.delete(key_of(pod), grace=0)
             self.cluster.settle()
@@ -119,14 +119,14 @@ class Happenings:
                 self.reference.has_no_room()
 
     def _crowded(self, which: int, what: int) -> None:
-        """There is room for some of the pods only, and nobody gives up any for a time."""
+        """There is room for some of the pods only, for some time."""
         for number, pod in enumerate(self.pods()):
             if is_pending(pod) and self.cluster.store.find(key_of(pod)):
                 if number <= which % 3:
                     self._start(pod)
                 elif "nodeName" not in pod["spec"]:
                     self.cluster.kubelets.cannot_place(key_of(pod), "0/4 nodes are available")
-                    self._tell("waits", pod, "Unschedulable")
+                    self._notify("waits", pod, "Unschedulable")
         self._advance(0, what)
 
     def _run(self, which: int, what: int) -> None:
@@ -137,7 +137,7 @@ class Happenings:
         if self.cluster.store.find(key_of(pod)):
             self._place(key_of(pod))
             self.cluster.kubelets.start(key_of(pod))
-            self._tell("ran", pod)
+            self._notify("ran", pod)
 
     def _done(self, which: int, what: int) -> None:
         if pod := self._choose(which, is_running):
@@ -167,16 +167,16 @@ class Happenings:
             self.cluster.report(key_of(pod), checkpoint=True)
 
     def _fail(self, which: int, what: int) -> None:
-        """A whole attempt: all run, and one of them fails."""
+        """All pods run, and one of them fails."""
         self._run_all(0, 0)
         (self._exit if what % 3 else self._oom)(which, what)
 
     def _avalanche(self, which: int, what: int) -> None:
-        """All run, and fall one after the other, while the operator looks away."""
+        """All pods run, and several fail one after the other while the operator is down."""
         self._run_all(0, 0)
         self.cluster.stop_operator()
-        for fall in (self._exit, self._evict, self._oom, self._delete)[what % 4 :]:
-            fall(which, what)
+        for fail in (self._exit, self._evict, self._oom, self._delete)[what % 4 :]:
+            fail(which, what)
             self.cluster.advance(1 + what % 3)
         self.cluster.start_operator()
 
@@ -184,26 +184,26 @@ class Happenings:
         if code:
             self._inject(pod, reason)
         self.cluster.kubelets.end(key_of(pod), code, reason, message)
-        self._tell("ended", pod, code, reason, message)
+        self._notify("ended", pod, code, reason, message)
 
     def _init_fail(self, which: int, what: int) -> None:
         if pod := self._choose(which, is_pending):
             self._inject(pod, "InitContainerFailed")
             self._place(key_of(pod))
             self.cluster.kubelets.fail_init(key_of(pod), 2, "no such file")
-            self._tell("never_ran", pod, "InitContainerFailed")
+            self._notify("never_ran", pod, "InitContainerFailed")
 
     def _bad_start(self, which: int, what: int) -> None:
         if pod := self._choose(which, is_pending):
             reason = BAD_STARTS[what % len(BAD_STARTS)]
             self._place(key_of(pod))
             self.cluster.kubelets.wait(key_of(pod), reason, "it does not start")
-            self._tell("waits", pod, reason)
+            self._notify("waits", pod, reason)
 
     def _unschedulable(self, which: int, what: int) -> None:
         if pod := self._choose(which, lambda pod: is_pending(pod) and "nodeName" not in pod["spec"]):
             self.cluster.kubelets.cannot_place(key_of(pod), "0/4 nodes are available")
-            self._tell("waits", pod, "Unschedulable")
+            self._notify("waits", pod, "Unschedulable")
 
     # Disruptions
 
@@ -211,25 +211,25 @@ class Happenings:
         if pod := self._choose(which, is_running):
             self._inject(pod, "Evicted")
             self.cluster.kubelets.evict(key_of(pod))
-            self._tell("lost", pod, "Evicted", False)
+            self._notify("lost", pod, "Evicted", False)
 
     def _mark(self, which: int, what: int) -> None:
-        """Condition DisruptionTarget, and nothing follows."""
+        """Condition DisruptionTarget without a deletion."""
         if pod := self._choose(which, lambda pod: not ended(pod["status"])):
-            self._tell_to_go(pod, what)
+            self._mark_disrupted(pod, what)
 
     def _disrupt(self, which: int, what: int) -> None:
         if pod := self._choose(which, lambda pod: not ended(pod["status"])):
-            self._tell_to_go(pod, what)
+            self._mark_disrupted(pod, what)
             if self.cluster.store.find(key_of(pod)):
                 self._inject(pod, "Deleted")
                 self.cluster.store.delete(key_of(pod))
 
-    def _tell_to_go(self, pod: Manifest, what: int) -> None:
+    def _mark_disrupted(self, pod: Manifest, what: int) -> None:
         reason = sorted(DISRUPTIONS)[what % len(DISRUPTIONS)]
         self._inject(pod, DISRUPTIONS[reason])
         self.cluster.kubelets.mark(key_of(pod), reason)
-        self._tell("lost", pod, DISRUPTIONS[reason], False)
+        self._notify("lost", pod, DISRUPTIONS[reason], False)
 
     def _delete(self, which: int, what: int) -> None:
         if pod := self._choose(which, lambda pod: True):
@@ -243,9 +243,9 @@ class Happenings:
         self._inject(pod, "Deleted")
         self.cluster.store.delete(key_of(pod), grace=grace)
         gone = self.cluster.store.find(key_of(pod)) is None
-        self._tell("lost", pod, "Deleted", gone)
+        self._notify("lost", pod, "Deleted", gone)
 
-    # Nodes: each place has its own
+    # Nodes: one for each replica
 
     def _place(self, key: Key) -> None:
         pod = self.cluster.store.get(key)
@@ -277,7 +277,7 @@ class Happenings:
             if self.reference:
                 self.reference.found_lost(attempt, (role, index))
         for other in hit:
-            self._tell("lost", other, "NodeLost", False)
+            self._notify("lost", other, "NodeLost", False)
 
     def _recover_node(self, which: int, what: int) -> None:
         for node in sorted(self._lost_nodes.intersection(self._nodes())):
@@ -285,11 +285,11 @@ class Happenings:
         self._lost_nodes.clear()
 
     def _remove_node(self, which: int, what: int) -> None:
-        """The garbage collector marks the pod as Failed, and takes it away."""
+        """The pod garbage collector marks the pod as Failed and deletes it."""
         if pod := self._choose(which, is_running):
             self._inject(pod, "NodeLost")
             self.cluster.kubelets.collect(key_of(pod))
-            self._tell("lost", pod, "NodeLost", False)
+            self._notify("lost", pod, "NodeLost", False)
             if self.cluster.store.find(key_of(pod)):
                 self._delete_pod(pod, 0)
 
@@ -313,7 +313,7 @@ class Happenings:
         if self.reference:
             self.reference.tick(self.cluster.now, leapt=True)
 
-    # People
+    # Users
 
     def _suspend(self, which: int, what: int) -> None:
         self.patch({"suspend": True})
@@ -349,12 +349,12 @@ class Happenings:
                 self.reference.patched(change)
 
     def _annotate(self, which: int, what: int) -> None:
-        """The job's version moves on under the operator."""
+        """Another client changes the job's resourceVersion."""
         if self.cluster.job(KEY):
             self.cluster.store.patch(KEY, {"metadata": {"annotations": {"note": str(what)}}})
 
     def _relabel(self, which: int, what: int) -> None:
-        """Somebody plays with labels; names tell the truth."""
+        """A user edits labels; names stay."""
         if pod := self._choose(which, lambda pod: True):
             changed = {INDEX_LABEL: str(what), ATTEMPT_LABEL: str(what)}
             self.cluster.store.patch(key_of(pod), {"metadata": {"labels": changed}})
@@ -366,16 +366,16 @@ class Happenings:
             self.cluster.store.quota.clear()
 
     def _stranger(self, which: int, what: int) -> None:
-        """Somebody's pod that carries our labels, and belongs to another job."""
+        """A pod with this job's labels that belongs to another job."""
         self._make_foreign(f"other-{which}", owner="00000000-0000-4000-8000-aaaaaaaaaaaa")
 
     def _squatter(self, which: int, what: int) -> None:
-        """Somebody's pod of a name that the job will want."""
+        """Another owner's pod with a name that the job will need."""
         attempt = (self.cluster.job(KEY) or {}).get("status", {}).get("attempt", 0) + 1 + what % 2
         self._make_foreign(f"{JOB}-worker-{which % 3}-{attempt}", owner=None)
 
     def _usurp(self, which: int, what: int) -> None:
-        """One of the job's pods is gone, and somebody else's has its name."""
+        """One of the job's pods is replaced by another owner's pod of the same name."""
         if pod := self._choose(which, lambda pod: True):
             self._inject(pod, "Deleted")
             self.cluster.store.delete(key_of(pod), grace=0)

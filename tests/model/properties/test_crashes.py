@@ -1,4 +1,5 @@
-"""Killed after its Nth write, for every N: the end is the same, and how often each object was created and deleted."""
+"""Kills the operator after its Nth write, for every N: the final state and the numbers of creations and deletions stay
+the same."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .budget import share, tell
+from .budget import note, share
 from .jobs import Spec, specs
 from .simulation import Simulation
 from .steps import PLAIN, Action, histories
 
 QUIET = tuple(kind for kind in PLAIN if kind != "restart_operator")
 REPLAYS = 12
-"""About so many replays make one example; they count as histories."""
+"""Approximate number of replays in one example; they count as histories."""
 
 
 @share(0.15 / REPLAYS, least=10)
@@ -27,9 +28,9 @@ def test_a_crash_after_any_write_changes_nothing_in_the_end(spec: Spec, history:
 def crash_everywhere(spec: Spec, history: list[Action], seed: int) -> None:
     undisturbed = _play(spec, history, seed, None)
     writes, wanted = undisturbed.cluster.audit.writes, _ending(undisturbed)
-    tell("\n".join(undisturbed.log))
+    note("\n".join(undisturbed.log))
     for killed_after in range(1, writes + 1):
-        tell(f"killed after write {killed_after} of {writes}")
+        note(f"killed after write {killed_after} of {writes}")
         found = _ending(_play(spec, history, seed, killed_after))
         for what in wanted:
             assert found[what] == wanted[what], what

@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order the operator sees it, and wherever it is killed: what must always hold, holds."""
+"""The invariants hold for any history, any order of events, and kills of the operator at any point."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from support.simulator import Lag
 
-from .budget import share, tell
+from .budget import note, share
 from .jobs import Spec, specs
 from .simulation import Simulation
 from .steps import KILLING, RESIZING, ROUGH, Action, histories
 
 SEEDS = st.integers(0, 2**16)
-# A watch that is behind *and* a cache that forgets what the driver created itself is not what `Observed` promises: with
-# both, a pod that somebody deleted before all were seen is made twice.
+# Not both a delayed watch and a cache without the driver's own creations: `Observed` excludes it. With both, a pod that
+# a user deletes before all were observed is created twice.
 LAGS = st.sampled_from(
     [
         Lag(),
@@ -27,7 +27,7 @@ LAGS = st.sampled_from(
 )
 LATE = st.sampled_from([0.0, 0.0, 0.7])
 SHARP = st.sampled_from([Lag(), Lag(own_writes=False), Lag(repeated=0.5)])
-"""Watches that are never behind."""
+"""Watches without delay."""
 DELETIONS = st.sampled_from([None] * 7 + ["Background", "Foreground"])
 
 
@@ -41,9 +41,7 @@ def test_it_holds_in_any_order_with_lost_and_late_events_and_crashes(
 
 @share(0.25)
 @given(spec=specs(), history=histories(KILLING, 25), lag=SHARP, seed=SEEDS)
-def test_the_job_is_at_every_step_where_the_reference_is(
-    spec: Spec, history: list[Action], lag: Lag, seed: int
-) -> None:
+def test_the_job_equals_the_reference_after_every_step(spec: Spec, history: list[Action], lag: Lag, seed: int) -> None:
     step_by_step(spec, history, lag, seed)
 
 
@@ -73,7 +71,7 @@ def roughly(spec: Spec, history: list[Action], lag: Lag, seed: int, late: float,
         simulation.finish()
         simulation.check()
     finally:
-        _tell(simulation)
+        _report(simulation)
 
 
 def step_by_step(spec: Spec, history: list[Action], lag: Lag, seed: int) -> None:
@@ -83,11 +81,11 @@ def step_by_step(spec: Spec, history: list[Action], lag: Lag, seed: int) -> None
         simulation.calm()
         simulation.check()
     finally:
-        _tell(simulation)
+        _report(simulation)
 
 
-def _tell(simulation: Simulation) -> None:
-    """What happened, for a failing example; how it ended, for the statistics. An example kept by name needs neither."""
-    tell("\n".join(simulation.log))
+def _report(simulation: Simulation) -> None:
+    """Reports the history of a failing example, and the final phase for the statistics of hypothesis."""
+    note("\n".join(simulation.log))
     if currently_in_test_context():
         event(f"ends {simulation.status.get('phase', 'deleted')}")

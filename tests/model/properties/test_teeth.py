@@ -1,4 +1,4 @@
-"""The tests can fail: cores broken on purpose, each of which a property or the scenarios must catch."""
+"""Mutation tests: a property or the scenarios must catch each deliberately broken core."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from allranks.api.status import ReplicaRestarts
 from allranks.core import hang_detection, restart_policy, root_cause, time_accounting
 from allranks.core.model import Observed, Plan
+from allranks.core.rules import lifecycle
 from model.scenarios.test_memory import SCENARIOS, MemoryWorld
 from support.scenario_runner import run
 
@@ -32,7 +33,7 @@ heart = importlib.import_module("allranks.core.reconcile")
 
 
 def _wrapped(wrapper: Wrapper) -> Callable[[Patch], None]:
-    """A core whose plans are tampered with."""
+    """A core with modified plans."""
     whole = heart.reconcile
     return lambda patch: patch.setattr(heart, "reconcile", lambda observed: wrapper(whole, observed))
 
@@ -70,7 +71,7 @@ def _cleans_everything(core: Callable[[Observed], Plan], observed: Observed) -> 
     return core(replace(observed, job=observed.job.model_copy(update={"spec": spec})))
 
 
-def _never_content(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
+def _never_settled(core: Callable[[Observed], Plan], observed: Observed) -> Plan:
     plan = core(observed)
     if plan.status or plan.write_ahead or observed.status.start_time is None:
         return plan
@@ -96,8 +97,8 @@ def _names_without_attempt(patch: Patch) -> None:
         patch.setattr(place, lambda job, role, index, attempt: f"{job}-{role}-{index}")
 
 
-def _blames(choose: Callable[[list[Any], Any], Any]) -> Callable[[Patch], None]:
-    """Another than the earliest ending is taken for the cause."""
+def _misattributes(choose: Callable[[list[Any], Any], Any]) -> Callable[[Patch], None]:
+    """Selects another failure than the earliest as root cause."""
 
     def minimum(items: Iterable[Any], *, key: Any = None, **other: Any) -> Any:
         found = list(items)
@@ -111,7 +112,7 @@ def _never_waits(patch: Patch) -> None:
     patch.setattr(restart_policy, "backoff", lambda job, counted: timedelta(0))
 
 
-def _forgets_the_row(patch: Patch) -> None:
+def _forgets_the_previous_failure(patch: Patch) -> None:
     patch.setattr(restart_policy, "_just_before", lambda job, status, failure: None)
 
 
@@ -126,64 +127,64 @@ def _counts_suspended_time(patch: Patch) -> None:
         limit = job.spec.active_deadline_seconds
         return status.start_time + timedelta(seconds=limit) if limit is not None else None
 
-    patch.setattr(restart_policy, "active_deadline", deadline)
+    patch.setattr(lifecycle, "active_deadline", deadline)
 
 
-def _leaves_the_old(patch: Patch) -> None:
-    """Pods of an attempt before the last one are forgotten."""
+def _keeps_old_pods(patch: Patch) -> None:
+    """Ignores pods of attempts before the previous one."""
     outdated = heart.Snapshot.outdated.func
     late = property(lambda self: [p for p in outdated(self) if p.attempt == self.observed.status.attempt - 1])
     patch.setattr(heart.Snapshot, "outdated", late)
 
 
 def _keeps_lost_work(patch: Patch) -> None:
-    """What a restart throws away stays productive."""
+    """Work that a restart loses stays productive."""
     patch.setattr(time_accounting, "_moved", lambda times, source, target, seconds, reason: times)
 
 
 def _counts_lost_work_twice(patch: Patch) -> None:
-    """As productive as well."""
+    """Counts lost work also as productive."""
     added = time_accounting._added
     patch.setattr(time_accounting, "_moved", lambda times, source, target, *how: added(times, target, *how))
 
 
-def _hears_of_each_step_late(patch: Patch) -> None:
-    """A step is no sign of life."""
-    watch = hang_detection.watch
+def _ignores_steps(patch: Patch) -> None:
+    """Steps do not count as progress."""
+    detect = hang_detection.detect_stall
 
-    def deaf(job: Any, status: Any, reports: Any) -> Any:
+    def without_steps(job: Any, status: Any, reports: Any) -> Any:
         silent = tuple(replace(rank, stepped_at=None) for rank in reports.ranks) if reports else ()
-        return watch(job, status, reports and replace(reports, ranks=silent))
+        return detect(job, status, reports and replace(reports, ranks=silent))
 
-    patch.setattr(hang_detection, "watch", deaf)
-
-
-def _takes_all_pods_for_placed(patch: Patch) -> None:
-    """Nobody is ever without room."""
-    patch.setattr("allranks.core.elasticity.shrinks_to", lambda *args: None)
+    patch.setattr(hang_detection, "detect_stall", without_steps)
 
 
-def _grows_unasked(patch: Patch) -> None:
-    """A placeholder that is pending is room enough."""
-    patch.setattr("allranks.core.elasticity.runs", lambda placeholder: True)
+def _never_shrinks(patch: Patch) -> None:
+    """Every pod counts as scheduled."""
+    patch.setattr("allranks.core.elasticity.shrink_target", lambda *args: None)
+
+
+def _grows_without_room(patch: Patch) -> None:
+    """A pending placeholder counts as room."""
+    patch.setattr("allranks.core.elasticity.has_room", lambda placeholder: True)
 
 
 def _shrinks_to_nothing(patch: Patch) -> None:
-    shrinks = importlib.import_module("allranks.core.elasticity").shrinks_to
+    shrinks = importlib.import_module("allranks.core.elasticity").shrink_target
 
     def any_size(job: Any, *args: Any) -> Any:
         bounds = job.spec.elastic.model_copy(update={"min_replicas": 0})
         return shrinks(job.model_copy(update={"spec": job.spec.model_copy(update={"elastic": bounds})}), *args)
 
-    patch.setattr("allranks.core.elasticity.shrinks_to", any_size)
+    patch.setattr("allranks.core.elasticity.shrink_target", any_size)
 
 
-def _comes_back_by_the_old_name(patch: Patch) -> None:
+def _reuses_a_name(patch: Patch) -> None:
     patch.setattr("allranks.core.elasticity.ReplicaRestarts", lambda count, **of: ReplicaRestarts(count=1, **of))
 
 
-def _starts_blind(patch: Patch) -> None:
-    """A new operator waits for events, and does not list what there is."""
+def _starts_without_a_list(patch: Patch) -> None:
+    """A new operator only watches, and does not list existing objects."""
     patch.setattr("support.simulator.informer.View.relist", lambda self: None)
 
 
@@ -232,29 +233,35 @@ CATCHERS: dict[str, Callable[[], None]] = {
         pytest.param(_wrapped(_waits_for_terminating_pods), "reference", id="a restart waits for terminating pods"),
         pytest.param(_wrapped(_adopts_by_label), "reference", id="labels adopt"),
         pytest.param(_wrapped(_makes_orphans), "reference", id="objects have no owner"),
-        pytest.param(_wrapped(_cleans_everything), "scenarios", id="cleanPodPolicy is not looked at"),
-        pytest.param(_wrapped(_never_content), "reference", id="status is written for ever"),
-        pytest.param(_blames(lambda found, key: max(found, key=key)), "any order", id="the last failure is blamed"),
-        pytest.param(_blames(lambda found, key: found[0]), "any order", id="the failure seen first is blamed"),
+        pytest.param(_wrapped(_cleans_everything), "scenarios", id="cleanPodPolicy is ignored"),
+        pytest.param(_wrapped(_never_settled), "reference", id="status is written forever"),
+        pytest.param(
+            _misattributes(lambda found, key: max(found, key=key)), "any order", id="the last failure is the root cause"
+        ),
+        pytest.param(
+            _misattributes(lambda found, key: found[0]),
+            "any order",
+            id="the first failure in the list is the root cause",
+        ),
         pytest.param(_never_waits, "reference", id="there is no backoff"),
-        pytest.param(_forgets_the_row, "reference", id="nothing is ever twice in a row"),
+        pytest.param(_forgets_the_previous_failure, "reference", id="no failure is the second in a row"),
         pytest.param(_resumes_the_old_attempt, "any order", id="a new attempt has an old number"),
         pytest.param(_counts_suspended_time, "scenarios", id="the deadline counts suspended time"),
         pytest.param(_keeps_lost_work, "scenarios", id="work since the last checkpoint is not lost"),
         pytest.param(_counts_lost_work_twice, "any order", id="lost work counts as productive too"),
-        pytest.param(_hears_of_each_step_late, "scenarios", id="a job that goes on is taken for stuck"),
-        pytest.param(_takes_all_pods_for_placed, "elastic", id="an elastic job does not shrink"),
+        pytest.param(_ignores_steps, "scenarios", id="a job with progress counts as hanging"),
+        pytest.param(_never_shrinks, "elastic", id="an elastic job does not shrink"),
         pytest.param(_shrinks_to_nothing, "elastic", id="an elastic job has fewer than minReplicas"),
-        pytest.param(_grows_unasked, "elastic", id="an elastic job grows where there is no room"),
-        pytest.param(_comes_back_by_the_old_name, "elastic", id="a worker comes back by an old name"),
-        pytest.param(_starts_blind, "crashes", id="a new operator lists nothing"),
-        pytest.param(_leaves_the_old, "any order", id="pods of attempts long gone are left"),
+        pytest.param(_grows_without_room, "elastic", id="an elastic job grows without room"),
+        pytest.param(_reuses_a_name, "elastic", id="a worker reuses an old name"),
+        pytest.param(_starts_without_a_list, "crashes", id="a new operator lists nothing"),
+        pytest.param(_keeps_old_pods, "any order", id="pods of older attempts are kept"),
     ],
 )
 def test_a_broken_core_is_caught(mutation: Callable[[Patch], None], catcher: str, monkeypatch: Patch) -> None:
     mutation(monkeypatch)
     try:
         CATCHERS[catcher]()
-    except Exception:  # an assertion or a crash: any will do
+    except Exception:  # an assertion or a crash
         return
     pytest.fail(f"{catcher} did not catch it")

@@ -1,4 +1,4 @@
-"""Ranks that live by themselves: the scheduler places them, they run, fail, hang, and take one another along."""
+"""Simulated programs: they are scheduled, run, fail, hang, and make their peers fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _status(cluster: Cluster) -> dict[str, Any]:
     crash_seconds=st.integers(1, 20),
     seed=st.integers(0, 2**16),
 )
-def test_each_attempt_that_fails_is_counted_once_and_blamed_on_the_rank_that_failed_first(
+def test_each_failed_attempt_counts_once_with_the_first_failed_rank_as_root_cause(
     fates: list[tuple[int, int, int]], peers: Any, crash_seconds: int, seed: int
 ) -> None:
     def program(pod: dict[str, Any]) -> Program:
@@ -44,7 +44,7 @@ def test_each_attempt_that_fails_is_counted_once_and_blamed_on_the_rank_that_fai
         attempt, rank = int(labels[ATTEMPT_LABEL]), int(labels[INDEX_LABEL])
         if attempt < len(fates) and fates[attempt][0] == rank:
             _, seconds, code = fates[attempt]
-            # A last line of its own each time: the same failure twice would be a bug of the program.
+            # Different last lines: the same failure twice would count as a bug of the program.
             return Program(seconds, code, message=f"boom {'!' * attempt}")
         return Program(1000, when_peer_is_lost=peers, crash_seconds=crash_seconds)
 
@@ -59,7 +59,7 @@ def test_each_attempt_that_fails_is_counted_once_and_blamed_on_the_rank_that_fai
         assert (last["index"], last["exitCode"], last["attempt"]) == (fates[-1][0], fates[-1][2], len(fates) - 1)
 
 
-def test_a_rank_that_finds_no_room_is_told_and_placed_when_there_is_some() -> None:
+def test_a_rank_without_room_is_reported_and_scheduled_when_there_is_room() -> None:
     gpus = {"limits": {"nvidia.com/gpu": 4}}
     cluster = Cluster(nodes=[Node("small", {"pods": 9, "nvidia.com/gpu": 4})], workload=Workload())
     cluster.create_job(_job(2, resources=gpus))
@@ -83,7 +83,7 @@ def test_an_image_that_does_not_exist_fails_the_job_after_its_startup_deadline()
     assert _status(cluster)["phase"] == "Failed"
 
 
-def test_a_rank_on_a_lost_node_is_replaced_elsewhere_and_its_pod_goes_when_the_node_is_back() -> None:
+def test_a_rank_on_a_lost_node_is_replaced_elsewhere_and_its_pod_is_deleted_when_the_node_returns() -> None:
     cluster = Cluster(nodes=[Node("a", {"pods": 2}), Node("b", {"pods": 2})], workload=Workload())
     cluster.create_job(_job(2))
     cluster.advance(10)
@@ -97,7 +97,7 @@ def test_a_rank_on_a_lost_node_is_replaced_elsewhere_and_its_pod_goes_when_the_n
     assert {pod["metadata"]["name"] for pod in cluster.pods()} == {"demo-worker-0-1", "demo-worker-1-1"}
 
 
-def test_a_program_that_does_not_listen_is_killed_when_its_grace_is_over() -> None:
+def test_a_program_that_ignores_sigterm_is_killed_after_its_grace_period() -> None:
     cluster = Cluster(workload=Workload(lambda pod: Program(stop_seconds=None)))
     cluster.create_job(_job(1))
     cluster.advance(10)

@@ -1,4 +1,5 @@
-"""Every scenario on the simulated cluster: as it is, with a poor watch, with the operator killed after every write."""
+"""Runs every scenario on the simulated cluster: plain, with an unreliable watch, and with the operator killed after
+every write."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ SCENARIOS = [scenario for path in sorted(HERE.glob("*.yaml")) for scenario in lo
 
 
 class MemoryWorld(World):
-    """A world that answers at once: whatever is due has happened when `eventually` looks."""
+    """A world without delays: all effects have happened when `eventually` compares."""
 
     def __init__(self, lag: Lag | None = None, seed: int = 0) -> None:
         self.cluster = Cluster(seed, nodes=(), lag=lag, admit=_admit_once)
@@ -143,7 +144,7 @@ _ADMITTED: set[str] = set()
 
 
 def _admit_once(before: Manifest | None, after: Manifest) -> None:
-    """The same job is created a thousand times here, and its rules cost more than its life."""
+    """Caches admission: the same job is created a thousand times, and its CEL rules cost more than its simulation."""
     if after["kind"] not in RESOURCES:
         return
     question = repr((after["kind"], before and before["spec"], after["metadata"]["name"], after["spec"]))
@@ -166,8 +167,8 @@ def test_scenario(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=_id)
-def test_scenario_with_a_poor_watch(scenario: Scenario) -> None:
-    """Repeated events, in another order for each seed, and no memory of what was created."""
+def test_scenario_with_an_unreliable_watch(scenario: Scenario) -> None:
+    """Events are repeated, in another order for each seed, and the driver's own creations are not cached."""
     for seed in range(5):
         run(scenario, MemoryWorld(Lag(repeated=0.5, own_writes=False), seed))
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from allranks.core.model import Manifest, Pod
-from allranks.core.progress import RankReport, Reports
+from allranks.core.model import Manifest, Pod, RankReport, Reports
 
 
 @dataclass

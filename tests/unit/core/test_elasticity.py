@@ -1,4 +1,4 @@
-"""How many workers an elastic job has: what the scenarios of `elastic.yaml` do not reach."""
+"""The number of workers of an elastic job: cases that the scenarios of `elastic.yaml` do not cover."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ BEGUN = Status(attempt=0, attempt_time=at(0), roles={"worker": RoleStatus(desire
 LOST = Disruption("DeletionByTaintManager", at(40))
 
 LEAVING = [
-    ("nobody is leaving", [], 60),
-    ("a pod that is leaving still has the room that is sought", [pod(deleted_at=at(0))], 300),
-    ("a pod that does not go is waited for five minutes", [pod(deleted_at=at(-280)), pod(deleted_at=at(20))], 320),
-    ("a pod on a lost node has no room to give", [pod(deleted_at=at(0), disruption=LOST)], 60),
-    ("a pod that never had a node has none either", [pod(deleted_at=at(0), node=None)], 60),
+    ("no pod is terminating", [], 60),
+    ("a terminating pod still occupies its room", [pod(deleted_at=at(0))], 300),
+    (
+        "a pod that does not terminate is awaited for five minutes",
+        [pod(deleted_at=at(-280)), pod(deleted_at=at(20))],
+        320,
+    ),
+    ("a pod on a lost node frees no room", [pod(deleted_at=at(0), disruption=LOST)], 60),
+    ("neither does a pod that never had a node", [pod(deleted_at=at(0), node=None)], 60),
 ]
 
 
 @table(*LEAVING)
-def test_an_attempt_gives_up_seeking_room(case):
+def test_shrink_deadline(case):
     leaving, seconds = case
-    assert elasticity.gives_up_at(JOB, BEGUN, leaving, at(50)) == at(seconds)
+    assert elasticity.shrink_deadline(JOB, BEGUN, leaving, at(50)) == at(seconds)
 
 
-def test_after_another_attempt_its_pods_have_their_grace_and_the_scheduler_time_to_look_again():
+def test_the_deadline_allows_for_the_grace_period_of_old_pods_and_a_retry_of_the_scheduler():
     later = BEGUN.model_copy(update={"attempt": 1})
     short = job(roles={"worker": 3}, elastic={"minReplicas": 1, "maxReplicas": 3, "waitSeconds": 5})
-    assert elasticity.gives_up_at(short, BEGUN, [], at(50)) == at(5)
-    assert elasticity.gives_up_at(short, later, [], at(50)) == at(45)
-    assert elasticity.gives_up_at(JOB, later, [], at(50)) == at(60)
+    assert elasticity.shrink_deadline(short, BEGUN, [], at(50)) == at(5)
+    assert elasticity.shrink_deadline(short, later, [], at(50)) == at(45)
+    assert elasticity.shrink_deadline(JOB, later, [], at(50)) == at(60)
 
 
 def history(*reasons: str, apart: float = 100) -> list[PastAttempt]:
@@ -44,24 +48,24 @@ def history(*reasons: str, apart: float = 100) -> list[PastAttempt]:
     ]
 
 
-CALM = [
-    ("room is sought as soon as the ranks run", history("Shrunk"), 0),
-    ("room that did not last is not sought for four minutes", history("Shrunk", "Grown", "Shrunk"), 4),
-    ("the second time not for sixteen", history("Grown", "Shrunk", "Error", "Grown", "Shrunk"), 16),
-    ("and never later than in an hour", history(*["Grown", "Shrunk"] * 5), 60),
-    ("what is six hours ago is forgotten", history("Grown", "Shrunk", "Error", "Error", apart=10_000), 0),
-    ("growing twice is no harm", history("Grown", "Grown", "Resized", "Shrunk"), 0),
+BACKOFF = [
+    ("growth may start as soon as the ranks run", history("Shrunk"), 0),
+    ("after one failed scale-up the backoff is 4 minutes", history("Shrunk", "Grown", "Shrunk"), 4),
+    ("after the second 16 minutes", history("Grown", "Shrunk", "Error", "Grown", "Shrunk"), 16),
+    ("and at most an hour", history(*["Grown", "Shrunk"] * 5), 60),
+    ("failures more than six hours ago do not count", history("Grown", "Shrunk", "Error", "Error", apart=10_000), 0),
+    ("growing twice is not a failure", history("Grown", "Grown", "Resized", "Shrunk"), 0),
 ]
 
 
-@table(*CALM)
-def test_when_room_is_sought(case):
+@table(*BACKOFF)
+def test_when_placeholders_may_be_created(case):
     past, minutes = case
     status = BEGUN.model_copy(update={"running_time": at(10), "history": past})
-    assert elasticity.seeks_room_from(status) == at(10) + timedelta(minutes=minutes)
+    assert elasticity.probe_not_before(status) == at(10) + timedelta(minutes=minutes)
 
 
-def test_a_placeholder_asks_for_all_that_its_worker_asks_for_and_does_nothing():
+def test_a_placeholder_requests_the_resources_of_its_worker_and_idles():
     spec = {
         "containers": [{"name": "trainer", "ports": [{"containerPort": 9, "hostPort": 9}, {"containerPort": 8}]}],
         "initContainers": [

@@ -1,4 +1,4 @@
-"""Hangs: when a job counts as stuck, and who is named."""
+"""Hangs: when a job counts as stuck, and which ranks are named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from allranks.api.status import ProgressStatus, Status
 from allranks.core import hang_detection
-from allranks.core.progress import Reports
+from allranks.core.model import Reports
 from support.builders import NOW, at, job, rank, table
 
 JOB = job(hang={"timeoutSeconds": 60}, startupDeadlineSeconds=300)
@@ -17,52 +17,57 @@ STEPPED = RUNNING.model_copy(update={"progress": ProgressStatus(first_step_time=
 
 @table(
     ("the last step of any rank counts", STEPPED, [rank(0, 3, stepped=10), rank(1, 9, stepped=40)], 0, 100),
-    ("an operator that has just begun waits anew", STEPPED, [rank(0, 3, stepped=10)], 500, 560),
+    ("the wait starts over with a new operator", STEPPED, [rank(0, 3, stepped=10)], 500, 560),
     ("without a first step it is the startup deadline", RUNNING, [rank(0), rank(1)], 0, 300),
-    ("ranks that are done are not waited for", STEPPED, [rank(0, 3, done=True), rank(1, 9, done=True)], 0, None),
-    ("nobody reports", STEPPED, [], 0, None),
-    ("it does not run yet", RUNNING.model_copy(update={"running_time": None}), [rank(0)], 0, None),
+    ("ranks that are done do not count", STEPPED, [rank(0, 3, done=True), rank(1, 9, done=True)], 0, None),
+    ("no rank reports", STEPPED, [], 0, None),
+    ("the job is not running yet", RUNNING.model_copy(update={"running_time": None}), [rank(0)], 0, None),
 )
-def test_when_ranks_are_asked_for_their_stacks(case: Any) -> None:
+def test_when_ranks_are_asked_for_stack_dumps(case: Any) -> None:
     status, ranks, since, stuck = case
-    watched = hang_detection.watch(JOB, status, Reports(at(since), tuple(ranks)))
-    assert (watched and watched.stuck_at) == (at(stuck) if stuck is not None else None)
-    if watched:
-        assert watched.due_at - watched.stuck_at == timedelta(seconds=10)
+    stall = hang_detection.detect_stall(JOB, status, Reports(at(since), tuple(ranks)))
+    assert (stall and stall.stuck_at) == (at(stuck) if stuck is not None else None)
+    if stall:
+        assert stall.due_at - stall.stuck_at == timedelta(seconds=10)
 
 
 def test_a_job_without_hang_is_never_stuck() -> None:
-    assert hang_detection.watch(job(), STEPPED, Reports(NOW, (rank(0, 1),))) is None
+    assert hang_detection.detect_stall(job(), STEPPED, Reports(NOW, (rank(0, 1),))) is None
 
 
 @table(
     (
-        "who is behind",
+        "a rank is behind",
         [rank(0, 9), rank(1, 8), rank(2, 9)],
         1,
         "rank 1 (worker-1 on node-1) at step 8, the others at 9",
     ),
     (
-        "who still works while the others wait",
+        "a rank still works while the others wait",
         [rank(0, 9, waiting=True), rank(1, 9, waiting=True), rank(2, 9, waiting=False)],
         2,
-        "rank 2 (worker-2 on node-2) did not come out of step 10, for which the others wait",
+        "rank 2 (worker-2 on node-2) did not complete step 10, and the other ranks wait for it",
     ),
-    ("nobody can tell", [rank(0, 9), rank(1, 9)], 0, "all 2 ranks are at step 9, and who holds them up is in their"),
+    (
+        "all have the same step",
+        [rank(0, 9), rank(1, 9)],
+        0,
+        "all 2 ranks are at step 9; their stack dumps show where they",
+    ),
     ("the others are done", [rank(0, 60, done=True), rank(1, 45)], 1, "rank 1 (worker-1 on node-1) at step 45, the"),
 )
 def test_who_is_named(case: Any) -> None:
     ranks, named, sentence = case
     reports = Reports(NOW, tuple(ranks))
-    watched = hang_detection.watch(JOB, STEPPED, reports)
-    assert watched
-    failure = hang_detection.failure(JOB, STEPPED, reports, watched, at(100))
+    stall = hang_detection.detect_stall(JOB, STEPPED, reports)
+    assert stall
+    failure = hang_detection.failure(JOB, STEPPED, reports, stall, at(100))
     assert (failure.reason, failure.index, failure.rank, failure.node) == ("Hang", named, named, f"node-{named}")
     assert sentence in failure.message
 
 
-def test_many_that_lag_are_counted() -> None:
+def test_many_lagging_ranks_are_counted() -> None:
     reports = Reports(NOW, (rank(0, 9), *(rank(number, 8) for number in range(1, 12))))
-    watched = hang_detection.watch(JOB, STEPPED, reports)
-    assert watched
-    assert "and 3 more at step 8" in hang_detection.failure(JOB, STEPPED, reports, watched, at(100)).message
+    stall = hang_detection.detect_stall(JOB, STEPPED, reports)
+    assert stall
+    assert "and 3 more at step 8" in hang_detection.failure(JOB, STEPPED, reports, stall, at(100)).message

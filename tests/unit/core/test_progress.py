@@ -1,4 +1,4 @@
-"""What status says of ranks' reports."""
+"""Progress in the status, derived from the reports of ranks."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 from allranks.api.status import ProgressStatus, Status
 from allranks.core import progress
-from allranks.core.model import Exit
-from allranks.core.progress import RankReport, Reports
+from allranks.core.model import Exit, RankReport, Reports
+from allranks.core.stragglers import newly_slow
 from support.builders import NOW, at, job, pod, rank, table
 
 BEGUN = Status(start_time=NOW, attempt_time=NOW)
 
 
-def seen(*ranks: RankReport, status: Status = BEGUN) -> ProgressStatus:
+def progress_of(*ranks: RankReport, status: Status = BEGUN) -> ProgressStatus:
     found = progress.observe(job(), status, Reports(NOW, ranks)).progress
     assert found
     return found
 
 
-def test_a_job_is_as_far_as_its_furthest_rank_and_as_fast_as_all_together() -> None:
-    found = seen(
+def test_step_is_the_furthest_ranks_and_throughput_the_sum_over_all_ranks() -> None:
+    found = progress_of(
         rank(0, 40, total_steps=100, metrics={"loss": 0.51234567}, samples_per_second=10.0, step_seconds=2.0),
         rank(1, 41, total_steps=100, metrics={"loss": 9.0}, samples_per_second=12.0, step_seconds=2.0),
     )
@@ -43,45 +43,45 @@ def test_a_job_is_as_far_as_its_furthest_rank_and_as_fast_as_all_together() -> N
     ("nothing yet", {}, ""),
 )
 def test_summary(case: Any) -> None:
-    known, summary = case
-    assert seen(rank(0, **known)).summary == summary
+    fields, summary = case
+    assert progress_of(rank(0, **fields)).summary == summary
 
 
 def test_nothing_new_is_the_same_object() -> None:
     first = progress.observe(job(), BEGUN, Reports(NOW, (rank(0, 3, stepped=10),)))
-    later = rank(0, 3, stepped=10.4, received_at=at(30))  # how long ago it says that was, is heard with a delay
+    later = rank(0, 3, stepped=10.4, received_at=at(30))  # the age in a repeated report varies with its delay
     assert progress.observe(job(), first, Reports(NOW, (later,))) is first
     assert progress.observe(job(), first, Reports(NOW)) is first
     assert progress.observe(job(), first, None) is first
 
 
 def test_where_an_attempt_resumed_and_what_it_saved_last() -> None:
-    found = seen(rank(0, 21, stepped=8, checkpoint_step=20, checkpoint_at=at(7)), rank(1, 21, stepped=9))
+    found = progress_of(rank(0, 21, stepped=8, checkpoint_step=20, checkpoint_at=at(7)), rank(1, 21, stepped=9))
     assert (found.first_step_time, found.first_step) == (at(8), 21)
     assert (found.checkpoint_time, found.checkpoint_step) == (at(7), 20)
 
 
 def test_a_new_attempt_keeps_the_curve_and_forgets_its_ranks() -> None:
-    before = seen(rank(0, 21, metrics={"loss": 0.5}))
-    after = progress.anew(before)
+    before = progress_of(rank(0, 21, metrics={"loss": 0.5}))
+    after = progress.reset_for_attempt(before)
     assert after
     assert (after.step, after.curve, after.metrics) == (21, before.curve, {"loss": 0.5})
     assert (after.first_step_time, after.ranks, after.reporting) == (None, [], 0)
 
 
 def test_the_ranks_that_lag_most_are_listed_when_there_are_many() -> None:
-    found = seen(*(rank(number, 100 - number % 3, busy_seconds=1.0) for number in range(30)))
+    found = progress_of(*(rank(number, 100 - number % 3, busy_seconds=1.0) for number in range(30)))
     assert len(found.ranks) == progress.RANKS
     assert [of.lag for of in found.ranks] == [2] * 10 + [1] * 6
 
 
-def test_a_rank_that_does_not_know_its_number_has_that_of_its_place() -> None:
+def test_a_report_without_a_rank_gets_the_rank_of_its_replica() -> None:
     tensorflow = job("tensorflow", {"chief": 1, "worker": 2})
-    found = progress.numbered(tensorflow, BEGUN, Reports(NOW, (replace(rank(0), rank=None), rank(1))))
+    found = progress.with_ranks(tensorflow, BEGUN, Reports(NOW, (replace(rank(0), rank=None), rank(1))))
     assert found
     assert [of.rank for of in found.ranks] == [1, 1], "worker-0 comes after the chief; who says its own is believed"
     unknown = Reports(NOW, (replace(rank(0), rank=None),))
-    assert progress.numbered(job(), BEGUN, unknown) is unknown, "a pod of PyTorch's may run several"
+    assert progress.with_ranks(job(), BEGUN, unknown) is unknown, "a pod of PyTorch's may run several"
 
 
 SLOW = {"step_seconds": 0.3, "busy_seconds": 0.3}
@@ -89,17 +89,17 @@ FAST = {"step_seconds": 0.3, "busy_seconds": 0.1}
 
 
 @table(
-    ("own work tells who is slow", [FAST, SLOW, FAST], [(1, 3.0)]),
-    ("without it the time of a step does", [{"step_seconds": 0.1}, {"step_seconds": 0.2}], [(1, 2.0)]),
+    ("own work shows the slow rank", [FAST, SLOW, FAST], [(1, 3.0)]),
+    ("without it step times are compared", [{"step_seconds": 0.1}, {"step_seconds": 0.2}], [(1, 2.0)]),
     ("of two, both are compared with the other", [SLOW, FAST], [(0, 3.0)]),
     ("one alone has no peers", [SLOW], []),
-    ("ranks that are done are no peers", [SLOW, {**FAST, "done": True}], []),
-    ("a millisecond is nothing", [{"busy_seconds": 0.001}, {"busy_seconds": 0.002}], []),
-    ("some do not tell their own work: steps are compared", [FAST, SLOW, {"step_seconds": 0.3}], []),
+    ("ranks that are done are not peers", [SLOW, {**FAST, "done": True}], []),
+    ("a millisecond is noise", [{"busy_seconds": 0.001}, {"busy_seconds": 0.002}], []),
+    ("if some do not report their own work, step times are compared", [FAST, SLOW, {"step_seconds": 0.3}], []),
 )
 def test_stragglers(case: Any) -> None:
     ranks, expected = case
-    found = seen(*(rank(number, 5, **known) for number, known in enumerate(ranks)))
+    found = progress_of(*(rank(number, 5, **fields) for number, fields in enumerate(ranks)))
     assert [(of.rank, of.slowdown) for of in found.stragglers] == expected
 
 
@@ -114,22 +114,22 @@ def test_a_straggler_stays_one_until_it_is_clearly_faster() -> None:
     fast = with_slow(0.14, BEGUN)
     slow = with_slow(0.16, fast)
     assert [named(fast), named(slow), named(with_slow(0.14, slow)), named(with_slow(0.12, slow))] == [0, 1, 1, 0]
-    assert progress.newly_slow(fast.progress, slow.progress) == [
+    assert newly_slow(fast.progress, slow.progress) == [
         "rank 1 (worker-1 on node-1) takes 1.6 times as long as its peers"
     ]
-    assert progress.newly_slow(slow.progress, with_slow(0.17, slow).progress) == []
+    assert newly_slow(slow.progress, with_slow(0.17, slow).progress) == []
 
 
-def test_the_curve_does_not_go_back_when_a_new_operator_hears_of_one_rank_after_the_other() -> None:
+def test_the_curve_does_not_go_back_when_a_new_operator_receives_reports_one_by_one() -> None:
     slow, fast = rank(0, 5, stepped=0), rank(1, 6, stepped=10)
     status = BEGUN
-    for heard in ((rank(0, 5, stepped=0), rank(1, 5, stepped=0)), (slow, fast)):
-        status = progress.observe(job(), status, Reports(NOW, heard))
+    for reports in ((rank(0, 5, stepped=0), rank(1, 5, stepped=0)), (slow, fast)):
+        status = progress.observe(job(), status, Reports(NOW, reports))
     assert status.progress
     before = [(point.step, point.time) for point in status.progress.curve]
     assert before == [(5, at(0)), (6, at(10))]
-    for anew in ((slow,), (slow, fast)):
-        status = progress.observe(job(), status, Reports(at(11), anew))
+    for repeated in ((slow,), (slow, fast)):
+        status = progress.observe(job(), status, Reports(at(11), repeated))
         assert status.progress
         assert [(point.step, point.time) for point in status.progress.curve] == before
 
@@ -146,7 +146,7 @@ def test_the_curve_is_bounded_in_order_and_ends_at_the_newest(moves: list[tuple[
     curve = status.progress.curve
     assert len(curve) <= progress.POINTS
     assert curve[-1].step == step
-    assert at(second) - curve[-1].time <= timedelta(seconds=1)  # ranks say how long ago: nearly the same is the same
+    assert at(second) - curve[-1].time <= timedelta(seconds=1)  # ranks report ages: times are compared with a tolerance
     assert [point.step for point in curve] == sorted(point.step for point in curve)
     assert curve[0].step == moves[0][0]
     if len(moves) >= 200:
@@ -155,30 +155,30 @@ def test_the_curve_is_bounded_in_order_and_ends_at_the_newest(moves: list[tuple[
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59, "59s"), (61, "1m"), (7800, "2h10m"), (273600, "3d4h")])
 def test_eta(seconds: int, text: str) -> None:
-    assert seen(rank(0, 0, total_steps=10, step_seconds=seconds / 10)).eta == text
+    assert progress_of(rank(0, 0, total_steps=10, step_seconds=seconds / 10)).eta == text
 
 
-# Sentence, the pod of rank 1, whether it was done by its own word, and then: None: it is gone; else whether it is done.
-PRESENT = [
-    ("a rank whose pod runs is one to wait for", pod("worker", 1), False, False),
-    ("one whose pod is gone is not there any more", None, False, None),
-    ("it is done where it has said so", None, True, True),
-    ("one whose pod has ended is done", replace(pod("worker", 1), exit=Exit(0, NOW)), False, True),
-    ("labels prove nothing", replace(pod("worker", 1), owned=False), False, None),
+# Sentence, the pod of rank 1, whether its report says done, result: None if the report is dropped, else `done`.
+STALE = [
+    ("a rank with a running pod is kept", pod("worker", 1), False, False),
+    ("a rank without a pod is dropped", None, False, None),
+    ("a rank that reported its end is done", None, True, True),
+    ("a rank of a terminated pod is done", replace(pod("worker", 1), exit=Exit(0, NOW)), False, True),
+    ("a pod of another owner does not count", replace(pod("worker", 1), owned=False), False, None),
 ]
 
 
-@table(*PRESENT)
-def test_who_is_there(case):
-    there, said, done = case
-    pods = [pod("worker", 0), *([there] if there else [])]
-    reports = progress.present(Reports(NOW, (rank(0, 5), rank(1, 5, done=said))), pods)
+@table(*STALE)
+def test_drop_stale(case):
+    existing, said, done = case
+    pods = [pod("worker", 0), *([existing] if existing else [])]
+    reports = progress.drop_stale(Reports(NOW, (rank(0, 5), rank(1, 5, done=said))), pods)
     assert reports
     assert [of.done for of in reports.ranks if of.rank == 1] == ([] if done is None else [done])
     assert [of.done for of in reports.ranks if of.rank == 0] == [False]
 
 
-def test_the_largest_number_there_is_stays_finite():
+def test_the_largest_float_stays_finite():
     largest = sys.float_info.max
     after = progress.observe(job(), BEGUN, Reports(NOW, (rank(0, 1, metrics={"best_loss": largest}),)))
     assert after.progress

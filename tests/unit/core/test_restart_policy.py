@@ -1,4 +1,4 @@
-"""What a failure leads to: the rules of `2-semantics`, one case for each sentence."""
+"""What a failure leads to: the rules of docs/reference/semantics.md, one case for each sentence."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import pytest
 
 from allranks.api.status import Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core import restart_policy
-from allranks.core.restart_policy import Ruling
-from support.builders import NOW, at, failure, job, pending, pod, succeeded, table
+from allranks.core.restart_policy import RestartDecision
+from support.builders import NOW, at, failure, job, table
 
-PROGRAM_FAILED = Ruling("restart", "the program failed", "Error")
-TWICE = Ruling("fail", "failed the same way twice before any progress: a bug in the program, not a fault", "Error")
-SIGNAL = Ruling("restart", "the program was ended by a signal, or asked to be run again", "Error")
+PROGRAM_FAILED = RestartDecision("restart", "the program failed", "Error")
+TWICE = RestartDecision(
+    "fail", "failed the same way twice before any progress: a bug in the program, not a fault", "Error"
+)
+SIGNAL = RestartDecision("restart", "the program was ended by a signal, or asked to be run again", "Error")
 OOM = {"reason": "OOMKilled", "exit_code": 137, "signal": 9}
 
 
@@ -22,23 +24,23 @@ def lost(reason: str) -> Failure:
 
 
 def past(failure: Failure | None) -> list[PastAttempt]:
-    """A history that ends with it."""
+    """A history that ends with this failure."""
     return [PastAttempt(attempt=0, end_time=NOW, reason=failure.reason, failure=failure)] if failure else []
 
 
-def disruption(reason: str) -> Ruling:
-    return Ruling("restartUncounted", "a disruption, not a failure of the program", reason)
+def disruption(reason: str) -> RestartDecision:
+    return RestartDecision("restartUncounted", "a disruption, not a failure of the program", reason)
 
 
-# Sentence, failure of this attempt, failure of the attempt before it, ruling.
+# Sentence, failure of this attempt, failure of the attempt before it, decision.
 DEFAULTS = [
     ("preemption is a disruption: restarted, and not counted", lost("Preempted"), None, disruption("Preempted")),
     ("eviction is a disruption: restarted, and not counted", lost("Evicted"), None, disruption("Evicted")),
     ("a lost node is a disruption: restarted, and not counted", lost("NodeLost"), None, disruption("NodeLost")),
     ("a pod deleted by someone is not counted", lost("Deleted"), None, disruption("Deleted")),
-    ("an unknown disruption is not counted either", lost("Disrupted"), None, disruption("Disrupted")),
+    ("an unlisted disruption is not counted either", lost("Disrupted"), None, disruption("Disrupted")),
     (
-        "a disruption is not counted even where the same came before",
+        "a disruption is not counted even if it is the second of its kind",
         lost("Preempted"),
         lost("Preempted"),
         disruption("Preempted"),
@@ -47,37 +49,37 @@ DEFAULTS = [
         "OOMKilled is restarted the first time",
         failure(**OOM),
         None,
-        Ruling("restart", "out of memory for the first time", "OOMKilled"),
+        RestartDecision("restart", "out of memory for the first time", "OOMKilled"),
     ),
     (
         "OOMKilled fails after the second in a row",
         failure(**OOM, attempt=1),
         failure(**OOM),
-        Ruling("fail", "out of memory twice in a row", "OOMKilled"),
+        RestartDecision("fail", "out of memory twice in a row", "OOMKilled"),
     ),
     (
         "OOMKilled after another failure is the first in a row",
         failure(**OOM, attempt=1),
         failure(),
-        Ruling("restart", "out of memory for the first time", "OOMKilled"),
+        RestartDecision("restart", "out of memory for the first time", "OOMKilled"),
     ),
     (
-        "OOMKilled twice with an attempt between them that was not is not in a row",
+        "OOMKilled twice with another attempt in between is not in a row",
         failure(**OOM, attempt=2),
         failure(**OOM),
-        Ruling("restart", "out of memory for the first time", "OOMKilled"),
+        RestartDecision("restart", "out of memory for the first time", "OOMKilled"),
     ),
     (
         "OOMKilled of two ranks in two attempts is in a row",
         failure(**OOM, attempt=1, index=1),
         failure(**OOM),
-        Ruling("fail", "out of memory twice in a row", "OOMKilled"),
+        RestartDecision("fail", "out of memory twice in a row", "OOMKilled"),
     ),
     (
         "OOMKilled twice fails even after hours of progress",
         failure(**OOM, attempt=1, ran_seconds=9000.0),
         failure(**OOM, ran_seconds=9000.0),
-        Ruling("fail", "out of memory twice in a row", "OOMKilled"),
+        RestartDecision("fail", "out of memory twice in a row", "OOMKilled"),
     ),
     ("exit 1 restarts while the budget lasts", failure(exit_code=1), None, PROGRAM_FAILED),
     ("exit 127 restarts while the budget lasts", failure(exit_code=127), None, PROGRAM_FAILED),
@@ -155,21 +157,21 @@ DEFAULTS = [
         "a pod that failed before its program ran is restarted while the budget lasts",
         failure(exit_code=None, reason="OutOfcpu"),
         None,
-        Ruling("restart", "the pod failed before its program ran", "OutOfcpu"),
+        RestartDecision("restart", "the pod failed before its program ran", "OutOfcpu"),
     ),
 ]
 
 
 @table(*DEFAULTS)
 def test_default_rule(case):
-    now, before, ruling = case
-    # What ended the attempt before is on record only if that attempt is the one before.
+    now, before, decision = case
+    # `attempt_failure` is the failure of the previous attempt only.
     ended = before if before and before.attempt == now.attempt - 1 else None
     status = Status(attempt=now.attempt, history=past(ended))
-    assert restart_policy.rule_on(job(), status, now) == ruling
+    assert restart_policy.decide_restart(job(), status, now) == decision
 
 
-# Sentence, maxRestarts, restarts so far (counted, disruptions), failure, ruling.
+# Sentence, maxRestarts, restarts so far (counted, disruptions), failure, decision.
 BUDGETS = [
     ("the last restart of the budget is granted", 3, (2, 0), failure(), PROGRAM_FAILED),
     (
@@ -177,21 +179,21 @@ BUDGETS = [
         3,
         (3, 0),
         failure(),
-        Ruling("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     (
         "maxRestarts 0 ends the job at the first failure",
         0,
         (0, 0),
         failure(),
-        Ruling("fail", "restart.maxRestarts is 0", "MaxRestartsExceeded"),
+        RestartDecision("fail", "restart.maxRestarts is 0", "MaxRestartsExceeded"),
     ),
     (
         "a budget that was lowered below what is used ends the job",
         1,
         (2, 0),
         failure(),
-        Ruling("fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     ("disruptions use none of the budget", 3, (2, 50), failure(), PROGRAM_FAILED),
     ("a disruption is restarted though the budget is used", 3, (3, 0), lost("Evicted"), disruption("Evicted")),
@@ -200,23 +202,23 @@ BUDGETS = [
         3,
         (3, 0),
         failure(exit_code=137, signal=9),
-        Ruling("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     (
         "out of memory counts against the budget",
         3,
         (3, 0),
         failure(**OOM),
-        Ruling("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
 ]
 
 
 @table(*BUDGETS)
 def test_budget(case):
-    allowed, (counted, disruptions), now, ruling = case
+    allowed, (counted, disruptions), now, decision = case
     status = Status(restarts=RestartCounts(counted=counted, disruptions=disruptions))
-    assert restart_policy.rule_on(job(restart={"maxRestarts": allowed}), status, now) == ruling
+    assert restart_policy.decide_restart(job(restart={"maxRestarts": allowed}), status, now) == decision
 
 
 def user(*rules: dict[str, object]) -> dict[str, object]:
@@ -230,7 +232,7 @@ USER_RULES = [
         user({"exitCodes": [1], "action": "fail"}),
         0,
         failure(),
-        Ruling("fail", "restart.rules[0] says fail", "Error"),
+        RestartDecision("fail", "restart.rules[0] says fail", "Error"),
     ),
     (
         "first match wins",
@@ -238,22 +240,22 @@ USER_RULES = [
         | {"maxRestarts": 0},
         0,
         failure(exit_code=2),
-        Ruling("restartUncounted", "restart.rules[1] says restartUncounted", "Error"),
+        RestartDecision("restartUncounted", "restart.rules[1] says restartUncounted", "Error"),
     ),
     (
-        "of two rules that match the first one is taken",
+        "the first of two matching rules applies",
         user({"exitCodes": [1], "action": "restart"}, {"exitCodes": [1], "action": "fail"}),
         0,
         failure(),
-        Ruling("restart", "restart.rules[0] says restart", "Error"),
+        RestartDecision("restart", "restart.rules[0] says restart", "Error"),
     ),
-    ("no match leaves it to the default rules", user({"exitCodes": [9], "action": "fail"}), 0, failure(), None),
+    ("without a match the default rules apply", user({"exitCodes": [9], "action": "fail"}), 0, failure(), None),
     (
         "a rule for a signal is for the signal that ended the rank",
         user({"signals": [9], "action": "restartUncounted"}),
         0,
         failure(exit_code=137, signal=9),
-        Ruling("restartUncounted", "restart.rules[0] says restartUncounted", "Error"),
+        RestartDecision("restartUncounted", "restart.rules[0] says restartUncounted", "Error"),
     ),
     (
         "a rule for a signal is not for the exit code of that number",
@@ -267,53 +269,53 @@ USER_RULES = [
         user({"exitCodes": [137], "action": "fail"}),
         0,
         failure(exit_code=137, signal=9),
-        Ruling("fail", "restart.rules[0] says fail", "Error"),
+        RestartDecision("fail", "restart.rules[0] says fail", "Error"),
     ),
     (
         "a rule for a reason can make a disruption count",
         user({"reasons": ["Preempted"], "action": "restart"}),
         0,
         lost("Preempted"),
-        Ruling("restart", "restart.rules[0] says restart", "Preempted"),
+        RestartDecision("restart", "restart.rules[0] says restart", "Preempted"),
     ),
     (
         "a rule's restart counts against the budget too",
         user({"reasons": ["Preempted"], "action": "restart"}),
         1,
         lost("Preempted"),
-        Ruling("fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     (
         "restartUncounted needs no budget",
         user({"exitCodes": [1], "action": "restartUncounted"}),
         1,
         failure(),
-        Ruling("restartUncounted", "restart.rules[0] says restartUncounted", "Error"),
+        RestartDecision("restartUncounted", "restart.rules[0] says restartUncounted", "Error"),
     ),
     (
         "ignore needs no budget",
         user({"exitCodes": [1], "action": "ignore"}),
         1,
         failure(),
-        Ruling("ignore", "restart.rules[0] says ignore", "Error"),
+        RestartDecision("ignore", "restart.rules[0] says ignore", "Error"),
     ),
     (
         "a rule with restart outweighs 'twice the same way'",
         user({"exitCodes": [1], "action": "restart"}),
         0,
         failure(attempt=1),
-        Ruling("restart", "restart.rules[0] says restart", "Error"),
+        RestartDecision("restart", "restart.rules[0] says restart", "Error"),
     ),
 ]
 
 
 @table(*USER_RULES)
 def test_users_rule(case):
-    restart, counted, now, ruling = case
+    restart, counted, now, decision = case
     of = job(restart=restart)
     before = failure() if now.attempt else None
     status = Status(attempt=now.attempt, history=past(before), restarts=RestartCounts(counted=counted))
-    assert restart_policy.rule_on(of, status, now) == (ruling or PROGRAM_FAILED)
+    assert restart_policy.decide_restart(of, status, now) == (decision or PROGRAM_FAILED)
 
 
 PS_JOB = {"framework": "tensorflow", "roles": {"chief": 1, "worker": 2, "ps": 2}}
@@ -335,10 +337,10 @@ PS = {"role": "ps", "pod": "job-ps-0-0", "rank": None}
     ),
 )
 def test_a_replica_that_restarts_alone_is_compared_with_itself(case):
-    now, before, ruling = case
+    now, before, decision = case
     alone = ReplicaRestarts(count=1, restart_time=at(0), failure=before)
     status = Status(last_failure=before, replica_restarts={f"ps-{before.index}": alone})
-    assert restart_policy.rule_on(job(**PS_JOB), status, now) == ruling
+    assert restart_policy.decide_restart(job(**PS_JOB), status, now) == decision
 
 
 @pytest.mark.parametrize(
@@ -382,128 +384,5 @@ def test_scope(case):
     assert restart_policy.scope(job(**fields), role, 1) == scope
 
 
-def test_elastic_horovods_first_worker_restarts_all_which_meet_at_it():
+def test_elastic_horovods_first_worker_restarts_all_because_it_is_their_rendezvous():
     assert restart_policy.scope(job(**ELASTIC, framework="horovod"), "worker", 0) == "group"
-
-
-def done(role: str, index: int = 0):
-    return succeeded(role, index)
-
-
-# Sentence, job, pods, replicas ignored, whether the job has succeeded.
-SUCCESS = [
-    (
-        "PyTorch's master ends the job where there is one",
-        {"roles": {"master": 1, "worker": 1}},
-        [done("master"), pod("worker")],
-        [],
-        True,
-    ),
-    (
-        "PyTorch's workers do not end a job that has a master",
-        {"roles": {"master": 1, "worker": 1}},
-        [pod("master"), done("worker")],
-        [],
-        False,
-    ),
-    ("PyTorch without a master ends when all workers have", {}, [done("worker"), done("worker", 1)], [], True),
-    ("PyTorch without a master does not end with rank 0 alone", {}, [done("worker"), pod("worker", 1)], [], False),
-    ("TensorFlow's chief ends the job", PS_JOB, [done("chief"), pod("worker"), pod("ps")], [], True),
-    (
-        "TensorFlow without a chief ends with worker 0",
-        {"framework": "tensorflow", "roles": {"worker": 2}},
-        [done("worker"), pod("worker", 1)],
-        [],
-        True,
-    ),
-    (
-        "TensorFlow without a chief does not end with worker 1",
-        {"framework": "tensorflow", "roles": {"worker": 2}},
-        [pod("worker"), done("worker", 1)],
-        [],
-        False,
-    ),
-    (
-        "Horovod's launcher ends the job",
-        {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "mpi"}},
-        [done("launcher"), pod("worker")],
-        [],
-        True,
-    ),
-    (
-        "Horovod without a launcher ends when all workers have",
-        {"framework": "horovod", "roles": {"worker": 2}},
-        [done("worker"), pod("worker", 1)],
-        [],
-        False,
-    ),
-    (
-        "success: all waits for every rank",
-        {"roles": {"master": 1, "worker": 1}, "success": "all"},
-        [done("master"), pod("worker")],
-        [],
-        False,
-    ),
-    (
-        "success: all does not wait for parameter servers, which never end",
-        PS_JOB | {"success": "all"},
-        [done("chief"), done("worker"), done("worker", 1), pod("ps"), pod("ps", 1)],
-        [],
-        True,
-    ),
-    (
-        "success: worker waits for all workers, not for the chief",
-        PS_JOB | {"success": "worker"},
-        [pod("chief"), done("worker"), done("worker", 1)],
-        [],
-        True,
-    ),
-    ("a pod that is not there has not succeeded", {}, [done("worker")], [], False),
-    ("a pod that has not begun has not succeeded", {}, [done("worker"), pending("worker", 1)], [], False),
-    ("a job goes on without a rank that is ignored", {}, [done("worker")], ["worker-1"], True),
-]
-
-
-@table(*SUCCESS)
-def test_success(case):
-    fields, pods, ignored, over = case
-    held = {(p.role, p.index): p for p in pods}
-    assert restart_policy.succeeded(job(**fields), Status(ignored=ignored), held) is over
-
-
-# Sentence, activeDeadlineSeconds, active since, active before, deadline.
-DEADLINES = [
-    ("without activeDeadlineSeconds there is no deadline", None, NOW, 0.0, None),
-    ("the deadline counts from when the job became active", 60, at(5), 0.0, at(65)),
-    ("time unsuspended before counts too", 60, at(100), 45.0, at(115)),
-    ("time suspended does not count", 60, None, 45.0, None),
-    ("a limit that was lowered below what is used is due at once", 30, at(100), 45.0, at(100)),
-]
-
-
-@table(*DEADLINES)
-def test_active_deadline(case):
-    limit, since, before, deadline = case
-    of = job(activeDeadlineSeconds=limit) if limit else job()
-    assert restart_policy.active_deadline(of, Status(active_since=since, active_seconds=before)) == deadline
-
-
-# Sentence, status, deadline of worker 0's start.
-STARTUPS = [
-    ("the time to start counts from the attempt", Status(attempt_time=at(5)), at(605)),
-    ("backoff does not count", Status(attempt_time=at(5), restart_time=at(25)), at(625)),
-    (
-        "a replica restarted alone has its own time to start",
-        Status(
-            attempt_time=at(5),
-            replica_restarts={"worker-0": ReplicaRestarts(count=1, restart_time=at(7200))},
-        ),
-        at(7800),
-    ),
-]
-
-
-@table(*STARTUPS)
-def test_startup_deadline(case):
-    status, deadline = case
-    assert restart_policy.startup_deadline(job(), status, pending()) == deadline

@@ -1,4 +1,4 @@
-"""Where time goes: scripted histories with figures worked out by hand. (That all of it adds up is a property.)"""
+"""Time accounting with numbers computed by hand. (A property test checks that they add up.)"""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from support.builders import NOW, at, job
 RESTARTED = [PastAttempt(attempt=0, end_time=NOW, reason="OOMKilled")]
 
 
-def test_up_to_adds_what_runs() -> None:
+def test_up_to_adds_the_time_of_the_current_state() -> None:
     times = Times(queued=5, starting=10, productive=100, lost=1, state="productive", since=at(116))
     now = time_accounting.up_to(Status(times=times), at(120.5))
     assert now
     assert (now.productive, now.since) == (104.5, at(120.5))
 
 
-def test_what_is_lost_has_the_reason_of_the_last_restart() -> None:
+def test_lost_time_has_the_reason_of_the_last_restart() -> None:
     times = Times(productive=100, lost=3, state="lost", since=at(0), by_reason={"Error": 3})
     now = time_accounting.up_to(Status(times=times, history=RESTARTED), at(7))
     assert now
     assert (now.lost, now.by_reason) == (10, {"Error": 3, "OOMKilled": 7})
 
 
-def test_time_that_is_over_stands_still() -> None:
+def test_a_finished_job_accumulates_no_time() -> None:
     times = Times(productive=100, state="over", since=at(0))
     assert time_accounting.up_to(Status(times=times), at(1000)) == times
 
@@ -33,7 +33,7 @@ def test_goodput_leaves_out_the_queue() -> None:
     assert time_accounting.goodput(Times(queued=1000, since=NOW)) is None
 
 
-def test_a_clock_that_goes_back_takes_nothing_away() -> None:
+def test_a_clock_that_goes_back_subtracts_nothing() -> None:
     times = Times(queued=5, state="queued", since=at(10))
     assert time_accounting.up_to(Status(times=times), at(3)) == times
 
@@ -41,5 +41,5 @@ def test_a_clock_that_goes_back_takes_nothing_away() -> None:
 def test_a_job_that_waited_for_its_operator_was_queued() -> None:
     created = job(creation_timestamp=at(-90))
     begun = Status(start_time=NOW, attempt_time=NOW)
-    seen = time_accounting.account(created, begun, begun, begun, (), (), True, NOW)
-    assert seen.times == Times(queued=90, state="queued", since=NOW)
+    status = time_accounting.account(created, begun, begun, begun, (), (), True, NOW)
+    assert status.times == Times(queued=90, state="queued", since=NOW)

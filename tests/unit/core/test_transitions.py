@@ -1,4 +1,4 @@
-"""Status and its conditions: what each transition writes, whole."""
+"""The complete status that each transition writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Condition, Failure, PastAttempt, ReplicaRestarts, RestartCounts, RoleStatus, Status
-from allranks.core import transitions as statuses
+from allranks.core import root_cause, status_summary, transitions
 from allranks.core.model import Pod
 from support.builders import NOW, at, failed, failure, job, observed, pending, pod, started, succeeded, table
 
@@ -31,7 +31,7 @@ CREATED = condition("Running", "False", "Created", "the pods are being created")
 
 
 def over(reason: str, end: float, counted: bool = False, cause: Failure | None = None, attempt: int = 0) -> PastAttempt:
-    """What the history says of the attempt that `running()` is in, once it has ended."""
+    """The history entry of the attempt of `running()` after its end."""
     was = running()
     return PastAttempt(
         attempt=attempt,
@@ -45,8 +45,8 @@ def over(reason: str, end: float, counted: bool = False, cause: Failure | None =
 
 
 def begun(**fields: Any) -> Status:
-    """Status after the first look."""
-    known = {
+    """Status after the first reconcile."""
+    defaults = {
         "phase": "Pending",
         "conditions": [CREATED],
         "observed_generation": 1,
@@ -56,15 +56,15 @@ def begun(**fields: Any) -> Status:
         "attempt_time": NOW,
         "active_since": NOW,
     }
-    return Status(**known | fields)
+    return Status(**defaults | fields)
 
 
 def test_begin():
-    assert statuses.begin(job(**GROUP), Status(), NOW) == begun()
+    assert transitions.begin(job(**GROUP), Status(), NOW) == begun()
 
 
 def test_begin_suspended():
-    assert statuses.begin(job(**GROUP, suspend=True), Status(), NOW) == begun(
+    assert transitions.begin(job(**GROUP, suspend=True), Status(), NOW) == begun(
         phase="Suspended",
         conditions=[condition("Suspended", "True", "Suspended", "created with suspend: true")],
         attempt_time=None,
@@ -95,8 +95,8 @@ def test_running():
     )
 
 
-def test_suspend_stops_the_time_that_counts():
-    assert statuses.suspend(job(**GROUP), running(), at(60)) == running().model_copy(
+def test_suspend_stops_the_active_time():
+    assert transitions.suspend(job(**GROUP), running(), at(60)) == running().model_copy(
         update={
             "phase": "Suspended",
             "conditions": [
@@ -111,9 +111,9 @@ def test_suspend_stops_the_time_that_counts():
     )
 
 
-def test_resume_begins_the_next_attempt_and_the_time_that_counts_goes_on():
-    suspended = statuses.suspend(job(**GROUP), running(), at(60))
-    assert statuses.resume(job(**GROUP), suspended, at(100)) == running().model_copy(
+def test_resume_begins_the_next_attempt_and_continues_the_active_time():
+    suspended = transitions.suspend(job(**GROUP), running(), at(60))
+    assert transitions.resume(job(**GROUP), suspended, at(100)) == running().model_copy(
         update={
             "phase": "Pending",
             "conditions": [
@@ -135,7 +135,9 @@ def test_resume_begins_the_next_attempt_and_the_time_that_counts_goes_on():
 
 def test_restart():
     first = failure(role="master", rank=0)
-    assert statuses.restart(job(**GROUP), running(), first, True, "the program failed", at(61)) == running().model_copy(
+    assert transitions.restart(
+        job(**GROUP), running(), first, True, "the program failed", at(61)
+    ) == running().model_copy(
         update={
             "phase": "Restarting",
             "conditions": [
@@ -168,7 +170,7 @@ def test_restart():
     )
 
 
-def test_what_belonged_to_the_old_attempt_is_not_taken_for_the_new_ones():
+def test_a_new_attempt_resets_the_state_of_the_old_one():
     old = running().model_copy(
         update={
             "replica_restarts": {"worker-0": ReplicaRestarts(count=1, restart_time=NOW)},
@@ -176,7 +178,7 @@ def test_what_belonged_to_the_old_attempt_is_not_taken_for_the_new_ones():
             "restart_time": at(1),
         }
     )
-    new = statuses.restart(job(**GROUP), old, failure(reason="Preempted"), False, "", at(61))
+    new = transitions.restart(job(**GROUP), old, failure(reason="Preempted"), False, "", at(61))
     assert (new.replica_restarts, new.ignored, new.launched, new.running_time) == ({}, [], False, None)
     assert new.restart_time is None, "disruptions do not back off"
 
@@ -184,7 +186,7 @@ def test_what_belonged_to_the_old_attempt_is_not_taken_for_the_new_ones():
 def test_restart_of_one_replica():
     lost = failure(role="worker", index=1, pod="job-worker-1-0")
     before = running().model_copy(update={"restarts": RestartCounts(counted=1, by_reason={"Error": 1})})
-    assert statuses.restart_replica(job(**GROUP), before, lost, True, at(61)) == before.model_copy(
+    assert transitions.restart_replica(job(**GROUP), before, lost, True, at(61)) == before.model_copy(
         update={
             "restarts": RestartCounts(counted=2, by_reason={"Error": 2}),
             "last_failure": lost,
@@ -194,7 +196,7 @@ def test_restart_of_one_replica():
 
 
 def test_success():
-    assert statuses.succeed(job(**GROUP), running(), at(90)) == running().model_copy(
+    assert transitions.succeed(job(**GROUP), running(), at(90)) == running().model_copy(
         update={
             "phase": "Succeeded",
             "conditions": [
@@ -209,7 +211,7 @@ def test_success():
 
 def test_failure():
     first = failure()
-    assert statuses.fail(job(**GROUP), running(), "Error", "why", at(90), first) == running().model_copy(
+    assert transitions.fail(job(**GROUP), running(), "Error", "why", at(90), first) == running().model_copy(
         update={
             "phase": "Failed",
             "conditions": [
@@ -226,14 +228,14 @@ def test_failure():
 def test_the_last_ten_attempts_are_on_record():
     status = running()
     for number in range(12):
-        status = statuses.restart(job(**GROUP), status, failure(attempt=number), True, "", at(90 + number))
+        status = transitions.restart(job(**GROUP), status, failure(attempt=number), True, "", at(90 + number))
     assert [past.attempt for past in status.history] == list(range(2, 12))
     assert [past.end_time for past in status.history] == [at(90 + number) for number in range(2, 12)]
 
 
-def test_a_failure_that_is_not_of_a_rank_leaves_the_last_one():
+def test_a_failure_without_a_rank_keeps_last_failure():
     before = running().model_copy(update={"last_failure": failure()})
-    assert statuses.fail(job(**GROUP), before, "DeadlineExceeded", "", at(90)).last_failure == failure()
+    assert transitions.fail(job(**GROUP), before, "DeadlineExceeded", "", at(90)).last_failure == failure()
 
 
 PHASES = ["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
@@ -241,12 +243,12 @@ PHASES = ["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"
 
 def _next(phase: str, of: Any, now: Any, before: Status) -> Status:
     life = {
-        "Pending": lambda: statuses.resume(of, before, now),
-        "Running": lambda: statuses.summarise(of, before, _all_run(of), (), now),
-        "Restarting": lambda: statuses.restart(of, before, failure(), True, "", now),
-        "Suspended": lambda: statuses.suspend(of, before, now),
-        "Succeeded": lambda: statuses.succeed(of, before, now),
-        "Failed": lambda: statuses.fail(of, before, "Error", "", now),
+        "Pending": lambda: transitions.resume(of, before, now),
+        "Running": lambda: status_summary.summarise(of, before, _all_run(of), (), now),
+        "Restarting": lambda: transitions.restart(of, before, failure(), True, "", now),
+        "Suspended": lambda: transitions.suspend(of, before, now),
+        "Succeeded": lambda: transitions.succeed(of, before, now),
+        "Failed": lambda: transitions.fail(of, before, "Error", "", now),
     }
     return life[phase]()
 
@@ -260,7 +262,7 @@ def _all_run(of: Any) -> dict[tuple[str, int], Pod]:
 def test_conditions_follow_the_phase(before, after):
     """Complete and Failed are never both; each phase has its condition, and no other is true."""
     of = job(**GROUP)
-    one = _next(before, of, at(10), statuses.begin(of, Status(), NOW))
+    one = _next(before, of, at(10), transitions.begin(of, Status(), NOW))
     two = _next(after, of, at(20), one)
     true = {c.type for c in two.conditions if c.status == "True"}
     assert two.phase == after
@@ -283,16 +285,16 @@ def test_conditions_follow_the_phase(before, after):
     ),
     ("a preemption", failure(exit_code=None, reason="Preempted"), "worker-0 was lost (Preempted)"),
     ("a deletion", failure(exit_code=None, reason="Deleted"), "worker-0 was lost (Deleted)"),
-    ("a refusal by kubelet", failure(exit_code=None, reason="OutOfcpu"), "worker-0 failed (OutOfcpu)"),
+    ("a rejection by kubelet", failure(exit_code=None, reason="OutOfcpu"), "worker-0 failed (OutOfcpu)"),
 )
-def test_blame_is_one_line(case):
+def test_a_failure_is_described_in_one_line(case):
     cause, line = case
-    assert statuses.describe_failure(cause) == line
+    assert root_cause.describe_failure(cause) == line
 
 
 # Sentence, workers' pods, the role's status.
 ROLES = [
-    ("a pod that is not there counts as nothing", [], RoleStatus(desired=2)),
+    ("a missing pod does not count", [], RoleStatus(desired=2)),
     ("a pending pod is active, not ready", [pending()], RoleStatus(desired=2, active=1)),
     ("a running pod is active and ready", [pod(), pod(index=1)], RoleStatus(desired=2, active=2, ready=2)),
     (
@@ -317,33 +319,33 @@ ROLES = [
 def test_roles(case):
     pods, expected = case
     held = {(p.role, p.index): p for p in pods}
-    seen = statuses.summarise(job(), Status(), held, (), NOW)
-    assert seen.roles == {"worker": expected}
-    assert seen.ready == f"{expected.ready}/2"
+    summary = status_summary.summarise(job(), Status(), held, (), NOW)
+    assert summary.roles == {"worker": expected}
+    assert summary.ready == f"{expected.ready}/2"
 
 
-def test_a_long_message_is_cut_to_what_the_schema_allows():
+def test_a_long_message_is_truncated_to_the_limit_of_the_schema():
     of = job()
-    over = statuses.fail(of, statuses.begin(of, Status(), NOW), "Error" * 100, "x" * 9000, at(1))
+    over = transitions.fail(of, transitions.begin(of, Status(), NOW), "Error" * 100, "x" * 9000, at(1))
     assert Status.model_validate(over.model_dump(by_alias=True), by_alias=True) == over
 
 
 def test_reasons_of_restarts_are_bounded():
-    of, now = job(), statuses.begin(job(), Status(), NOW)
+    of, now = job(), transitions.begin(job(), Status(), NOW)
     for number in range(100):
-        now = statuses.restart(of, now, failure(reason=f"Reason{number}"), True, "", at(number))
+        now = transitions.restart(of, now, failure(reason=f"Reason{number}"), True, "", at(number))
     assert now.restarts.counted == 100
     assert Status.model_validate(now.model_dump(by_alias=True), by_alias=True) == now
 
 
 def test_status_survives_being_written_and_read_back():
-    over = statuses.restart(job(**GROUP), running(), failure(), True, "why", at(61))
+    over = transitions.restart(job(**GROUP), running(), failure(), True, "why", at(61))
     assert Status.model_validate_json(over.model_dump_json(by_alias=True, exclude_none=True), by_alias=True) == over
 
 
-def test_status_is_small_when_little_is_known():
-    """What is written for a job that has just begun; nulls are left out."""
-    first = statuses.begin(job(**GROUP), Status(), NOW)
+def test_the_first_status_is_small():
+    """Null fields are omitted."""
+    first = transitions.begin(job(**GROUP), Status(), NOW)
     written = first.model_dump(by_alias=True, exclude_none=True, mode="json")
     assert "lastFailure" not in written
     assert written["startTime"] == "2026-03-04T10:00:00Z"

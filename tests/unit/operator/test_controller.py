@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from allranks.core.model import Observed, Plan, Platform
-from allranks.core.progress import Reports
+from allranks.core.model import Observed, Plan, Platform, Reports
 from allranks.core.reconcile import reconcile
 from allranks.kube import pod_codec
 from allranks.kube.client import Client

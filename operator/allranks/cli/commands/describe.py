@@ -18,7 +18,7 @@ from allranks.cli.options import OK, get_job, name_callback, on_cluster
 from allranks.control_sequences import clean
 from allranks.core.model import Pod
 from allranks.core.naming import JOB_LABEL, TRAINER, replica_key
-from allranks.core.transitions import describe_failure
+from allranks.core.root_cause import describe_failure
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import pods_of, ranks_of, status_of

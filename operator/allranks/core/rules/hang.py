@@ -1,0 +1,31 @@
+"""Restarts all ranks when none of them makes progress, unless a rule of the user says otherwise."""
+
+from __future__ import annotations
+
+from allranks.core import hang_detection, transitions
+from allranks.core.model import Event
+from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core.snapshot import Snapshot
+from allranks.core.status_update import changed
+
+
+def handle_hang(snapshot: Snapshot) -> Outcome:
+    """Waits for the two ends of the stall window: `sync_objects` requests stack dumps at the first, this rule acts at
+    the second."""
+    o, stall = snapshot.observed, snapshot.stall_window
+    if stall is None or o.reports is None:
+        return None
+    if o.now < stall.due_at:
+        return WaitUntil(stall.stuck_at if o.now < stall.stuck_at else stall.due_at)
+    failure = hang_detection.failure(o.job, o.status, o.reports, stall, o.now)
+    decision = hang_detection.decide_restart(o.job, o.status, failure)
+    event = Event(hang_detection.REASON, f"{failure.message}: {decision.why}", warning=True)
+    if decision.action == "fail":
+        failed = transitions.fail(o.job, snapshot.summary, decision.reason, failure.message, o.now, failure)
+        return write(failed, event)
+    if decision.action == "ignore":
+        recorded = hang_detection.already_recorded(o.status, stall)
+        return None if recorded else write(changed(o.status, last_failure=failure), event)
+    counted = decision.action == "restart"
+    restarted = transitions.restart(o.job, o.status, failure, counted, decision.why, o.now)
+    return write(restarted, event, Event("Restarting", decision.why))

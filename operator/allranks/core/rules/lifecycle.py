@@ -1,0 +1,100 @@
+"""Begin, suspend, resume, success and active deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from allranks.api.job import Job
+from allranks.api.status import Status
+from allranks.core import naming, topology, transitions
+from allranks.core.manifests import pods as pod_manifests
+from allranks.core.model import Event, Observed, Pod
+from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core.snapshot import Snapshot
+
+SMALL_JOB_PODS = 256
+"""A job of at most this many pods begins with their creation: the API server needs about a second for them, and the
+job's first status follows."""
+
+
+def begin(snapshot: Snapshot) -> Outcome:
+    """Writes the first status."""
+    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    if status.start_time:
+        return None
+    begun = transitions.begin(job, status, now)
+    if problems := pod_manifests.problems(job):
+        message = "; ".join(f"{path}: {text}" for path, text in problems)
+        failed = transitions.fail(job, begun, "InvalidSpec", message, now)
+        return write(failed, Event("InvalidSpec", message, warning=True))
+    return write(begun)
+
+
+def begin_small(observed: Observed) -> Status | None:
+    """The first status of a small job, whose pods need not wait until it is persisted; None for other jobs.
+
+    That write would cost as much as three pods. A crash in between is harmless because pod names are computed, unless
+    the spec changed meanwhile (generation > 1): then a pod may have been created for another size, and the first
+    attempt that is persisted is number 1 (`transitions.begin`).
+    """
+    job, status = observed.job, observed.status
+    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or pod_manifests.problems(job):
+        return None
+    begun = transitions.begin(job, status, observed.now)
+    return begun if sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS else None
+
+
+def resume(snapshot: Snapshot) -> Outcome:
+    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    return None if job.spec.suspend else write(transitions.resume(job, status, now), Event("Resumed", "resumed"))
+
+
+def succeed(snapshot: Snapshot) -> Outcome:
+    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    if not succeeded(job, status, snapshot.pods):
+        return None
+    return write(transitions.succeed(job, snapshot.summary, now), Event("Succeeded", "training completed"))
+
+
+def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> bool:
+    """Whether the pods that `success` selects have completed."""
+    count = topology.sizes(job, status)
+
+    def done(role: str, index: int) -> bool:
+        pod = pods.get((role, index))
+        return naming.replica_key(role, index) in status.ignored or (pod is not None and pod.succeeded)
+
+    return all(
+        done(role, i)
+        for role, index in topology.success_target(job, status)
+        for i in ([index] if index is not None else range(count.get(role, 0)))
+    )
+
+
+def suspend(snapshot: Snapshot) -> Outcome:
+    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    if not job.spec.suspend:
+        return None
+    return write(transitions.suspend(job, status, now), Event("Suspended", "suspended: the pods are deleted"))
+
+
+def exceed_active_deadline(snapshot: Snapshot) -> Outcome:
+    """Fails a job that exceeds activeDeadlineSeconds."""
+    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    deadline = active_deadline(job, status)
+    if deadline is None:
+        return None
+    if now < deadline:
+        return WaitUntil(deadline)
+    message = f"not done within activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
+    failed = transitions.fail(job, snapshot.summary, "DeadlineExceeded", message, now)
+    return write(failed, Event("DeadlineExceeded", message, warning=True))
+
+
+def active_deadline(job: Job, status: Status) -> datetime | None:
+    """End of activeDeadlineSeconds, which counts only time in which the job is not suspended."""
+    limit = job.spec.active_deadline_seconds
+    if limit is None or status.active_since is None:
+        return None
+    return status.active_since + timedelta(seconds=max(0.0, limit - status.active_seconds))

@@ -1,0 +1,54 @@
+"""Changes the size of a job: on request, or because of the room in the cluster."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from allranks.core import elasticity, topology, transitions
+from allranks.core.model import Event
+from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core.snapshot import Snapshot
+
+
+def resize_to_spec(snapshot: Snapshot) -> Outcome:
+    """Applies a changed number of replicas: in place where the ranks can absorb it, else with a restart."""
+    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    wanted, present = topology.wanted_sizes(job), topology.sizes(job, status)
+    if elasticity.can_resize_in_place(job, status):
+        resized = elasticity.set_desired_workers(job, status, now)
+        before, after = sum(present.values()), sum(wanted.values())
+        return write(resized, Event("Resized", f"from {before} to {after} pods")) if resized != status else None
+    if wanted == present:
+        return None
+    why = "the size changed"
+    restarted = transitions.resize(job, status, "Resized", why, now)
+    return write(restarted, Event("Resized", f"{why}: a new attempt begins"))
+
+
+def shrink_to_capacity(snapshot: Snapshot) -> Outcome:
+    """Restarts an elastic job with fewer workers when the others found no room until the deadline."""
+    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    deadline = elasticity.shrink_deadline(job, status, snapshot.outdated, now)
+    if deadline is None:
+        return None
+    if now < deadline:
+        return WaitUntil(deadline)
+    refused = {rejection.name for rejection in snapshot.observed.refused}
+    room = elasticity.shrink_target(job, status, snapshot.replicas, snapshot.pods, refused)
+    return None if room is None else _resize_to_capacity(snapshot, room, "Shrunk")
+
+
+def grow_to_capacity(snapshot: Snapshot) -> Outcome:
+    """Restarts an elastic job with more workers when placeholders found room for them."""
+    target = elasticity.grow_target(snapshot.observed.status, snapshot.placeholders.values(), snapshot.observed.now)
+    if isinstance(target, datetime):
+        return WaitUntil(target)
+    return None if target is None else _resize_to_capacity(snapshot, target, "Grown")
+
+
+def _resize_to_capacity(snapshot: Snapshot, room: int, reason: str) -> Outcome:
+    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    why = f"there is room for {room} of {topology.wanted_sizes(job)[topology.ELASTIC_ROLE]} workers"
+    fitted = elasticity.fit_workers(job, status, room)
+    restarted = transitions.resize(job, fitted, reason, why, now)
+    return write(restarted, Event(reason, f"{why}: a new attempt begins"))

@@ -1,0 +1,164 @@
+"""Summarizes pods in the status: counts, whether the attempt runs, and conditions with reason and message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Literal
+
+from allranks.api.job import Job
+from allranks.api.status import Condition, Phase, ReplicaRestarts, RoleStatus, Status
+from allranks.core import naming, topology
+from allranks.core.model import START_ERRORS, Pod, RejectedCreate
+from allranks.core.status_update import changed
+
+ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
+_MESSAGE_LENGTH = 4096
+
+
+def summarise(
+    job: Job,
+    status: Status,
+    pods: Mapping[tuple[str, int], Pod],
+    refused: Iterable[RejectedCreate],
+    now: datetime,
+    blocked: tuple[str, str] | None = None,
+) -> Status:
+    """Updates the status of a running attempt: pod counts, `launched`, `running_time`, and why it is not running.
+
+    `blocked` is the (reason, message) that prevents the creation of the missing pods.
+    """
+    count = topology.sizes(job, status)
+    roles = {role: _role(status, role, size, pods) for role, size in count.items()}
+    ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
+    running_time = status.running_time or (now if _all_run(job, count, pods, status.ignored) else None)
+    restarted = {
+        key: entry if entry.launched else changed(entry, launched=_was_launched(key, entry, pods))
+        for key, entry in status.replica_restarts.items()
+    }
+    summary = changed(
+        status,
+        observed_generation=job.metadata.generation,
+        roles=roles,
+        ready=f"{ready}/{desired}",
+        launched=status.launched or len(pods) == desired,
+        replica_restarts=restarted,
+        running_time=running_time,
+        selector=f"{naming.JOB_LABEL}={job.name},{naming.ROLE_LABEL}=worker",
+    )
+    if running_time:
+        if summary.phase == "Running":
+            return summary
+        return with_phase(summary, "Running", now, "AllRanksRunning", _running_message(ready, desired))
+    reason, message = blocked or _why_not_running(pods, refused, ready, desired)
+    return with_phase(summary, summary.phase, now, reason, message)
+
+
+def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> Status:
+    """Updates pod counts of a finished or suspended job; succeeded and failed counts never decrease.
+
+    A pod that ends because of the cleanup counts as neither succeeded nor failed.
+    """
+    roles = {}
+    for role, of in status.roles.items():
+        existing = [pod for index in range(of.desired) if (pod := pods.get((role, index)))]
+        by_itself = _count_pods([pod for pod in existing if not pod.terminating])
+        roles[role] = changed(
+            of,
+            active=_count_pods(existing).active,
+            succeeded=max(of.succeeded, by_itself.succeeded),
+            failed=max(of.failed, by_itself.failed),
+        )
+    ready = status.ready
+    if status.phase == "Suspended":
+        roles = {role: RoleStatus(desired=of.desired, active=of.active) for role, of in roles.items()}
+        ready = f"0/{sum(of.desired for of in roles.values())}"
+    return changed(status, roles=roles, observed_generation=job.metadata.generation, ready=ready)
+
+
+_CONDITIONS: tuple[tuple[ConditionType, frozenset[str]], ...] = (
+    ("Running", frozenset({"Running"})),
+    ("Restarting", frozenset({"Restarting"})),
+    ("Suspended", frozenset({"Suspended"})),
+    ("Complete", frozenset({"Succeeded"})),
+    ("Failed", frozenset({"Failed"})),
+)
+
+
+def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message: str) -> Status:
+    """Sets the phase and the conditions that follow from it. The condition of the phase gets reason and message."""
+    primary = {"Pending": "Running", "Succeeded": "Complete"}.get(phase, phase)
+    conditions = []
+    for kind, phases in _CONDITIONS:
+        state: Literal["True", "False"] = "True" if phase in phases else "False"
+        before = status.condition(kind)
+        if before is None and state == "False" and kind != primary:
+            continue
+        explains = kind == primary or (kind == "Running" and phase == "Restarting")
+        flipped = before is None or before.status != state
+        kept_reason, kept_message = (before.reason, before.message) if before and not flipped else (phase, "")
+        conditions.append(
+            Condition(
+                type=kind,
+                status=state,
+                # Condition Running has the reason of every phase: `kubectl get -o wide` shows it.
+                reason=reason[:128] if explains or kind == "Running" else kept_reason,
+                message=message[:_MESSAGE_LENGTH] if explains else kept_message,
+                last_transition_time=now if before is None or flipped else before.last_transition_time,
+                observed_generation=status.observed_generation,
+            )
+        )
+    return changed(status, phase=phase, conditions=conditions)
+
+
+def _role(status: Status, role: str, size: int, pods: Mapping[tuple[str, int], Pod]) -> RoleStatus:
+    counts = _count_pods([pod for index in range(size) if (pod := pods.get((role, index)))])
+    waiting = status.roles[role].waiting if role in status.roles else 0
+    return changed(counts, desired=size, waiting=waiting)
+
+
+def _count_pods(pods: list[Pod]) -> RoleStatus:
+    succeeded = sum(pod.succeeded for pod in pods)
+    return RoleStatus(
+        active=sum(not pod.ended and not pod.deleted_at for pod in pods),
+        ready=sum(_ready(pod) for pod in pods),
+        succeeded=succeeded,
+        failed=sum(pod.ended for pod in pods) - succeeded,
+    )
+
+
+def _all_run(job: Job, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod], ignored: list[str]) -> bool:
+    """Whether every required replica is ready. Ignored replicas are not required, and do not count as ready."""
+    places = [(role, index) for role, size in sizes.items() for index in range(size)]
+    needed = [place for place in places if naming.replica_key(*place) not in ignored] if ignored else places
+    run = [place for place in needed if (pod := pods.get(place)) is not None and _ready(pod)]
+    if topology.elasticity(job) == "absorbs" and job.spec.elastic and (topology.ELASTIC_ROLE, 0) in run:
+        return len(run) >= job.spec.elastic.min_replicas
+    return len(run) == len(needed)
+
+
+def _running_message(ready: int, desired: int) -> str:
+    return f"all {desired} pods run" if ready == desired else f"{ready} of {desired} pods run"
+
+
+def _ready(pod: Pod) -> bool:
+    return pod.succeeded or (pod.phase == "Running" and not pod.ended and not pod.deleted_at)
+
+
+def _was_launched(key: str, entry: ReplicaRestarts, pods: Mapping[tuple[str, int], Pod]) -> bool:
+    role, index = key.rsplit("-", 1)
+    pod = pods.get((role, int(index)))
+    return pod is not None and pod.restart == entry.count
+
+
+def _why_not_running(
+    pods: Mapping[tuple[str, int], Pod], refused: Iterable[RejectedCreate], ready: int, desired: int
+) -> tuple[str, str]:
+    """Reason and message with the most information: a rejection by the API server, then a start error, then others."""
+    for rejection in sorted(refused, key=lambda r: (r.kind, r.name)):
+        return rejection.reason, f"{rejection.kind} {rejection.name}: {rejection.message}"
+    waiting = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and pod.waiting_message]
+    waiting.sort(key=lambda pod: (pod.waiting_reason not in START_ERRORS, pod.waiting_reason != "Unschedulable"))
+    for pod in waiting:
+        return pod.waiting_reason or "Pending", f"{pod.name}: {pod.waiting_message}"
+    return "PodsPending", f"{ready} of {desired} pods run"

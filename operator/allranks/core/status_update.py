@@ -1,0 +1,141 @@
+"""Typed, checked changes of status objects.
+
+`model_copy(update=...)` accepts any key and value. `changed` has the same cost, but mypy checks names and types of the
+fields, and a name that the model does not have raises TypeError.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, TypedDict, Unpack, overload
+
+from allranks.api.status import (
+    Condition,
+    CurvePoint,
+    Failure,
+    PastAttempt,
+    Phase,
+    ProgressStatus,
+    RankProgress,
+    ReplicaRestarts,
+    RestartCounts,
+    RoleStatus,
+    Status,
+    Straggler,
+    TimeKind,
+    Times,
+)
+
+
+class StatusChanges(TypedDict, total=False):
+    phase: Phase
+    conditions: list[Condition]
+    observed_generation: int
+    attempt: int
+    launched: bool
+    restarts: RestartCounts
+    replica_restarts: dict[str, ReplicaRestarts]
+    ignored: list[str]
+    roles: dict[str, RoleStatus]
+    ready: str
+    avoided_nodes: list[str]
+    last_failure: Failure | None
+    history: list[PastAttempt]
+    start_time: datetime | None
+    completion_time: datetime | None
+    attempt_time: datetime | None
+    running_time: datetime | None
+    restart_time: datetime | None
+    active_since: datetime | None
+    active_seconds: float
+    times: Times | None
+    goodput: float | None
+    progress: ProgressStatus | None
+    selector: str
+
+
+class ProgressChanges(TypedDict, total=False):
+    step: int | None
+    total_steps: int | None
+    epoch: int | None
+    metrics: dict[str, float]
+    samples_per_second: float | None
+    eta_seconds: float | None
+    last_report: datetime | None
+    first_step_time: datetime | None
+    first_step: int | None
+    checkpoint_step: int | None
+    checkpoint_time: datetime | None
+    stragglers: list[Straggler]
+    ranks: list[RankProgress]
+    reporting: int
+    curve_metric: str
+    curve: list[CurvePoint]
+    summary: str
+    eta: str
+
+
+class TimesChanges(TypedDict, total=False):
+    queued: float
+    starting: float
+    productive: float
+    lost: float
+    state: TimeKind
+    since: datetime
+    productive_since: datetime | None
+    measured: bool
+    by_reason: dict[str, float]
+
+
+class PastAttemptChanges(TypedDict, total=False):
+    reason: str
+    counted: bool
+    failure: Failure | None
+    first_step: int | None
+    last_step: int | None
+    productive_seconds: float | None
+    lost_seconds: float | None
+
+
+class RoleChanges(TypedDict, total=False):
+    desired: int
+    active: int
+    ready: int
+    succeeded: int
+    failed: int
+    waiting: int
+
+
+class ReplicaRestartsChanges(TypedDict, total=False):
+    launched: bool
+
+
+class FailureChanges(TypedDict, total=False):
+    message: str
+
+
+@overload
+def changed(model: Status, **changes: Unpack[StatusChanges]) -> Status: ...
+@overload
+def changed(model: ProgressStatus, **changes: Unpack[ProgressChanges]) -> ProgressStatus: ...
+@overload
+def changed(model: Times, **changes: Unpack[TimesChanges]) -> Times: ...
+@overload
+def changed(model: PastAttempt, **changes: Unpack[PastAttemptChanges]) -> PastAttempt: ...
+@overload
+def changed(model: RoleStatus, **changes: Unpack[RoleChanges]) -> RoleStatus: ...
+@overload
+def changed(model: ReplicaRestarts, **changes: Unpack[ReplicaRestartsChanges]) -> ReplicaRestarts: ...
+@overload
+def changed(model: Failure, **changes: Unpack[FailureChanges]) -> Failure: ...
+def changed(model: Any, **changes: Any) -> Any:
+    """Returns a copy of the model with the given field values. Values are not validated at run time.
+
+    Raises:
+        TypeError: the model has no field of that name.
+    """
+    kind = type(model)
+    if not changes.keys() <= kind.model_fields.keys():
+        unknown = ", ".join(sorted(changes.keys() - kind.model_fields.keys()))
+        raise TypeError(f"{kind.__name__} has no field {unknown}")
+    return model.model_copy(update=changes)

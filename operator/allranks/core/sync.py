@@ -1,0 +1,111 @@
+"""Brings the objects in line with the persisted status when no decision is due, and updates the observed status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+
+from allranks.api.status import Status
+from allranks.core import elasticity, naming, status_summary, topology
+from allranks.core.manifests import pods as pod_manifests
+from allranks.core.manifests import pool_template
+from allranks.core.model import Event, Manifest, Plan, Pod, PodRef
+from allranks.core.snapshot import Snapshot
+from allranks.core.stragglers import newly_slow
+from allranks.frameworks.base import Replica
+
+
+def sync_objects(snapshot: Snapshot) -> Plan:
+    """Creates missing pods that are due, deletes outdated ones, and updates the status from the pods."""
+    o, status = snapshot.observed, snapshot.observed.status
+    due, delayed_until = _due(snapshot)
+    blocked = pool_template.unavailable(o.job, o.platform) if due else None
+    summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked)
+    create = _manifests(snapshot, due) if due and not blocked else []
+    placeholders, probe_at = _placeholders(snapshot)
+    slow = newly_slow(snapshot.persisted.progress, status.progress)
+    events = [Event("Straggler", sentence, warning=True) for sentence in slow]
+    if summary.launched and not status.launched:
+        events.append(Event("PodsCreated", f"{len(snapshot.pods)} pods of attempt {status.attempt}"))
+    wake_at = min((time for time in (delayed_until, probe_at) if time), default=None)
+    plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
+    stall = snapshot.stall_window
+    return replace(plan, stack_dump_id=stall.stack_dump_id) if stall and o.now >= stall.stuck_at else plan
+
+
+def delete_pods(snapshot: Snapshot) -> Plan:
+    """Deletes all pods of a suspended job."""
+    return plan_objects(snapshot, snapshot.final_summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
+
+
+def plan_objects(
+    snapshot: Snapshot,
+    status: Status,
+    create: Iterable[Manifest] = (),
+    delete: Iterable[Pod] = (),
+    events: Iterable[Event] = (),
+    wake_at: datetime | None = None,
+) -> Plan:
+    """A plan that need not be written ahead. Pods that are already being deleted are not deleted again."""
+    return Plan(
+        status=status if status != snapshot.observed.status else None,
+        create=tuple(create),
+        delete=tuple(PodRef(pod.name, pod.uid) for pod in delete if pod.deleted_at is None),
+        events=tuple(events),
+        wake_at=wake_at,
+    )
+
+
+def _due(snapshot: Snapshot) -> tuple[list[Replica], datetime | None]:
+    """Missing replicas to create now, and the time at which the next one's backoff ends."""
+    now = snapshot.observed.now
+    due, delays = [], []
+    for replica in snapshot.missing:
+        not_before = _not_before(snapshot.observed.status, replica)
+        if not_before and not_before > now:
+            delays.append(not_before)
+        elif not snapshot.predecessor_running(replica):
+            due.append(replica)
+    return due, min(delays, default=None)
+
+
+def _not_before(status: Status, replica: Replica) -> datetime | None:
+    """End of the backoff of this replica."""
+    entry = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
+    return entry.restart_time if entry else status.restart_time
+
+
+def _manifests(snapshot: Snapshot, due: list[Replica]) -> list[Manifest]:
+    """The pods that are due, after the objects that they need (created with the first pods of an attempt)."""
+    job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
+    objects = pod_manifests.objects(job, status, platform, {(replica.role, replica.index) for replica in due})
+    return [*([] if status.launched else objects.companions), *objects.pods]
+
+
+def _placeholders(snapshot: Snapshot) -> tuple[list[Manifest], datetime | None]:
+    """Missing placeholders to create now, and the time at which the next one may be created.
+
+    Only a running attempt has placeholders: before that they would take the room of its own pods.
+    """
+    job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
+    waiting = topology.waiting(job, status)
+    if not waiting:
+        return [], None
+    wake_at = _next_probe(snapshot)
+    missing = {replica.hostname for replica in waiting} - {pod.name for pod in snapshot.observed.pods}
+    if not missing or not snapshot.probes_for_room or pool_template.unavailable(job, platform):
+        return [], wake_at
+    worker = pod_manifests.objects(job, status, platform, {(topology.ELASTIC_ROLE, 0)}).pods
+    wanted = elasticity.placeholders(job, status, worker)
+    return [pod for pod in wanted if pod["metadata"]["name"] in missing], wake_at
+
+
+def _next_probe(snapshot: Snapshot) -> datetime | None:
+    """When growth may be tried, or an ended placeholder is created again."""
+    now = snapshot.observed.now
+    ended = (pod for pod in snapshot.placeholders.values() if pod.ended)
+    times = [elasticity.ended_at(pod, now) + elasticity.PLACEHOLDER_RETRY for pod in ended]
+    if begin := elasticity.probe_not_before(snapshot.observed.status):
+        times.append(begin)
+    return min((time for time in times if time > now), default=None)

@@ -1,0 +1,127 @@
+"""Reconcile: success, cleanup and TTL of finished jobs."""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.core.model import Plan
+from allranks.core.rules.cleanup import CLEANUP_GRACE
+from support.builders import (
+    Life,
+    at,
+    failed,
+    job,
+    started,
+    succeeded,
+    table,
+)
+
+from .reconcile_helpers import ALL, GROUP, PS_JOB, condition
+
+
+def test_success_is_written_first_then_peers_may_end_then_running_pods_are_deleted():
+    life = started(job(**GROUP))
+    life.put(succeeded("master", after=60))
+    plan = life.step(61)
+    assert (plan.write_ahead, life.status.phase, life.status.completion_time) == (True, "Succeeded", at(61))
+    assert condition(life, "Complete") == ("True", "Completed", "training completed")
+    assert life.settle(61).wake_at == at(61) + CLEANUP_GRACE
+    assert sorted(life.pods) == ALL, "rank 0 often completes a moment before the others"
+    life.put(succeeded("worker", 0, after=62))
+    life.settle(71)
+    assert sorted(life.pods) == ["job-master-0-0", "job-worker-0-0"], "only running pods are deleted"
+    assert life.settle(1000) == Plan()
+
+
+def test_parameter_servers_and_their_workers_are_deleted_at_once_because_they_never_end():
+    life = started(job(**PS_JOB))
+    life.put(succeeded("chief"))
+    life.settle(61)
+    assert sorted(life.pods) == ["job-chief-0-0"]
+
+
+# Sentence, cleanPodPolicy, remaining pods.
+POLICIES = [
+    ("Running deletes running pods", "Running", ["job-master-0-0", "job-worker-0-0"]),
+    ("All deletes all", "All", []),
+    ("None deletes nothing", "None", ALL),
+]
+
+
+@table(*POLICIES)
+def test_cleanPodPolicy(case):
+    policy, left = case
+    life = started(job(**GROUP, cleanPodPolicy=policy))
+    life.put(succeeded("master"), succeeded("worker", 0))
+    life.settle(61)
+    life.settle(100)
+    assert sorted(life.pods) == left
+
+
+@table(*POLICIES)
+def test_cleanPodPolicy_of_a_failed_job_applies_at_once(case):
+    policy, left = case
+    life = started(job(**GROUP, cleanPodPolicy=policy, restart={"maxRestarts": 0}))
+    life.put(failed("master"), failed("worker", 0))
+    life.settle(61)
+    assert sorted(life.pods) == left
+
+
+def test_a_finished_job_is_deleted_after_its_ttl():
+    life = started(job(**GROUP, ttlSecondsAfterFinished=100))
+    life.put(succeeded("master"), succeeded("worker", 0), succeeded("worker", 1))
+    life.step(61)
+    assert life.settle(62).wake_at == at(161)
+    assert life.step(160.9).delete_job is False
+    assert life.step(161) == Plan(delete_job=True)
+
+
+def test_a_ttl_of_zero_deletes_at_once():
+    life = started(job(**GROUP, ttlSecondsAfterFinished=0))
+    life.put(succeeded("master"))
+    life.step(61)
+    assert life.step(61) == Plan(delete_job=True)
+
+
+def ended(phase: str) -> Life:
+    life = started(job(**GROUP, restart={"maxRestarts": 0}, cleanPodPolicy="None"))
+    life.put(succeeded("master") if phase == "Succeeded" else failed("master"))
+    life.settle(61)
+    assert life.status.phase == phase
+    return life
+
+
+def _fails(life: Life) -> None:
+    life.put(failed("worker", 1, after=62))
+
+
+def _disappears(life: Life) -> None:
+    life.pods.clear()
+
+
+def _suspends(life: Life) -> None:
+    life.job = job(**GROUP, suspend=True, cleanPodPolicy="None")
+
+
+def _resizes(life: Life) -> None:
+    life.job = job(roles={"master": 1, "worker": 5}, cleanPodPolicy="None")
+
+
+def _expires(life: Life) -> None:
+    life.job = job(**GROUP, activeDeadlineSeconds=1, cleanPodPolicy="None")
+
+
+def _succeeds(life: Life) -> None:
+    life.put(*(succeeded(p.role, p.index, after=63) for p in life.pods.values()))
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+@pytest.mark.parametrize("change", [_fails, _disappears, _suspends, _resizes, _expires, _succeeds])
+def test_a_finished_job_never_restarts_and_its_verdict_never_changes(phase, change):
+    life = ended(phase)
+    before = life.status
+    change(life)
+    assert not life.settle(500).create
+    assert not [event for event in life.events if event == "PodsCreated"][1:]
+    for field in ("phase", "conditions", "attempt", "restarts", "last_failure", "completion_time"):
+        assert getattr(life.status, field) == getattr(before, field), field

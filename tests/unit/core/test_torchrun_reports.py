@@ -1,0 +1,155 @@
+"""Root causes under torchrun, which turns every worker's exit code into 1: the report at the end of its log decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from allranks.api.status import Status
+from allranks.core import root_cause
+from allranks.core.model import Exit
+from allranks.frameworks.base import RootCause
+from allranks.frameworks.pytorch import read_torchrun_report
+from support.builders import at, failed, job
+
+LOGS = Path(__file__).parent / "fixtures"
+
+
+def first(of, *pods):
+    return root_cause.first_failure(of, Status(), pods, (), at(300))
+
+
+def log(name: str) -> str:
+    return (LOGS / f"torchrun-{name}.log").read_text()
+
+
+def as_kubelet(text: str, size: int = 2048) -> str:
+    """FallbackToLogsOnError: the last 80 lines, of these the last 2048 bytes."""
+    return "".join(text.splitlines(keepends=True)[-80:]).encode()[-size:].decode(errors="ignore")
+
+
+ERROR = "ValueError: learning rate must not be negative: -0.1"
+STEP = "rank 0 step 2 loss 0.333"
+
+# Log, exit code, signal, last line of the message: of the whole log, and of what kubelet keeps of it.
+REPORTS = [
+    ("raise-1", 0, 1, None, ERROR, ERROR),
+    ("raise-2", 1, 1, None, STEP, STEP),
+    ("record-1", 0, 1, None, ERROR, ERROR),
+    ("record-2", 1, 1, None, ERROR, ERROR),
+    ("exit-1", 0, 3, None, STEP, STEP),
+    ("exit-2", 1, 3, None, STEP, STEP),
+    ("kill-1", 0, 137, 9, STEP, STEP),
+    ("kill-2", 1, 137, 9, STEP, STEP),
+]
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["the whole log", "what kubelet keeps"])
+@pytest.mark.parametrize("case", REPORTS, ids=[case[0] for case in REPORTS])
+def test_torchruns_report_names_the_rank_that_failed_first(case, cut):
+    name, rank, code, signal, last, last_of_cut = case
+    text = as_kubelet(log(name)) if cut else log(name)
+    report = read_torchrun_report(text)
+    assert report is not None
+    lines = (report.message or "").splitlines()
+    assert (report.rank, report.exit_code, report.signal) == (rank, code, signal)
+    assert lines[-1] == (last_of_cut if cut else last)
+
+
+CHATTER = ("====", "----", "ChildFailedError", "closing signal", "/torchrun", "error_file", "no error file")
+CHATTER += ("/torch/distributed/run.py", "/torch/distributed/launcher", "OMP_NUM_THREADS")
+
+
+@pytest.mark.parametrize("name", [case[0] for case in REPORTS])
+def test_torchruns_own_output_is_not_part_of_the_message(name):
+    """Wherever kubelet truncates: longer paths leave less of the beginning."""
+    cut = (as_kubelet(log(name).replace("/opt/venv", "/opt/venv" + "x" * longer)) for longer in range(90))
+    for text in (log(name), *cut):
+        report = read_torchrun_report(text)
+        assert report is not None
+        assert report.message
+        assert not [line for line in report.message.splitlines() if any(word in line for word in CHATTER)]
+
+
+def test_a_truncated_report_without_program_output_gives_a_message():
+    assert read_torchrun_report(as_kubelet(log("exit-1"), 700)) == RootCause(
+        rank=0, exit_code=3, signal=None, message="rank 0 exited with code 3", time=datetime(2026, 11, 21, 12, 11, 37)
+    )
+    assert read_torchrun_report(as_kubelet(log("kill-1"), 700)) == RootCause(
+        rank=0,
+        exit_code=137,
+        signal=9,
+        message="rank 0 was ended by signal 9",
+        time=datetime(2026, 11, 21, 12, 11, 24),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "ValueError: no data\n", "Root Cause (first observed failure):\n", log("raise-1")[:1500]],
+    ids=["an empty message", "a program without torchrun", "a title alone", "a report that was cut short"],
+)
+def test_a_message_without_a_report_is_left_as_it_is(text):
+    assert read_torchrun_report(text) is None
+
+
+def test_the_report_replaces_torchruns_own_exit_code():
+    of = job(pytorch={"processesPerNode": 2})
+    finished = datetime.fromisoformat("2026-11-21T12:11:40+00:00")
+    report = log("kill-2")
+    ended = replace(failed(index=1), exit=Exit(1, finished, "Error", as_kubelet(report)))
+    found = first(of, ended)
+    assert (found.rank, found.exit_code, found.signal, found.reason) == (1, 137, 9, "Error")
+
+
+def reporting(index: int, ended: datetime, reported: str) -> object:
+    """A pod whose torchrun ended at `ended` and reported its worker's failure at `reported` (in local time)."""
+    text = log("raise-1")
+    original = next(line for line in text.splitlines() if line.startswith("  time      :"))
+    return replace(
+        failed(index=index), exit=Exit(1, ended, "Error", text.replace(original, f"  time      : {reported}"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("2026-03-04_10:00:01", "2026-03-04_10:00:03"),
+        ("2026-03-04_15:30:01", "2026-03-04_15:30:03"),
+        ("2026-03-03_23:00:01", "2026-03-03_23:00:03"),
+    ],
+    ids=["UTC", "a time zone of half hours", "yesterday in another time zone"],
+)
+def test_the_time_of_torchruns_report_decides_because_torchrun_exits_later(one, other):
+    """Worker 0 failed first, but its torchrun needed 30 s to end the other processes."""
+    pods = reporting(0, at(31), one), reporting(1, at(5), other)
+    found = first(job(), *pods)
+    assert (found.index, found.time) == (0, at(1))
+
+
+def test_two_different_errors_under_torchrun_are_not_the_same_failure():
+    other = log("raise-1").replace("learning rate must not be negative: -0.1", "no such file: penguins.csv")
+    one, two = (first(job(), failed(message=as_kubelet(text))) for text in (log("raise-1"), other))
+    assert not root_cause.same_way(one, two)
+
+
+def test_one_error_in_two_attempts_under_torchrun_is_the_same_failure():
+    again = log("raise-1").replace("961", "17").replace("12:11:14", "12:12:33")
+    one, two = (first(job(), failed(message=as_kubelet(text))) for text in (log("raise-1"), again))
+    assert root_cause.same_way(one, two)
+
+
+@pytest.mark.parametrize(
+    ("code", "recorded"), [(300, 300), (-1073741510, -1073741510), (2**31, None)], ids=["300", "Windows", "no int32"]
+)
+def test_an_exit_code_outside_int32_is_dropped(code, recorded):
+    assert first(job(), replace(failed(index=0), exit=Exit(code, at(5)))).exit_code == recorded
+
+
+def test_a_rank_out_of_range_is_dropped():
+    text = log("kill-2").replace("  rank      : ", "  rank      : 99999999999")
+    failure = first(job(), replace(failed(index=0), exit=Exit(1, at(5), "Error", as_kubelet(text))))
+    assert failure.rank is None
