@@ -278,7 +278,7 @@ def too_big(tour: Tour) -> None:
     tour.show(
         f"allranks submit {EXAMPLE} --set metadata.name={name} --set 'resources={{limits: {{nvidia.com/gpu: 8}}}}'"
     )
-    tour.team.told(name, "Insufficient nvidia.com/gpu")
+    tour.team.reports(name, "Insufficient nvidia.com/gpu")
     tour.show("kubectl get dt -o wide")
     tour.show(
         f"allranks describe {name}",

@@ -1,5 +1,5 @@
 """A small VGG on images with PyTorch's DistributedDataParallel: the handwritten digits of scikit-learn, or CIFAR-10.
-Training stops early, on all ranks after the same epoch, and goes back to the best weights it had."""
+All ranks stop early after the same epoch and restore the best weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from common.journal import Journal
 from common.models_pytorch import DigitNet
 from common.options import make_parser, parse_options, positive_int
 from common.pytorch import SUFFIX, pack, seed_epoch
-from common.report import waiting, watch
+from common.report import instrument, waiting
 from common.schedules import cosine
 from common.termination import Termination
 
@@ -30,7 +30,7 @@ EXAMPLE = """torchrun --standalone --nproc-per-node 2 digits_pytorch.py --checkp
 torchrun --standalone --nproc-per-node 8 digits_pytorch.py --data ~/cifar-10-batches-py --batch-size 128"""
 
 
-@record  # an exception goes to the file that torchrun names: its own exit code says nothing about the cause
+@record  # writes an exception to torchrun's error file: torchrun's own exit code does not show the cause
 def main() -> None:
     parser = make_parser(__doc__, EXAMPLE, epochs=20, batch_size=32, lr=0.003)
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="CIFAR-10, unpacked (default: the digits)")
@@ -41,7 +41,7 @@ def main() -> None:
     device = join_group(options.threads)
     rank, size = dist.get_rank(), dist.get_world_size()
     journal = Journal(options, rank, size, SUFFIX, f"{device} ({dist.get_backend()})")
-    termination = Termination(journal.last_words)
+    termination = Termination(journal.save_alone)
 
     images = load_images(options.data)
     torch.manual_seed(options.seed)
@@ -51,7 +51,7 @@ def main() -> None:
     early = EarlyStopping(options.patience, **more.get("early", {}))
     best = more.get("best") or snapshot(net)
     model = DistributedDataParallel(net)
-    watch(model)
+    instrument(model)
 
     def checkpoint() -> bytes:
         return pack(net, optimizer, progress, early=early.as_dict(), best=best)
@@ -61,7 +61,7 @@ def main() -> None:
     loader = DataLoader(train_images, batch_size=options.batch_size, sampler=sampler)
     while progress.epoch < options.epochs and not early.exhausted:
         started = time.monotonic()
-        sampler.set_epoch(progress.epoch)  # without it every epoch has the same order
+        sampler.set_epoch(progress.epoch)  # otherwise every epoch has the same order
         seed_epoch(options.seed, progress.epoch, rank)
         for group in optimizer.param_groups:
             group["lr"] = cosine(options.lr, progress.epoch, options.epochs)
@@ -97,12 +97,12 @@ def main() -> None:
 
 
 def snapshot(net: nn.Module) -> dict[str, Any]:
-    """The weights as they are now, not as they will be."""
+    """A copy of the current weights."""
     return {name: value.clone() for name, value in net.state_dict().items()}
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """One step on a batch of this rank; its summed loss and its samples, as a tensor of shape (2,)."""
+    """One step on a batch of this rank. Returns the summed loss and the number of samples: a tensor of shape (2,)."""
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()  # DDP averages the gradients of all ranks here
@@ -114,8 +114,8 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
 def evaluate(
     net: nn.Module, pixels: np.ndarray, labels: np.ndarray, batch_size: int, device: torch.device
 ) -> tuple[float, float]:
-    """Mean loss and accuracy on all of these images, to the last bit the same on all ranks, so that each of them
-    decides the same by it. Each rank counts a share of the images, each image once."""
+    """Mean loss and accuracy on all of these images, bit-identical on all ranks, so that all ranks decide the same.
+    Each rank evaluates a share of the images, each image once."""
     net.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     share = slice(dist.get_rank(), None, dist.get_world_size())
@@ -125,7 +125,7 @@ def evaluate(
         totals[0] += nn.functional.cross_entropy(logits, answers, reduction="sum")
         totals[1] += (logits.argmax(1) == answers).sum()
     dist.all_reduce(totals)
-    dist.broadcast(totals, src=0)  # the order of a sum, and so its last bit, may be another one on each rank
+    dist.broadcast(totals, src=0)  # the order of the sum, and so its last bit, may differ between ranks
     loss, correct = totals.tolist()
     return loss / len(labels), correct / len(labels)
 

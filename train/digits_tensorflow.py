@@ -1,5 +1,5 @@
 """A small VGG on images with TensorFlow's MultiWorkerMirroredStrategy: the handwritten digits of scikit-learn, or
-CIFAR-10. Training stops early, on all ranks after the same epoch, and goes back to the best weights it had."""
+CIFAR-10. All ranks stop early after the same epoch and restore the best weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.images import load_images
 from common.journal import Journal
 from common.models_tensorflow import digit_net
 from common.options import make_parser, parse_options, positive_int
-from common.report import mark
+from common.report import mark_gradients_ready
 from common.schedules import cosine
 from common.tensorflow import (
     SUFFIX,
@@ -46,10 +46,10 @@ def main() -> None:
     options = parse_options(parser)
     set_threads(options.threads)
     rank, size = place_in_cluster()
-    # Meets the other tasks. NCCL between GPUs, gRPC rings between CPUs.
+    # Connects to the other tasks. NCCL between GPUs, gRPC rings between CPUs.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     journal = Journal(options, rank, size, SUFFIX, describe_devices())
-    termination = Termination(journal.last_words)
+    termination = Termination(journal.save_alone)
 
     images = load_images(options.data)
     tf.keras.utils.set_random_seed(options.seed)
@@ -80,7 +80,7 @@ def main() -> None:
             if any_rank_terminated():
                 termination.agreed()
                 journal.stop(progress, checkpoint)
-                any_rank_terminated()  # none ends before rank 0 has saved
+                any_rank_terminated()  # no rank ends before rank 0 has saved
                 termination.exit()
             journal.begin_step(progress)
             sum_of_step = train_step(next(batches))
@@ -110,7 +110,7 @@ def main() -> None:
 def make_train_step(
     strategy: tf.distribute.Strategy, net: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, batch_size: int
 ) -> Callable[[Any], tf.Tensor]:
-    """A function of one batch that makes a step on all ranks, and returns the summed loss of all."""
+    """A function that makes a step with one batch on all ranks, and returns the summed loss of all ranks."""
     samples = batch_size * strategy.num_replicas_in_sync
 
     def step_of_replica(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -118,7 +118,7 @@ def make_train_step(
             logits = net(tf.cast(x, tf.float32), training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
             loss = tf.reduce_sum(losses) / samples  # the optimizer sums the gradients of all ranks
-        gradients = mark(tape.gradient(loss, net.trainable_variables))
+        gradients = mark_gradients_ready(tape.gradient(loss, net.trainable_variables))
         optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
         return tf.reduce_sum(losses)
 
@@ -132,8 +132,8 @@ def make_train_step(
 def make_evaluation(
     strategy: tf.distribute.Strategy, net: tf.keras.Model, batch_size: int
 ) -> Callable[[np.ndarray, np.ndarray], tuple[float, float]]:
-    """A function of images that returns mean loss and accuracy on all of them, to the last bit the same on all ranks,
-    so that each of them decides the same by it. Each replica counts a share of the images, each image once."""
+    """A function that returns mean loss and accuracy on all images, bit-identical on all ranks, so that all ranks
+    decide the same. Each replica evaluates a share of the images, each image once."""
 
     @tf.function(reduce_retracing=True)
     def totals(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -154,7 +154,7 @@ def make_evaluation(
 
     def evaluate(pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         sums = totals(tf.constant(pixels), tf.constant(labels)).numpy()
-        # The order of a sum, and so its last bit, may be another one on each rank.
+        # The order of the sum, and so its last bit, may differ between ranks.
         loss, correct = broadcast(sums).tolist()
         return loss / len(labels), correct / len(labels)
 

@@ -80,7 +80,7 @@ def measure(program: str, ranks: int, seed: int) -> tuple[float, int, float, flo
 
 
 def start(program: str, ranks: int, seed: int) -> list[Command]:
-    """The commands, each with its environment, that make `ranks` ranks (for parameter servers: workers)."""
+    """The commands, each with its environment, that start `ranks` ranks (for parameter servers: workers)."""
     rest = [str(HERE / program), "--seed", str(seed)]
     kind = PROGRAMS[program]
     if kind == "torchrun":
@@ -100,7 +100,7 @@ def start(program: str, ranks: int, seed: int) -> list[Command]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment."""
+    """Ports that are free at this moment."""
     sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:

@@ -1,5 +1,5 @@
-"""PenguinNet on the Palmer penguins with Horovod and PyTorch: an optimizer that averages the gradients of all ranks
-before it uses them, and weights and optimizer state that all ranks take from rank 0 at the start."""
+"""PenguinNet on the Palmer penguins with Horovod and PyTorch: the optimizer averages the gradients of all ranks, and at
+the start all ranks receive weights and optimizer state from rank 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
 from common.penguins import Penguins, load_penguins
 from common.pytorch import SUFFIX, pack, seed_epoch, unpack
-from common.report import waiting, watch
+from common.report import instrument, waiting
 from common.termination import Termination
 
 EXAMPLE = "horovodrun -np 2 --gloo python penguins_horovod.py --epochs 20 --checkpoint-dir /tmp/penguins"
@@ -29,23 +29,23 @@ def main() -> None:
     rank, size = hvd.rank(), hvd.size()
     device = choose_device(options.threads)
     journal = Journal(options, rank, size, SUFFIX, f"{device} (Horovod)")
-    termination = Termination(journal.last_words)
+    termination = Termination(journal.save_alone)
 
     penguins = load_penguins()
     torch.manual_seed(options.seed)
     net = PenguinNet().to(device)
-    # N ranks see N times as many samples in a step, so the step may be N times as long.
+    # N ranks use N times as many samples in a step, so the learning rate may be N times as high.
     optimizer = torch.optim.Adam(net.parameters(), lr=options.lr * size)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())  # drops state: wrap first
     progress = resume(journal, net, optimizer, options.lr * size, device)
-    watch(net)
+    instrument(net)
 
     train_rows = TensorDataset(torch.from_numpy(penguins.train_x), torch.from_numpy(penguins.train_y))
     sampler = DistributedSampler(train_rows, num_replicas=size, rank=rank, seed=options.seed)
     loader = DataLoader(train_rows, batch_size=options.batch_size, sampler=sampler)
     while progress.epoch < options.epochs:
         started = time.monotonic()
-        sampler.set_epoch(progress.epoch)  # without it every epoch has the same order
+        sampler.set_epoch(progress.epoch)  # otherwise every epoch has the same order
         seed_epoch(options.seed, progress.epoch, rank)
         journal.begin_epoch(progress, len(loader))
         totals = torch.zeros(3, device=device)  # loss, correct answers and samples of this rank
@@ -53,7 +53,7 @@ def main() -> None:
             if any_rank_terminated(termination):
                 termination.agreed()
                 journal.stop(progress, lambda: pack(net, optimizer, progress))
-                any_rank_terminated(termination)  # none ends before rank 0 has saved
+                any_rank_terminated(termination)  # no rank ends before rank 0 has saved
                 termination.exit()
             journal.begin_step(progress)
             sums = train_step(net, optimizer, x.to(device), y.to(device))
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def choose_device(threads: int) -> torch.device:
-    """One GPU for each process of this machine, or `threads` cores."""
+    """One GPU for each process on this machine, or `threads` cores."""
     torch.set_num_threads(threads)
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -89,8 +89,8 @@ def choose_device(threads: int) -> torch.device:
 def resume(
     journal: Journal, net: nn.Module, optimizer: torch.optim.Optimizer, lr: float, device: torch.device
 ) -> Progress:
-    """Rank 0 reads its newest checkpoint, and all take weights, optimizer state and progress from rank 0: the others
-    may have another disk. At the first start they take rank 0's initial weights in the same way."""
+    """Rank 0 reads its newest checkpoint and broadcasts weights, optimizer state and progress, because the others may
+    have another disk. At the first start it broadcasts its initial weights."""
     progress = Progress()
     content = journal.newest_checkpoint()
     if content:
@@ -98,32 +98,32 @@ def resume(
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     for group in optimizer.param_groups:
-        group["lr"] = lr  # the checkpoint's is that of as many ranks as there were then
+        group["lr"] = lr  # the checkpoint has that of its own number of ranks
     progress = hvd.broadcast_object(progress, root_rank=0)
     journal.begin(progress)
     return progress
 
 
 def train_step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """One step on a batch of this rank; its summed loss, correct answers and samples, as a tensor of shape (3,)."""
+    """One step on a batch of this rank. Returns summed loss, correct answers and samples: a tensor of shape (3,)."""
     optimizer.zero_grad()
     logits = net(x)
     loss = nn.functional.cross_entropy(logits, y)
-    loss.backward()  # the averaging of each gradient begins as soon as it is there
-    optimizer.step()  # and this waits for all of them
+    loss.backward()  # averages each gradient as soon as it is ready
+    optimizer.step()  # waits for all averages
     return torch.stack([loss.detach() * len(y), (logits.argmax(1) == y).sum(), torch.tensor(len(y), device=x.device)])
 
 
 def any_rank_terminated(termination: Termination) -> bool:
-    """Whether a rank got SIGTERM, the same answer on all ranks. A large model would ask only every few steps."""
-    with waiting():  # for the slowest rank
+    """Whether any rank got SIGTERM, identical on all ranks. A large model would check only every few steps."""
+    with waiting():  # waits for the slowest rank
         return bool(hvd.allreduce(torch.tensor([int(termination.requested)]), op=hvd.Max, name="terminated").item())
 
 
 @torch.no_grad()
 def evaluate(net: nn.Module, penguins: Penguins, device: torch.device) -> float:
-    """Accuracy on the held-out rows. Each rank counts a share of them, each row once: a DistributedSampler would
-    repeat some to give all ranks the same number."""
+    """Accuracy on the held-out rows. Each rank evaluates a share, each row once: a DistributedSampler would repeat
+    some rows to give all ranks the same number."""
     share = slice(hvd.rank(), None, hvd.size())
     answers = net(torch.from_numpy(penguins.test_x[share]).to(device)).argmax(1)
     correct = (answers == torch.from_numpy(penguins.test_y[share]).to(device)).sum()

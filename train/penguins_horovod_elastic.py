@@ -1,5 +1,5 @@
-"""PenguinNet on the Palmer penguins with Elastic Horovod and PyTorch: ranks come and go while the training goes on.
-Each step is committed, in the memory of all ranks; when one of them is lost, the others go back to the last commit."""
+"""PenguinNet on the Palmer penguins with Elastic Horovod and PyTorch: ranks join and leave during the training. Each
+step is committed in the memory of all ranks. When a rank is lost, the others return to the last commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
 from common.penguins import Penguins, load_penguins
 from common.pytorch import SUFFIX, pack, unpack
-from common.report import waiting, watch
+from common.report import instrument, waiting
 from common.termination import Termination
 from penguins_horovod import choose_device, evaluate, train_step
 
@@ -29,7 +29,7 @@ def main() -> None:
     hvd.init()
     device = choose_device(options.threads)
     journal = Journal(options, hvd.rank(), hvd.size(), SUFFIX, f"{device} (Elastic Horovod)")
-    termination = Termination(journal.last_words)
+    termination = Termination(journal.save_alone)
 
     penguins = load_penguins()
     torch.manual_seed(options.seed)
@@ -37,8 +37,8 @@ def main() -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=options.lr)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())
     build_state(net, optimizer)
-    watch(net)
-    progress, content = Progress(), journal.newest_checkpoint()  # rank 0's; `train` gives it to all
+    instrument(net)
+    progress, content = Progress(), journal.newest_checkpoint()  # of rank 0; `train` broadcasts it
     if content:
         progress, _ = unpack(content, net, optimizer, device)
     rows = TensorDataset(torch.from_numpy(penguins.train_x), torch.from_numpy(penguins.train_y))
@@ -49,14 +49,14 @@ def main() -> None:
         epoch=progress.epoch,
         step=progress.step,
         losses=tuple(progress.losses),
-        met=0,
+        rounds=0,
     )
     accuracy = train(state, options, journal, termination, rows, penguins, device)
     journal.finish(progress_of(state), accuracy, "Palmer penguins, Elastic Horovod")
     hvd.shutdown()
 
 
-@hvd.elastic.run  # begins again, with the last commit, whenever ranks were lost or have come
+@hvd.elastic.run  # starts again from the last commit whenever ranks were lost or have joined
 def train(
     state: hvd.elastic.TorchState,
     options: argparse.Namespace,
@@ -66,14 +66,14 @@ def train(
     penguins: Penguins,
     device: torch.device,
 ) -> float:
-    """The accuracy on the held-out rows. All that the ranks must agree on is in `state`: rank 0's is sent to all."""
-    meet(state, options, journal)
+    """The accuracy on the held-out rows. `state` holds everything that ranks must share; rank 0 broadcasts it."""
+    start_round(state, options, journal)
     loader = DataLoader(rows, batch_size=options.batch_size, sampler=state.sampler)
     steps = math.ceil(len(rows) / (options.batch_size * hvd.size()))
     while state.epoch < options.epochs:
         started = time.monotonic()
         journal.begin_epoch(progress_of(state), steps, left=len(loader))
-        totals = torch.zeros(3, device=device)  # of this rank, since the ranks have met
+        totals = torch.zeros(3, device=device)  # of this rank, since the last rendezvous
         for number, (x, y) in enumerate(loader):
             if termination.requested:
                 leave(state, journal, termination)
@@ -82,8 +82,8 @@ def train(
             totals += sums
             state.step += 1
             journal.end_step(progress_of(state), len(y), sums[0] / len(y))
-            state.sampler.record_batch(number, options.batch_size)  # what is left of an epoch is dealt out again
-            with waiting():  # for news of ranks that come or go
+            state.sampler.record_batch(number, options.batch_size)  # the rest of the epoch is distributed again
+            with waiting():  # for notices of ranks that join or leave
                 state.commit()  # a large model would commit only every few steps
         with waiting():
             loss, correct, samples = hvd.allreduce(totals, op=hvd.Sum, name="totals").tolist()
@@ -102,13 +102,13 @@ def train(
     return evaluate(state.model, penguins, device)
 
 
-def meet(state: hvd.elastic.TorchState, options: argparse.Namespace, journal: Journal) -> None:
-    """The ranks that there are now begin, or go on. Rank 0 stays rank 0; another one's number may change."""
+def start_round(state: hvd.elastic.TorchState, options: argparse.Namespace, journal: Journal) -> None:
+    """Starts or continues with the present ranks. Rank 0 stays rank 0; other ranks may get another number."""
     for group in state.optimizer.param_groups:
         group["lr"] = options.lr * hvd.size()
     journal.regroup(hvd.rank(), hvd.size())
-    state.met += 1
-    if state.met == 1:
+    state.rounds += 1
+    if state.rounds == 1:
         journal.begin(progress_of(state))
     elif hvd.rank() == 0 and state.losses:
         where = f"epoch {state.epoch} of the last commit, step {state.step}"
@@ -116,15 +116,15 @@ def meet(state: hvd.elastic.TorchState, options: argparse.Namespace, journal: Jo
 
 
 def build_state(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Adam's averages exist from its first step on. That must not wait for other ranks: one that comes later has none
-    to wait for. With gradients of zero it changes nothing."""
+    """Creates Adam's averages with a step that does not use an all-reduce, because a rank that joins later makes this
+    step alone. With zero gradients the step changes nothing."""
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
     super(optimizer.__class__, optimizer).step()
 
 
 def leave(state: hvd.elastic.TorchState, journal: Journal, termination: Termination) -> None:
-    """SIGTERM. The others know already that this rank goes; rank 0 is told last, when all of them go."""
+    """Ends this rank after SIGTERM. The others have been notified. Rank 0 is signaled last, when all ranks end."""
     termination.agreed()
     journal.stop(progress_of(state), lambda: pack(state.model, state.optimizer, progress_of(state)))
     termination.exit()

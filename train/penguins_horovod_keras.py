@@ -1,5 +1,5 @@
-"""PenguinNet on the Palmer penguins with Horovod and Keras: the usual `model.fit`, with an optimizer that averages the
-gradients of all ranks, and callbacks for all that the ranks do together."""
+"""PenguinNet on the Palmer penguins with Horovod and Keras: `model.fit` with an optimizer that averages the gradients
+of all ranks, and callbacks that coordinate the ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # Horovod's optimizers do not know Keras 3
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # Horovod's optimizers do not support Keras 3
 
 import horovod.tensorflow.keras as hvd
 import numpy as np
@@ -33,17 +33,17 @@ def main() -> None:
     set_threads(options.threads)
     rank, size = hvd.rank(), hvd.size()
     journal = Journal(options, rank, size, SUFFIX, f"{describe_devices()} (Horovod)")
-    termination = Termination(journal.last_words)
+    termination = Termination(journal.save_alone)
 
     penguins = load_penguins()
     tf.keras.utils.set_random_seed(options.seed)
     net = penguin_net()
-    # N ranks see N times as many samples in a step, so the step may be N times as long.
+    # N ranks use N times as many samples in a step, so the learning rate may be N times as high.
     optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(options.lr * size))
     optimizer.build(net.trainable_variables)
     variables = [*net.variables, *optimizer.variables]
     progress = resume(journal, variables)
-    optimizer.learning_rate = options.lr * size  # the checkpoint's is that of as many ranks as there were then
+    optimizer.learning_rate = options.lr * size  # the checkpoint has that of its own number of ranks
 
     net.compile(optimizer, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     steps = max(1, len(penguins.train_y) // (options.batch_size * size))
@@ -55,9 +55,9 @@ def main() -> None:
         epochs=options.epochs,
         verbose=0,
         callbacks=[
-            hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # the first weights are those of rank 0
-            hvd.callbacks.MetricAverageCallback(),  # before the callback that tells the metrics
-            Together(options, journal, termination, progress, steps, lambda: pack(variables, progress)),
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # initial weights from rank 0
+            hvd.callbacks.MetricAverageCallback(),  # before the callback that reports the metrics
+            Coordination(options, journal, termination, progress, steps, lambda: pack(variables, progress)),
         ],
     )
     journal.finish(progress, evaluate(net, penguins), "Palmer penguins, Horovod with Keras")
@@ -65,22 +65,22 @@ def main() -> None:
 
 
 def use_one_gpu() -> None:
-    """One GPU for each process of this machine."""
+    """One GPU for each process on this machine."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
 
 def resume(journal: Journal, variables: list[tf.Variable]) -> Progress:
-    """Rank 0 reads its newest checkpoint and sends it to all: the others may have another disk."""
+    """Rank 0 reads its newest checkpoint and broadcasts it: the others may have another disk."""
     content = broadcast_object(journal.newest_checkpoint(), root_rank=0)
     progress = unpack(content, variables)[0] if content else Progress()
     journal.begin(progress)
     return progress
 
 
-class Together(tf.keras.callbacks.Callback):
-    """Keeps the journal, and stops all ranks in the same step when one of them got SIGTERM."""
+class Coordination(tf.keras.callbacks.Callback):
+    """Writes the journal, and stops all ranks in the same step after one of them got SIGTERM."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Together(tf.keras.callbacks.Callback):
         if self.any_rank_terminated():
             self.termination.agreed()
             self.journal.stop(self.progress, self.checkpoint)
-            self.any_rank_terminated()  # none ends before rank 0 has saved
+            self.any_rank_terminated()  # no rank ends before rank 0 has saved
             self.termination.exit()
         self.journal.begin_step(self.progress)
 
@@ -125,13 +125,13 @@ class Together(tf.keras.callbacks.Callback):
         self.termination.pause(self.options.pause)
 
     def any_rank_terminated(self) -> bool:
-        """Whether a rank got SIGTERM, the same on all ranks. A large model would ask only every few steps."""
+        """Whether any rank got SIGTERM, identical on all ranks. A large model would check only every few steps."""
         flag = tf.constant(float(self.termination.requested))
         return bool(hvd.allreduce(flag, op=hvd.Sum, name="terminated") > 0)
 
 
 def evaluate(net: tf.keras.Model, penguins: Penguins) -> float:
-    """Accuracy on the held-out rows; each rank counts a share of them."""
+    """Accuracy on the held-out rows; each rank evaluates a share."""
     share = slice(hvd.rank(), None, hvd.size())
     answers = np.argmax(net(penguins.test_x[share], training=False), axis=1)
     correct = tf.constant(float(np.sum(answers == penguins.test_y[share])))

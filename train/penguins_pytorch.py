@@ -18,19 +18,19 @@ from common.models_pytorch import PenguinNet
 from common.options import make_parser, parse_options
 from common.penguins import Penguins, load_penguins
 from common.pytorch import SUFFIX, pack, seed_epoch
-from common.report import waiting, watch
+from common.report import instrument, waiting
 from common.termination import Termination
 
 EXAMPLE = """torchrun --standalone --nproc-per-node 2 penguins_pytorch.py --epochs 20 --checkpoint-dir /tmp/penguins"""
 
 
-@record  # an exception goes to the file that torchrun names: its own exit code says nothing about the cause
+@record  # writes an exception to torchrun's error file: torchrun's own exit code does not show the cause
 def main() -> None:
     options = parse_options(make_parser(__doc__, EXAMPLE, epochs=20, batch_size=16, lr=0.01))
     device = join_group(options.threads)
     rank, size = dist.get_rank(), dist.get_world_size()
     journal = Journal(options, rank, size, SUFFIX, f"{device} ({dist.get_backend()})")
-    termination = Termination(journal.last_words)
+    termination = Termination(journal.save_alone)
 
     penguins = load_penguins()
     torch.manual_seed(options.seed)
@@ -38,14 +38,14 @@ def main() -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=options.lr)
     progress, _ = resume(journal, net, optimizer, device)
     model = DistributedDataParallel(net)
-    watch(model)
+    instrument(model)
 
     train_rows = TensorDataset(torch.from_numpy(penguins.train_x), torch.from_numpy(penguins.train_y))
     sampler = DistributedSampler(train_rows, seed=options.seed)
     loader = DataLoader(train_rows, batch_size=options.batch_size, sampler=sampler)
     while progress.epoch < options.epochs:
         started = time.monotonic()
-        sampler.set_epoch(progress.epoch)  # without it every epoch has the same order
+        sampler.set_epoch(progress.epoch)  # otherwise every epoch has the same order
         seed_epoch(options.seed, progress.epoch, rank)
         journal.begin_epoch(progress, len(loader))
         totals = torch.zeros(3, device=device)  # loss, correct answers and samples of this rank
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """One step on a batch of this rank; its summed loss, correct answers and samples, as a tensor of shape (3,)."""
+    """One step on a batch of this rank. Returns summed loss, correct answers and samples: a tensor of shape (3,)."""
     optimizer.zero_grad()
     logits = model(x)
     loss = nn.functional.cross_entropy(logits, y)
@@ -87,8 +87,8 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
 
 @torch.no_grad()
 def evaluate(net: nn.Module, penguins: Penguins, device: torch.device) -> float:
-    """Accuracy on the held-out rows. Each rank counts a share of them, each row once: a DistributedSampler would
-    repeat some to give all ranks the same number."""
+    """Accuracy on the held-out rows. Each rank evaluates a share, each row once: a DistributedSampler would repeat
+    some rows to give all ranks the same number."""
     share = slice(dist.get_rank(), None, dist.get_world_size())
     answers = net(torch.from_numpy(penguins.test_x[share]).to(device)).argmax(1)
     correct = (answers == torch.from_numpy(penguins.test_y[share]).to(device)).sum()

@@ -1,5 +1,5 @@
-"""PenguinNet on the Palmer penguins with TensorFlow's MultiWorkerMirroredStrategy: the tasks in TF_CONFIG are equal,
-each has all weights and a share of the rows, and the gradients are summed over all of them in every step."""
+"""PenguinNet on the Palmer penguins with TensorFlow's MultiWorkerMirroredStrategy: each task in TF_CONFIG has all
+weights and a share of the rows, and every step sums the gradients of all tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.journal import Journal
 from common.models_tensorflow import penguin_net
 from common.options import make_parser, parse_options
 from common.penguins import Penguins, load_penguins
-from common.report import mark
+from common.report import mark_gradients_ready
 from common.tensorflow import (
     SUFFIX,
     describe_devices,
@@ -33,10 +33,10 @@ def main() -> None:
     options = parse_options(make_parser(__doc__, EXAMPLE, epochs=20, batch_size=16, lr=0.01, batch_of="each replica"))
     set_threads(options.threads)
     rank, size = place_in_cluster()
-    # Meets the other tasks. NCCL between GPUs, gRPC rings between CPUs.
+    # Connects to the other tasks. NCCL between GPUs, gRPC rings between CPUs.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     journal = Journal(options, rank, size, SUFFIX, describe_devices())
-    termination = Termination(journal.last_words)
+    termination = Termination(journal.save_alone)
 
     penguins = load_penguins()
     tf.keras.utils.set_random_seed(options.seed)
@@ -61,7 +61,7 @@ def main() -> None:
             if any_rank_terminated():
                 termination.agreed()
                 journal.stop(progress, lambda: pack(variables, progress))
-                any_rank_terminated()  # none ends before rank 0 has saved
+                any_rank_terminated()  # no rank ends before rank 0 has saved
                 termination.exit()
             journal.begin_step(progress)
             sums = train_step(next(rows))
@@ -87,7 +87,7 @@ def main() -> None:
 def make_train_step(
     strategy: tf.distribute.Strategy, net: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, batch_size: int
 ) -> Callable[[object], tf.Tensor]:
-    """A function of one batch that makes a step on all ranks, and returns summed loss and correct answers of all."""
+    """A function that makes a step with one batch on all ranks, and returns their summed loss and correct answers."""
     samples = batch_size * strategy.num_replicas_in_sync
 
     def step_of_replica(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -95,7 +95,7 @@ def make_train_step(
             logits = net(x, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
             loss = tf.reduce_sum(losses) / samples  # the optimizer sums the gradients of all ranks
-        gradients = mark(tape.gradient(loss, net.trainable_variables))
+        gradients = mark_gradients_ready(tape.gradient(loss, net.trainable_variables))
         optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
         correct = tf.equal(tf.argmax(logits, axis=1), y)
         return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(tf.cast(correct, tf.float32))])
@@ -108,7 +108,7 @@ def make_train_step(
 
 
 def evaluate(strategy: tf.distribute.Strategy, net: tf.keras.Model, penguins: Penguins) -> float:
-    """Accuracy on the held-out rows; each replica counts a share of them."""
+    """Accuracy on the held-out rows; each replica evaluates a share."""
 
     @tf.function
     def correct_answers() -> tf.Tensor:

@@ -1,5 +1,5 @@
-"""PenguinNet on the Palmer penguins with TensorFlow's ParameterServerStrategy: the weights live on the ps tasks, the
-workers compute gradients, each at its own pace, and the chief hands out the steps and does everything else."""
+"""PenguinNet on the Palmer penguins with TensorFlow's ParameterServerStrategy: the ps tasks hold the weights, the
+workers compute gradients asynchronously, and the chief schedules the steps and does everything else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLE = """export TF_CONFIG='{"cluster": {"chief": ["localhost:2222"], "ps": [
                    "task": {"type": "chief", "index": 0}}'     # and one terminal for each other task
 python penguins_tensorflow_ps.py --epochs 20 --checkpoint-dir /tmp/penguins
 
-The chief ends with the training. The ps and worker tasks never end by themselves: end them when it has."""
+The chief ends with the training. The ps and worker tasks never end by themselves: end them after the chief."""
 
 
 def main() -> None:
@@ -37,11 +37,11 @@ def main() -> None:
     elif resolver.task_type == "chief":
         train(resolver, options)
     else:
-        parser.error(f"task type {resolver.task_type!r} in TF_CONFIG: this program knows chief, ps and worker")
+        parser.error(f"task type {resolver.task_type!r} in TF_CONFIG: this program supports chief, ps and worker")
 
 
 def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
-    """Do what the chief asks for, until somebody ends this process."""
+    """Execute the requests of the chief until this process is ended."""
     name = f"{resolver.task_type} {resolver.task_id}"
     server = tf.distribute.Server(
         resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
@@ -53,17 +53,17 @@ def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
 
 
 def train(resolver: tf.distribute.cluster_resolver.ClusterResolver, options: argparse.Namespace) -> None:
-    """The chief's part, which is the whole training."""
+    """The chief: controls the whole training."""
     cluster = resolver.cluster_spec().as_dict()
     workers, servers = len(cluster.get("worker", [])), len(cluster.get("ps", []))
     strategy = tf.distribute.ParameterServerStrategy(resolver)  # waits for the other tasks
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     journal = Journal(options, 0, workers, SUFFIX, f"{workers} worker(s) and {servers} ps", name="chief")
-    termination = Termination(journal.last_words)
+    termination = Termination(journal.save_alone)
 
     penguins = load_penguins()
     tf.keras.utils.set_random_seed(options.seed)
-    with strategy.scope():  # variables made here go to the ps tasks, in turn
+    with strategy.scope():  # variables are placed on the ps tasks, round-robin
         net = penguin_net()
         optimizer = tf.keras.optimizers.Adam(options.lr)
         optimizer.build(net.trainable_variables)
@@ -82,16 +82,16 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver, options: arg
             if termination.requested:
                 break
             journal.begin_step(progress)
-            results.append(coordinator.schedule(train_step, args=(rows,)))  # whichever worker is free takes it
+            results.append(coordinator.schedule(train_step, args=(rows,)))  # any free worker executes it
             progress.step += 1
-        coordinator.join()  # the steps of a worker that is lost meanwhile are done by another one
+        coordinator.join()  # steps of a lost worker are executed by another one
         if len(results) < len(batches):
             termination.agreed()
             journal.stop(progress, lambda: pack(variables, progress))
             termination.exit()
         loss, correct = np.sum(coordinator.fetch(results), axis=0).tolist()
         samples = len(penguins.train_y)
-        journal.end_step(progress, samples, loss / samples)  # of all workers: they are not in step
+        journal.end_step(progress, samples, loss / samples)  # of all workers: they are not synchronized
         progress.epoch += 1
         progress.losses.append(loss / samples)
         journal.end_epoch(
@@ -109,9 +109,9 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver, options: arg
 def make_train_step(
     strategy: tf.distribute.Strategy, net: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, penguins: Penguins
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A function of some rows' indices, to run on a worker: a step on the weights as they are at that moment, whatever
-    the other workers do. Returns summed loss and correct answers. Data that is too large to be a constant of the
-    function, as it is here, would come from `coordinator.create_per_worker_dataset`."""
+    """A function of row indices that runs on a worker: one asynchronous step with the current weights. Returns summed
+    loss and correct answers. Here the data is a constant of the function; use
+    `coordinator.create_per_worker_dataset` for larger data."""
 
     @tf.function
     def train_step(rows: tf.Tensor) -> tf.Tensor:
@@ -134,13 +134,13 @@ def make_train_step(
 
 
 def batches_of_rows(count: int, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """The indices of all rows, in an order that depends on seed and epoch only, in batches."""
+    """The indices of all rows in batches. The order depends on seed and epoch only."""
     order = np.random.default_rng((seed, epoch)).permutation(count)
     return np.split(order, range(batch_size, count, batch_size))
 
 
 def evaluate(net: tf.keras.Model, penguins: Penguins) -> float:
-    """Accuracy on the held-out rows, by the chief with the weights of the ps tasks."""
+    """Accuracy on the held-out rows, computed by the chief with the weights of the ps tasks."""
     answers = np.argmax(net(penguins.test_x, training=False), axis=1)
     return float(np.mean(answers == penguins.test_y))
 

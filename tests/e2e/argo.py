@@ -22,7 +22,7 @@ CONTROLLER = "deployment/workflow-controller"
 
 @contextlib.contextmanager
 def installed(cluster: Cluster, folder: Path) -> Iterator[None]:
-    """What is installed is deleted at the end, the controller's log stays in the folder."""
+    """Deletes the installed objects at the end; the log of the controller stays in the folder."""
     command = [REPOSITORY / "tools" / "go-tools.sh", "argo"]
     programs = Path(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1500).stdout.strip())
     write_image(programs, folder / "argo.tar")
@@ -31,7 +31,7 @@ def installed(cluster: Cluster, folder: Path) -> Iterator[None]:
     (folder / "argo.tar").unlink()  # hundreds of megabytes
     write_kustomization(programs, folder)
     try:
-        # Server-side: the annotation of a client-side one has no room for the larger of the CRDs.
+        # Server-side: the annotation of a client-side apply is too small for the larger CRDs.
         cluster.kubectl("apply", "--server-side", "--kustomize", str(folder))
         cluster.wait("--for=condition=Available", CONTROLLER, "-n", NAMESPACE)
         yield
@@ -42,7 +42,7 @@ def installed(cluster: Cluster, folder: Path) -> Iterator[None]:
 
 
 def write_image(programs: Path, archive: Path) -> None:
-    """Both programs and a /tmp that everybody may write to, without which argoexec ends with 64: a docker-archive."""
+    """A docker-archive with both programs and a world-writable /tmp, without which argoexec ends with 64."""
     layer = archive.with_suffix(".layer")
     with tarfile.open(layer, "w") as tar:
         for name in ("argoexec", "workflow-controller"):
@@ -75,7 +75,7 @@ def write_kustomization(programs: Path, folder: Path) -> None:
     base = os.path.relpath((programs / "manifests").resolve(), folder.resolve())
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     (folder / "namespace.yaml").write_text(json.dumps(namespace))
-    # Of the containers that Argo adds to those of a step: the Pod Security Standard "restricted" wants it.
+    # For the containers that Argo adds to a step: the Pod Security Standard "restricted" requires it.
     executor = {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
     configuration = {"kind": "ConfigMap", "metadata": {"name": "workflow-controller-configmap"}}
     container = "/spec/template/spec/containers/0"

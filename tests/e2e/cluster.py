@@ -1,4 +1,4 @@
-"""A cluster of tools/cluster.sh, as tests use it."""
+"""A cluster of tools/cluster.sh for tests."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "tools" / "cluster.sh"
 IMAGE = "localhost/busybox:1"
 KEPT_FREE = "tests.allranks.dev/kept-free"
-"""Taint that tools/e2e.sh gives to node-2, which only tests that stop it give pods to."""
+"""The taint of node-2 (from tools/e2e.sh). Only tests that stop the node schedule pods on it."""
 
 PATIENCE = 420
-"""Seconds that a test waits for what is to happen: on a machine that has other things to do, some take minutes."""
+"""Timeout in seconds of all waits: on a loaded machine some operations take minutes."""
 
 
 class Cluster:
-    """Whatever is started with it is ended by `down`."""
+    """A cluster; `down` ends all of its processes."""
 
     def __init__(self, folder: Path | None, kubeconfig: Path | None = None) -> None:
         self._folder = folder
@@ -31,18 +31,18 @@ class Cluster:
 
     @property
     def folder(self) -> Path:
-        """Of tools/cluster.sh; a test that needs it does not run on other clusters."""
+        """The folder of tools/cluster.sh. Tests that need it do not run on other clusters."""
         if self._folder is None:
             pytest.skip("needs a cluster of tools/cluster.sh, whose nodes tests may stop, change and give images to")
         return self._folder
 
     @property
     def mark(self) -> str:
-        """That tools/cluster.sh puts into the names of all that lies outside of the folder."""
+        """The mark of tools/cluster.sh in the names of objects outside the folder."""
         return hashlib.sha256(f"{self.folder}\n".encode()).hexdigest()[:10]
 
     def script(self, *arguments: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
-        """What tools/cluster.sh answered, whatever that was. The first time, programs are built: minutes."""
+        """Runs tools/cluster.sh, with any exit status. The first call builds programs, which takes minutes."""
         command = [SCRIPT, *arguments, "--dir", self.folder]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -57,7 +57,7 @@ class Cluster:
         return done.stderr
 
     def ask(self, *arguments: str, input: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """kubectl's answer, whatever that was."""
+        """Runs kubectl, with any exit status."""
         env = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
         if self._folder:
             env["PATH"] = f"{self._folder}/bin:{env['PATH']}"
@@ -76,14 +76,14 @@ class Cluster:
         self.kubectl("apply", "--filename=-", input=text)
 
     def wait(self, *arguments: str) -> None:
-        """kubectl wait. What did not happen is told with the events."""
+        """kubectl wait. A failure shows the events."""
         done = self.ask("wait", *arguments, f"--timeout={PATIENCE}s", timeout=PATIENCE + 30)
         if done.returncode:
             raise AssertionError(f"{done.stderr}\n{self.kubectl('get', 'pods,events', '--all-namespaces')}")
 
     def has(self, node: str, resources: dict[str, str | None]) -> None:
-        """So much of these the node has, as far as scheduler and kubelet can tell; None: nothing."""
-        assert self.folder  # nobody else's node
+        """Sets the extended resources of the node; None removes them."""
+        assert self.folder  # only nodes of tools/cluster.sh
         patch = json.dumps({"status": {"capacity": resources, "allocatable": resources}})
         self.kubectl("patch", "node", node, "--subresource=status", "--type=merge", f"--patch={patch}")
 
@@ -91,16 +91,16 @@ class Cluster:
         self.kubectl("delete", "pod", *names, "--grace-period=0", "--force")
 
     def eventually(self, *arguments: str, contains: str) -> str:
-        """Asks kubectl until its answer has the words in it."""
+        """Repeats the kubectl command until its output contains the words."""
         deadline = time.monotonic() + PATIENCE
         while contains not in (answer := self.ask(*arguments)).stdout:
             assert time.monotonic() < deadline, f"no {contains!r} in {answer.stdout} {answer.stderr}"
-            time.sleep(0.5)  # kubectl is not for nothing
+            time.sleep(0.5)  # each kubectl takes CPU time
         return answer.stdout
 
 
 def pod(name: str, command: str, **spec: Any) -> dict[str, Any]:
-    """That runs a line of shell. `spec` may name what belongs to the container as well."""
+    """A pod that runs a line of shell. `spec` may contain fields of the container as well."""
     of_container = {
         key: spec.pop(key) for key in ("volumeMounts", "resources", "readinessProbe", "image") if key in spec
     }

@@ -1,4 +1,4 @@
-"""Everything below this folder needs nodes that run containers: tools/e2e.sh runs it, as root.
+"""All tests in this folder need nodes that run containers: tools/e2e.sh runs them as root.
 
 ALLRANKS_E2E=DIR takes the cluster that `tools/cluster.sh up --dir DIR` started, with the images, and leaves it running.
 ALLRANKS_TEST_CLUSTER=yes and KUBECONFIG take any other, which pulls ALLRANKS_E2E_IMAGES=PREFIX:TAG by itself.
@@ -23,7 +23,7 @@ from .release import NAMESPACE, install, uninstall
 
 HERE = Path(__file__).parent
 KEPT = REPOSITORY / "build" / "e2e"
-"""Where everything about a test that failed is written to."""
+"""The folder for the state of failed tests."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,10 +34,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Scheduler(LoadScopeScheduling):
-    """Each test wherever there is room, but Argo's on one worker: they share a controller, which the last ends."""
+    """Tests run on any worker, but those of Argo on one: they share a controller, which the last test ends."""
 
     def _split_scope(self, nodeid: str) -> str:
-        # Not by pytest.mark.xdist_group: with pytest 9.2, xdist 3.8 overlooks it.
+        # Not with pytest.mark.xdist_group: xdist 3.8 ignores it with pytest 9.2.
         return "argo" if "test_argo.py::" in nodeid else nodeid
 
 
@@ -48,7 +48,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Of a test that failed, what its namespaces hold is kept."""
+    """Saves the content of the namespaces of a failed test."""
     report = yield
     if call.when == "call" and call.excinfo and not call.excinfo.errisinstance(pytest.skip.Exception):
         for value in getattr(item, "funcargs", {}).values():
@@ -83,13 +83,13 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def team(cluster: Cluster) -> Iterator[Team]:
-    """A namespace that lets only restricted pods in."""
+    """A namespace that admits only restricted pods."""
     with namespace(cluster) as team:
         yield team
 
 
 def keep(cluster: Cluster, namespace: str, test: str) -> Path:
-    """All that the cluster knows of a failed test's namespace, and what the operator said: the folder that has it."""
+    """Saves the objects and events of a namespace and the operator's log; returns the folder."""
     folder = KEPT / re.sub(r"\W+", "-", test)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The manifests of examples/, as tests start them."""
+"""The manifests of examples/, adapted for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from images import building
 from .cluster import REPOSITORY, Cluster
 
 GIVEN = os.environ.get("ALLRANKS_E2E_IMAGES", "")
-"""PREFIX:TAG of images that the cluster can have already."""
+"""PREFIX:TAG of images that the cluster can pull."""
 PREFIX, TAG = (GIVEN or f"ghcr.io/allranks:{building.TAG}").rsplit(":", 1)
 
 Manifest = dict[str, Any]
@@ -42,7 +42,7 @@ trap 'exit 143' TERM
 echo ready
 sleep 600 & wait
 """
-"""Waits for what may come, and ends well when it is started again."""
+"""Waits in the first attempt and succeeds in the second."""
 
 
 def image(name: str) -> str:
@@ -50,12 +50,12 @@ def image(name: str) -> str:
 
 
 def of_tests(text: str) -> str:
-    """A manifest's text with the images that tests have built in place of the published ones."""
+    """The text of a manifest with the images of the tests instead of the published ones."""
     return re.sub(r"\bghcr\.io/allranks/(\w+):[\w.]+", rf"{PREFIX}/\1:{TAG}", text)
 
 
 def example(name: str, **spec: Any) -> list[Manifest]:
-    """The documents of an example, with the images of the tests, and parts of the job's spec replaced."""
+    """The documents of an example with the images of the tests and changes of the job's spec."""
     text = of_tests((REPOSITORY / "examples" / f"{name}.yaml").read_text())
     documents = [document for document in yaml.safe_load_all(text) if document]
     for document in documents:
@@ -65,7 +65,7 @@ def example(name: str, **spec: Any) -> list[Manifest]:
 
 
 def training(name: str, *command: str, claim: str | None = None, **spec: Any) -> list[Manifest]:
-    """A job of one PyTorch pod that runs a command, and its claim."""
+    """A job with one PyTorch pod that runs a command, and its claim."""
     fields = {"framework": "pytorch", "image": image("pytorch"), "command": list(command), "roles": {"master": {}}}
     metadata = {"name": name}
     job = {"apiVersion": "allranks.dev/v1alpha1", "kind": "DistributedTraining", "metadata": metadata}
@@ -79,13 +79,13 @@ def training(name: str, *command: str, claim: str | None = None, **spec: Any) ->
 
 
 def penguins(name: str, epochs: int, **pods: Any) -> list[Manifest]:
-    """The unmodified program on as many nodes as it may have, with ways to make it exit with 138 or need memory."""
+    """The unmodified program, spread over nodes, with ways to make it exit with 138 or allocate memory."""
     spread = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": {"allranks.dev/job-name": name}},
         "maxSkew": 1,
         "whenUnsatisfiable": "DoNotSchedule",
-        "nodeTaintsPolicy": "Honor",  # a node that is lost is not one to spread to
+        "nodeTaintsPolicy": "Honor",  # do not spread to a lost node
     }
     fields = {
         "roles": {"master": {"replicas": 1}, "worker": {"replicas": 1}},
@@ -98,7 +98,7 @@ def penguins(name: str, epochs: int, **pods: Any) -> list[Manifest]:
 
 @contextmanager
 def namespace(cluster: Cluster) -> Iterator[Team]:
-    """Lets only restricted pods in. Its end is not waited for."""
+    """Creates a namespace that admits only restricted pods. Does not wait for its deletion."""
     name = f"e2e-{uuid.uuid4().hex[:8]}"
     metadata = {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
@@ -109,7 +109,7 @@ def namespace(cluster: Cluster) -> Iterator[Team]:
 
 
 class Team:
-    """A namespace of a test's own."""
+    """The namespace of a test."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
@@ -118,7 +118,7 @@ class Team:
         return self.cluster.kubectl("-n", self.namespace, *arguments, **options)
 
     def start(self, documents: list[Manifest]) -> str:
-        """Applies them; the job's name."""
+        """Applies the documents; returns the name of the job."""
         self.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
         [job] = [document["metadata"]["name"] for document in documents if document["kind"] == "DistributedTraining"]
         return str(job)
@@ -133,35 +133,36 @@ class Team:
         self.cluster.wait(*arguments, "-n", self.namespace)
 
     def completes(self, job: str) -> Manifest:
-        """Its status, when it is Complete. A job that fails is told at once."""
+        """Waits until the job is Complete; returns its status. Fails at once if the job fails."""
         self.wait(f"dt/{job}", "--for=jsonpath={.status.completionTime}")
         status = self.status(job)
         assert status["phase"] == "Succeeded", json.dumps(status, indent=1)
         return status
 
     def attempt(self, job: str, number: int) -> None:
-        """Waits until the job's attempt of that number runs."""
+        """Waits until this attempt of the job runs."""
         self.wait(f"dt/{job}", f"--for=jsonpath={{.status.attempt}}={number}")
         self.wait(f"dt/{job}", "--for=condition=Running")
 
     def says(self, pod: str, words: str) -> str:
-        """Waits until a pod's log has the words; the log."""
+        """Waits until the log of a pod contains the words; returns the log."""
         return self.cluster.eventually("logs", pod, "-n", self.namespace, contains=words)
 
-    def told(self, job: str, words: str) -> str:
-        """Waits until the job's status has the words."""
+    def reports(self, job: str, words: str) -> str:
+        """Waits until the status of the job contains the words."""
         asked = ("get", "dt", job, "-o", "jsonpath={.status}", "-n", self.namespace)
         return self.cluster.eventually(*asked, contains=words)
 
     def run(self, pod: str, *command: str) -> str:
-        """What a command in the pod's training container said."""
+        """The output of a command in the training container of the pod."""
         return self.kubectl("exec", pod, "-c", "trainer", "--", *command)
 
     def signal(self, pod: str, name: str) -> None:
-        """To the first process of its training container. The command in there may die with it, which is no fault."""
+        """Sends a signal to the first process of the training container. kubectl exec may fail because the container
+        ends."""
         self.cluster.ask("-n", self.namespace, "exec", pod, "-c", "trainer", "--", "sh", "-c", f"kill -{name} 1")
 
     def left_of(self, job: str) -> str:
-        """Names of what still carries the job's label."""
+        """Names of objects with the job's label."""
         kinds = "pods,services,configmaps,secrets"
         return self.kubectl("get", kinds, "-l", f"allranks.dev/job-name={job}", "-o", "name")

@@ -1,4 +1,4 @@
-"""The operator by its chart."""
+"""Installs the operator with its chart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def helm(cluster: Cluster, *arguments: str) -> str:
 
 
 def install(cluster: Cluster, *arguments: str) -> None:
-    """Or upgrades. Ready when it returns."""
+    """Installs or upgrades the operator and waits until it is ready."""
     image = (f"--set=image.repository={PREFIX}/operator", f"--set=image.tag={TAG}")
     chart = REPOSITORY / "charts" / "allranks"
     helm(cluster, "upgrade", "--install", "allranks", str(chart), "--create-namespace", *image, *arguments, "--wait")

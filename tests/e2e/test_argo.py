@@ -1,4 +1,4 @@
-"""Workflows that train: Argo's own controller runs the example, in a namespace that lets only restricted pods in."""
+"""Workflows that train: Argo's own controller runs the example in a namespace that admits only restricted pods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def controller(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
         yield
 
 
-# All three workflows begin at once: most of their time is Argo's, which looks every five seconds.
+# All three workflows start at once: most of their time is Argo's, which polls every five seconds.
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def submitted(controller: None, trains: Team, fails: Team, waits: Team) -> None:
     pass
 
 
-def test_a_workflow_trains_and_hands_the_result_to_its_next_step(trains: Team) -> None:
+def test_a_workflow_trains_and_passes_the_result_to_its_next_step(trains: Team) -> None:
     team, name = trains, the_workflow(trains)
     workflow = finished(team, name, "Succeeded")
 
@@ -72,7 +72,7 @@ def test_a_workflow_trains_and_hands_the_result_to_its_next_step(trains: Team) -
     assert team.kubectl("get", "dt,pods", "-o", "name") == ""
 
 
-def test_a_job_that_fails_fails_its_step_and_no_second_one_is_made(fails: Team) -> None:
+def test_a_failed_job_fails_its_step_and_is_not_created_again(fails: Team) -> None:
     team, name = fails, the_workflow(fails)
     workflow = finished(team, name, "Failed")
 
@@ -84,14 +84,14 @@ def test_a_job_that_fails_fails_its_step_and_no_second_one_is_made(fails: Team) 
     assert (job["status"]["phase"], job["status"]["attempt"]) == ("Failed", 0)
 
 
-def test_a_step_whose_pod_is_lost_finds_its_job_again(waits: Team) -> None:
+def test_a_step_that_lost_its_pod_finds_its_job_again(waits: Team) -> None:
     team, name = waits, the_workflow(waits)
     running = ("get", "dt", name, "-n", team.namespace, "-o=jsonpath={.status.phase}")
     team.cluster.eventually(*running, contains="Running")
     uid = the_job(team)["metadata"]["uid"]
     steps = ("-l", f"{OF_WORKFLOW}={name}")
     [first] = json.loads(team.kubectl("get", "pods", *steps, "-o=json"))["items"]
-    # Before Argo has seen the pod run it would make it once more, and not call that a try.
+    # Wait until Argo has observed the running pod; otherwise it recreates the pod without counting a retry.
     node = first["metadata"]["annotations"]["workflows.argoproj.io/node-id"]
     phase = f"-o=jsonpath={{.status.nodes.{node}.phase}}"
     team.cluster.eventually("get", "workflow", name, "-n", team.namespace, phase, contains="Running")
@@ -111,7 +111,7 @@ OF_WORKFLOW = "workflows.argoproj.io/workflow"
 
 
 def submit(team: Team, **spec: Any) -> None:
-    """The example, with images that the nodes have, and parts of the job's spec replaced."""
+    """The example with images that the nodes have and changes of the job's spec."""
     workflow = yaml.safe_load(of_tests((EXAMPLES / "workflow.yaml").read_text()))
     templates = {template["name"]: template for template in workflow["spec"]["templates"]}
     resource = templates["train"]["resource"]
@@ -124,12 +124,12 @@ def submit(team: Team, **spec: Any) -> None:
 
 
 def the_workflow(team: Team) -> str:
-    """Its name."""
+    """Starts the workflow; returns its name."""
     return team.kubectl("get", "workflows", "-o", "jsonpath={.items[*].metadata.name}")
 
 
 def finished(team: Team, name: str, phase: str) -> Manifest:
-    """The workflow after its end, which is this one."""
+    """Waits for this phase at the end; returns the workflow."""
     team.cluster.wait("--for=condition=Completed", f"workflow/{name}", "-n", team.namespace)
     workflow = team.get("workflow", name)
     assert workflow["status"]["phase"] == phase, json.dumps(workflow["status"], indent=1)
@@ -137,7 +137,7 @@ def finished(team: Team, name: str, phase: str) -> Manifest:
 
 
 def nodes(workflow: Manifest, kind: str, template: str) -> list[Manifest]:
-    """Argo's word for the parts of a workflow's run, in the order in which they began: a try is one of kind Pod."""
+    """The phases of the nodes of a workflow in the order of their start. Each try is a node of type Pod."""
     found = [node for node in workflow["status"]["nodes"].values()
              if (node["type"], node.get("templateName")) == (kind, template)]  # fmt: skip
     return sorted(found, key=lambda node: (node["startedAt"], node["displayName"]))

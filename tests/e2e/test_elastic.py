@@ -1,4 +1,4 @@
-"""Elastic jobs on real nodes: the scheduler says what there is room for, and `kubectl scale` what is wanted."""
+"""Elastic jobs on real nodes: the scheduler limits the number of workers, and `kubectl scale` sets it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ for file in glob.glob("/proc/[0-9]*/cmdline"):
 """
 
 EPOCHS = 40
-"""Of Horovod's: time for a rank to join, to be killed and to come back."""
+"""Steps for Horovod: time for a rank to join, to be killed and to return."""
 
 GPU = "nvidia.com/mig-1g.18gb"
-"""A slice of one, which no other test asks for."""
+"""A resource that no other test requests."""
 
 
 @pytest.fixture
 def three_gpus(cluster: Cluster) -> Iterator[None]:
-    """Node-1 has them."""
+    """Node-1 offers the resource."""
     cluster.has("node-1", {GPU: "3"})
     yield
     cluster.has("node-1", {GPU: None})
 
 
 @pytest.mark.usefixtures("three_gpus")
-def test_pytorch_goes_on_with_the_ranks_there_is_room_for_and_grows_when_there_is_more(team: Team) -> None:
+def test_pytorch_continues_with_the_ranks_that_fit_and_grows_later(team: Team) -> None:
     # What a pod leaves the kubelet knows first. Of a new GPU the scheduler may: the pod that it places is refused then.
     brief = {"spec": {"terminationGracePeriodSeconds": 1}}
     other = team.start(training("other", "sleep", "infinity", resources={"limits": {GPU: 1}}, template=brief))
@@ -44,7 +44,7 @@ def test_pytorch_goes_on_with_the_ranks_there_is_room_for_and_grows_when_there_i
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {GPU: 1}},
     }
     job = team.start(example("penguins-pytorch-elastic", **fields))
-    team.told(job, '"waiting":1')
+    team.reports(job, '"waiting":1')
     team.attempt(job, 1)
     assert "rank 0 of 2" in team.says(f"{job}-worker-0-1", "epoch 2/20")
     assert team.get("pod", f"{job}-worker-2-1")["status"]["phase"] == "Pending"
@@ -64,7 +64,7 @@ def test_pytorch_goes_on_with_the_ranks_there_is_room_for_and_grows_when_there_i
     assert "resumed from epoch" in log
 
 
-def test_horovods_workers_come_and_go_while_the_others_train(team: Team) -> None:
+def test_horovod_workers_leave_and_join_while_the_others_train(team: Team) -> None:
     # Ranks ask each other every millisecond what there is to do, and spin until they are answered: that took a core. So
     # they ask seldom, and little: one step an epoch.
     seldom = [{"name": "HOROVOD_CYCLE_TIME", "value": "10"}]
@@ -85,4 +85,4 @@ def test_horovods_workers_come_and_go_while_the_others_train(team: Team) -> None
     assert (status["attempt"], status["restarts"]["counted"]) == (0, 1)
     log = team.kubectl("logs", first)
     assert f"epoch {EPOCHS}/{EPOCHS}" in log
-    assert log.count("rank 0 of ") == 2  # its first word, and its last: nobody began it again
+    assert log.count("rank 0 of ") == 2  # its first and its last line: it was not restarted

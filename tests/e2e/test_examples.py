@@ -1,4 +1,4 @@
-"""Every manifest of examples/ by `kubectl apply`, unchanged but for the image's name, in restricted pods."""
+"""Every manifest of examples/ with `kubectl apply`, in restricted pods. Only the image names are changed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def assert_learned(log: str) -> None:
 
 @pytest.fixture
 def pool_node(cluster: Cluster) -> Iterator[str]:
-    """Says that it has what the example's pool asks for twice."""
+    """A node that offers twice the GPUs of the example's pool."""
     label, node = "node.kubernetes.io/instance-type", "node-1"
     cluster.has(node, {"nvidia.com/gpu": "16", "rdma/hca": "16"})
     cluster.kubectl("label", "node", node, f"{label}=h200-8")
@@ -47,7 +47,7 @@ def pool_node(cluster: Cluster) -> Iterator[str]:
     cluster.kubectl("delete", "trainingpool", "h200", "--ignore-not-found")
 
 
-def test_the_example_of_a_pool_trains_on_its_nodes_with_a_process_for_each_gpu(team: Team, pool_node: str) -> None:
+def test_the_pool_example_trains_on_its_nodes_with_a_process_for_each_gpu(team: Team, pool_node: str) -> None:
     job = team.start(example("trainingpool"))
     team.completes(job)
     pods = [team.get("pod", f"{job}-worker-{index}-0") for index in (0, 1)]
@@ -57,7 +57,7 @@ def test_the_example_of_a_pool_trains_on_its_nodes_with_a_process_for_each_gpu(t
     assert_learned(log)
 
 
-def test_the_ranks_addresses_are_names_that_dns_knows(team: Team) -> None:
+def test_the_addresses_of_ranks_resolve_by_dns(team: Team) -> None:
     job = team.start(
         example("penguins-tensorflow", args=["--epochs=2", "--pause=5"], roles={"worker": {"replicas": 2}})
     )

@@ -1,4 +1,4 @@
-"""What only real pods show: processes that die in containers, out of memory, or because they are evicted."""
+"""Faults that need real pods: killed processes, out of memory, eviction."""
 
 from __future__ import annotations
 

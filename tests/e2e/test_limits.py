@@ -1,4 +1,4 @@
-"""What a cluster refuses: the job says so in the cluster's own words, and goes on when there is room."""
+"""Limits of a cluster: the job shows the cluster's own message, and continues when there is capacity."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ GOES_WELL = ("sh", "-c", "exit 0")
 MEETS = """
 other=quota-worker-$((1 - ALLRANKS_INDEX))-0.quota
 until getent hosts "$other"; do sleep 0.2; done
-sleep 5 # as long as the other one may take to see this one
+sleep 5 # time for the other rank to find this one
 """
 
 
-def test_more_gpus_than_there_are_is_told_in_the_schedulers_words(team: Team) -> None:
+def test_too_few_gpus_are_reported_in_the_schedulers_words(team: Team) -> None:
     job = team.start(training("gpus", *GOES_WELL, resources={"limits": {"nvidia.com/gpu": 800}}))
-    team.told(job, "Insufficient nvidia.com/gpu")
+    team.reports(job, "Insufficient nvidia.com/gpu")
     assert team.status(job)["phase"] == "Pending"
 
 
 def test_an_image_that_does_not_exist_fails_the_job_after_its_deadline(team: Team) -> None:
     job = team.start(training("image", *GOES_WELL, image=f"{PREFIX}/pytorch:nowhere", startupDeadlineSeconds=20))
-    team.told(job, "ErrImagePull")
+    team.reports(job, "ErrImagePull")
     team.wait(f"dt/{job}", "--for=condition=Failed")
     [failed] = [condition for condition in team.status(job)["conditions"] if condition["type"] == "Failed"]
     assert "pytorch:nowhere" in failed["message"], failed
@@ -31,6 +31,6 @@ def test_an_image_that_does_not_exist_fails_the_job_after_its_deadline(team: Tea
 def test_a_quota_holds_the_job_until_it_is_raised(team: Team) -> None:
     team.kubectl("create", "quota", "few", "--hard=pods=1")
     job = team.start(training("quota", "sh", "-c", MEETS, roles={"worker": {"replicas": 2}}))
-    team.told(job, "exceeded quota: few")
+    team.reports(job, "exceeded quota: few")
     team.kubectl("patch", "quota", "few", "-p", json.dumps({"spec": {"hard": {"pods": "2"}}}))
     team.completes(job)

@@ -1,4 +1,4 @@
-"""Nodes that are lost, as only real kubelets and ranks show it."""
+"""Lost nodes, with real kubelets and ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANYWHERE = {"tolerations": [{"key": KEPT_FREE, "operator": "Exists"}]}
 
 @pytest.fixture
 def node_2(cluster: Cluster) -> Iterator[str]:
-    """For a test that stops its kubelet. The operator is on the other one."""
+    """A node whose kubelet the test stops. The operator runs on the other node."""
     assert cluster.folder
     yield "node-2"
     for kubelet in kubelets(cluster, "node-2"):
@@ -28,7 +28,7 @@ def node_2(cluster: Cluster) -> Iterator[str]:
 
 
 def kubelets(cluster: Cluster, node: str) -> list[int]:
-    """Process IDs on this machine."""
+    """Process IDs on this machine, found by environment."""
     wanted = ["kubelet", "--config", str(cluster.folder / node / "kubelet.yaml")]
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
@@ -39,7 +39,7 @@ def kubelets(cluster: Cluster, node: str) -> list[int]:
 
 
 def ranks(cluster: Cluster, node: str, job: str) -> list[int]:
-    """Process IDs on this machine of a job's programs on a node."""
+    """Process IDs on this machine of the programs of a job on a node."""
     cgroup, found = f"allranks-{cluster.mark}/{node}/", []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -49,9 +49,9 @@ def ranks(cluster: Cluster, node: str, job: str) -> list[int]:
     return found
 
 
-def test_a_lost_node_is_the_cause_and_does_not_count_whoever_was_blamed_first(team: Team, node_2: str) -> None:
-    """Two jobs. Of one the rank on the node lives on, out of sight. That of the other dies with the node: its peer
-    fails within a second, and is blamed until Kubernetes knows of the node."""
+def test_a_lost_node_becomes_the_root_cause_and_does_not_count(team: Team, node_2: str) -> None:
+    """Two jobs. The rank of the first on the node keeps running. The rank of the second dies with the node: its peer
+    fails within a second and is the root cause until Kubernetes detects the lost node."""
     silent, dead = (team.start(penguins(name, epochs=1000, **ANYWHERE)) for name in ("silent", "dead"))
     there = {}
     for job in (silent, dead):
@@ -71,7 +71,7 @@ def test_a_lost_node_is_the_cause_and_does_not_count_whoever_was_blamed_first(te
     assert team.status(silent)["attempt"] == 0
 
     for job in (silent, dead):
-        team.told(job, '"reason":"NodeLost"')
+        team.reports(job, '"reason":"NodeLost"')
         team.wait(f"dt/{job}", "--for=jsonpath={.status.restarts.counted}=0")
         team.wait(f"dt/{job}", "--for=condition=Running")
         status = team.status(job)
@@ -80,7 +80,7 @@ def test_a_lost_node_is_the_cause_and_does_not_count_whoever_was_blamed_first(te
         assert found == (0, "NodeLost", there[job], node_2), json.dumps(status, indent=1)
         assert status["restarts"]["disruptions"] == last
         assert status["avoidedNodes"] == [node_2]
-        assert team.get("pod", f"{job}-{there[job]}-0-0")["metadata"]["deletionTimestamp"]  # nobody waits for it
+        assert team.get("pod", f"{job}-{there[job]}-0-0")["metadata"]["deletionTimestamp"]  # nothing waits for its end
         placed = [team.get("pod", f"{job}-{role}-0-{last}")["spec"]["nodeName"] for role in ("master", "worker")]
         assert placed == ["node-1", "node-1"]
         assert "resumed from epoch" in team.says(f"{job}-master-0-{last}", "epoch ")

@@ -1,4 +1,4 @@
-"""Progress, stragglers and hangs as only real pods show them: tokens, network, stacks in the logs of containers."""
+"""Progress, stragglers and hangs with real pods: tokens, network, stacks in container logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JOB = "penguins-pytorch-watched"
 def test_a_slow_rank_is_named_a_hang_is_found_and_lost_work_is_counted(team: Team) -> None:
     slow = ["--work=0.05", "--slow-rank=1", "--hang-rank=1", "--hang-attempt=1", "--hang-at-step=140"]
     job = team.start(example(JOB, args=["--epochs=30", *slow], hang={"timeoutSeconds": 15}))
-    team.told(job, '"stragglers":[{"node":')
+    team.reports(job, '"stragglers":[{"node":')
     progress = team.status(job)["progress"]
     [straggler] = progress["stragglers"]
     assert (straggler["rank"], straggler["replica"]) == (1, "worker-1")
@@ -26,7 +26,7 @@ def test_a_slow_rank_is_named_a_hang_is_found_and_lost_work_is_counted(team: Tea
     team.run(f"{job}-worker-0-0", "python3", "-c", KILL_RANK)
     team.attempt(job, 1)
 
-    # The program of rank 1 sleeps for ever in step 140, the other one waits in the collective.
+    # Rank 1 sleeps forever in step 140, the other one waits in the collective.
     log = team.says(f"{job}-worker-1-1", "stacks, asked for because")
     assert "train/common" in log or "penguins_pytorch.py" in log
     team.attempt(job, 2)
@@ -38,14 +38,14 @@ def test_a_slow_rank_is_named_a_hang_is_found_and_lost_work_is_counted(team: Tea
     status = team.completes(job)
     times = status["times"]
     assert times["measured"]
-    assert times["byReason"]["Hang"] >= 15 + 10  # since the last checkpoint it has done nothing
+    assert times["byReason"]["Hang"] >= 15 + 10  # all time since the last checkpoint is lost
     assert times["byReason"]["Error"] > 0
     assert 0 < status["goodput"] < 1
     assert [past["reason"] for past in status["history"]] == ["Error", "Hang", "Completed"]
     assert status["history"][1]["firstStep"] > 1
 
 
-def test_a_pods_token_is_good_for_nothing_but_its_own_reports(team: Team, cluster: Cluster) -> None:
+def test_a_pods_token_is_valid_only_for_its_own_reports(team: Team, cluster: Cluster) -> None:
     job = team.start(example(JOB, args=["--epochs=30", "--work=0.3"]))
     team.attempt(job, 0)
     pod = f"{job}-worker-0-0"

@@ -1,4 +1,4 @@
-"""The operator dies, is upgraded and removed, while jobs run. No other test runs meanwhile (tools/e2e.sh)."""
+"""The operator is killed, upgraded and removed while jobs run. No other test runs at the same time (tools/e2e.sh)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from .jobs import SECOND_TIME, Team, training
 from .release import NAMESPACE, install, uninstall
 
-UNTIL_TOLD = "trap 'exit 0' USR1; trap 'exit 143' TERM; echo ready; sleep 600 & wait"
+UNTIL_SIGNAL = "trap 'exit 0' USR1; trap 'exit 143' TERM; echo ready; sleep 600 & wait"
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +17,8 @@ def installed(cluster):
         install(cluster)
 
 
-def test_upgrade_and_uninstall_leave_jobs_and_CRDs_and_the_next_operator_goes_on(team: Team) -> None:
-    job = team.start(training("running", "sh", "-c", UNTIL_TOLD))
+def test_upgrade_and_uninstall_keep_jobs_and_CRDs_and_the_next_operator_continues(team: Team) -> None:
+    job = team.start(training("running", "sh", "-c", UNTIL_SIGNAL))
     team.says(f"{job}-master-0-0", "ready")
     uid = team.get("pod", f"{job}-master-0-0")["metadata"]["uid"]
     operator = ("get", "pods", "-n", NAMESPACE, "-o", "name")
@@ -34,14 +34,14 @@ def test_upgrade_and_uninstall_leave_jobs_and_CRDs_and_the_next_operator_goes_on
     assert team.get("pod", f"{job}-master-0-0")["metadata"]["uid"] == uid
     team.signal(f"{job}-master-0-0", "USR1")
     team.wait(f"pod/{job}-master-0-0", "--for=jsonpath={.status.phase}=Succeeded")
-    assert team.status(job)["phase"] == "Running"  # nobody there to say more
+    assert team.status(job)["phase"] == "Running"  # without an operator the status does not change
 
     install(team.cluster)
     status = team.completes(job)
     assert (status["attempt"], status["restarts"]["counted"]) == (0, 0)
 
 
-def test_the_operator_may_die_in_the_midst_of_a_restart(team: Team) -> None:
+def test_the_operator_may_die_during_a_restart(team: Team) -> None:
     job = team.start(training("midst", "sh", "-c", SECOND_TIME))
     team.says(f"{job}-master-0-0", "ready")
     team.signal(f"{job}-master-0-0", "USR1")

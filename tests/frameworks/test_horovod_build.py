@@ -1,6 +1,6 @@
-"""What tools/frameworks.sh installs is what ranks need: Horovod has gloo, MPI and both frameworks, and its ranks meet.
+"""tools/frameworks.sh installs a Horovod with gloo, MPI and both frameworks, and its ranks find each other.
 
-Where the environment is not there yet it is made first: PyTorch and TensorFlow are downloaded and Horovod is compiled.
+The first run creates the environment: it downloads PyTorch and TensorFlow and compiles Horovod.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ REPOSITORY = Path(__file__).parents[2]
 FRAMEWORKS = REPOSITORY / "tools" / "frameworks.sh"
 EDIT_SOURCE = REPOSITORY / "images" / "horovod" / "edit_source.py"
 HAS_MPI = shutil.which("mpirun") is not None
-MARK = "ALLRANKS_TEST_MARK"  # by this variable the processes of one command are known, whatever session they moved to
+MARK = "ALLRANKS_TEST_MARK"  # identifies the processes of one command, in any session
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="no mpirun on this machine")
 
-# Each rank says how many it met: a Horovod that found no others runs alone, as rank 0 of 1, without an error.
+# Each rank prints the size: a Horovod that finds no other rank runs as rank 0 of 1 without an error.
 RANK = """
 import horovod.torch as hvd, torch
 hvd.init()
@@ -37,7 +37,7 @@ controller = "MPI" if hvd.mpi_enabled() else "gloo"
 print(f"<rank {hvd.rank()} of {hvd.size()}: sum {total.item():.0f}, {controller}>", flush=True)
 """
 
-# Two hosts with one slot each, both on this machine, and nothing that would need to log in anywhere.
+# Two hosts with one slot each, both on this machine, without ssh.
 RANKS_WITHOUT_LAUNCHER = """
 import os, subprocess, sys, threading
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
@@ -57,7 +57,7 @@ sys.exit(max(rank.wait() for rank in ranks))
 
 @pytest.fixture(scope="module")
 def venv() -> Path:
-    """The environment with all frameworks, installed now if it is not there."""
+    """The environment with all frameworks; installed if it does not exist."""
     made = subprocess.run([FRAMEWORKS, "horovod"], stdout=subprocess.PIPE, text=True, check=True)
     return Path(made.stdout.rstrip("\n"))
 
@@ -70,25 +70,29 @@ def rank_program(tmp_path: Path) -> str:
 
 
 class TestHorovod:
+    @pytest.mark.nightly
     def test_is_built_with_both_frameworks_and_with_all_controllers_of_this_machine(self, venv: Path) -> None:
         finished = run(venv, ["horovodrun", "--check-build"])
         there = set(re.findall(r"\[X\] (\w+)", finished.output))
         assert there == {"PyTorch", "TensorFlow", "Gloo"} | ({"MPI"} if HAS_MPI else set())
 
+    @pytest.mark.nightly
     def test_two_ranks_meet_over_gloo(self, venv: Path, rank_program: str) -> None:
         finished = run(venv, ["horovodrun", "-np", "2", "--gloo", "python", rank_program])
         assert_ranks_met(finished, "gloo")
 
+    @pytest.mark.nightly
     @needs_mpi
     def test_two_ranks_meet_over_mpi(self, venv: Path, rank_program: str) -> None:
         finished = run(venv, ["mpirun", "-np", "2", "--oversubscribe", "python", rank_program])
         assert_ranks_met(finished, "MPI")
 
+    @pytest.mark.nightly
     def test_two_ranks_meet_over_gloo_without_a_launcher(self, venv: Path, rank_program: str) -> None:
         finished = run(venv, ["python", "-c", RANKS_WITHOUT_LAUNCHER, rank_program])
         assert_ranks_met(finished, "gloo")
 
-    def test_source_that_is_not_the_expected_one_is_not_edited(self, tmp_path: Path) -> None:
+    def test_unexpected_source_is_not_edited(self, tmp_path: Path) -> None:
         cmake = tmp_path / "horovod" / "torch" / "CMakeLists.txt"
         cmake.parent.mkdir(parents=True)
         cmake.write_text("set(CMAKE_CXX_STANDARD 17)\n")
@@ -98,13 +102,14 @@ class TestHorovod:
 
 
 class TestFrameworksScript:
-    def test_a_second_call_does_nothing_and_prints_the_path_alone(self, venv: Path) -> None:
+    @pytest.mark.nightly
+    def test_a_second_call_does_nothing_and_prints_only_the_path(self, venv: Path) -> None:
         stamps = {path: path.stat().st_mtime_ns for path in (venv / ".allranks").iterdir()}
         again = subprocess.run([FRAMEWORKS, "horovod"], capture_output=True, text=True, check=True)
         assert (again.stdout, again.stderr) == (f"{venv}\n", "")
         assert {path: path.stat().st_mtime_ns for path in (venv / ".allranks").iterdir()} == stamps
 
-    def test_an_old_python_is_refused_with_what_to_do(self, tmp_path: Path) -> None:
+    def test_an_old_python_is_rejected_with_advice(self, tmp_path: Path) -> None:
         python = tmp_path / "python3"
         python.write_text("#!/bin/sh\ncase $1 in --version) echo Python 3.10.4 ;; *) echo 310; exit 1 ;; esac\n")
         python.chmod(0o755)
@@ -113,7 +118,7 @@ class TestFrameworksScript:
         assert refused.stdout == ""
         assert "Python 3.10.4 is too old: Python 3.11 or newer is needed" in refused.stderr
 
-    def test_an_unknown_framework_is_refused(self) -> None:
+    def test_an_unknown_framework_is_rejected(self) -> None:
         refused = call_frameworks_script("mxnet")
         assert (refused.returncode, refused.stdout) == (1, "")
         assert "unknown argument 'mxnet'" in refused.stderr
@@ -125,20 +130,20 @@ def call_frameworks_script(*arguments: str, **environment: str) -> subprocess.Co
 
 @dataclass(frozen=True)
 class Finished:
-    """How a command ended, with stdout and stderr in one."""
+    """The exit status of a command, and its stdout and stderr together."""
 
     status: int
     output: str
 
 
 def assert_ranks_met(finished: Finished, controller: str) -> None:
-    said = sorted(re.findall(r"<rank .*?>", finished.output))
-    assert said == [f"<rank {rank} of 2: sum 3, {controller}>" for rank in range(2)], finished.output
+    printed = sorted(re.findall(r"<rank .*?>", finished.output))
+    assert printed == [f"<rank {rank} of 2: sum 3, {controller}>" for rank in range(2)], finished.output
     assert finished.status == 0, finished.output
 
 
 def run(venv: Path, command: list[str], timeout: float = 180) -> Finished:
-    """Runs a command with the environment's programs first on the path; fails if it leaves a process behind."""
+    """Runs a command with the programs of the environment first on the path. Fails if it leaves a process behind."""
     mark = uuid.uuid4().hex
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("HOROVOD_", "OMPI_", "PMIX_"))}
     environment = clean | {
@@ -158,9 +163,9 @@ def run(venv: Path, command: list[str], timeout: float = 180) -> Finished:
     return Finished(done.returncode, done.stdout)
 
 
-def end_processes_with(mark: str, patience: float = 10) -> list[str]:
-    """Waits for all processes started with this in their environment; ends and returns those that stay."""
-    deadline = time.monotonic() + patience
+def end_processes_with(mark: str, timeout: float = 10) -> list[str]:
+    """Waits for all processes with this variable in their environment; kills and returns those that remain."""
+    deadline = time.monotonic() + timeout
     while any(processes_with(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     left = []
@@ -174,7 +179,7 @@ def processes_with(mark: str) -> Iterator[Path]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             started_with = (process / "environ").read_bytes().split(b"\0")
-        except OSError:  # it ended, or is another user's
+        except OSError:  # it ended, or belongs to another user
             continue
         if mark.encode() in started_with:
             yield process

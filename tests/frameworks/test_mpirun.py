@@ -1,5 +1,5 @@
-"""A real mpirun, started as an MPI job's launcher starts it: of its ranks the one that failed first is told, whether
-mpirun starts them itself or through its daemons, as over ssh."""
+"""A real mpirun, started like the launcher of an MPI job: the rank that failed first is reported, whether mpirun starts
+ranks itself or through its daemons, as over ssh."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from support.builders import job, table
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun on this machine (Debian: openmpi-bin)"),
 ]
 
-# Two ranks, which write whole lines. What the first does Horovod does when the other fails; that needs longer to end.
+# Two ranks that write whole lines. Rank 0 fails like a rank of Horovod whose peer failed; rank 1 takes longer to end.
 PROGRAM = """
 import atexit, os, signal, sys, time
 from pathlib import Path
@@ -47,7 +48,7 @@ while sys.argv[1] != "be well" and not Path("failed").exists():
 if sys.argv[1] != "be well":
     raise RuntimeError("Horovod has been shut down. This was caused by an exception on one of the ranks")
 """
-# Each host's daemon is a process of this machine, with a /tmp of its own.
+# The daemon of each host is a process of this machine with its own /tmp.
 REMOTE = """#!/bin/sh
 export TMPDIR="${0%/*}/$1"
 mkdir "$TMPDIR"
@@ -90,7 +91,7 @@ def launch(request, tmp_path):
     return run
 
 
-# Sentence, what rank 1 does, what is told of it: exit code, signal, last line.
+# Name, action of rank 1, expected report: exit code, signal, last line.
 FAILURES = [
     ("a rank that raises and is slow to end", "raise", (1, None, "ValueError: mine")),
     ("a rank that exits and is slow to end", "exit", (3, None, "epoch 3")),
@@ -100,7 +101,7 @@ FAILURES = [
 
 
 @table(*FAILURES)
-def test_the_rank_that_failed_first_is_told(case, launch):
+def test_the_rank_that_failed_first_is_reported(case, launch):
     how, (code, number, last) = case
     status, log = launch(sys.executable, "program.py", how)
     found = read_mpirun_report(as_kubelet(log))
@@ -110,17 +111,17 @@ def test_the_rank_that_failed_first_is_told(case, launch):
     assert status == code
 
 
-def test_a_command_of_the_users_own_needs_to_know_nothing_of_it(launch):
+def test_a_command_of_the_user_needs_no_change(launch):
     _, log = launch("sh", "-c", f"mpirun -np 2 '{sys.executable}' program.py raise", own=True)
     found = read_mpirun_report(as_kubelet(log))
     assert (found.rank, found.message.splitlines()[-1]) == (1, "ValueError: mine")
 
 
-def test_where_all_is_well_the_log_is_the_programs_alone(launch):
+def test_on_success_the_log_is_only_that_of_the_program(launch):
     status, log = launch(sys.executable, "program.py", "be well")
     assert (status, sorted(log.splitlines())) == (0, ["epoch 3", "rank 0 begins", "rank 1 begins"])
 
 
 def as_kubelet(text: str) -> str:
-    """FallbackToLogsOnError: the last 80 lines, of these the last 2048 bytes."""
+    """FallbackToLogsOnError: the last 80 lines, and at most the last 2048 bytes of them."""
     return "".join(text.splitlines(keepends=True)[-80:]).encode()[-2048:].decode(errors="ignore")

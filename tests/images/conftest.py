@@ -1,4 +1,4 @@
-"""Images for the tests: built where they are not, mounted while tests run containers of them."""
+"""Images for the tests: built if they do not exist, mounted while tests run containers from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .building import SCRIPT, build
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], containers.Image]]:
-    """Gives the image of a name, built and mounted at most once in a run."""
+    """Returns an image by name; builds and mounts it at most once in a run."""
     subprocess.run([SCRIPT, "tools"], check=True, timeout=600)
     mounted: dict[str, containers.Image] = {}
     with ExitStack() as stack:

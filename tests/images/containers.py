@@ -1,5 +1,5 @@
-"""Containers as a restricted pod has them, without a cluster: runc starts an image that buildah built, as any user ID,
-with a read-only root, no capabilities and nothing writable but /tmp. Only the network is this machine's."""
+"""Containers like those of a restricted pod, without a cluster: runc starts an image of buildah with any user ID, a
+read-only root, no capabilities, and only /tmp writable. The network is that of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOSTNAME = "rank-0"
 
 @dataclass(frozen=True)
 class Mount:
-    """A directory of this machine in a container."""
+    """A bind mount."""
 
     source: Path
     target: str
@@ -27,22 +27,22 @@ class Mount:
 
 @dataclass
 class Image:
-    """An image, and its file system while it is mounted."""
+    """An image and its mounted file system."""
 
     name: str
     config: Mapping[str, Any]
-    """As the image specification has it: User, Env, Entrypoint, Cmd, WorkingDir, Labels."""
+    """The config of the image specification: User, Env, Entrypoint, Cmd, WorkingDir, Labels."""
     root: Path
     scratch: Path
-    """Where bundles are made."""
+    """The folder of the bundles."""
 
     def run(self, *args: str, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Runs `args` to the end, or kills them; what they said on both outputs is in stdout."""
+        """Runs `args` to the end or the timeout; stdout contains both outputs."""
         with self.start(*args, **options) as process:
             try:
                 said, _ = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
-                process.terminate()  # runc hands it on; the rest is done by `start`
+                process.terminate()  # runc forwards it; `start` does the rest
                 raise
         return subprocess.CompletedProcess(args, process.returncode, said)
 
@@ -54,7 +54,7 @@ class Image:
         env: Mapping[str, str] | None = None,
         mounts: Sequence[Mount] = (),
     ) -> Iterator[subprocess.Popen[str]]:
-        """A container that runs `args` (none: what the image runs by itself); it is gone when this ends."""
+        """A container that runs `args` (empty: the command of the image); deleted at the end."""
         name = f"allranks-test-{uuid4().hex[:12]}"
         bundle = self.scratch / name
         bundle.mkdir(parents=True)
@@ -132,7 +132,7 @@ def _bound(mount: Mount) -> dict[str, Any]:
 
 @contextmanager
 def mounted(name: str, scratch: Path) -> Iterator[Image]:
-    """The image of this name; its file system is unmounted and removed when this ends."""
+    """Mounts an image; unmounts it at the end."""
     container = _buildah("from", "--pull-never", name)
     try:
         document = json.loads(_buildah("inspect", "--type", "image", name))
@@ -155,5 +155,5 @@ _users = count(1_000_650_001)
 
 
 def any_user() -> str:
-    """A user and group ID that no image knows, as OpenShift gives them."""
+    """A user and group ID that no image contains, as on OpenShift."""
     return f"{next(_users)}:0"

@@ -1,4 +1,4 @@
-"""The images, built and run: by any user ID, with a read-only root and without a capability they do what pods ask."""
+"""The images in containers with any user ID, a read-only root and no capabilities."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_any_user_has_a_home_to_write_to(image: Images, name: str):
 
 
 @pytest.mark.parametrize("name", EVERY_IMAGE)
-def test_an_image_holds_no_key_and_no_package_list(image: Images, name: str):
+def test_an_image_contains_no_key_and_no_package_list(image: Images, name: str):
     root = image(name).root
     assert list(root.glob("etc/ssh/ssh_host_*")) == []
     assert list(root.glob("var/lib/apt/lists/*")) == []
@@ -60,7 +60,7 @@ def test_an_image_holds_no_key_and_no_package_list(image: Images, name: str):
 
 
 @pytest.mark.parametrize("name", EVERY_IMAGE)
-def test_an_image_says_which_version_of_what_it_is(image: Images, name: str):
+def test_an_image_is_labeled_with_its_name_and_version(image: Images, name: str):
     built = image(name)
     labels = {key.removeprefix("org.opencontainers.image."): value for key, value in built.config["Labels"].items()}
     assert labels["version"] == __version__
@@ -83,7 +83,7 @@ def test_the_operators_image_runs_the_command_line(image: Images):
 
 
 def test_the_operators_image_runs_the_operator_by_itself(image: Images):
-    """Here there is no cluster, which it says in a sentence."""
+    """Without a cluster it prints one message."""
     done = image("operator").run(user=any_user())
     assert done.returncode == 1
     assert done.stdout.startswith("Error: no cluster is configured")
@@ -114,7 +114,7 @@ print(json.dumps([time.perf_counter() - start, resource.getrusage(resource.RUSAG
 """
 
 
-def test_the_operators_program_needs_less_memory_than_the_chart_asks_for(image: Images):
+def test_the_operators_program_needs_less_memory_than_the_chart_requests(image: Images):
     said = succeeded(image("operator").run("python3", "-c", MEASURE, user=any_user()))
     seconds, memory = json.loads(said)
     print(f"import: {seconds:.2f} s, {memory / MEGABYTE:.0f} MB")
@@ -142,7 +142,7 @@ def test_pytorch_trains_with_two_ranks(image: Images):
 
 
 def test_pytorch_trains_on_images(image: Images):
-    """Scikit-learn's data sets are files of it, read-only like all else."""
+    """The data sets of scikit-learn are files of the package, on a read-only root."""
     said = succeeded(
         image("pytorch").run("python3", "train/digits_pytorch.py", "--epochs=1", user=any_user(), timeout=300)
     )
@@ -207,7 +207,7 @@ def test_horovod_trains_by_gloo(image: Images, program: str):
 
 
 def test_horovod_trains_with_the_operators_helper(image: Images, tmp_path: Path):
-    """As a job's pod does: the init container brings the helper, which starts the ranks."""
+    """As in the pod of a job: the init container copies the helper, which starts the ranks."""
     tmp_path.chmod(0o777)
     helpers = Mount(tmp_path, "/allranks", writable=True)
     succeeded(image("operator").run("allranks", "inject", "/allranks", user=any_user(), mounts=[helpers]))
@@ -227,8 +227,8 @@ def test_horovod_trains_with_the_operators_helper(image: Images, tmp_path: Path)
 
 
 def test_horovod_trains_by_MPI_over_an_sshd_without_root(image: Images, tmp_path: Path):
-    """The pods of an MPI job, word for word but for names and port: the worker's sshd, and the launcher's mpirun that
-    starts the ranks through it. mpirun would not use ssh for 127.0.0.1, which it knows to be its own."""
+    """The pods of an MPI job, with other names and port: the sshd of the worker, and the mpirun of the launcher that
+    starts the ranks over ssh. mpirun does not use ssh for 127.0.0.1, which is its own address."""
     horovod = image("horovod")
     worker_address = "127.0.0.2"
     [port] = free_ports(1, worker_address)

@@ -1,4 +1,4 @@
-"""The cluster of tools/cluster.sh does what allranks needs of Kubernetes, and leaves nothing behind."""
+"""The cluster of tools/cluster.sh does what allranks needs from Kubernetes, and `down` leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from e2e.cluster import SCRIPT, Cluster, pod
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(os.geteuid() != 0, reason="only root may start nodes")]
 
-# busybox's programs resolve names their own way; those of the node ask as a training program does.
+# The programs of busybox resolve names differently; those of the node resolve like a training program.
 FOLDERS = ("usr", "lib", "lib64")
 NODES_PROGRAMS = {
     "volumes": [{"name": folder, "hostPath": {"path": f"/{folder}"}} for folder in FOLDERS],
@@ -28,7 +28,7 @@ NODES_PROGRAMS = {
 
 
 def machine() -> dict[str, set[str]]:
-    """What a cluster could leave behind on this machine, beside files."""
+    """State that a cluster could leave on this machine, besides files."""
 
     def lines(*command: str) -> set[str]:
         return set(subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines())
@@ -47,7 +47,7 @@ def machine() -> dict[str, set[str]]:
 
 
 def of_another(entry: str, cluster: Cluster) -> bool:
-    """Somebody may start one meanwhile."""
+    """Another cluster may start during the test."""
     return bool(re.search(r"\b(ar|allranks)-", entry)) and cluster.mark not in entry
 
 
@@ -84,7 +84,7 @@ STORED = "example.com/stored:1"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Of an image that holds a static busybox."""
+    """An archive of an image with a static busybox."""
     folder = tmp_path_factory.mktemp("store")
     shutil.copy(shutil.which("busybox", path="/bin:/usr/bin") or "", folder / "sh")
     (folder / "Dockerfile").write_text("FROM scratch\nENV PATH=/bin\nCOPY sh /bin/sh\n")
@@ -97,12 +97,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def stored(cache: Path) -> str:
-    """What tools/image-store.sh says."""
+    """The output of tools/image-store.sh."""
     env = {**os.environ, "ALLRANKS_CACHE": str(cache)}
     command = [SCRIPT.parent / "image-store.sh", STORED]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
-    assert bool(done.stderr) != (cache / "seen").exists()  # it is taken once
-    (cache / "seen").touch()
+    assert bool(done.stderr) != (cache / "imported").exists()  # imported once
+    (cache / "imported").touch()
     return done.stdout.strip()
 
 
@@ -124,13 +124,13 @@ def test_a_second_up_is_the_same_cluster(cluster):
     assert cluster.kubectl(*asked) == uid
 
 
-def test_a_cluster_of_another_size_is_not_made_of_a_running_one(cluster):
+def test_a_running_cluster_is_not_resized(cluster):
     done = cluster.script("up", "--nodes", "3")
     assert done.returncode == 1
     assert "the cluster runs with 2 node(s): for 3, call 'tools/cluster.sh down' first" in done.stderr
 
 
-def test_status_and_kubeconfig_tell_of_it(cluster):
+def test_status_and_kubeconfig_describe_the_cluster(cluster):
     done = cluster.script("status")
     assert done.returncode == 0
     assert [line.split()[:2] for line in done.stdout.splitlines()[1:]] == [["node-1", "Ready"], ["node-2", "Ready"]]
@@ -183,8 +183,8 @@ def test_pods_on_two_nodes_find_each_other_by_name_before_they_are_ready(cluster
     assert cluster.kubectl("get", "pods", "--selector=app=job", f"--output={ready}") == "false false"
 
 
-def test_a_name_that_nobody_has_is_unknown_and_not_a_fault(cluster):
-    cluster.apply(pod("asking", "getent hosts nobody.example.org", **NODES_PROGRAMS))
+def test_an_unused_name_is_not_found_and_not_an_error(cluster):
+    cluster.apply(pod("asking", "getent hosts missing.example.org", **NODES_PROGRAMS))
     cluster.wait("pod/asking", "--for=jsonpath={.status.phase}=Failed")
     code = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}"
     assert cluster.kubectl("get", "pod", "asking", f"--output={code}") == "2"
@@ -197,7 +197,7 @@ def test_pods_reach_the_api_server_by_its_service(cluster):
     assert json.loads(cluster.kubectl("logs", "client"))["kind"] == "APIVersions"
 
 
-def test_a_volume_is_shared_by_nodes_survives_pods_and_goes_with_its_claim(cluster):
+def test_a_volume_is_shared_by_nodes_survives_pods_and_is_deleted_with_its_claim(cluster):
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -226,7 +226,7 @@ def test_a_volume_is_shared_by_nodes_survives_pods_and_goes_with_its_claim(clust
         time.sleep(0.2)
 
 
-def test_pods_are_scheduled_by_pretended_gpus(cluster):
+def test_pods_are_scheduled_by_simulated_gpus(cluster):
     def trainer(name: str, gpus: int) -> dict:
         return pod(name, "sleep 600", resources={"limits": {"nvidia.com/gpu": gpus}})
 
@@ -236,8 +236,8 @@ def test_pods_are_scheduled_by_pretended_gpus(cluster):
     assert sorted(nodes.split()) == ["node-1", "node-2"]
     cluster.apply(trainer("third", 2))
     message = "jsonpath={.status.conditions[?(@.type=='PodScheduled')].message}"
-    told = cluster.eventually("get", "pod", "third", f"--output={message}", contains="nodes are available")
-    assert "0/2 nodes are available: 2 Insufficient nvidia.com/gpu" in told
+    condition = cluster.eventually("get", "pod", "third", f"--output={message}", contains="nodes are available")
+    assert "0/2 nodes are available: 2 Insufficient nvidia.com/gpu" in condition
     cluster.delete_pods("first")
     cluster.wait("pod/third", "--for=condition=Ready")
 
@@ -260,7 +260,7 @@ def test_an_image_from_a_file_runs_on_every_node(cluster, tmp_path):
     cluster.wait(*(f"pod/{name}" for name in names), "--for=jsonpath={.status.phase}=Succeeded")
 
 
-def test_nodes_begin_with_the_images_of_a_store_and_keep_what_they_write_to_themselves(cluster, store):
+def test_nodes_start_with_the_images_of_a_store_and_do_not_share_their_writes(cluster, store):
     assert stored(store.parent) == str(store)
     write = "test ! -e /bin/mine && echo mine > /bin/mine && exit 0"
     of_nodes = {f"stored-{number}": f"node-{number}" for number in (1, 2)}
@@ -292,14 +292,14 @@ def test_a_node_that_is_stopped_loses_its_pods_and_comes_back(cluster):
     cluster.wait("pod/again", "--for=condition=Ready")
 
 
-def test_a_node_that_is_not_there_cannot_be_stopped(cluster):
+def test_an_unknown_node_cannot_be_stopped(cluster):
     done = cluster.script("stop", "node-7")
     assert done.returncode == 1
     assert "no node 'node-7'; available: node/node-1 node/node-2" in done.stderr
 
 
-def test_half_a_cluster_is_ended_and_started_anew(cluster, tmp_path):
-    """Beside the other one, which it leaves alone."""
+def test_a_partial_cluster_is_removed_and_started_again(cluster, tmp_path):
+    """A second cluster that does not affect the first."""
     other = Cluster(tmp_path / "other")
     try:
         with start_until(other, "machines connected") as process:
@@ -317,7 +317,7 @@ def test_half_a_cluster_is_ended_and_started_anew(cluster, tmp_path):
     assert cluster.script("status").returncode == 0
 
 
-def test_an_up_that_is_interrupted_leaves_nothing_but_logs(before, tmp_path):
+def test_an_interrupted_up_leaves_only_logs(before, tmp_path):
     cluster = Cluster(tmp_path / "cluster")
     try:
         with start_until(cluster, "machines connected") as process:
@@ -339,7 +339,7 @@ def start_until(cluster: Cluster, words: str) -> Iterator[subprocess.Popen[str]]
         yield process
 
 
-def test_no_cluster_has_no_status_no_kubeconfig_and_takes_no_image(tmp_path):
+def test_without_a_cluster_there_is_no_status_no_kubeconfig_and_no_image_load(tmp_path):
     cluster = Cluster(tmp_path / "none")
     for command, words in {
         ("status",): "does not run",
@@ -354,7 +354,7 @@ def test_no_cluster_has_no_status_no_kubeconfig_and_takes_no_image(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["up", "down"])
-def test_a_folder_of_something_else_is_not_touched(tmp_path, command):
+def test_an_unrelated_folder_is_not_changed(tmp_path, command):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "thesis.txt").write_text("years")
     done = Cluster(tmp_path / "folder").script(command)
@@ -363,7 +363,7 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path, command):
     assert (tmp_path / "folder" / "thesis.txt").read_text() == "years"
 
 
-def test_somebody_else_than_root_is_told_so(tmp_path):
+def test_a_user_other_than_root_gets_an_error(tmp_path):
     command = ["unshare", "--user", "--map-user=65534", SCRIPT, "up", "--with", "node", "--dir", tmp_path / "cluster"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1

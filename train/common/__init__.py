@@ -1,1 +1,1 @@
-"""What the training programs share and what has nothing to do with distributing them: data, checkpoints, curves."""
+"""Code that the training programs share: data, checkpoints, metrics, termination."""

@@ -1,7 +1,7 @@
-"""Checkpoints that survive being killed while they are written: a file is either whole or not there.
+"""Atomic checkpoints: after a kill during a write, a file is either complete or missing.
 
-A checkpoint is one zip archive, which is what `torch.save` and `numpy.savez` both write: its checksums tell a damaged
-file without the framework that wrote it.
+A checkpoint is one zip archive, the format of `torch.save` and `numpy.savez`. Its checksums detect a damaged file
+without the framework that wrote it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ KEEP = 2
 
 
 class CheckpointStore:
-    """The checkpoints `epoch-00007.claim-00003<suffix>` of one directory: epoch 7, saved by the third training that
-    started there. `epoch-00007<suffix>`, from before there were claims, is older than all. Only rank 0 has a store."""
+    """The checkpoints of one directory. `epoch-00007.claim-00003<suffix>` is epoch 7, saved by the third training that
+    started in the directory. `epoch-00007<suffix>`, without a claim, is older than all. Only rank 0 has a store."""
 
     def __init__(self, claim: Claim, suffix: str, say: Callable[[str], None] = print) -> None:
         self.directory = claim.directory
@@ -31,20 +31,20 @@ class CheckpointStore:
         self._unsaved: tuple[int, bytes] | None = None
 
     def newest(self) -> tuple[int, bytes] | None:
-        """Epoch and content of the newest checkpoint that is whole; damaged ones are passed over, each with a line.
+        """Epoch and content of the newest complete checkpoint; skips damaged ones with a line each.
 
-        The newest is the last one of the last training that saved any. One that was replaced and did not know yet may
-        have saved later epochs than its successor did: they are not what the training has gone on from.
+        The newest is the last one of the last training that saved any. A replaced training may have saved later epochs
+        before it noticed; the training did not continue from these.
         """
-        passed: set[Path] = set()
-        while left := [each for each in self._all() if each[2] not in passed]:
+        skipped: set[Path] = set()
+        while left := [each for each in self._all() if each[2] not in skipped]:
             _, epoch, path = left[-1]
-            passed.add(path)
+            skipped.add(path)
             try:
                 content = path.read_bytes()
                 check_archive(content)
             except FileNotFoundError:
-                continue  # a writer that does not know of us yet has just saved a newer one: it is in the next list
+                continue  # a replaced writer has just saved a newer one: it is in the next list
             except (OSError, ValueError) as error:
                 self._say(f"checkpoint {path} is damaged ({error}): trying the one before it")
             else:
@@ -52,25 +52,25 @@ class CheckpointStore:
         return None
 
     def save(self, epoch: int, content: bytes) -> None:
-        """Write the checkpoint of `epoch` so that no reader ever sees a part of it, then drop the old ones. Raises
-        Replaced where the directory was claimed by another one."""
+        """Write the checkpoint of `epoch` atomically, then delete old ones. Raises Replaced if another training claimed
+        the directory."""
         path = self.directory / f"epoch-{epoch:05d}{self._claim.mark}{self._suffix}"
         self._claim.write(path, content)
         self._unsaved = None
-        # What a newer one has saved since we looked is not ours to drop.
-        known = [each for each in self._all() if each[0] <= self._claim.number]
-        # Later epochs of older claims are damaged, or came too late: we resumed from an earlier one.
-        abandoned = [each for each in known if each[0] < self._claim.number and each[1] >= epoch]
-        others = [each for each in known if each not in abandoned]
+        # Never delete the checkpoints of a newer claim.
+        older = [each for each in self._all() if each[0] <= self._claim.number]
+        # Later epochs of older claims are damaged or were saved too late: this training resumed from an earlier one.
+        abandoned = [each for each in older if each[0] < self._claim.number and each[1] >= epoch]
+        others = [each for each in older if each not in abandoned]
         for _, _, path in others[:-KEEP] + abandoned:
             path.unlink(missing_ok=True)
 
     def hold(self, epoch: int, content: bytes) -> None:
-        """Keep a checkpoint that is not due yet in memory, for `flush`."""
+        """Keep a checkpoint that is not due yet in memory for `flush`."""
         self._unsaved = epoch, content
 
     def flush(self) -> int | None:
-        """Save what is held, and return its epoch; None where there is nothing to save."""
+        """Save the checkpoint in memory and return its epoch; None if there is none."""
         if self._unsaved is None:
             return None
         epoch, content = self._unsaved
@@ -78,13 +78,13 @@ class CheckpointStore:
         return epoch
 
     def _all(self) -> list[tuple[int, int, Path]]:
-        """(claim, epoch, path) of each, the newest last."""
+        """(claim, epoch, path) of each checkpoint, the newest last."""
         matches = ((self._pattern.fullmatch(path.name), path) for path in self.directory.iterdir())
         return sorted((number_in(path.name), int(match[1]), path) for match, path in matches if match)
 
 
 def check_archive(content: bytes) -> None:
-    """Raises ValueError unless `content` is a whole zip archive of which every member has its checksum."""
+    """Raises ValueError unless `content` is a complete zip archive with correct checksums."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             damaged = archive.testzip()

@@ -1,4 +1,4 @@
-"""The loss curve: drawn in the terminal, and as a picture where matplotlib is installed."""
+"""The loss curve in the terminal, and as a picture if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def draw_curve(losses: Sequence[float], width: int = 60, height: int = 10) -> str:
-    """The losses of epochs 1, 2, ... as lines of text, `height` of them plus the axis."""
+    """A plot of the losses of epochs 1, 2, ... with `height` lines of text plus the axis."""
     finite = [loss for loss in losses if abs(loss) < float("inf")]  # false for NaN too
     if not finite:
         return "no loss to draw"
@@ -53,7 +53,8 @@ def can_print(text: str) -> bool:
 
 
 def curve_dots(losses: Sequence[float], low: float, high: float, columns: int, rows: int) -> set[tuple[int, int]]:
-    """(column, row) of each dot of the line through the losses, row 0 on top. One that is not finite is a gap."""
+    """(column, row) of each dot of the line through the losses, row 0 at the top. A loss that is not finite is a
+    gap."""
 
     def dot(index: int) -> tuple[float, float] | None:
         if not abs(losses[index]) < float("inf"):
@@ -76,7 +77,7 @@ def curve_dots(losses: Sequence[float], low: float, high: float, columns: int, r
 def save_picture(
     losses: Sequence[float], path: Path, title: str, write: Callable[[Path, bytes], None] = write_atomically
 ) -> bool:
-    """The curve as a PNG. False where matplotlib is not installed: a picture is no reason to fail a training."""
+    """Save the curve as a PNG. False if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

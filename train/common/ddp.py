@@ -1,4 +1,4 @@
-"""What every DistributedDataParallel program does around its training: meet, resume together and stop together."""
+"""Start, resume and stop of all ranks of a DistributedDataParallel program."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from common.termination import Termination
 
 
 def join_group(threads: int) -> torch.device:
-    """Meet the other ranks, at the address that torchrun or an operator put into the environment; alone where there is
-    none. One process has one GPU, or `threads` cores."""
+    """Join the process group at the address in the environment (from torchrun or the operator); alone without one.
+    Each process uses one GPU, or `threads` cores."""
     os.environ.setdefault("RANK", "0")
     os.environ.setdefault("WORLD_SIZE", "1")
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "0")  # any free one, which only a group of one can do with
+    os.environ.setdefault("MASTER_PORT", "0")  # any free port: enough for a group of one
     torch.set_num_threads(threads)
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -38,8 +38,8 @@ def join_group(threads: int) -> torch.device:
 def resume(
     journal: Journal, net: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> tuple[Progress, dict[str, Any]]:
-    """Rank 0 reads its newest checkpoint and sends it to all: the others may have another disk. Returns the progress,
-    and what else the program has put into its checkpoints; nothing of it at the first start."""
+    """Rank 0 reads its newest checkpoint and broadcasts it: the others may have another disk. Returns the progress and
+    the program's own values in the checkpoint; both are empty at the first start."""
     content = [journal.newest_checkpoint()]
     dist.broadcast_object_list(content, src=0, device=device)
     progress, more = unpack(content[0], net, optimizer, device) if content[0] else (Progress(), {})
@@ -48,15 +48,15 @@ def resume(
 
 
 def any_rank_terminated(termination: Termination, device: torch.device) -> bool:
-    """Whether a rank got SIGTERM, the same answer on all ranks. A large model would ask only every few steps."""
+    """Whether any rank got SIGTERM, identical on all ranks. A large model would check only every few steps."""
     flag = torch.tensor(int(termination.requested), device=device)
-    with waiting():  # for the slowest rank
+    with waiting():  # waits for the slowest rank
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag.item())
 
 
 def stop(termination: Termination, journal: Journal, progress: Progress, checkpoint: Callable[[], bytes]) -> NoReturn:
-    """All ranks end here; none before rank 0 has saved, because torchrun ends the others when one is gone."""
+    """Ends all ranks. None ends before rank 0 has saved, because torchrun ends all ranks after the first exit."""
     termination.agreed()
     journal.stop(progress, checkpoint)
     dist.barrier()
@@ -65,10 +65,10 @@ def stop(termination: Termination, journal: Journal, progress: Progress, checkpo
 
 
 def leave() -> NoReturn:
-    """All is done and saved: close the group and end, without the interpreter's own shutdown.
+    """Close the group and exit without the interpreter's shutdown.
 
-    In that, PyTorch 2.15 with gloo now and then aborts (`terminate called without an active exception`), and a job that
-    has succeeded looks failed.
+    During shutdown PyTorch 2.15 with gloo sometimes aborts (`terminate called without an active exception`), which
+    makes a successful job fail.
     """
     dist.destroy_process_group()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""When to stop before the last epoch: the rule alone. That all ranks apply it to the same number is up to a program."""
+"""The rule for early stopping. The program must apply it to the same number on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EarlyStopping:
     stale: int = 0
 
     def update(self, loss: float, epoch: int) -> bool:
-        """Take the validation loss of an epoch; whether it is the best so far. NaN never is."""
+        """Record the validation loss of an epoch. True if it is the best so far; NaN never is."""
         if loss < self.best:
             self.best, self.best_epoch, self.stale = loss, epoch, 0
             return True
@@ -29,7 +29,7 @@ class EarlyStopping:
         return self.stale >= self.patience
 
     def as_dict(self) -> dict[str, float]:
-        """For the checkpoint, without the patience, which may be another one after a restart."""
+        """State for the checkpoint, without the patience, which may change after a restart."""
         state = asdict(self)
         del state["patience"]
         return state

@@ -1,4 +1,4 @@
-"""Files that are replaced in one step, so that being killed at any point leaves the old one or the new one."""
+"""Atomic replacement of files: a kill at any point leaves the old file or the new one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes, mark: str = "") -> None:
-    """Replace `path`, or leave it as it was: also when the process is killed or the machine stops meanwhile. Of two
-    processes that do this to one file at the same time, each has to have another `mark`."""
+    """Replace `path` completely or not at all, even if the process is killed or the machine stops. Two processes that
+    write the same file at the same time need different `mark`s."""
     temporary = path.with_name(f".{path.name}{mark}.tmp")  # in the same directory: a rename is within one file system
     try:
         with temporary.open("wb") as file:
@@ -24,10 +24,10 @@ def write_atomically(path: Path, content: bytes, mark: str = "") -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Without this a crash of the machine can forget the new name of a file whose content is on the disk."""
+    """Sync the directory: without this a crash of the machine can lose the new name of a file."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some network file systems refuse
+        with contextlib.suppress(OSError):  # not supported by some network file systems
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -1,16 +1,16 @@
-"""A guard against the quietest failure of Horovod: N jobs of one rank each, where one job of N was meant."""
+"""A check against a silent failure of Horovod: N jobs of one rank each instead of one job of N ranks."""
 
 from __future__ import annotations
 
 import os
 
-# Each launcher's name for the number of ranks that it has started.
+# The variables of the launchers for the number of ranks.
 SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def require_expected_size(size: int) -> None:
-    """Raises SystemExit where Horovod has another size than the launcher: a Horovod that was built without MPI and is
-    started by mpirun finds no other rank, and every process trains alone and succeeds."""
+    """Raises SystemExit if Horovod has another size than the launcher. A Horovod without MPI under mpirun finds no
+    other rank: every process trains alone and succeeds."""
     for variable in SIZE_VARIABLES:
         expected = os.environ.get(variable)
         if expected and int(expected) != size:

@@ -1,4 +1,4 @@
-"""Small images and their classes: scikit-learn's digits, or CIFAR-10 in either of the formats it is given out in."""
+"""Small labeled images: scikit-learn's digits, or CIFAR-10 in either of its two formats."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Images:
 
 
 def load_images(path: Path | None) -> Images:
-    """CIFAR-10 from the folder `path`, or the 1797 digits that scikit-learn brings along. Three parts that never mix:
-    for training, for stopping it early, and for judging it."""
+    """CIFAR-10 from the folder `path`, or the 1797 digits of scikit-learn. Three disjoint parts: for training, for
+    early stopping, and for the test."""
     if path is None:
         from sklearn.datasets import load_digits
 
@@ -50,9 +50,9 @@ def load_images(path: Path | None) -> Images:
 
 
 def read_cifar10(folder: Path) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """(pixels, labels) for training and for testing, of all `data_batch_*` files there are and of `test_batch`.
+    """(pixels, labels) for training, from all `data_batch_*` files, and for testing, from `test_batch`.
 
-    Raises SystemExit where the folder holds no CIFAR-10, or a damaged one."""
+    Raises SystemExit if the folder does not contain CIFAR-10, or it is damaged."""
     for name in CIFAR_FOLDERS:
         folder = folder / name if (folder / name).is_dir() else folder
     batches = sorted(path for path in folder.glob("data_batch_*") if path.suffix in ("", ".bin"))
@@ -68,7 +68,7 @@ def read_cifar10(folder: Path) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.
 
 
 def read_cifar10_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (images, 32, 32, 3) and labels of one file. Raises SystemExit where it is not of the format."""
+    """Pixels (images, 32, 32, 3) and labels of one file. Raises SystemExit if the format is wrong."""
     content = path.read_bytes()
     try:
         planes, labels = parse_binary(content) if path.suffix == ".bin" else parse_pickle(content)
@@ -81,20 +81,19 @@ def read_cifar10_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def parse_binary(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Records of one byte for the label and 3072 for the pixels: all of red, then green, then blue, row by row."""
+    """Records of one byte for the label and 3072 bytes of pixels: the red plane, then green, then blue, row by row."""
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + int(np.prod(CIFAR_SHAPE)))
     return records[:, 1:], records[:, 0]
 
 
 def parse_pickle(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """A dictionary, pickled by Python 2, so its keys are bytes here; the pixels are in the same order."""
+    """A dictionary pickled by Python 2, so its keys are bytes. The pixels are in the same order."""
     batch = ArraysOnly(io.BytesIO(content), encoding="bytes").load()
     return batch[b"data"], np.asarray(batch[b"labels"])
 
 
 class ArraysOnly(pickle.Unpickler):
-    """Unpickles what CIFAR-10 consists of and nothing else: a pickle can call any function, and this one was
-    downloaded."""
+    """Unpickles only the types in CIFAR-10: a pickle can call any function, and this one was downloaded."""
 
     ALLOWED = {
         ("numpy.core.multiarray", "_reconstruct"),
@@ -105,7 +104,7 @@ class ArraysOnly(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Raises UnpicklingError for all but arrays."""
+        """Raises UnpicklingError for other types than arrays."""
         if (module, name) not in self.ALLOWED:
             raise pickle.UnpicklingError(f"it wants to call {module}.{name}")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)

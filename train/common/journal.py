@@ -1,4 +1,4 @@
-"""What a run says and writes: lines, metrics, checkpoints and the loss curve, most of it by rank 0 alone."""
+"""The output of a run: lines, metrics, checkpoints and the loss curve, most of them from rank 0."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from common.report import finish, report
 
 @dataclass
 class Progress:
-    """How far a training has come: part of each checkpoint, and the same on all ranks."""
+    """The progress of a training: part of each checkpoint, identical on all ranks."""
 
-    epoch: int = 0  # epochs that are complete
-    step: int = 0  # optimizer steps, all epochs together
-    losses: list[float] = field(default_factory=list)  # one for each complete epoch, the mean over all ranks
+    epoch: int = 0  # completed epochs
+    step: int = 0  # optimizer steps in all epochs
+    losses: list[float] = field(default_factory=list)  # of each completed epoch, the mean over all ranks
 
     def as_dict(self) -> dict[str, object]:
-        """For the checkpoint; `Progress(**it)` is the way back."""
+        """For the checkpoint; `Progress(**values)` restores it."""
         return asdict(self)
 
 
 class Journal:
-    """The record of one run, as seen from one rank. A rank 0 whose directory was claimed by another one ends in here,
-    with a line and `claims.EXIT_CODE`, instead of writing."""
+    """The output of one rank. If another training has claimed the directory of rank 0, the methods end the process with
+    a line and `claims.EXIT_CODE` instead of writing."""
 
     def __init__(
         self, options: argparse.Namespace, rank: int, size: int, suffix: str, device: str, name: str = ""
     ) -> None:
-        """`suffix` is that of the checkpoints, `device` what this rank computes on, in words."""
+        """`suffix` of the checkpoint files; `device` is a description of the device of this rank."""
         self.rank, self.size = rank, size
         self.name = name or f"rank {rank} of {size}"
         self._options = options
@@ -61,21 +61,21 @@ class Journal:
             claim = Claim(self._options.checkpoint_dir)
             self._store = CheckpointStore(claim, suffix, say)
         output = self._options.output_dir
-        if output is not None:  # one directory has one claim: a second one would replace the first
+        if output is not None:  # a second claim of the same directory would replace the first
             self._output = claim if claim and is_same(claim.directory, output) else Claim(output)
 
     def regroup(self, rank: int, size: int) -> None:
-        """Elastic ranks have met anew. Rank 0 is the one that it was: it holds the directory."""
+        """Sets rank and size after a rendezvous of elastic ranks. Rank 0 stays the same: it holds the claim."""
         self.rank, self.size, self.name = rank, size, f"rank {rank} of {size}"
-        os.environ["HOROVOD_RANK"] = str(rank)  # as Horovod has it already, in C: the reports are this rank's
+        os.environ["HOROVOD_RANK"] = str(rank)  # Horovod has it only in C; reports read the variable
 
     def newest_checkpoint(self) -> bytes | None:
-        """What rank 0 resumes from, and the other ranks after it; None on the other ranks."""
+        """The content of the checkpoint to resume from; None on ranks other than 0."""
         newest = self._store.newest() if self._store else None
         return newest[1] if newest else None
 
     def begin(self, progress: Progress) -> None:
-        """Called once, when the ranks have agreed on where to start."""
+        """Call once after all ranks have the progress to start from."""
         if progress.step and self.rank == 0:
             loss = f" (loss {progress.losses[-1]:.4f})" if progress.losses else ""
             say(f"resumed from epoch {progress.epoch} of {self._options.checkpoint_dir}{loss}")
@@ -86,12 +86,12 @@ class Journal:
                 self._metrics = MetricsLog(self._output, progress.epoch)
 
     def begin_epoch(self, progress: Progress, steps: int, left: int | None = None) -> None:
-        """An epoch has so many steps; so many are left of this one, if that is less."""
+        """Call at the start of an epoch of `steps` steps; `left`: the remaining steps of this epoch, if fewer."""
         later = steps * (self._options.epochs - progress.epoch - 1)
         self._total_steps = progress.step + (steps if left is None else left) + later
 
     def begin_step(self, progress: Progress) -> None:
-        """Trouble, where the options ask for it."""
+        """Hangs or sleeps if the options request it for this rank."""
         options, attempt = self._options, os.environ.get("ALLRANKS_ATTEMPT") or "0"
         if (options.hang_rank, options.hang_at_step) == (self.rank, progress.step + 1):
             while attempt == str(options.hang_attempt):
@@ -100,14 +100,14 @@ class Journal:
             time.sleep(options.work * (options.slow_factor if options.slow_rank == self.rank else 1))
 
     def end_step(self, progress: Progress, samples: int, loss: object) -> None:
-        """Tell allranks how far this rank is, with the samples and the mean loss of its own last batch. The loss may be
-        a tensor: nobody waits for a GPU here."""
+        """Report progress to allranks with the samples and the mean loss of this rank's last batch. The loss may be a
+        tensor: this does not wait for a GPU."""
         report(step=progress.step, total_steps=self._total_steps, epoch=progress.epoch, samples=samples, loss=loss)
 
     def end_epoch(
         self, progress: Progress, accuracy: float, seconds: float, samples: int, checkpoint: Callable[[], bytes]
     ) -> None:
-        """Tell about the epoch that is now complete, and save it when it is due."""
+        """Print and report the completed epoch, and save a checkpoint if it is due."""
         if self.rank != 0:
             report(epoch=progress.epoch)
             return
@@ -129,12 +129,12 @@ class Journal:
                 self._unsaved_step = 0 if due else progress.step
         saved = self._store is not None and not self._unsaved_step
         report(epoch=epoch, accuracy=accuracy, checkpoint=saved)
-        # Last: who reads this line and kills the rank finds the checkpoint.
+        # Last: when this line is printed, the checkpoint is saved.
         say(f"epoch {epoch}/{self._options.epochs} loss {loss:.4f} accuracy {accuracy:.4f} ({seconds:.2f} s)")
 
     def stop(self, progress: Progress, checkpoint: Callable[[], bytes]) -> None:
-        """All ranks stop together, within an epoch or between two. The epoch that was interrupted begins again on
-        resume, with the weights as they are now."""
+        """Save and stop; all ranks call it at the same step. After a resume the interrupted epoch starts again with the
+        current weights."""
         if self._store:
             with self._until_replaced():
                 self._store.save(progress.epoch, checkpoint())
@@ -143,26 +143,26 @@ class Journal:
         where = f"after epoch {progress.epoch}, step {progress.step}"
         say(f"{self.name}: SIGTERM: stopped {where}{saved}")
 
-    def last_words(self) -> None:
-        """Alone, without the other ranks: save the last complete epoch if it is not on the disk yet."""
+    def save_alone(self) -> None:
+        """Save the last completed epoch without the other ranks, if it is not on the disk yet."""
         with self._until_replaced():
             epoch = self._store.flush() if self._store else None
         if epoch is not None:
-            report(step=self._unsaved_step, checkpoint=True)  # the steps since are lost
+            report(step=self._unsaved_step, checkpoint=True)  # later steps are lost
         saved = "" if epoch is None else f", saved epoch {epoch}"
         say(f"{self.name}: SIGTERM: the other ranks did not stop with this one{saved}")
 
     def best(self, early: EarlyStopping) -> None:
-        """Why the training is over, and whose weights are tested."""
+        """Print why the training ended and which weights are tested."""
         if self.rank == 0:
             why = f"no progress for {early.stale} epochs, " if early.exhausted else ""
             say(f"{why}best epoch {early.best_epoch} (validation loss {early.best:.4f})")
 
     def finish(self, progress: Progress, accuracy: float, title: str) -> None:
-        """The end of a complete training, with the accuracy on held-out data, which is the same on all ranks."""
+        """Print the accuracy on held-out data, identical on all ranks, and save the loss curve."""
         if self._output:
             with self._until_replaced():
-                self._output.check()  # also where no picture can be made: the result is the successor's to tell
+                self._output.check()  # also without matplotlib: a replaced training must not print a result
         if self.rank == 0:
             say(draw_curve(progress.losses))
             self._save_picture(progress, title)
@@ -184,18 +184,18 @@ class Journal:
             say(f"{self.name}: {replaced}: stopping, nothing more is written")
             sys.stderr.flush()
             finish()
-            # At once: an orderly shutdown of a framework waits for the other ranks, which know nothing of this, and may
-            # be in a thread where SystemExit ends nothing.
+            # Exit at once: the shutdown of a framework would wait for the other ranks, and SystemExit has no effect in
+            # a thread.
             os._exit(EXIT_CODE)
 
 
 def is_same(one: Path, other: Path) -> bool:
-    """Whether these are one directory, by whatever names. `other` is made if it is not there."""
+    """Whether both names refer to the same directory. Creates `other` if it does not exist."""
     other.mkdir(parents=True, exist_ok=True)
     return one.samefile(other)
 
 
 def say(line: str) -> None:
-    """One line in one write: ranks that share a pipe do not cut one another's lines."""
+    """Print a line with one write, so that ranks that share a pipe do not mix their lines."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

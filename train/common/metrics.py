@@ -1,5 +1,5 @@
-"""`metrics.jsonl`: one JSON object per epoch, each epoch once, however often the training was interrupted, and also
-where one that was replaced adds a line before it knows."""
+"""`metrics.jsonl`: one JSON object for each epoch, also after interruptions and after late lines of a replaced
+training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NAME = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Appends to the file; what it has of epochs that this run trains again is dropped first.
+    """Appends to the file. First drops lines of epochs that this run trains again.
 
-    The lines that were there then and those that were appended since are the truth. Whatever else is found in the
-    file comes from a run that was replaced, and goes at the next `append`.
+    Valid lines are those kept at the start and those appended since. Any other line in the file comes from a replaced
+    run; the next `append` removes it.
     """
 
     def __init__(self, claim: Claim, epochs_done: int) -> None:
-        """Raises Replaced, as `append` does, where another one has claimed the directory."""
+        """Raises Replaced, as `append` does, if another training has claimed the directory."""
         self._claim = claim
         self._path = claim.directory / NAME
         kept = [line for line in read_metrics(self._path) if line["epoch"] <= epochs_done]
@@ -31,7 +31,7 @@ class MetricsLog:
     def append(
         self, *, epoch: int, step: int, loss: float, accuracy: float, seconds: float, samples: int, world_size: int
     ) -> None:
-        """`samples` are those of all ranks in this epoch, `step` counts from the first epoch on."""
+        """`samples` of all ranks in this epoch; `step` counts from the first epoch."""
         line: dict[str, object] = {
             "epoch": epoch,
             "step": step,
@@ -59,8 +59,8 @@ def encode(line: dict[str, object]) -> bytes:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """One line for each epoch, in their order: of several, that of the newest claim, and of these the last. A line may
-    be half written, by a rank that was killed: it is passed over."""
+    """One line for each epoch in order: the last line of the newest claim. Skips an incomplete line of a killed
+    rank."""
     if not path.exists():
         return []
     lines: list[dict[str, Any]] = []
@@ -71,6 +71,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             continue
         if isinstance(line, dict) and isinstance(line.get("epoch"), int):
             lines.append(line)
-    lines.sort(key=lambda line: int(line.get("claim", 0)))  # keeps the order of those with the same claim
+    lines.sort(key=lambda line: int(line.get("claim", 0)))  # stable: keeps the order within a claim
     by_epoch = {line["epoch"]: line for line in lines}
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]

@@ -1,4 +1,4 @@
-"""The networks of the PyTorch programs, Horovod's among them."""
+"""The networks of the PyTorch and Horovod programs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class PenguinNet(nn.Sequential):
 
 
 class DigitNet(nn.Module):
-    """(batch, rows, columns, channels) pixels from 0 to `peak` to (batch, classes) logits, in the manner of VGG: pairs
-    of 3x3 convolutions, each pair twice as wide as the one before and followed by pooling, down to 2x2."""
+    """Maps (batch, rows, columns, channels) pixels from 0 to `peak` to (batch, classes) logits. A small VGG: pairs of
+    3x3 convolutions, each twice as wide as the previous pair and followed by pooling, down to 2x2."""
 
     def __init__(self, side: int, channels: int, classes: int, peak: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class DigitNet(nn.Module):
         width = 16
         while side > 2:
             for inputs in (channels, width):
-                # Not batch normalization: its running means would differ from rank to rank.
+                # Not batch normalization: its running means would differ between ranks.
                 layers += [nn.Conv2d(inputs, width, 3, padding=1, bias=False), nn.GroupNorm(4, width), nn.ReLU()]
             layers.append(nn.MaxPool2d(2))
             channels, width, side = width, 2 * width, side // 2

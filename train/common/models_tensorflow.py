@@ -1,4 +1,4 @@
-"""The networks of the TensorFlow programs, in Keras 3 or in legacy Keras, whichever `tf.keras` is."""
+"""The networks of the TensorFlow programs, in Keras 3 or legacy Keras (whichever `tf.keras` is)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def penguin_net() -> tf.keras.Model:
 
 
 def digit_net(side: int, channels: int, classes: int, peak: int) -> tf.keras.Model:
-    """(batch, rows, columns, channels) pixels from 0 to `peak` to (batch, classes) logits, in the manner of VGG: pairs
-    of 3x3 convolutions, each pair twice as wide as the one before and followed by pooling, down to 2x2."""
+    """Maps (batch, rows, columns, channels) pixels from 0 to `peak` to (batch, classes) logits. A small VGG: pairs of
+    3x3 convolutions, each twice as wide as the previous pair and followed by pooling, down to 2x2."""
     layers = [tf.keras.Input((side, side, channels)), tf.keras.layers.Rescaling(1 / peak, offset=-0.5)]
     width = 16
     while side > 2:
         for _ in range(2):
-            # Not batch normalization: its running means would differ from replica to replica.
+            # Not batch normalization: its running means would differ between replicas.
             layers.append(tf.keras.layers.Conv2D(width, 3, padding="same", use_bias=False))
             layers.append(tf.keras.layers.GroupNormalization(groups=4))
             layers.append(tf.keras.layers.ReLU())

@@ -1,4 +1,4 @@
-"""The Palmer penguins as arrays: five features of a penguin, and its species as the class to find."""
+"""The Palmer penguins as arrays: five features, and the species as the class."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Penguins:
 
 
 def load_penguins(path: Path = CSV) -> Penguins:
-    """The penguins in two parts that never mix. Mean and deviation come from the training part alone."""
+    """The penguins in two disjoint parts. Mean and deviation come from the training part only."""
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if all(row[name] != "NA" for name in MEASUREMENTS)]
     x = np.array([[float(row[name]) for name in MEASUREMENTS] + [SEX[row["sex"]]] for row in rows])

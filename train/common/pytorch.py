@@ -1,4 +1,4 @@
-"""Checkpoints of a PyTorch training as bytes, and random numbers that continue after a restart as if there was none."""
+"""PyTorch checkpoints as bytes, and random seeds that make a resumed training identical to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIX = ".pt"
 
 
 def pack(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, **more: Any) -> bytes:
-    """Everything that a training needs to go on. `model` is the plain one, so that no name begins with `module.`."""
+    """The checkpoint. `model` must be the plain module, so that no name begins with `module.`."""
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": progress.as_dict(), **more}
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -24,7 +24,7 @@ def pack(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress,
 def unpack(
     content: bytes, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> tuple[Progress, dict[str, Any]]:
-    """Fill model and optimizer; the progress, and what `pack` was given as `more`."""
+    """Restore model and optimizer; returns the progress and the `more` of `pack`."""
     state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     model.load_state_dict(state.pop("model"))
     optimizer.load_state_dict(state.pop("optimizer"))
@@ -32,6 +32,6 @@ def unpack(
 
 
 def seed_epoch(seed: int, epoch: int, rank: int) -> None:
-    """Random numbers that depend on the epoch and not on how the training came to it. So no checkpoint has to hold
-    the generators of all ranks, and a resumed training equals one that was never interrupted, to the last bit."""
+    """Seed the random numbers by epoch and rank. Then checkpoints need not contain the generators of all ranks, and a
+    resumed training is bit-identical to an uninterrupted one."""
     torch.manual_seed(hash((seed, epoch, rank)) & 0x7FFF_FFFF)  # the hash of integers is the same in every process

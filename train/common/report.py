@@ -1,5 +1,4 @@
-"""How far a rank is, told to allranks where the training is a job of it. Without the library nothing is told, and the
-programs run as they are."""
+"""Reports progress to allranks. Without its library the programs run unchanged and report nothing."""
 
 from __future__ import annotations
 
@@ -11,31 +10,31 @@ try:
 except ImportError:
 
     def report(**what: Any) -> None:
-        """Nobody listens."""
+        """Does nothing without the library."""
 
     def finish() -> None:
-        """Nobody waits for a last word."""
+        """Does nothing without the library."""
 
     def waiting() -> contextlib.AbstractContextManager[None]:
-        """Nobody asks how much of a step was this rank's own work."""
+        """Does nothing without the library."""
         return contextlib.nullcontext()
 
 
-__all__ = ["finish", "mark", "report", "waiting", "watch"]
+__all__ = ["finish", "instrument", "mark_gradients_ready", "report", "waiting"]
 
 
-def watch(model: Any) -> None:
-    """Measure how much of each step is this rank's own work (PyTorch)."""
+def instrument(model: Any) -> None:
+    """Measure this rank's own work in each step (PyTorch)."""
     with contextlib.suppress(ImportError):
-        from allranks.report.pytorch import watch
+        from allranks.report.pytorch import instrument
 
-        watch(model)
+        instrument(model)
 
 
-def mark(gradients: Any) -> Any:
-    """The same for TensorFlow: the gradients of this rank are there now. Returns them."""
+def mark_gradients_ready(gradients: Any) -> Any:
+    """Measure this rank's own work in each step (TensorFlow): the gradients are ready now. Returns them."""
     with contextlib.suppress(ImportError):
-        from allranks.report.keras import mark
+        from allranks.report.keras import mark_gradients_ready
 
-        return mark(gradients)
+        return mark_gradients_ready(gradients)
     return gradients

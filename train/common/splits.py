@@ -1,10 +1,10 @@
-"""Which samples are held out: the same ones for every program, every number of ranks and every training seed."""
+"""The held-out samples: the same for every program, number of ranks and training seed."""
 
 from __future__ import annotations
 
 import numpy as np
 
-# Its own seed, so that --seed changes the training and never what the training is judged by.
+# A separate seed, so that --seed changes the training and never the test data.
 HELD_OUT_SEED = 2014
 
 

@@ -1,7 +1,7 @@
-"""TensorFlow, quiet and modest; its place in the cluster; checkpoints of a TensorFlow training as bytes.
+"""TensorFlow with less logging and on-demand GPU memory, TF_CONFIG, and checkpoints as bytes.
 
-A checkpoint is one file, written by rank 0 and sent to the other ranks. `tf.train.Checkpoint` is several files, which
-cannot be replaced together in one step, and in a multi-worker strategy every rank has to see the same directory.
+A checkpoint is one file that rank 0 writes and broadcasts. `tf.train.Checkpoint` has several files, which cannot be
+replaced atomically, and in a multi-worker strategy every rank needs the same directory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-# Both are read when TensorFlow is imported, so programs import `tf` from here.
+# TensorFlow reads both at its import, so programs import `tf` from here.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no lines about CPU instructions and missing CUDA libraries
-os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a GPU may be shared: do not take all its memory at once
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # do not allocate all memory of a GPU that may be shared
 
 import numpy as np
 import tensorflow as tf
@@ -28,12 +28,12 @@ Arrays = Sequence[np.ndarray]
 
 
 def set_threads(threads: int) -> None:
-    """Cores for the mathematics of this process. Collectives wait in the other pool, which stays as large as it is."""
+    """Set the number of intra-op threads. Collectives wait in the inter-op pool, which keeps its size."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
 
 
 def place_in_cluster() -> tuple[int, int]:
-    """Rank and size by TF_CONFIG: the chief is rank 0 where there is one, else the first worker. (0, 1) without it."""
+    """Rank and size from TF_CONFIG: rank 0 is the chief, or the first worker without one. (0, 1) without TF_CONFIG."""
     config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     cluster, task = config.get("cluster", {}), config.get("task", {})
     chiefs, workers = len(cluster.get("chief", [])), len(cluster.get("worker", []))
@@ -42,7 +42,7 @@ def place_in_cluster() -> tuple[int, int]:
 
 
 def describe_devices() -> str:
-    """What this process computes on, for people."""
+    """The devices of this process, for messages."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     return f"{gpus} GPU(s)" if gpus else "cpu"
 
@@ -50,8 +50,8 @@ def describe_devices() -> str:
 def pack(
     variables: Sequence[tf.Variable], progress: Progress, notes: dict[str, Any] | None = None, arrays: Arrays = ()
 ) -> bytes:
-    """Everything that a training needs to go on: `variables` are those of the model and of the optimizer, `notes` are
-    what else a program remembers, in JSON's types, and `arrays` the arrays of that."""
+    """The checkpoint: `variables` of the model and the optimizer, and the program's own state as `notes` (JSON types)
+    and `arrays`."""
     named = {f"variable-{number:04d}": np.asarray(variable) for number, variable in enumerate(variables)}
     named |= {f"array-{number:04d}": array for number, array in enumerate(arrays)}
     header = json.dumps({"progress": progress.as_dict(), "notes": notes or {}})
@@ -61,7 +61,7 @@ def pack(
 
 
 def unpack(content: bytes, variables: Sequence[tf.Variable]) -> tuple[Progress, dict[str, Any], list[np.ndarray]]:
-    """Fill the variables; progress, notes and arrays as `pack` was given them."""
+    """Restore the variables; returns progress, notes and arrays."""
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         header = json.loads(archive["header"].tobytes())
         arrays = [archive[name] for name in sorted(archive.files) if name.startswith("array-")]
@@ -73,8 +73,8 @@ def unpack(content: bytes, variables: Sequence[tf.Variable]) -> tuple[Progress, 
 def resume(
     journal: Journal, strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable]
 ) -> tuple[Progress, dict[str, Any], list[np.ndarray]]:
-    """Rank 0 reads its newest checkpoint and sends it to all: the others may have another disk. Returns what `unpack`
-    does; at the first start there is no progress, and there are no notes and arrays."""
+    """Rank 0 reads its newest checkpoint and broadcasts it: the others may have another disk. Returns what `unpack`
+    returns; all empty at the first start."""
     content = broadcast_bytes(strategy, journal.newest_checkpoint())
     progress, notes, arrays = unpack(content, variables) if content else (Progress(), {}, [])
     journal.begin(progress)
@@ -85,7 +85,7 @@ def broadcast_bytes(strategy: tf.distribute.Strategy, content: bytes | None) -> 
     """Rank 0's bytes, on all ranks."""
     broadcast = make_broadcast(strategy)
     own = np.frombuffer(content or b"", np.uint8)
-    digits = np.frombuffer(len(own).to_bytes(8, "little"), np.uint8)  # of the length, as exact as the bytes
+    digits = np.frombuffer(len(own).to_bytes(8, "little"), np.uint8)  # of the length: exact as float32
     size = int.from_bytes(broadcast(digits).astype(np.uint8), "little")
     if not size:
         return None
@@ -93,8 +93,8 @@ def broadcast_bytes(strategy: tf.distribute.Strategy, content: bytes | None) -> 
 
 
 def make_broadcast(strategy: tf.distribute.Strategy) -> Callable[[np.ndarray], np.ndarray]:
-    """A function of a vector that returns the first replica's on all ranks, as float32. A strategy can only sum: the
-    other replicas add zeros, which changes no bit."""
+    """A function that returns the vector of the first replica on all ranks, as float32. A strategy can only sum, so the
+    other replicas add zeros, which is exact."""
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
     def broadcast(values: tf.Tensor) -> tf.Tensor:
@@ -116,7 +116,7 @@ def endless_batches(
 ) -> tuple[Iterator[Any], int]:
     """An endless iterator of this task's batches, and the number of steps of an epoch."""
     replicas = strategy.num_replicas_in_sync
-    steps = max(1, len(data[1]) // (batch_size * replicas))  # a remainder stays out, another one in every epoch
+    steps = max(1, len(data[1]) // (batch_size * replicas))  # drops a remainder, a different one in every epoch
 
     def batches_of_task(context: tf.distribute.InputContext) -> tf.data.Dataset:
         task, tasks = context.input_pipeline_id, context.num_input_pipelines
@@ -134,9 +134,9 @@ def endless_share(
     seed: int,
     first_epoch: int,
 ) -> tf.data.Dataset:
-    """One rank's batches, epoch after epoch. Each epoch has an order of its own that depends on the seed and on nothing
-    else: all ranks know it, and a resumed training sees what it would have seen."""
-    x, y = map(tf.constant, data)  # outside of the function, whose graph would hold a copy
+    """The batches of one rank, epoch after epoch. The order of each epoch depends on the seed only: it is the same on
+    all ranks, and after a resume."""
+    x, y = map(tf.constant, data)  # outside the function: its graph would contain a copy
 
     def batches_of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
         order = tf.random.experimental.stateless_shuffle(tf.range(len(y)), seed=[seed, epoch])
@@ -145,20 +145,20 @@ def endless_share(
         return tf.data.Dataset.from_tensor_slices(samples).repeat().batch(batch_size).take(batches_per_epoch)
 
     batches = tf.data.Dataset.counter(start=first_epoch).flat_map(batches_of_epoch)
-    # Else a strategy has all ranks agree before each batch that all of them have one.
+    # Otherwise a strategy synchronizes all ranks before each batch to check that all have one.
     endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
     return batches.apply(endless).prefetch(2)
 
 
 def make_agreement(strategy: tf.distribute.Strategy, termination: Termination) -> Callable[[], bool]:
-    """A function that tells whether a rank got SIGTERM, the same on all ranks."""
+    """A function that returns whether any rank got SIGTERM, identical on all ranks."""
 
     @tf.function
     def count(flag: tf.Tensor) -> tf.Tensor:
         return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: flag), axis=None)
 
     def any_rank_terminated() -> bool:
-        with waiting():  # for the slowest rank
+        with waiting():  # waits for the slowest rank
             return bool(count(tf.constant(float(termination.requested))) > 0)
 
     return any_rank_terminated

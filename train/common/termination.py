@@ -1,7 +1,7 @@
-"""SIGTERM, which is how Kubernetes, a scheduler or `kill` ask a rank to end: save, then exit with 143.
+"""Handles SIGTERM from Kubernetes, a scheduler or `kill`: save, then exit with 143.
 
-The ranks agree to stop after the same step, as each program does with the communication that it has. Where they cannot,
-because the other ranks are gone or know nothing of it, the rank that was told saves without them and exits by itself.
+The ranks agree to stop after the same step, with the communication of each program. If they cannot agree, because the
+other ranks are gone or got no signal, the rank with the signal saves and exits alone.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from typing import NoReturn
 from common.report import finish, waiting
 
 EXIT_CODE = 128 + signal.SIGTERM
-# For the ranks to agree. Kubernetes grants 30 s in all, and the checkpoint has to be written in them too.
+# Time for the ranks to agree. Kubernetes grants 30 s in total, which must include writing the checkpoint.
 AGREE_WITHIN_SECONDS = 5.0
 
 
 class Termination:
-    """Knows whether this process was told to end. Make it after the framework is set up: TensorFlow and MPI install
-    handlers of their own."""
+    """Records SIGTERM. Create it after the framework is initialized: TensorFlow and MPI install their own handlers."""
 
-    def __init__(self, last_words: Callable[[], None], agree_within: float = AGREE_WITHIN_SECONDS) -> None:
-        """`last_words` saves what needs no communication; it runs in a thread while the main one is stuck, or at the
-        end of a program that failed because the other ranks went."""
-        self._last_words = last_words
+    def __init__(self, save_alone: Callable[[], None], agree_within: float = AGREE_WITHIN_SECONDS) -> None:
+        """`save_alone` saves without communication. It runs in a thread while the main thread is stuck, or at exit if
+        the program failed because other ranks ended."""
+        self._last_words = save_alone
         self._agree_within = agree_within
         self._requested = threading.Event()
         self._agreed = threading.Event()
         self._alone = threading.Lock()
-        # A Python handler waits for the main thread to return from C++, which it never does while it is inside a
-        # collective that lost its peers. The wake-up descriptor is written to by the C handler, at once.
+        # A Python handler runs when the main thread returns from C++, which never happens inside a collective that lost
+        # its peers. The C handler writes to the wake-up descriptor at once.
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -44,20 +43,20 @@ class Termination:
 
     @property
     def requested(self) -> bool:
-        """Whether this rank got SIGTERM; other ranks may not know yet."""
+        """Whether this rank got SIGTERM. Other ranks may not have got it."""
         return self._requested.is_set()
 
     def pause(self, seconds: float) -> None:
-        """Sleep, but no longer than until SIGTERM."""
+        """Sleep until SIGTERM, at most `seconds`."""
         with waiting():
             self._requested.wait(seconds)
 
     def agreed(self) -> None:
-        """All ranks stop here together: they may take the time that they need for saving."""
+        """Call when all ranks stop together: then saving has no time limit."""
         self._agreed.set()
 
     def exit(self) -> NoReturn:
-        """End as a terminated program does."""
+        """Exit with the status of a program that was ended by SIGTERM."""
         sys.stdout.flush()
         sys.exit(EXIT_CODE)
 
@@ -66,20 +65,20 @@ class Termination:
             pass
         self._requested.set()
         if not self._agreed.wait(self._agree_within):
-            self._end_alone()
+            self._save_and_exit()
 
     def _at_exit(self) -> None:
-        """The rank that gives up first ends the collective that another one waits in: that one fails, a moment before
-        or while it says its last words."""
+        """Saves if the program failed after SIGTERM: the exit of another rank ends the collective that this one waits
+        in, before or during `save_alone`."""
         failed = hasattr(sys, "last_value")
         if self._alone.locked() or (failed and self.requested and not self._agreed.is_set()):
-            self._end_alone()
+            self._save_and_exit()
 
-    def _end_alone(self) -> NoReturn:
-        """For good: of two threads the second waits until the first has ended the process."""
+    def _save_and_exit(self) -> NoReturn:
+        """Ends the process. A second thread waits for the first."""
         with self._alone:
             try:
                 self._last_words()
             finally:
                 finish()
-                os._exit(EXIT_CODE)  # the main thread may be stuck, so there is nobody to raise SystemExit in
+                os._exit(EXIT_CODE)  # SystemExit would have no effect: the main thread may be stuck

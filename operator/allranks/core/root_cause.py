@@ -19,6 +19,7 @@ from allranks.core.manifests import pool_template
 from allranks.core.model import Platform, Pod
 from allranks.core.status_update import changed
 from allranks.frameworks.base import Replica, RootCause
+from allranks.text import last_lines
 
 DISRUPTIONS: dict[str, str] = {
     "PreemptionByScheduler": "Preempted",
@@ -175,7 +176,7 @@ def _describe(job: Job, status: Status, ending: _Ending, platform: Platform) -> 
         exit_code=_within(ending.code, -(2**31)),
         signal=_within(ending.signal, 1, 128),
         reason=ending.reason[:128],
-        message=_last_lines(ending.message),
+        message=last_lines(ending.message, MESSAGE_LINES, MESSAGE_CHARACTERS),
         time=ending.time,
         ran_seconds=max(0.0, (ending.time - pod.started_at).total_seconds()) if pod.started_at else 0.0,
     )
@@ -260,8 +261,3 @@ def _rank(job: Job, status: Status, role: str, index: int, platform: Platform) -
     if any(framework.processes(group, ranked) != 1 for ranked in {replica.role for replica in group.ranked()}):
         return None
     return next((r.node_rank for r in group.replicas if r.index == index and r.role == role), None)
-
-
-def _last_lines(text: str) -> str:
-    lines = text.rstrip().splitlines()[-MESSAGE_LINES:]
-    return "\n".join(lines)[-MESSAGE_CHARACTERS:]

@@ -1,1 +1,1 @@
-"""Helpers that run inside pods, one file each, standard library only: `allranks inject` copies them there."""
+"""Helpers that run inside pods: one file each, standard library only. `allranks inject` copies them there."""

@@ -1,11 +1,12 @@
-"""Runs a worker's ranks of Elastic Horovod, without ssh: `python3 horovod_elastic.py PROGRAM [ARG...]`.
+"""Runs the ranks of a worker with Elastic Horovod, without ssh: `python3 horovod_elastic.py PROGRAM [ARG...]`.
 
-Each worker pod has an agent, this program. It calls the driver, which lives in the first worker's, starts the ranks
-that the driver wants there, and says how they end. A pod with a rank that failed ends with that rank's exit code
-(128 + n for a signal), so that it is seen and replaced; the ranks of the others go on, and take the new pod's in.
+This program is the agent in each worker pod. It polls the driver, which runs in the first worker, starts the ranks that
+the driver assigns to it, and reports their exit codes. A pod with a failed rank ends with the exit code of that rank
+(128 + n for a signal), so that the operator replaces it. The other ranks continue and add those of the new pod.
 
 Reads HOROVOD_GLOO_RENDEZVOUS_ADDR/PORT HOROVOD_HOSTNAME HOROVOD_LOCAL_SIZE ALLRANKS_INDEX, and in the first worker
-ALLRANKS_HOROVOD_MIN/MAX/WORKERS/WAIT_SECONDS. Standard library only, but for Horovod's driver.
+ALLRANKS_HOROVOD_MIN/MAX/WORKERS/WAIT_SECONDS. Needs only the standard library and Horovod's
+driver.
 """
 
 from __future__ import annotations
@@ -24,40 +25,40 @@ import time
 from typing import Any
 
 START_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_START_TIMEOUT", "inf"))
-"""How long to wait for the driver; the name is horovodrun's. The first worker may be without a node for hours."""
+"""How long to wait for the driver. horovodrun uses the same variable. The first worker may be unscheduled for hours."""
 POLL_SECONDS = 0.1
 IDLE_SECONDS = 0.3
-"""How often to call while no rank runs here and nothing is new."""
+"""Poll interval while no rank runs here and there is nothing to report."""
 BUSY_SECONDS = 1.0
-"""The same while ranks run."""
+"""Poll interval while ranks run."""
 CALL_SECONDS = 2.0
 LOST_SECONDS = 10.0
 STAY_SECONDS = 600.0
-"""So long a pod without a driver waits to be taken away: when its node is silent, Kubernetes knows after a minute and a
-half, and who ended before would be taken for a failure."""
+"""How long a pod without a driver waits for its deletion. Kubernetes detects a lost node after 90 s; a pod that ends
+earlier would look like a failure."""
 LOST = 138
-"""The exit status when the driver is lost: "try again", as that is no fault of the program. The cause is the earliest
-failure, the driver's, which the operator may see later than this one: a lost node is only silent at first."""
+"""The exit status when the driver is lost: restart, because the program did not fail. The root cause is the earlier
+failure of the driver, which the operator may observe later than this one if a node is lost."""
 GLOO_TIMEOUT_SECONDS = "15"
-"""When a rank dies, another often goes on waiting for a third one, which has heard of it, for all of this time; 30 is
-Horovod's default. For ranks that join slowly it need not be long: the driver lets the others wait for them."""
+"""When a rank dies, others may wait for each other for all of this time. Horovod's default is 30. Ranks that join
+slowly do not need more: the driver makes the others wait for them."""
 LEAVE_SECONDS = 10.0
-"""How long a pod that was told to end waits until the others go on without it (they look at each commit)."""
+"""How long a pod that got SIGTERM waits until the others continue without it (they check at each commit)."""
 GRACE_SECONDS = 10.0
 """How long ranks may take to end."""
 
 
 def main(program: list[str]) -> int:
-    """Runs the ranks of this worker until all is over; returns the exit status."""
+    """Runs the ranks of this worker until the training ends; returns the exit status."""
     if not program:
         print("usage: horovod_elastic.py PROGRAM [ARG...]", file=sys.stderr)
         return 2
     agent = Agent(program)
-    signal.signal(signal.SIGTERM, agent.signalled)
-    signal.signal(signal.SIGINT, agent.signalled)
+    signal.signal(signal.SIGTERM, agent.on_signal)
+    signal.signal(signal.SIGINT, agent.on_signal)
     if agent.index != 0:
         return agent.run()
-    from horovod_elastic_driver import serve  # type: ignore[import-not-found]  # it lies beside this file
+    from horovod_elastic_driver import serve  # type: ignore[import-not-found]  # in the same directory
 
     hosts = serve(agent.port)
     status = agent.run()
@@ -66,7 +67,7 @@ def main(program: list[str]) -> int:
 
 
 class Agent:
-    """What a pod knows: its ranks, the driver's address, and the signal it got."""
+    """The state of a pod: its ranks, the address of the driver, and the signal that it received."""
 
     def __init__(self, program: list[str]) -> None:
         self.index = int(os.environ["ALLRANKS_INDEX"])
@@ -74,20 +75,20 @@ class Agent:
         self.signal = 0
         self._host = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
         self._address = ""
-        self._heard = 0.0
-        self._told = 0  # how many ranks the driver knows to have ended
+        self._last_answer = 0.0
+        self._reported = 0  # number of ended ranks that the driver has acknowledged
         self._program = program
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
-        self._first = 0  # how the first rank that failed ended
-        self._said: dict[str, Any] = {
-            "host": f"{os.environ['HOROVOD_HOSTNAME']}-{secrets.token_hex(4)}",  # Horovod bans a host that failed
+        self._first = 0  # return code of the first failed rank
+        self._request: dict[str, Any] = {
+            "host": f"{os.environ['HOROVOD_HOSTNAME']}-{secrets.token_hex(4)}",  # Horovod bans failed names
             "index": self.index,
             "slots": int(os.environ["HOROVOD_LOCAL_SIZE"]),
             "leaving": False,
             "bye": False,
         }
 
-    def signalled(self, number: int, frame: object) -> None:
+    def on_signal(self, number: int, frame: object) -> None:
         self.signal = self.signal or number
 
     def run(self) -> int:
@@ -95,7 +96,7 @@ class Agent:
             if self.signal:
                 return 128 + self.signal
             where = f"{self._host}:{self.port} within {START_TIMEOUT_SECONDS:.0f} s (HOROVOD_START_TIMEOUT)"
-            return self._tell(f"no driver at {where}", 1)
+            return self._exit_with(f"no driver at {where}", 1)
         while True:
             if self.signal:
                 return self._leave()
@@ -103,22 +104,27 @@ class Agent:
             if failed := self._failed():
                 return self._fail(failed)
             answer = None if self._quiet() else self._call()
-            if answer is None and time.monotonic() - self._heard > LOST_SECONDS:
+            if answer is None and time.monotonic() - self._last_answer > LOST_SECONDS:
                 return self._lost()
             if answer is not None:
                 if answer["over"] is not None:
                     return self._over(answer["over"])
                 if answer["gone"]:
                     self._end()
-                    return self._tell("the others went on without this worker, which was silent for too long", LOST)
+                    return self._exit_with(
+                        "the others continued without this worker, which was silent for too long", LOST
+                    )
                 if failed := self._start(answer["ranks"]):
                     return self._fail(failed)
             time.sleep(POLL_SECONDS)
 
     def _quiet(self) -> bool:
-        """Whether there is nothing to tell yet: the driver is one, its pods may be hundreds."""
-        news = len(self._ranks) - len(self._running()) - self._told
-        return not news and time.monotonic() - self._heard < (BUSY_SECONDS if self._running() else IDLE_SECONDS)
+        """Whether to skip this poll: nothing to report and the interval is not over. One driver serves hundreds of
+        pods."""
+        unreported = len(self._ranks) - len(self._running()) - self._reported
+        return not unreported and time.monotonic() - self._last_answer < (
+            BUSY_SECONDS if self._running() else IDLE_SECONDS
+        )
 
     def _meet(self) -> bool:
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
@@ -128,27 +134,28 @@ class Agent:
             time.sleep(POLL_SECONDS)
         return True
 
-    def _call(self, **news: bool) -> dict[str, Any] | None:
-        """Tells the driver all there is to tell; returns its answer, None when it does not answer."""
-        self._said.update(news)
+    def _call(self, **changes: bool) -> dict[str, Any] | None:
+        """Sends the state of this pod to the driver; returns its answer, or None without an answer."""
+        self._request.update(changes)
         ended = {local: rank.returncode for local, rank in self._ranks.items() if rank.returncode is not None}
         try:
-            if not self._address:  # a number: Horovod's own client does not retry names DNS has not heard of yet
+            if not self._address:  # an IP address: Horovod's client does not retry names that do not resolve yet
                 found = socket.getaddrinfo(self._host, self.port, socket.AF_INET, socket.SOCK_STREAM)
                 self._address = str(found[0][4][0])
             connection = http.client.HTTPConnection(self._address, self.port, timeout=CALL_SECONDS)
             with contextlib.closing(connection):
-                connection.request("POST", "/allranks", json.dumps(self._said | {"ended": ended}))
+                connection.request("POST", "/allranks", json.dumps(self._request | {"ended": ended}))
                 answer: dict[str, Any] = json.load(connection.getresponse())
         except (OSError, http.client.HTTPException, ValueError):
-            if not self._heard:
-                self._address = ""  # it may have been another's
+            if not self._last_answer:
+                self._address = ""  # it may be the address of another pod
             return None
-        self._heard, self._told = time.monotonic(), len(ended)
+        self._last_answer, self._reported = time.monotonic(), len(ended)
         return answer
 
     def _start(self, wanted: dict[str, dict[str, str]]) -> int:
-        """Starts the ranks that are not there yet; returns the exit status of what cannot be started, else 0."""
+        """Starts the assigned ranks that do not run yet. Returns 0, or the exit status if the program cannot be
+        started."""
         shared = dict(os.environ, HOROVOD_GLOO_RENDEZVOUS_ADDR=self._address)
         shared.setdefault("PYTHONUNBUFFERED", "1")  # as horovodrun does
         shared.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", GLOO_TIMEOUT_SECONDS)
@@ -158,11 +165,11 @@ class Agent:
             try:
                 self._ranks[local] = subprocess.Popen(self._program, env=shared | wanted[str(local)])
             except OSError as error:
-                return self._tell(f"cannot start {self._program[0]}: {error.strerror}", 127)
+                return self._exit_with(f"cannot start {self._program[0]}: {error.strerror}", 127)
         return 0
 
     def _reap(self) -> None:
-        """Notes which ranks have ended. Not `Popen.poll`: orphans come to us, as to any init."""
+        """Reaps ranks that have ended. Not `Popen.poll`: this process may be PID 1 and must reap orphans."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 for rank in self._ranks.values():
@@ -171,17 +178,17 @@ class Agent:
                         self._first = self._first or rank.returncode
 
     def _failed(self) -> int:
-        """The exit status for the first rank that failed, 0 when none has."""
+        """The exit status of the first failed rank; 0 if none has failed."""
         return self._first if self._first >= 0 else 128 - self._first
 
     def _running(self) -> list[subprocess.Popen[bytes]]:
         return [rank for rank in self._ranks.values() if rank.returncode is None]
 
     def _fail(self, status: int) -> int:
-        """A rank has failed: the driver is told, so that the others go on; the pod ends."""
+        """A rank has failed: reports it to the driver, so that the others continue, and ends the pod."""
         while self.index != 0 and (answer := self._call(bye=True)) is None:
-            if time.monotonic() - self._heard > LOST_SECONDS:
-                return self._lost()  # the driver's end may well be why it failed
+            if time.monotonic() - self._last_answer > LOST_SECONDS:
+                return self._lost()  # the rank probably failed because the driver ended
             time.sleep(POLL_SECONDS)
         if self.index != 0 and answer and answer["over"]:
             return self._over(answer["over"])
@@ -189,7 +196,7 @@ class Agent:
         return status
 
     def _leave(self) -> int:
-        """The pod is to end: first the others go on without it, by Horovod's notice, then its ranks end."""
+        """The pod is being deleted: first the others continue without it (Horovod's notice), then its ranks end."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while self.index != 0 and self._running() and time.monotonic() < deadline:
             answer = self._call(leaving=True)
@@ -197,21 +204,22 @@ class Agent:
                 break
             time.sleep(POLL_SECONDS)
             self._reap()
-        self._end(self.signal, math.inf)  # how long they may take, the pod's grace period says
+        self._end(self.signal, math.inf)  # the pod's grace period is the limit
         if self.index != 0:
             self._call(leaving=True, bye=True)
-        well = self._ranks and all(rank.returncode == 0 for rank in self._ranks.values())
-        return 0 if well else 128 + self.signal
+        succeeded = self._ranks and all(rank.returncode == 0 for rank in self._ranks.values())
+        return 0 if succeeded else 128 + self.signal
 
     def _over(self, status: int) -> int:
         self._end()
         if status and self.index != 0:
-            self._tell(f"worker 0 has ended the training with status {status}", status)
+            self._exit_with(f"worker 0 has ended the training with status {status}", status)
             self._outlive()
         return status
 
     def _outlive(self) -> None:
-        """The earliest failure is the cause, by seconds: the driver's has to be the earlier."""
+        """Ends at least a second after the driver: the earliest failure is the root cause, at a resolution of
+        seconds."""
         deadline = time.monotonic() + GRACE_SECONDS
         while self._call() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -219,14 +227,14 @@ class Agent:
 
     def _lost(self) -> int:
         self._end()
-        self._tell(f"no word from the driver at {self._host}:{self.port} for {LOST_SECONDS:.0f} s", LOST)
+        self._exit_with(f"no answer from the driver at {self._host}:{self.port} for {LOST_SECONDS:.0f} s", LOST)
         deadline = time.monotonic() + STAY_SECONDS
         while not self.signal and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return 128 + self.signal if self.signal else LOST
 
     def _end(self, number: int = signal.SIGTERM, within: float | None = None) -> None:
-        """Ends the ranks that still run."""
+        """Ends the running ranks."""
         for rank in self._running():
             os.kill(rank.pid, number)
         deadline = time.monotonic() + (GRACE_SECONDS if within is None else within)
@@ -239,7 +247,7 @@ class Agent:
             time.sleep(POLL_SECONDS)
             self._reap()
 
-    def _tell(self, what: str, status: int) -> int:
+    def _exit_with(self, what: str, status: int) -> int:
         print(f"allranks: {what}", file=sys.stderr, flush=True)
         return status
 

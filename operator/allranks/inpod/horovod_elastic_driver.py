@@ -1,8 +1,8 @@
-"""The driver of Elastic Horovod, in the first worker: Horovod's own, but its hosts are pods that come and call.
+"""The driver of Elastic Horovod in the first worker: Horovod's own driver, with pods that register as hosts.
 
-`horovodrun` would reach into the pods with ssh. Here each pod's agent (`horovod_elastic.py`) asks every second over
-HTTP, at the port of Horovod's rendezvous, which ranks it should have. Worker 0 is always Horovod's first host: rank 0
-holds the state that others get, and a failure of that pod ends the job's attempt anyway.
+`horovodrun` uses ssh to start ranks in pods. Here the agent of each pod (`horovod_elastic.py`) asks every second over
+HTTP, on the port of Horovod's rendezvous, which ranks it should run. Worker 0 is always Horovod's first host: rank 0
+holds the state that other ranks receive, and a failure of that pod ends the attempt anyway.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ except ImportError as error:
     sys.exit(f"allranks: the image's python3 has no Horovod ({error}): install it, or use another image")
 
 ELASTIC_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "315360000"))
-"""How long there may be fewer workers than the least; the name is horovodrun's. Without a word ten years, since there
-may be no room for a long time (a thread cannot wait for ever)."""
+"""How long there may be fewer workers than the minimum. horovodrun uses the same variable. The default is ten years,
+because pods may be unscheduled for a long time (and a thread cannot wait forever)."""
 SILENT_SECONDS = 5.0
-"""A pod that has not called for so long is gone."""
+"""A pod that has not called for this long is gone."""
 REMIND_SECONDS = 2.0
-TELL_SECONDS = 5.0
+NOTIFY_SECONDS = 5.0
 POLL_SECONDS = 0.1
 KEY_SECONDS = 0.02
 GONE = 1
-"""The exit code that Horovod is given for ranks of which nobody can say more. Never 0: one 0 ends the training."""
+"""The exit code of ranks without a reported one. Never 0: for Horovod a single 0 ends the training."""
 SLOT = ("hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 
 
 @dataclass
 class Host:
-    """One incarnation of a pod. Horovod never takes a failed host again, so a new pod has a new name."""
+    """One incarnation of a pod. Horovod never reuses a failed host, so a new pod has a new name."""
 
     index: int
     slots: int
-    heard: float = 0.0
+    last_call: float = 0.0
     ranks: dict[int, dict[str, str]] = field(default_factory=dict)  # local rank -> its environment, once started
     ended: dict[int, int] = field(default_factory=dict)  # local rank -> exit code
     leaving: bool = False
     gone: bool = False
-    told: bool = False  # that it is over
+    notified: bool = False  # of the end of the training
 
 
 class Hosts(HostDiscovery):  # type: ignore[misc]  # Horovod has no types
-    """The pods that have called, for Horovod a list of hosts and a way to start ranks."""
+    """The pods that have called: Horovod's list of hosts, and the way to start ranks on them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,39 +63,39 @@ class Hosts(HostDiscovery):  # type: ignore[misc]  # Horovod has no types
         self._hosts: dict[str, Host] = {}
         self._changed = threading.Condition()
 
-    def hear(self, said: dict[str, Any], has_ranks: Any) -> dict[str, Any]:
-        """A pod's call, and what it is answered."""
-        name = said["host"]
+    def on_call(self, request: dict[str, Any], has_ranks: Any) -> dict[str, Any]:
+        """Handles the call of a pod; returns the answer."""
+        name = request["host"]
         with self._changed:
             if name not in self._hosts:
                 for older in self._hosts.values():
-                    older.gone |= older.index == said["index"]
-                self._hosts[name] = Host(said["index"], said["slots"])
+                    older.gone |= older.index == request["index"]
+                self._hosts[name] = Host(request["index"], request["slots"])
             host = self._hosts[name]
-            host.heard = time.monotonic()
-            host.ended.update({int(local): code for local, code in said["ended"].items()})
-            host.leaving |= said["leaving"]
+            host.last_call = time.monotonic()
+            host.ended.update({int(local): code for local, code in request["ended"].items()})
+            host.leaving |= request["leaving"]
             answer = {
                 "over": self.over,
                 "gone": host.gone,
                 "out": host.leaving and not has_ranks(name),
                 "ranks": host.ranks,
             }
-            host.gone |= said["bye"]
+            host.gone |= request["bye"]
             self._changed.notify_all()
         return answer
 
-    def told(self, name: str, answer: dict[str, Any]) -> None:
-        """The pod's answer is on its way: from then on this process may end."""
+    def on_answered(self, name: str, answer: dict[str, Any]) -> None:
+        """The answer was sent. This process may end when all pods know that the training is over."""
         with self._changed:
-            self._hosts[name].told |= answer["over"] is not None
+            self._hosts[name].notified |= answer["over"] is not None
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Horovod asks every second."""
         silent = time.monotonic() - SILENT_SECONDS
         with self._changed:
             for name, host in self._hosts.items():
-                if host.index != 0 and not host.gone and host.heard < silent:  # worker 0 is this very process
+                if host.index != 0 and not host.gone and host.last_call < silent:  # worker 0 is this process
                     print(f"allranks: {name} has been silent for {SILENT_SECONDS:.0f} s", file=sys.stderr)
                     host.gone = True
                     self._changed.notify_all()
@@ -104,11 +104,11 @@ class Hosts(HostDiscovery):  # type: ignore[misc]  # Horovod has no types
             return found if first else {}
 
     def ordered(self, available: set[str], before: list[str]) -> list[str]:
-        """By the workers' index, for `HostManager`, which would take them as they come."""
+        """Sorted by worker index. `HostManager` would use the order of arrival."""
         return sorted(available, key=lambda name: (self._hosts[name].index, name))
 
     def start(self, slot: Any, events: Any) -> tuple[int, float]:
-        """Starts a rank, in a thread of its own; returns its exit code and the time. Horovod's `create_worker_fn`."""
+        """Runs a rank, in a separate thread; returns its exit code and the time. Horovod's `create_worker_fn`."""
         with self._changed:
             host = self._hosts[slot.hostname]
             host.ranks[slot.local_rank] = {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in SLOT}
@@ -117,31 +117,31 @@ class Hosts(HostDiscovery):  # type: ignore[misc]  # Horovod has no types
             return code or (GONE if host.leaving else 0), time.time()
 
     def check(self, names: Iterable[str]) -> None:
-        """Raises ConnectionAbortedError when one of the hosts is gone."""
+        """Raises ConnectionAbortedError if one of the hosts is gone."""
         with self._changed:
             for name in names:
                 if self._hosts[name].gone:
                     raise ConnectionAbortedError(f"{name} is gone")
 
     def end(self, code: int) -> None:
-        """It is over; the first who says so is right. Returns when the other pods have heard it."""
+        """Ends the training; the first call sets the status. Returns when the other pods have been notified."""
         with self._changed:
             if self.over is None:
                 self.over = code
-        deadline = time.monotonic() + TELL_SECONDS
+        deadline = time.monotonic() + NOTIFY_SECONDS
         while time.monotonic() < deadline:
             with self._changed:
-                if all(host.told or host.gone or host.index == 0 for host in self._hosts.values()):
+                if all(host.notified or host.gone or host.index == 0 for host in self._hosts.values()):
                     return
             time.sleep(POLL_SECONDS)
 
 
 class Driver(ElasticDriver):  # type: ignore[misc]
-    """Horovod's driver, with two of its gaps closed."""
+    """Horovod's driver with two fixes: see `_notify_workers_host_changes` and `remind`."""
 
-    trouble = "every rank has failed"
+    failure = "every rank has failed"
 
-    def slots_there(self) -> int:
+    def available_slots(self) -> int:
         return int(self._host_manager.current_hosts.count_available_slots())
 
     def wait(self, seconds: float) -> None:
@@ -154,31 +154,32 @@ class Driver(ElasticDriver):  # type: ignore[misc]
         try:
             return super().wait_for_available_slots(min_num_proc, min_hosts)
         except Exception:
-            self.trouble = (
-                f"{self.slots_there()} of at least {min_num_proc} ranks have a worker, for more than "
+            self.failure = (
+                f"{self.available_slots()} of at least {min_num_proc} ranks have a worker, for more than "
                 f"{ELASTIC_TIMEOUT_SECONDS:.0f} s (HOROVOD_ELASTIC_TIMEOUT)"
             )
             raise
 
     def _notify_workers_host_changes(self, current_hosts: Any, update_res: Any) -> None:
-        # Told of a mere removal, ranks do not send each other the state again. A rank that joins in the same moment
-        # does, and all would hang.
+        # After a notice of a removal alone, ranks do not synchronize their state. A rank that joins at the same moment
+        # does, and all ranks would hang.
         super()._notify_workers_host_changes(current_hosts, HostUpdateResult.mixed)
 
     def remind(self) -> None:
-        """A rank forgets the notice that comes while it meets the others. Does nothing when all is as it should be."""
+        """Repeats the notice: a rank drops one that arrives during a rendezvous. No effect if all ranks are up to
+        date."""
         self._notify_workers_host_changes(self._host_manager.current_hosts, HostUpdateResult.mixed)
 
 
 class Rendezvous:
-    """Horovod's key-value store, on the port that all know. It outlives the training: pods have yet to hear the end."""
+    """Horovod's key-value store on a fixed port. It outlives the training, because pods must still learn of the end."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
     def start(self, handler: Any) -> None:
-        RendezvousHTTPServer.request_queue_size = 1024  # all ranks call at the same moment
-        # A rank that ends in the midst of a request is no error of ours.
+        RendezvousHTTPServer.request_queue_size = 1024  # all ranks connect at the same moment
+        # Not an error of the driver: a rank ended during a request.
         RendezvousHTTPServer.handle_error = lambda *who: None
         self._server = RendezvousHTTPServer(("", self._port), handler, False)
         self._server.daemon_threads = True
@@ -192,18 +193,18 @@ class Rendezvous:
 
 
 def serve(port: int) -> Hosts:
-    """Begins the training in threads of its own; `Hosts.over` becomes its exit status."""
+    """Starts the training in background threads; `Hosts.over` becomes its exit status."""
     slots = int(os.environ["HOROVOD_LOCAL_SIZE"])
     least, most = (int(os.environ[f"ALLRANKS_HOROVOD_{bound}"]) * slots for bound in ("MIN", "MAX"))
-    _tell_plainly()
+    _configure_logging()
     hosts, rendezvous = Hosts(), Rendezvous(port)
     HostManager.order_available_hosts = staticmethod(hosts.ordered)
     driver = Driver(rendezvous, hosts, least, most, timeout=ELASTIC_TIMEOUT_SECONDS)
 
     class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]
         def _get_value(self, scope: str, key: str) -> bytes | None:
-            """Ranks ask for each other's address and, after 30 s of no, abort: all of them, for one that imports
-            slowly. So the answer waits. When the other is lost there is none, and they abort at once."""
+            """Delays the answer until the key exists. Ranks ask for each other's address and abort after 30 s without
+            it: one rank that imports slowly would end all. If the other rank is lost, they abort at once."""
             value: bytes | None = super()._get_value(scope, key)
             plan = driver.host_assignments
             while value is None and scope in self.server.scope_size and driver.host_assignments is plan:
@@ -213,14 +214,14 @@ def serve(port: int) -> Hosts:
             return value
 
         def do_POST(self) -> None:
-            said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = hosts.hear(said, lambda name: driver.has_rank_assignment(name, 0))
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answer = hosts.on_call(request, lambda name: driver.has_rank_assignment(name, 0))
             body = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
-            hosts.told(said["host"], answer)
+            hosts.on_answered(request["host"], answer)
 
     try:
         rendezvous.start(Handler)
@@ -230,8 +231,8 @@ def serve(port: int) -> Hosts:
     return hosts
 
 
-def _tell_plainly() -> None:
-    """Horovod logs what it survives with tracebacks: only for those who ask for it."""
+def _configure_logging() -> None:
+    """Hides Horovod's logs unless HOROVOD_LOG_LEVEL requests them: it logs recovered errors with tracebacks."""
     if os.environ.get("HOROVOD_LOG_LEVEL", "").lower() in ("trace", "debug", "info"):
         logging.basicConfig(level=logging.INFO)
     else:
@@ -242,7 +243,7 @@ def _tell_plainly() -> None:
 def _train(driver: Driver, hosts: Hosts, least: int, slots: int) -> None:
     wanted = int(os.environ["ALLRANKS_HOROVOD_WORKERS"]) * slots
     deadline = time.monotonic() + float(os.environ.get("ALLRANKS_HOROVOD_WAIT_SECONDS", "30"))
-    while driver.slots_there() < wanted and time.monotonic() < deadline:
+    while driver.available_slots() < wanted and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     try:
         driver.start(least, hosts.start)
@@ -252,5 +253,5 @@ def _train(driver: Driver, hosts: Hosts, least: int, slots: int) -> None:
     except Exception as failed:
         logging.error("%s", failed)
     if not driver.succeeded():
-        print(f"allranks: Elastic Horovod has ended: {driver.trouble}", file=sys.stderr)
+        print(f"allranks: Elastic Horovod has ended: {driver.failure}", file=sys.stderr)
     hosts.end(0 if driver.succeeded() else 1)

@@ -1,12 +1,12 @@
-"""Starts a worker's Horovod ranks with gloo, without ssh: `python3 horovod_gloo.py PROGRAM [ARG...]`.
+"""Starts the Horovod ranks of a worker with gloo, without ssh: `python3 horovod_gloo.py PROGRAM [ARG...]`.
 
-It does in each worker pod what `horovodrun` does over ssh. The first worker's also serves the rendezvous, a key-value
-store over HTTP (Horovod's own `RendezvousHTTPServer`, on a port that is known beforehand). Ranks start only when all
-workers are there: Horovod itself waits 30 s for late ones, an image pull takes longer.
+It does in each worker pod what `horovodrun` does over ssh. In the first worker it also serves the rendezvous, a
+key-value store over HTTP (Horovod's own `RendezvousHTTPServer`, on a fixed port). Ranks start when all workers have
+joined: Horovod itself waits 30 s for late workers, but an image pull takes longer.
 
 Reads HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE HOROVOD_LOCAL_SIZE HOROVOD_GLOO_RENDEZVOUS_ADDR/PORT, and in the first
-worker ALLRANKS_HOROVOD_HOSTS (`host:slots,...`). Ends with the exit code of the first rank that fails, 128 + n for a
-signal. Standard library only, but for Horovod's server.
+worker ALLRANKS_HOROVOD_HOSTS (`host:slots,...`). Ends with the exit code of the first failed rank, 128 + n for a
+signal. Needs only the standard library and Horovod's server.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import sys
 import time
 
 START_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_START_TIMEOUT", "600"))
-"""How long to wait for the other workers; the name is horovodrun's."""
+"""How long to wait for the other workers. horovodrun uses the same variable."""
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10
-"""How long the other ranks of a pod may take to end when one has failed."""
+"""How long the other ranks of a pod may take to end after one has failed."""
 
 
 def main(program: list[str]) -> int:
@@ -38,7 +38,7 @@ def main(program: list[str]) -> int:
     if worker == 0:
         _serve(port)
     try:
-        # Horovod's HTTP client is given a number: it does not retry names that DNS has not heard of yet.
+        # Pass an IP address: Horovod's HTTP client does not retry names that do not resolve yet.
         address = _meet(host, port, worker, workers)
     except TimeoutError as error:
         print(f"allranks: {error}", file=sys.stderr)
@@ -54,7 +54,7 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _serve(port: int) -> None:
-    """Horovod's rendezvous, in a daemon thread."""
+    """Serves Horovod's rendezvous in a daemon thread."""
     import threading
 
     try:
@@ -63,7 +63,7 @@ def _serve(port: int) -> None:
     except ImportError as error:
         sys.exit(f"allranks: the image's python3 has no Horovod ({error}): install it, or use another image")
     hosts = parse_hosts(os.environ["ALLRANKS_HOROVOD_HOSTS"])
-    RendezvousHTTPServer.request_queue_size = 1024  # all ranks call at the same moment
+    RendezvousHTTPServer.request_queue_size = 1024  # all ranks connect at the same moment
     server = RendezvousHTTPServer(("", port), RendezvousHandler, False)
     server.daemon_threads = True
     server.init(get_host_assignments(hosts, sum(host.slots for host in hosts)))
@@ -71,16 +71,16 @@ def _serve(port: int) -> None:
 
 
 def _meet(host: str, port: int, worker: int, workers: int) -> str:
-    """Waits until every worker is there; returns the rendezvous' numeric address."""
+    """Waits until all workers have joined; returns the IP address of the rendezvous."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    told = False
+    registered = False
     missing = set(range(workers))
     while time.monotonic() < deadline:
         try:
             address = str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-            if not told:
+            if not registered:
                 _request(address, port, "PUT", f"/allranks/{worker}", b"here")
-                told = True
+                registered = True
             if worker == 0:
                 missing -= {other for other in missing if _request(address, port, "GET", f"/allranks/{other}")}
                 if not missing:
@@ -89,14 +89,14 @@ def _meet(host: str, port: int, worker: int, workers: int) -> str:
                 _request(address, port, "PUT", f"/allranks/{worker}-went", b"yes")
                 return address
         except (OSError, http.client.HTTPException):
-            pass  # no address yet, or nobody listens yet
+            pass  # the name does not resolve yet, or the server does not listen yet
         time.sleep(POLL_SECONDS)
-    who = f"workers {sorted(missing)[:10]} did not come" if worker == 0 else f"no rendezvous at {host}:{port}"
+    who = f"workers {sorted(missing)[:10]} did not join" if worker == 0 else f"no rendezvous at {host}:{port}"
     raise TimeoutError(f"{who} within {START_TIMEOUT_SECONDS:.0f} s (HOROVOD_START_TIMEOUT)")
 
 
 def _see_off(address: str, port: int, workers: int) -> None:
-    """The rendezvous ends with this process: not before every worker has heard that all are there."""
+    """Waits until every worker has read that all have joined: the rendezvous ends with this process."""
     deadline = time.monotonic() + GRACE_SECONDS
     waiting = set(range(workers))
     while waiting and time.monotonic() < deadline:
@@ -106,7 +106,7 @@ def _see_off(address: str, port: int, workers: int) -> None:
 
 
 def _request(address: str, port: int, method: str, path: str, body: bytes | None = None) -> bytes | None:
-    """The answer's body; None where the key is not there."""
+    """The body of the answer; None if the key does not exist."""
     connection = http.client.HTTPConnection(address, port, timeout=5)
     try:
         connection.request(method, path, body=body)
@@ -123,10 +123,10 @@ def _run(program: list[str], address: str, worker: int) -> int:
     if address.startswith("127."):
         shared.setdefault("HOROVOD_GLOO_IFACE", "lo0" if sys.platform == "darwin" else "lo")
     ranks: list[subprocess.Popen[bytes]] = []
-    told: list[int] = []  # signals that came before all ranks were started
+    received: list[int] = []  # signals before all ranks were started
 
     def forward(number: int, frame: object) -> None:
-        told.append(number)
+        received.append(number)
         for rank in ranks:
             _send(rank, number)
 
@@ -140,26 +140,26 @@ def _run(program: list[str], address: str, worker: int) -> int:
             print(f"allranks: cannot start {program[0]}: {error.strerror}", file=sys.stderr)
             _end(ranks)
             return 127
-        for number in told:
+        for number in received:
             _send(ranks[-1], number)
     return _wait(ranks)
 
 
 def _send(rank: subprocess.Popen[bytes], number: int) -> None:
-    """Not `Popen.send_signal`: that may reap the process, and `_wait` would never hear of it."""
+    """Not `Popen.send_signal`: that may reap the process, and `_wait` would miss its end."""
     if rank.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(rank.pid, number)
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
-    """Waits for all ranks; when one fails, ends the others, which would only hang, and answers for it."""
+    """Waits for all ranks. If one fails, ends the others, which would hang, and returns its exit status."""
     running = {rank.pid: rank for rank in ranks}
     while running:
         pid, raw = os.wait()
         rank = running.pop(pid, None)
         if rank is None:
-            continue  # an orphan that came to us, as to any init
+            continue  # an orphan: this process may be PID 1
         rank.returncode = os.waitstatus_to_exitcode(raw)
         if rank.returncode != 0:
             _end(list(running.values()))

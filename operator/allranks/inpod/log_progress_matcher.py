@@ -1,7 +1,7 @@
-"""Finds a pattern in lines: `python3 log_progress_matcher.py PATTERN` reads lines and prints one JSON object per match.
+"""Matches lines with a pattern: `python3 log_progress_matcher.py PATTERN` reads lines, prints a JSON object per match.
 
-It is a process of its own: `watch.py` starts it, and continues without its answers where the pattern is slow. The
-oldest lines are dropped then, and a line that takes too long to match is given up. Standard library only.
+`watch.py` starts it as a separate process and does not wait for it. If the pattern is slow, the oldest lines are
+dropped, and the match of a line is aborted after LINE_SECONDS. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 
 LINE_BYTES = 65536
 BATCHES = 64
-"""How many reads of output may wait for the pattern: 4 MiB at most, usually."""
+"""Limit of pending chunks of output: usually at most 4 MiB."""
 LINE_SECONDS = 0.5
-REST = 9.0
-"""After a line that was given up it rests for so many times the time it took: a tenth of a core is enough for that."""
+IDLE_FACTOR = 9.0
+"""Idle time after an aborted line, as a multiple of the time it took: limits slow patterns to a tenth of a core."""
 RESTART_SECONDS = 5.0
 END_SECONDS = 5.0
 NICE = 5
@@ -35,14 +35,14 @@ THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 class Lines:
-    """Cuts a stream into lines. A carriage return ends one too: so do progress bars. Too long ones lose their end."""
+    """Splits a stream into lines. A carriage return (progress bars) also ends a line. Long lines are truncated."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._skipping = False
 
     def of(self, chunk: bytes) -> bytes:
-        """The lines that are complete now, each with its newline."""
+        """The lines that this chunk completes, each with its newline."""
         data = chunk.replace(b"\r", b"\n")
         if self._skipping:
             _, newline, data = data.partition(b"\n")
@@ -59,16 +59,16 @@ class Lines:
         return complete
 
     def rest(self) -> bytes:
-        """What the stream ended with."""
+        """The incomplete line at the end of the stream."""
         rest, self._rest = self._rest, b""
         return rest + b"\n" if rest else b""
 
 
 class Matcher:
-    """The other process, as `watch.py` sees it. Calls `found` in a thread for each thing found."""
+    """The matcher process, used by `watch.py`. Calls `found` in a thread for each match."""
 
-    def __init__(self, pattern: str, found: Callable[[dict[str, Any]], None], tell: Callable[[str], None]) -> None:
-        self._pattern, self._found, self._tell = pattern, found, tell
+    def __init__(self, pattern: str, found: Callable[[dict[str, Any]], None], warn: Callable[[str], None]) -> None:
+        self._pattern, self._found, self._warn = pattern, found, warn
         self._batches: collections.deque[bytes] = collections.deque(maxlen=BATCHES)
         self._news = threading.Event()
         self._ending = False
@@ -77,14 +77,14 @@ class Matcher:
         self._reader.start()
         threading.Thread(target=self._feed, daemon=True).start()
 
-    def look_at(self, lines: bytes) -> None:
-        """Does not wait."""
+    def match(self, lines: bytes) -> None:
+        """Queues lines; does not block."""
         if lines:
-            self._batches.append(lines)  # drops the oldest where there are too many
+            self._batches.append(lines)  # drops the oldest if the queue is full
             self._news.set()
 
     def finish(self) -> None:
-        """Waits a moment for what is still on its way."""
+        """Waits a limited time for pending matches."""
         self._ending = True
         self._news.set()
         self._reader.join(END_SECONDS)
@@ -103,7 +103,7 @@ class Matcher:
             self._news.wait()
             self._news.clear()
             while self._batches:
-                with contextlib.suppress(OSError, ValueError):  # the other process is gone, and comes back
+                with contextlib.suppress(OSError, ValueError):  # the matcher ended and will be restarted
                     assert self._process.stdin
                     write_all(self._process.stdin.fileno(), self._batches.popleft())
             if self._ending and not self._batches:
@@ -116,14 +116,14 @@ class Matcher:
         while True:
             assert self._process.stdout
             for line in self._process.stdout:
-                said = json.loads(line)
-                if "trouble" in said:
-                    self._tell(said["trouble"])
+                answer = json.loads(line)
+                if "problem" in answer:
+                    self._warn(answer["problem"])
                 else:
-                    self._found(said)
+                    self._found(answer)
             if self._ending:
                 return
-            time.sleep(RESTART_SECONDS)  # somebody has killed it
+            time.sleep(RESTART_SECONDS)  # the matcher was killed
             with contextlib.suppress(OSError):
                 self._process = self._start()
 
@@ -134,7 +134,8 @@ def write_all(target: int, data: bytes) -> None:
         view = view[os.write(target, view) :]
 
 
-# --- in the other process ---------------------------------------------------------------------------------------------
+# --- in the matcher process
+# ---------------------------------------------------------------------------------------------
 
 
 class TooSlow(Exception):
@@ -145,7 +146,7 @@ def main(pattern: str) -> int:
     finder = Finder(pattern)
     with contextlib.suppress(OSError):
         os.nice(NICE)
-    rest, told = b"", False
+    rest, warned = b"", False
     while chunk := os.read(0, LINE_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         found: list[dict[str, Any]] = []
@@ -154,20 +155,21 @@ def main(pattern: str) -> int:
             try:
                 match = finder.find(line)
             except TooSlow:
-                if not told:
-                    say({"trouble": f"progress.logPattern takes longer than {LINE_SECONDS} s for a line: left out"})
-                told = True
-                time.sleep((time.monotonic() - began) * REST)
+                if not warned:
+                    limit = f"{LINE_SECONDS} s for a line"
+                    write_json({"problem": f"progress.logPattern takes longer than {limit}: the line is skipped"})
+                warned = True
+                time.sleep((time.monotonic() - began) * IDLE_FACTOR)
                 continue
             if match is not None:
                 merge(found, values(match.groupdict()))
         for one in found:
-            say(one)
+            write_json(one)
     return 0
 
 
 class Finder:
-    """The pattern, with a clock: the expression itself looks for signals now and then."""
+    """The pattern with a time limit: Python's `re` checks for signals during a match."""
 
     def __init__(self, pattern: str) -> None:
         self._expression = re.compile(pattern)
@@ -191,7 +193,7 @@ class Finder:
 
 
 def values(groups: dict[str, str | None]) -> dict[str, Any]:
-    """What `report` is called with. Any other group is a metric."""
+    """The arguments for `report`. Any other group is a metric."""
     out: dict[str, Any] = {}
     metrics = {}
     for name, text in groups.items():
@@ -220,8 +222,8 @@ def number_of(text: str) -> float | None:
 
 
 def merge(found: list[dict[str, Any]], new: dict[str, Any]) -> None:
-    """Lines that came together become one report: the newest of each number, the sum of the samples. A checkpoint is
-    that of the step before it, so nothing is added to one."""
+    """Merges matches that arrive together into one report: the newest of each number, the sum of the samples. A
+    checkpoint belongs to the step before it, so nothing is merged into a report with one."""
     if not new:
         return
     if not found or "checkpoint" in found[-1]:
@@ -236,7 +238,7 @@ def merge(found: list[dict[str, Any]], new: dict[str, Any]) -> None:
         last["metrics"] = metrics
 
 
-def say(what: dict[str, Any]) -> None:
+def write_json(what: dict[str, Any]) -> None:
     write_all(1, json.dumps(what).encode() + b"\n")
 
 

@@ -1,10 +1,10 @@
-"""Runs a pod's command, and reads in its output how far it is: `python3 watch.py -- PROGRAM [ARG...]`.
+"""Runs a pod's command and reports progress that it finds in its output: `python3 watch.py -- PROGRAM [ARG...]`.
 
 It makes the report library importable for the program. With a pattern (ALLRANKS_LOG_PATTERN, a regular expression with
-named groups) it stays: it passes output, signals and exit code on, and reports what the pattern finds. The matching
-runs in a process of its own (`log_progress_matcher.py`): a slow pattern must not hold up the output, and Python's
-regular expressions hold the interpreter's lock. When the operator asks for stacks, it asks all Pythons below itself.
-Standard library only, and `allranks.report`, which lies beside it.
+named groups) it stays the parent of the program: it forwards output, signals and exit code, and reports what the
+pattern finds. A separate process (`log_progress_matcher.py`) matches the lines, because a slow pattern must not delay
+output and Python's regular expressions hold the GIL. When the operator requests stacks, it signals all Python
+descendants. Needs the standard library and `allranks.report`, which is in the same directory.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from log_progress_matcher import Lines, Matcher  # type: ignore[import-not-found]  # it lies beside this file
+from log_progress_matcher import Lines, Matcher  # type: ignore[import-not-found]  # in the same directory
 
 HERE = Path(__file__).resolve().parent
 CHUNK = 65536
 DRAIN_SECONDS = 0.2
-"""When the program has ended, but what it started still holds its output open, so long nothing more may come."""
+"""How long to wait for more output when the program has ended but its descendants hold the output open."""
 LAST_OUTPUT_SECONDS = 10.0
 STACK_SECONDS = 0.3
-"""For one process to write its stacks, before the next is asked."""
+"""Time for one process to write its stacks before the next one is signaled."""
 STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 7
-HANDED_ON = (
+FORWARDED = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGQUIT,
@@ -55,8 +55,8 @@ def main(argv: list[str]) -> int:
     pattern = env.get("ALLRANKS_LOG_PATTERN", "")
     if not pattern or not env.get("ALLRANKS_REPORT_URL") or not env.get("ALLRANKS_REPORT_TOKEN_FILE"):
         return become(program, env)
-    if (trouble := unusable(pattern)) is not None:
-        tell(f"the output is not read: {trouble}")
+    if (reason := unusable(pattern)) is not None:
+        write_line(f"the output is not parsed: {reason}")
         return become(program, env)
     prepend(env, HERE / "startup")
     env["ALLRANKS_STACKS_SIGNAL"] = str(STACKS_SIGNAL)
@@ -64,26 +64,26 @@ def main(argv: list[str]) -> int:
 
 
 def prepend(env: dict[str, str], path: Path) -> None:
-    """To the places where Python looks for modules."""
+    """Adds a directory to PYTHONPATH."""
     env["PYTHONPATH"] = os.pathsep.join(each for each in (str(path), env.get("PYTHONPATH")) if each)
 
 
 def unusable(pattern: str) -> str | None:
-    if sys.version_info < (3, 9):  # noqa: UP036 (of whoever made the image)
+    if sys.version_info < (3, 9):  # noqa: UP036 (the Python of the image)
         return "the image's python3 is older than 3.9"
     try:
         re.compile(pattern)
-        import allranks.report  # noqa: F401 (only whether it is there)
+        import allranks.report  # noqa: F401 (only tests the import)
     except re.error as error:
-        return f"ALLRANKS_LOG_PATTERN is no regular expression: {error}"
+        return f"ALLRANKS_LOG_PATTERN is not a regular expression: {error}"
     except ImportError as error:
         return str(error)
     return None
 
 
 def become(program: list[str], env: dict[str, str]) -> int:
-    """As if this had never been: the program takes the place of this process."""
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and so by what it becomes
+    """Replaces this process by the program."""
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
         signal.signal(ignored, signal.SIG_DFL)
     sys.stderr.flush()
     try:
@@ -93,12 +93,12 @@ def become(program: list[str], env: dict[str, str]) -> int:
 
 
 def cannot_start(program: list[str], error: OSError) -> int:
-    """As a shell says it: 127 not found, 126 found and no program."""
-    tell(f"cannot start {program[0]}: {error.strerror}")
+    """Exit status as in a shell: 127 not found, 126 not executable."""
+    write_line(f"cannot start {program[0]}: {error.strerror}")
     return 127 if isinstance(error, FileNotFoundError) else 126
 
 
-def tell(line: str) -> None:
+def write_line(line: str) -> None:
     with contextlib.suppress(OSError):
         os.write(2, f"allranks: {line}\n".encode("utf-8", "replace"))
 
@@ -111,15 +111,15 @@ class Watch:
 
         self._library = report
         report.answer_stacks(self._dump)
-        self._matcher = Matcher(pattern, self._found, tell)
+        self._matcher = Matcher(pattern, self._found, write_line)
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = False
         self._early: list[int] = []
 
     def run(self, program: list[str], env: dict[str, str]) -> int:
-        for number in HANDED_ON:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-                signal.signal(number, self._hand_on)
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
+                signal.signal(number, self._forward)
         streams = 1 if same(1, 2) else 2  # one pipe keeps their order
         error_to = subprocess.STDOUT if streams == 1 else subprocess.PIPE
         try:
@@ -127,7 +127,7 @@ class Watch:
         except OSError as error:
             return cannot_start(program, error)
         for early in self._early:
-            self._hand_on(early, None)
+            self._forward(early, None)
         ended, over = os.pipe()
         pumps = [
             threading.Thread(target=self._pump, args=(source, target, ended), daemon=True)
@@ -145,7 +145,7 @@ class Watch:
         self._library.finish()
         return status
 
-    def _hand_on(self, number: int, frame: object) -> None:
+    def _forward(self, number: int, frame: object) -> None:
         if self._process is None:
             self._early.append(number)
         elif not self._ended:
@@ -153,8 +153,8 @@ class Watch:
                 os.kill(self._process.pid, number)
 
     def _wait(self) -> int:
-        """Also for orphans, which come to us as to any init. A signal that comes right before a blocking waitpid would
-        be handed on only after the next one: signals, SIGCHLD among them, wake us through a pipe."""
+        """Waits for the program, and reaps orphans, since this process may be PID 1. Signals, including SIGCHLD, wake
+        it through a pipe: a signal right before a blocking waitpid would be forwarded too late."""
         assert self._process is not None
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -171,7 +171,7 @@ class Watch:
                 os.read(woken, 4096)
 
     def _pump(self, stream: IO[bytes], target: int, ended: int) -> None:
-        """Passes one stream on, byte by byte as it comes, and then has its lines looked at."""
+        """Forwards one stream without delay, then gives its lines to the matcher."""
         lines, source = Lines(), stream.fileno()
         while True:
             ready, _, _ = select.select([source, ended], [], [])
@@ -180,28 +180,28 @@ class Watch:
             chunk = os.read(source, CHUNK)
             if not chunk or not write_all(target, chunk):
                 break
-            self._matcher.look_at(lines.of(chunk))
-        self._matcher.look_at(lines.rest())
-        stream.close()  # where nobody reads our output, the program is to know
+            self._matcher.match(lines.of(chunk))
+        self._matcher.match(lines.rest())
+        stream.close()  # the program gets SIGPIPE if this process's output is closed
 
     def _found(self, found: dict[str, Any]) -> None:
         metrics = found.pop("metrics", {})
         self._library.report(**{**metrics, **found})
 
-    def _dump(self, asked: str) -> None:
-        """Asks all Pythons below this process for their stacks, one after another."""
+    def _dump(self, stack_dump_id: str) -> None:
+        """Signals all Python descendants to dump their stacks, one after another."""
         from allranks.report.client import why
         from allranks.report.stacks import pod
 
-        asked_any = False
+        any_signaled = False
         for pid, command in pythons_below(os.getpid()):
-            tell(f"process {pid} ({command}, {pod()}): stacks, asked for because {why(asked)}")
+            write_line(f"process {pid} ({command}, {pod()}): stacks, asked for because {why(stack_dump_id)}")
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, STACKS_SIGNAL)
-                asked_any = True
+                any_signaled = True
             time.sleep(STACK_SECONDS)
-        if not asked_any:
-            tell(f"no process of {pod()} can show its stacks, asked for because {why(asked)}")
+        if not any_signaled:
+            write_line(f"no process of {pod()} can show its stacks, asked for because {why(stack_dump_id)}")
 
 
 def same(one: int, other: int) -> bool:
@@ -212,7 +212,7 @@ def same(one: int, other: int) -> bool:
 
 
 def write_all(target: int, data: bytes) -> bool:
-    """False where nobody reads it any more."""
+    """False if the reader has closed the output."""
     view = memoryview(data)
     while view:
         try:
@@ -225,10 +225,10 @@ def write_all(target: int, data: bytes) -> bool:
 
 
 def pythons_below(ancestor: int) -> list[tuple[int, str]]:
-    """(process, command) of all descendants that have a handler for our signal."""
+    """(pid, command) of all descendants that have a handler for STACKS_SIGNAL."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it may end meanwhile
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the process may have ended
             parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
     below, size = {ancestor}, 0
     while len(below) > size:

@@ -1,7 +1,7 @@
-"""The driver for one machine: pods are process trees, volumes are directories, ports are free ones of 127.0.0.1."""
+"""Runs a job on one machine: a pod is a process tree, a volume a directory, an endpoint a free port of 127.0.0.1."""
 
-from allranks.local.errors import Broken
+from allranks.local.errors import LocalRunError
 from allranks.local.pod import Backoff
-from allranks.local.runner import How, Listener, LocalRun, Options
+from allranks.local.runner import Listener, LocalRun, Options, Outcome
 
-__all__ = ["Backoff", "Broken", "How", "Listener", "LocalRun", "Options"]
+__all__ = ["Backoff", "Listener", "LocalRun", "LocalRunError", "Options", "Outcome"]

@@ -1,4 +1,4 @@
-"""A container's environment on this machine: the user's own, less other jobs' wiring, then what the manifest says."""
+"""The environment of a container: the user's own without the variables of other jobs, then those of the manifest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REFERENCE = re.compile(r"\$(\$)?\(([^()\s]*)\)")
 
 
 def machine_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What every process on this machine starts from. A terminal inside another job must not lend us its ranks."""
+    """The variables that every process inherits. Rank variables of another job around this terminal are dropped."""
     env = {
         name: value for name, value in environ.items() if name not in _WIRING and not name.startswith(_WIRING_PREFIXES)
     }
@@ -39,10 +39,10 @@ def machine_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def loopback_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that ranks on one machine need, where nobody has set them.
+    """Defaults for variables that ranks on one machine need and `environ` does not set.
 
-    All ranks listen on 127.0.0.1, but gloo and NCCL look for the interface that the host name resolves to, which on a
-    laptop is none or changes; and gRPC would send TensorFlow's traffic for 127.0.0.1 to a proxy.
+    All ranks listen on 127.0.0.1, but gloo and NCCL use the interface that the host name resolves to; a laptop may have
+    none, or it may change. And gRPC would send TensorFlow's traffic for 127.0.0.1 to a proxy.
     """
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
     wanted = {name: _LOOPBACK for name in names if name not in environ}
@@ -53,7 +53,7 @@ def loopback_defaults(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Kubernetes' `$(NAME)`: `$$(NAME)` is kept as `$(NAME)`, and so is what refers to no variable."""
+    """Expands Kubernetes' `$(NAME)`. `$$(NAME)` becomes `$(NAME)`; a reference to an undefined variable stays."""
 
     def value_of(match: re.Match[str]) -> str:
         escaped, name = match.groups()
@@ -63,7 +63,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 class Variables:
-    """The variables of one container's manifest, resolved in their order."""
+    """The variables of one container's manifest, resolved in order."""
 
     def __init__(self, pod: Manifest, container: Manifest, machine: Mapping[str, str]) -> None:
         self.values: dict[str, str] = {}
@@ -98,7 +98,7 @@ class Variables:
                         f"export {name} before allranks run"
                     )
                 return None
-        self.problems.append(f"{name}: valueFrom {', '.join(source)} is not known on this machine")
+        self.problems.append(f"{name}: valueFrom {', '.join(source)} is not supported on this machine")
         return None
 
     def _resource(self, name: str, reference: Mapping[str, Any]) -> str | None:
@@ -122,7 +122,7 @@ class Variables:
 
 
 def field_value(pod: Manifest, path: str) -> str | None:
-    """A field of the downward API; None for one that does not exist."""
+    """A field of the downward API; None if it does not exist."""
     metadata = pod["metadata"]
     if keyed := re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path):
         return str((metadata.get(keyed[1]) or {}).get(keyed[2], ""))

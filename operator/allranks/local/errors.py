@@ -1,4 +1,4 @@
-"""What can go wrong on this machine while a job runs, in one sentence each."""
+"""Errors of this machine while a job runs, each as one sentence that says what the user can do."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _REASONS = {
 }
 
 
-class Broken(AllranksError):
-    """The run cannot go on, for a reason of this machine's; its processes were ended."""
+class LocalRunError(AllranksError):
+    """The run cannot continue because of this machine (disk, limits, files). Its processes were ended."""
 
     @classmethod
-    def from_os(cls, error: OSError, what: str) -> Broken:
-        """`what` failed; the reason, and what to do, come from the error number."""
+    def from_os(cls, error: OSError, what: str) -> LocalRunError:
+        """An error that says that `what` failed, why (from errno), and what the user can do."""
         return cls(f"{what}: {explain(error)}")
 
 
 def explain(error: OSError) -> str:
-    """The reason, and what can be done."""
+    """The reason, and what the user can do."""
     return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()

@@ -1,4 +1,4 @@
-"""This machine's GPUs, handed to pods as a device plugin does: each its own, and none to a pod that asks for none."""
+"""Assigns this machine's GPUs to pods as a device plugin does. A pod that requests no GPU sees none."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ORDER = "CUDA_DEVICE_ORDER"
 
 
 def list_gpus(environ: Mapping[str, str]) -> list[str]:
-    """The NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them: indices, or UUIDs for the instances of split GPUs (MIG).
+    """The NVIDIA GPUs as CUDA_VISIBLE_DEVICES takes them: indices, or UUIDs for MIG instances.
 
-    A CUDA_VISIBLE_DEVICES of the user's own narrows them.
+    The user's own CUDA_VISIBLE_DEVICES restricts them.
     """
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if program is None:
@@ -28,7 +28,7 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def parse(listing: str) -> list[tuple[str, str]]:
-    """(index, UUID) of what `nvidia-smi -L` lists."""
+    """(index, UUID) of each GPU and MIG instance in the output of `nvidia-smi -L`."""
     found: list[tuple[str, str]] = []
     whole: str | None = None
     for line in listing.splitlines():
@@ -36,7 +36,7 @@ def parse(listing: str) -> list[tuple[str, str]]:
             whole = gpu[1]
             found.append((gpu[1], gpu[2]))
         elif mig := re.match(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)", line):
-            # CUDA sees a GPU that is split only through its instances.
+            # CUDA lists a GPU in MIG mode by its instances only.
             if found and found[-1][0] == whole:
                 found.pop()
             found.append(("", mig[1]))
@@ -44,7 +44,7 @@ def parse(listing: str) -> list[tuple[str, str]]:
 
 
 def narrow(gpus: Sequence[tuple[str, str]], visible: str | None) -> list[str]:
-    """The GPUs that the user lets us see, in the user's order and words."""
+    """The GPUs listed in `visible` (CUDA_VISIBLE_DEVICES), in its order and spelling; all of them for None."""
     if visible is None:
         return [index or uuid for index, uuid in gpus]
     names = [name.strip() for name in visible.split(",") if name.strip()]
@@ -52,23 +52,23 @@ def narrow(gpus: Sequence[tuple[str, str]], visible: str | None) -> list[str]:
 
 
 class Gpus:
-    """Who has which."""
+    """The assignment of GPUs to pods."""
 
     def __init__(self, found: Sequence[str], environ: Mapping[str, str]) -> None:
-        # The indices of nvidia-smi are those of CUDA only in this order; a user's own are meant in the user's order.
+        # CUDA uses nvidia-smi's indices only in this order. The user's own indices keep the user's order.
         self._order = {} if VISIBLE in environ else {ORDER: "PCI_BUS_ID"}
         self.count = len(found)
-        self.shared_out = True
-        """False: the job asks for more than there are, so that all its ranks run on the CPU alike."""
+        self.enabled = True
+        """False if the job requests more GPUs than there are: then all of its ranks run on the CPU."""
         self._free = list(found)
         self._held: dict[str, list[str]] = {}
         self._freed = asyncio.Event()
 
-    async def take(self, pod: str, count: int) -> Mapping[str, str]:
-        """The variables that show a pod `count` GPUs, once so many are free."""
+    async def acquire(self, pod: str, count: int) -> Mapping[str, str]:
+        """Waits for `count` free GPUs; returns the variables that make them visible to the pod."""
         if not self.count:
             return {}
-        if not self.shared_out:
+        if not self.enabled:
             count = 0
         while len(self._free) < count:
             self._freed.clear()

@@ -1,21 +1,22 @@
-"""A container's log file: complete on disk, its end in memory for the termination message."""
+"""A container's log: the whole log on disk, its end in memory for the termination message."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from allranks.local.errors import Broken
+from allranks.local.errors import LocalRunError
+from allranks.text import last_lines
 
-MESSAGE_BYTES = 8192
-"""More than the 2048 bytes that a kubelet keeps: a launcher's report of its ranks is longer than that."""
+MESSAGE_CHARACTERS = 8192
+"""A kubelet keeps 2048 bytes. A launcher's report of its ranks can be longer than that."""
 MESSAGE_LINES = 80
 _TAIL_BYTES = 1 << 16
-"""Progress bars redraw one line many times: this much raw output is kept to find the message in."""
+"""Size of the raw output that the message is taken from. Progress bars redraw one line many times."""
 
 
 class LogFile:
-    """Appends what a container writes; a container that is restarted in place goes on in the same file."""
+    """Appends the output of a container. A container that restarts in place appends to the same file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -23,10 +24,10 @@ class LogFile:
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         except OSError as error:
-            raise Broken.from_os(error, f"the log {path} cannot be opened") from error
+            raise LocalRunError.from_os(error, f"the log {path} cannot be opened") from error
 
     def write(self, data: bytes) -> None:
-        """Raises Broken where the disk does not take it."""
+        """Raises LocalRunError if the disk is full or fails."""
         self._tail += data
         if len(self._tail) > 2 * _TAIL_BYTES:
             del self._tail[:-_TAIL_BYTES]
@@ -35,14 +36,14 @@ class LogFile:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:
-            raise Broken.from_os(error, f"the log {self.path} cannot be written") from error
+            raise LocalRunError.from_os(error, f"the log {self.path} cannot be written") from error
 
     def message(self) -> str:
-        """The last lines since `mark`, as a kubelet's FallbackToLogsOnError takes them."""
-        return last_lines(bytes(self._tail))
+        """The last lines since `start_container`, as with a kubelet's FallbackToLogsOnError."""
+        return last_lines(as_displayed(bytes(self._tail)), MESSAGE_LINES, MESSAGE_CHARACTERS)
 
-    def mark(self) -> None:
-        """The container starts anew: what it wrote before is not its message."""
+    def start_container(self) -> None:
+        """The container starts (again). The message never includes output of an earlier start."""
         self._tail.clear()
 
     def close(self) -> None:
@@ -51,9 +52,7 @@ class LogFile:
             self._fd = -1
 
 
-def last_lines(raw: bytes, lines: int = MESSAGE_LINES, size: int = MESSAGE_BYTES) -> str:
-    """At most so many lines and bytes of the end of `raw`, of redrawn lines what was on the screen last."""
+def as_displayed(raw: bytes) -> str:
+    """The text as a terminal displays it: of a line that was redrawn with carriage returns, only its last state."""
     text = raw.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\0", "")
-    shown = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip().split("\n")]
-    joined = "\n".join(shown[-lines:])
-    return joined.encode()[-size:].decode(errors="ignore")
+    return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip().split("\n"))

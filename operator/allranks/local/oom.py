@@ -1,4 +1,4 @@
-"""Whom the kernel has killed for memory: a kubelet asks the container's cgroup, we have our own."""
+"""Detects OOM kills from the `oom_kill` counter of this process's cgroup, which all pods share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
 
-def kills(own: Path = _OWN, cgroups: Path = _CGROUPS) -> int:
-    """How many processes of our cgroup the kernel has killed for memory so far; 0 where it does not say.
+def count_kills(own: Path = _OWN, cgroups: Path = _CGROUPS) -> int:
+    """Number of OOM kills in this process's cgroup so far; 0 if the kernel provides no counter.
 
-    Both versions of cgroups count them (cgroup-v1/memory.rst, cgroup-v2.rst of the kernel's documentation).
+    Both versions of cgroups have one (cgroup-v1/memory.rst, cgroup-v2.rst of the kernel's documentation).
     """
     with contextlib.suppress(OSError, ValueError):
         for line in own.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""A pod's life on this machine, as a kubelet leads it: init containers, main ones, restarts in place, deletion."""
+"""Runs one pod on this machine as a kubelet does: init containers, main containers, restarts in place, deletion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from allranks.local.process import Process
 
 GRACE_SECONDS = 30
 _STABLE_SECONDS = 600.0
-"""A container that ran so long starts its backoff anew (kubelet: twice the longest backoff)."""
+"""A container that ran this long resets its backoff (kubelet: twice the longest backoff)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +34,36 @@ class Backoff:
         return min(self.first * 2.0 ** min(restarts - 1, 32), self.longest) if restarts else 0.0
 
 
-class Surroundings(Protocol):
-    """What a pod needs of the driver."""
+class PodHost(Protocol):
+    """What a pod needs from the run that it belongs to."""
 
     files: int
     """Soft limit of open files for programs."""
     backoff: Backoff
     node: str
-    starting: asyncio.Lock
-    """Held while a process is started, which blocks for some milliseconds: output and ends come in between."""
+    start_lock: asyncio.Lock
+    """Held while a process starts, which blocks for milliseconds: between two starts the event loop runs."""
 
     def changed(self) -> None:
-        """A pod's state is another one: look again."""
+        """The status of a pod changed: reconcile."""
 
     def output(self, pod: Pod, container: str, data: bytes) -> None: ...
 
-    def broken(self, error: Exception) -> None:
-        """The run cannot go on."""
+    def fail(self, error: Exception) -> None:
+        """The run cannot continue."""
 
-    def lost_shim(self) -> None:
+    def shim_killed(self) -> None:
         """A shim was killed."""
 
-    async def gpus(self, pod: str, count: int) -> Mapping[str, str]:
-        """Variables that show a pod its GPUs, once it can have so many."""
+    async def acquire_gpus(self, pod: str, count: int) -> Mapping[str, str]:
+        """Waits for `count` free GPUs; returns the variables that make them visible to the pod."""
 
-    def release(self, pod: str) -> None:
-        """Its GPUs are free again."""
+    def release_gpus(self, pod: str) -> None:
+        """Frees the GPUs of the pod."""
 
 
-def view_of(manifest: Manifest) -> Pod:
-    """A pod that was just made."""
+def initial_status(manifest: Manifest) -> Pod:
+    """The status of a new pod."""
     metadata = manifest["metadata"]
     labels = metadata.get("labels") or {}
     return Pod(
@@ -79,20 +79,20 @@ def view_of(manifest: Manifest) -> Pod:
 
 
 class LocalPod:
-    """One pod. Its task runs from `start` until no process of it is left."""
+    """One pod. Its task runs from `start` until all of its processes have ended."""
 
-    def __init__(self, plan: PodPlan, logs: Path, grace: float | None, surroundings: Surroundings) -> None:
+    def __init__(self, plan: PodPlan, logs: Path, grace: float | None, host: PodHost) -> None:
         """`grace` in seconds replaces the manifest's terminationGracePeriodSeconds."""
         spec = plan.manifest["spec"]
         wanted = spec.get("terminationGracePeriodSeconds")
         self.grace: float = grace if grace is not None else GRACE_SECONDS if wanted is None else wanted
-        self.view = replace(view_of(plan.manifest), node=surroundings.node)
+        self.status = replace(initial_status(plan.manifest), node=host.node)
         self.gone = asyncio.Event()
-        """Deletion was asked for and no process is left."""
+        """Set when the pod was deleted and no process is left."""
         self._plan = plan
         self._policy = spec.get("restartPolicy", "Always")
         self._logs = logs
-        self._around = surroundings
+        self._host = host
         self._running: dict[str, Process] = {}
         self._started: set[str] = set()
         self._exits: dict[str, Exit] = {}
@@ -103,25 +103,25 @@ class LocalPod:
         self._timer: asyncio.TimerHandle | None = None
 
     def log_path(self, container: str) -> Path:
-        name = self.view.name if container == TRAINER else f"{self.view.name}.{container}"
+        name = self.status.name if container == TRAINER else f"{self.status.name}.{container}"
         return self._logs / f"{name}.log"
 
     @property
     def alive(self) -> bool:
-        """It has, or will have, processes."""
+        """Whether it has, or will have, processes."""
         return self._task is not None and not self._task.done()
 
     def shims(self) -> list[int]:
         return [process.shim_pid for process in self._running.values()]
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._live(), name=self.view.name)
+        self._task = asyncio.create_task(self._run_pod(), name=self.status.name)
 
     def delete(self, grace: float | None = None) -> None:
-        """SIGTERM now, SIGKILL to everything after the grace period. Asking again only ever shortens the wait."""
+        """SIGTERM now, SIGKILL to all processes after the grace period. Another call can only shorten the wait."""
         grace = self.grace if grace is None else grace
-        if not self.view.deleted_at:
-            self.view = replace(self.view, deleted_at=datetime.now(UTC))
+        if not self.status.deleted_at:
+            self.status = replace(self.status, deleted_at=datetime.now(UTC))
             self._stop.set()
             for process in self._running.values():
                 process.terminate()
@@ -139,29 +139,29 @@ class LocalPod:
         for process in self._running.values():
             process.kill()
 
-    async def _live(self) -> None:
+    async def _run_pod(self) -> None:
         try:
-            if await self._get_gpus() and await self._initialise():
-                self._show(waiting_reason="ContainerCreating")
-                await asyncio.gather(*(self._keep(container) for container in self._plan.main))
+            if await self._acquire_gpus() and await self._run_init_containers():
+                self._update_status(waiting_reason="ContainerCreating")
+                await asyncio.gather(*(self._supervise(container) for container in self._plan.main))
                 exits = [self._exits.get(container.name) for container in self._plan.main]
                 succeeded = all(exit is not None and exit.code == 0 for exit in exits)
-                self._over("Succeeded" if succeeded else "Failed")
+                self._set_finished("Succeeded" if succeeded else "Failed")
         except Exception as error:
-            self._around.broken(error)
+            self._host.fail(error)
         finally:
-            await self._end_rest()
-            self._around.release(self.view.name)
-            if self.view.deleted_at:
+            await self._stop_remaining()
+            self._host.release_gpus(self.status.name)
+            if self.status.deleted_at:
                 self._finish_deletion()
-            self._around.changed()
+            self._host.changed()
 
-    async def _get_gpus(self) -> bool:
-        """Waits, as a scheduler would, until pods of an earlier attempt have left theirs. False: deleted meanwhile."""
+    async def _acquire_gpus(self) -> bool:
+        """Waits until pods of an earlier attempt release their GPUs. False if the pod was deleted meanwhile."""
         if self._plan.gpus is None:
             return not self._stop.is_set()
-        self._show(waiting_reason="Unschedulable", waiting_message="waiting for GPUs")
-        getting = asyncio.ensure_future(self._around.gpus(self.view.name, self._plan.gpus))
+        self._update_status(waiting_reason="Unschedulable", waiting_message="waiting for GPUs")
+        getting = asyncio.ensure_future(self._host.acquire_gpus(self.status.name, self._plan.gpus))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((getting, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -171,25 +171,25 @@ class LocalPod:
         self._extra_env = getting.result()
         return not self._stop.is_set()
 
-    async def _initialise(self) -> bool:
-        """Runs the init containers in their order. False: the pod is over."""
+    async def _run_init_containers(self) -> bool:
+        """Runs the init containers in order. False if the pod is finished."""
         for container in self._plan.init:
-            self._show(waiting_reason="PodInitializing", waiting_message=f"init container {container.name}")
+            self._update_status(waiting_reason="PodInitializing", waiting_message=f"init container {container.name}")
             if container.restarts:
-                self._sidecars.append(asyncio.create_task(self._keep(container, always=True)))
+                self._sidecars.append(asyncio.create_task(self._supervise(container, always=True)))
                 continue
-            await self._keep(container, init=True)
+            await self._supervise(container, init=True)
             exit = self._exits.get(container.name)
             if exit is None or exit.code or self._stop.is_set():
                 if exit is not None and exit.code:
-                    told = f"init container {container.name} failed\n{exit.message}".rstrip()
-                    self.view = replace(self.view, exit=replace(exit, message=told))
-                self._over("Failed")
+                    message = f"init container {container.name} failed\n{exit.message}".rstrip()
+                    self.status = replace(self.status, exit=replace(exit, message=message))
+                self._set_finished("Failed")
                 return False
         return not self._stop.is_set()
 
-    async def _keep(self, container: ContainerPlan, *, init: bool = False, always: bool = False) -> None:
-        """Runs a container, again and again as the restart policy says."""
+    async def _supervise(self, container: ContainerPlan, *, init: bool = False, always: bool = False) -> None:
+        """Runs a container and restarts it according to the restart policy."""
         log = LogFile(self.log_path(container.name))
         restarts = 0
         loop = asyncio.get_running_loop()
@@ -205,50 +205,52 @@ class LocalPod:
                     return
                 if loop.time() - began > _STABLE_SECONDS:
                     restarts = 0
-                delay = self._around.backoff.delay(restarts)
+                delay = self._host.backoff.delay(restarts)
                 restarts += 1
                 if delay:
                     if not always:
-                        told = f"back-off {delay:g}s restarting failed container {container.name}"
-                        self._show(self.view.phase, waiting_reason="CrashLoopBackOff", waiting_message=told)
+                        message = f"back-off {delay:g}s restarting failed container {container.name}"
+                        self._update_status(
+                            self.status.phase, waiting_reason="CrashLoopBackOff", waiting_message=message
+                        )
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stop.wait(), delay)
         finally:
             log.close()
 
-    async def _run(self, container: ContainerPlan, log: LogFile, beside: bool) -> Exit | None:
-        """Runs a container once. `beside`: it is none of the main ones. None: it was not started any more."""
+    async def _run(self, container: ContainerPlan, log: LogFile, auxiliary: bool) -> Exit | None:
+        """Runs a container once. `auxiliary`: init container or sidecar. None if the pod stopped before the start."""
         command = replace(container.command, env={**container.command.env, **self._extra_env})
-        async with self._around.starting:
+        async with self._host.start_lock:
             await asyncio.sleep(0)
             if self._stop.is_set():
                 return None
             process = Process(
                 command,
                 log,
-                files=self._around.files,
-                output=lambda data: self._around.output(self.view, container.name, data),
-                broken=self._around.broken,
-                lost=self._around.lost_shim,
+                files=self._host.files,
+                output=lambda data: self._host.output(self.status, container.name, data),
+                on_error=self._host.fail,
+                on_shim_killed=self._host.shim_killed,
             )
         self._running[container.name] = process
         await process.started()
-        if not beside and process.started_at:
+        if not auxiliary and process.started_at:
             self._started.add(container.name)
             if len(self._started) == len(self._plan.main):
-                began = self.view.started_at or process.started_at
-                self._show("Running", started_at=began, waiting_reason="", waiting_message="")
+                began = self.status.started_at or process.started_at
+                self._update_status("Running", started_at=began, waiting_reason="", waiting_message="")
         exit = await process.ended()
         del self._running[container.name]
         self._exits[container.name] = exit
         if container.name == TRAINER:
-            self.view = replace(self.view, exit=exit)
-        if not beside:
-            self._around.changed()
+            self.status = replace(self.status, exit=exit)
+        if not auxiliary:
+            self._host.changed()
         return exit
 
-    async def _end_rest(self) -> None:
-        """What runs beside the main containers ends after them; so does everything when something went wrong."""
+    async def _stop_remaining(self) -> None:
+        """Ends the sidecars, and after an error all containers."""
         self._stop.set()
         for process in self._running.values():
             process.terminate()
@@ -257,17 +259,17 @@ class LocalPod:
         timer.cancel()
         for outcome in await asyncio.gather(*self._sidecars, return_exceptions=True):
             if isinstance(outcome, Exception):
-                self._around.broken(outcome)
+                self._host.fail(outcome)
 
-    def _show(self, phase: PodPhase = "Pending", **fields: object) -> None:
-        self.view = replace(self.view, phase=phase, **fields)  # type: ignore[arg-type]
-        self._around.changed()
+    def _update_status(self, phase: PodPhase = "Pending", **fields: object) -> None:
+        self.status = replace(self.status, phase=phase, **fields)  # type: ignore[arg-type]
+        self._host.changed()
 
-    def _over(self, phase: PodPhase) -> None:
-        self.view = replace(self.view, phase=phase, waiting_reason="", waiting_message="")
+    def _set_finished(self, phase: PodPhase) -> None:
+        self.status = replace(self.status, phase=phase, waiting_reason="", waiting_message="")
 
     def _finish_deletion(self) -> None:
         if self._timer:
             self._timer.cancel()
         self.gone.set()
-        self._around.changed()
+        self._host.changed()

@@ -9,19 +9,19 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from allranks.local.errors import Broken
+from allranks.local.errors import LocalRunError
 
 _LOWEST = 10_000
 _EPHEMERAL = 32_768
-"""Where Linux takes ports for outgoing connections from, unless its setting says otherwise."""
+"""Default lower end of the ephemeral port range on Linux."""
 _TRIES = 1000
 
 
 def choose(wanted: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], tuple[str, int]]:
-    """(pod hostname, port) -> (127.0.0.1, free port), all different. Raises Broken where there are none left.
+    """(pod hostname, port) -> (127.0.0.1, free port), all different. Raises LocalRunError if no port is free.
 
-    Seconds pass until a rank listens on its port (importing torch). A port that bind(0) gives may by then belong to
-    any outgoing connection, gloo makes many; so they come from below that range.
+    A rank listens on its port only after seconds (it imports torch first). By then a port from bind(0) may belong to an
+    outgoing connection, of which gloo opens many. So the ports are below the ephemeral range.
     """
     with contextlib.ExitStack() as held:
         return {key: ("127.0.0.1", _hold_free_port(held)) for key in wanted}
@@ -39,11 +39,11 @@ def _hold_free_port(held: contextlib.ExitStack) -> int:
         fallback.bind(("127.0.0.1", 0))
         return int(fallback.getsockname()[1])
     except OSError as error:
-        raise Broken.from_os(error, "no free port was found") from error
+        raise LocalRunError.from_os(error, "no free port was found") from error
 
 
 def _bind(stack: contextlib.ExitStack, port: int) -> None:
-    """Holds the port on all addresses: a listener on 0.0.0.0 keeps a rank off 127.0.0.1, and torch listens on ::."""
+    """Binds the port on all addresses: a listener on 0.0.0.0 blocks 127.0.0.1, and torch listens on ::."""
     stack.enter_context(socket.socket(socket.AF_INET)).bind(("", port))
     try:
         six = stack.enter_context(socket.socket(socket.AF_INET6))
@@ -51,7 +51,7 @@ def _bind(stack: contextlib.ExitStack, port: int) -> None:
         six.bind(("::", port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise  # any other reason means that there is no IPv6 here
+            raise  # any other error means that this machine has no IPv6
 
 
 def _first_ephemeral() -> int:

@@ -1,8 +1,7 @@
-"""From a pod's manifest to what is executed for each of its containers, and all that stands in the way of it."""
+"""Turns a pod manifest into the commands to execute, or into the list of reasons why it cannot run here."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks.core.model import Manifest
-from allranks.local.environment import Variables, expand, loopback_defaults, quantity
+from allranks.core.topology import gpus
+from allranks.local.environment import Variables, expand, loopback_defaults
 from allranks.local.gpus import VISIBLE
 from allranks.local.process import Command
 from allranks.local.volumes import Mounts, Volumes, mounts
@@ -24,7 +24,7 @@ class ContainerPlan:
     name: str
     command: Command
     restarts: bool = False
-    """An init container with restartPolicy Always: it runs beside the others and ends after them."""
+    """A sidecar: an init container with restartPolicy Always, which ends after the main containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +35,30 @@ class PodPlan:
     init: tuple[ContainerPlan, ...]
     main: tuple[ContainerPlan, ...]
     directories: tuple[tuple[Mapping[str, Any], Path], ...]
-    """Volumes to make, with their directories."""
+    """Volumes to create, with their directories."""
     folders: tuple[Path, ...]
-    """Sub-paths to make inside them."""
+    """Sub-paths to create in these directories."""
     mounted: Mapping[str, tuple[str, Path]]
-    """Volume name -> (mount path, directory), for people."""
+    """Volume name -> (mount path, directory), for messages."""
     lost_directories: tuple[str, ...]
     """Working directories that this machine does not have."""
     gpus: int | None = 0
-    """How many NVIDIA GPUs its containers ask for; None where the manifest itself says which are visible."""
+    """How many GPUs its containers request; None if the manifest sets CUDA_VISIBLE_DEVICES itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What pods are prepared for."""
+    """The machine that pods are prepared for."""
 
     environ: Mapping[str, str]
     """See `machine_environment`."""
     volumes: Volumes
     workdir: Path
-    """Where a container runs that names no working directory, or one that is not here."""
+    """Working directory of containers that name none, or one that does not exist here."""
 
 
 def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[str]]:
-    """The pod's plan, or every reason why it cannot run here. Touches nothing."""
+    """The pod's plan, or all reasons why it cannot run here. Changes nothing on disk."""
     spec, pod = manifest["spec"], manifest["metadata"]["name"]
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
     problems: list[str] = []
@@ -69,7 +69,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
         where = machine.volumes.locate(pod, volume)
         if isinstance(where, str):
             problems.append(where)
-            where = Path("/")  # so that the mount itself is not reported too
+            where = Path("/")  # avoids a second message about the mount
         located[volume["name"]] = where
     plans: dict[str, ContainerPlan] = {}
     folders: list[Path] = []
@@ -90,8 +90,8 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
         argv = arguments(container, variables.values, mapping)
         if argv is None:
             problems.append(
-                f"container {container['name']} has no command: its image's entrypoint cannot be known here, so say "
-                "what to run in spec.command"
+                f"container {container['name']} has no command, and its image's entrypoint is not available here: set "
+                "spec.command"
             )
             continue
         env = {**machine.environ, **{name: mapping.rewrite(value) for name, value in variables.values.items()}}
@@ -113,38 +113,28 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
         folders=tuple(folders),
         mounted=mounted,
         lost_directories=tuple(lost),
-        gpus=None if chosen else sum(gpus_of(container) for container in spec["containers"]),
+        gpus=None if chosen else sum(gpus(container.get("resources")) for container in spec["containers"]),
     ), []
 
 
-def gpus_of(container: Manifest) -> int:
-    """The NVIDIA GPUs that a container asks for."""
-    resources = container.get("resources") or {}
-    for kind in ("limits", "requests"):
-        amount = (resources.get(kind) or {}).get("nvidia.com/gpu")
-        if amount is not None:
-            return math.ceil(quantity(str(amount)))
-    return 0
-
-
 def arguments(container: Manifest, variables: Mapping[str, str], mapping: Mounts) -> tuple[str, ...] | None:
-    """The command line; None without a command."""
+    """The command line; None if the manifest has no command."""
     command = container.get("command") or ()
     if not command:
         return None
     given = [*command, *(container.get("args") or ())]
     argv = [mapping.rewrite(expand(str(argument), variables)) for argument in given]
     if argv[0] == "allranks":
-        # The helper image's program is this installation's own.
+        # In the helper image this is the operator's program. Here it is this installation.
         argv[:1] = [sys.executable, "-m", "allranks"]
     return tuple(argv)
 
 
 def working_directory(container: Manifest, mapping: Mounts, workdir: Path) -> Path | None:
-    """None where the wanted one is not on this machine."""
+    """None if the directory in the manifest does not exist on this machine."""
     wanted = container.get("workingDir")
     if not wanted:
         return workdir
     real = mapping.rewrite(wanted)
-    # A volume's directory is made later; any other must be there.
+    # The directory of a volume is created later. Any other must exist.
     return Path(real) if real != wanted or Path(real).is_dir() else None

@@ -1,4 +1,4 @@
-"""One run of one container: its shim, its output, its end."""
+"""One run of one container: its shim process, its output, its exit status."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from allranks.core.model import Exit
 from allranks.local import oom, shim
-from allranks.local.errors import Broken
+from allranks.local.errors import LocalRunError
 from allranks.local.log_file import LogFile
 
 SHIM = [sys.executable, "-I", "-S", shim.__file__]
 _CHUNK = 1 << 16
-"""Read at most so much of one rank's output before the others get their turn."""
+"""Bytes to read from one rank before the others get their turn."""
 _PIPE_READS = 64
-"""More than a pipe holds. Where a process got away (macOS), it may write for ever."""
+"""More than a pipe holds. A process that escaped the shim (macOS) may write forever."""
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
@@ -38,7 +38,7 @@ class Command:
 
 
 class Process:
-    """A container's processes, from start to end. Everything happens on the event loop's thread."""
+    """The processes of a container, from start to end. All methods run on the event loop's thread."""
 
     def __init__(
         self,
@@ -47,27 +47,27 @@ class Process:
         *,
         files: int,
         output: Callable[[bytes], None],
-        broken: Callable[[Broken], None],
-        lost: Callable[[], None],
+        on_error: Callable[[LocalRunError], None],
+        on_shim_killed: Callable[[], None],
     ) -> None:
-        """`files` is the program's soft limit of open files; `output` gets all it writes; `broken` a failing disk;
-        `lost` is called when the shim was killed, before anything else is made of that."""
+        """`files` is the program's soft limit of open files. `output` receives all output, `on_error` an error of the
+        disk. `on_shim_killed` is called first when the shim itself was killed."""
         self.started_at: datetime | None = None
         self._command = command
         self._log = log
         self._output = output
-        self._broken = broken
-        self._lost = lost
+        self._on_error = on_error
+        self._on_shim_killed = on_shim_killed
         self._report = b""
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[Exit] = self._loop.create_future()
-        self._kills = oom.kills()
-        log.mark()
+        self._oom_kills = oom.count_kills()
+        log.start_container()
         try:
             self._start(files)
         except OSError as error:
-            raise Broken.from_os(error, f"{command.argv[0]} cannot be started") from error
+            raise LocalRunError.from_os(error, f"{command.argv[0]} cannot be started") from error
 
     def _start(self, files: int) -> None:
         self._shim: subprocess.Popen[bytes]
@@ -80,9 +80,9 @@ class Process:
                     stdin=far_link.fileno(),
                     stdout=far_pipe,
                     stderr=far_pipe,
-                    # A Python that was built with shared libraries may need this one to start.
+                    # A Python built with shared libraries may need these variables to start.
                     env={name: os.environ[name] for name in _LIBRARY_PATHS if name in os.environ},
-                    # Ctrl-C on the terminal is for `allranks run`, which tells the ranks.
+                    # Ctrl-C on the terminal goes to `allranks run` alone, which then sends SIGTERM to the ranks.
                     start_new_session=True,
                 )
             except OSError:
@@ -100,35 +100,35 @@ class Process:
         self._write_request()
 
     async def started(self) -> None:
-        """Returns once the program is executing, or has failed to."""
+        """Waits until the program is executing or could not be executed."""
         await asyncio.shield(self._started)
 
     async def ended(self) -> Exit:
-        """How it ended; by then none of its processes is left and all of its output is in the log."""
+        """Waits for the end. By then no process is left, and all output is in the log."""
         return await asyncio.shield(self._ended)
 
     def terminate(self) -> None:
         """SIGTERM to the first process, as a kubelet does."""
-        self._order(b"T")
+        self._send_order(b"T")
 
     def kill(self) -> None:
         """SIGKILL to all processes."""
-        self._order(b"K")
+        self._send_order(b"K")
 
     @property
     def shim_pid(self) -> int:
         """The shim's pid."""
         return self._shim.pid
 
-    def _order(self, order: bytes) -> None:
+    def _send_order(self, order: bytes) -> None:
         if self._pending:
             self._pending += order
         elif not self._ended.done():
-            with contextlib.suppress(OSError):  # it is just ending
+            with contextlib.suppress(OSError):  # the shim is exiting
                 self._link.send(order)
 
     def _write_request(self) -> None:
-        """The request may be larger than a socket buffer."""
+        """Sends the start request in parts: it may be larger than the socket buffer."""
         try:
             sent = self._link.send(self._pending)
         except BlockingIOError:
@@ -157,7 +157,7 @@ class Process:
             self._finish()
 
     def _read_output(self) -> bool:
-        """Whether there may be more."""
+        """Reads one chunk. False if there is no more for now."""
         try:
             data = os.read(self._pipe, _CHUNK)
         except BlockingIOError:
@@ -167,19 +167,19 @@ class Process:
             return False
         try:
             self._log.write(data)
-        except Broken as error:
-            self._broken(error)
+        except LocalRunError as error:
+            self._on_error(error)
         self._output(data)
         return True
 
     def _finish(self) -> None:
-        """The shim is gone, so whatever there was of output is in the pipe."""
+        """The shim has exited: the rest of the output is in the pipe."""
         self._loop.remove_reader(self._link)
         self._loop.remove_writer(self._link)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._shim.wait(5)
         if b"exited " not in self._report and b"failed " not in self._report:
-            self._lost()
+            self._on_shim_killed()
         for _ in range(_PIPE_READS):
             if not self._read_output():
                 break
@@ -200,18 +200,19 @@ class Process:
                     message = self._log.message() if code else ""
                     return Exit(code, _time(time), self._reason(code, message), message)
                 case [b"failed", number, time]:
-                    return Exit(128, _time(time), "StartError", self._why_not(int(number)))
-        # The shim was killed, and with it the first process (PR_SET_PDEATHSIG).
+                    return Exit(128, _time(time), "StartError", self._start_error(int(number)))
+        # The shim was killed, and the first process with it (PR_SET_PDEATHSIG).
         return Exit(128 + signal.SIGKILL, datetime.now(UTC), "Error", self._log.message())
 
     def _reason(self, code: int, message: str) -> str:
-        """As a kubelet says it. All pods share our cgroup: only what SIGKILL ended can have been killed for memory."""
-        killed = code == 128 + signal.SIGKILL or (code and "SIGKILL" in message)  # a launcher reports it of its rank
-        if killed and oom.kills() > self._kills:
+        """The kubelet's reason. All pods share one cgroup, so OOMKilled also requires an end by SIGKILL."""
+        # A launcher exits with a code of its own and names the signal of its rank.
+        killed = code == 128 + signal.SIGKILL or (code and "SIGKILL" in message)
+        if killed and oom.count_kills() > self._oom_kills:
             return "OOMKilled"
         return "Error" if code else "Completed"
 
-    def _why_not(self, number: int) -> str:
+    def _start_error(self, number: int) -> str:
         program, directory = self._command.argv[0], self._command.directory
         if not directory.is_dir():
             return f"the working directory {directory} does not exist"

@@ -1,4 +1,4 @@
-"""The last net: what a shim leaves behind when somebody kills the shim itself."""
+"""Kills the processes of a container whose shim was killed."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from collections.abc import Iterable
 
 from allranks.local import shim
 
-_PATIENCE_SECONDS = 1.0
+_REAP_TIMEOUT_SECONDS = 1.0
 
 
-class Orphans:
-    """While it is entered, processes whose shim was killed become this process's children, and can be found."""
+class Reaper:
+    """A context in which this process is a subreaper: processes of a killed shim become its children."""
 
-    def __enter__(self) -> Orphans:
+    def __enter__(self) -> Reaper:
         self._before = set(_children())
         shim.become_subreaper()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end(())
+        self.kill_orphans(())
         if sys.platform == "linux":
             shim.prctl(shim.PR_SET_CHILD_SUBREAPER, 0)
 
-    def end(self, shims: Iterable[int]) -> None:
-        """Kills all children that are not `shims`, nor were there before, with all below them."""
-        spared = self._before | set(shims)
-        while orphans := set(_children()) - spared:
+    def kill_orphans(self, shims: Iterable[int]) -> None:
+        """Kills all children except `shims` and those from before the context, with all their descendants."""
+        kept = self._before | set(shims)
+        while orphans := set(_children()) - kept:
             for orphan in orphans:
                 for pid in (*shim.descendants(orphan), orphan):
                     shim.send(pid, signal.SIGKILL)
@@ -39,8 +39,8 @@ class Orphans:
 
 
 def _reap(orphans: Iterable[int]) -> bool:
-    """Whether all that were killed are gone; one in uninterruptible I/O stays until that is over."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    """False if a killed process does not exit in time: it is in uninterruptible I/O."""
+    deadline = time.monotonic() + _REAP_TIMEOUT_SECONDS
     for orphan in orphans:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(orphan, os.WNOHANG)[0] == 0:

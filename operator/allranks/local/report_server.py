@@ -1,4 +1,4 @@
-"""Ranks of a run on this machine report as on a cluster: by HTTP, on the loopback, with a token for each pod."""
+"""Receives the reports of local ranks as on a cluster: over HTTP, with a token for each pod, on the loopback."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from allranks.telemetry import server, store
 
 EXAMPLE_URL = "http://127.0.0.1:8081/v1/report"
-"""Where nothing runs yet, and a pod is only shown."""
+"""A placeholder for manifests that are only printed."""
 
 
 class LocalReports:
-    """Listens while a run lasts. `wake` is called when there is news."""
+    """The report server of one run. Calls `wake` when a report requires a reconcile."""
 
     def __init__(self, job: tuple[str, str], uid: str, node: str, run_dir: Path, wake: Callable[[], None]) -> None:
         self._job, self._uid, self._node, self._run_dir, self._wake = job, uid, node, run_dir, wake
-        self._senders: dict[str, store.ReportSource] = {}
-        self._hub: store.ReportStore | None = None
+        self._sources: dict[str, store.ReportSource] = {}
+        self._store: store.ReportStore | None = None
         self._server: server.Server | None = None
         self.url = ""
-        """Empty where nobody listens: aiohttp is not installed (`pip install 'allranks[cli]'`)."""
+        """Empty without a server: aiohttp is not installed (`pip install 'allranks[cli]'`)."""
 
     async def start(self) -> None:
         try:
             from allranks.telemetry import server, store
         except ImportError:
             return
-        self._hub = store.ReportStore(lambda: datetime.now(UTC), lambda _: self._wake())
-        self._server = server.Server(self._identify, self._hub.ingest, address="127.0.0.1")
+        self._store = store.ReportStore(lambda: datetime.now(UTC), lambda _: self._wake())
+        self._server = server.Server(self._identify, self._store.ingest, address="127.0.0.1")
         await self._server.start()
         self.url = f"http://127.0.0.1:{self._server.port}{server.PATH}"
         copy_library(self._run_dir / "python")
@@ -50,16 +50,16 @@ class LocalReports:
             for name in ("tokens", "python"):
                 shutil.rmtree(self._run_dir / name, ignore_errors=True)
 
-    def of(self, attempt: int) -> Reports | None:
-        return self._hub.snapshot(self._job, self._uid, attempt) if self._hub else None
+    def snapshot(self, attempt: int) -> Reports | None:
+        return self._store.snapshot(self._job, self._uid, attempt) if self._store else None
 
-    def stack_dump_id(self, question: str) -> None:
-        if self._hub:
-            self._hub.stack_dump_id(self._job, question)
+    def request_stack_dump(self, stack_dump_id: str) -> None:
+        if self._store:
+            self._store.stack_dump_id(self._job, stack_dump_id)
 
-    def equip(self, manifest: Manifest, pod: Pod) -> Manifest:
-        """The pod with its token and, for whoever has not installed it, the library."""
-        if not self._hub:
+    def inject_token(self, manifest: Manifest, pod: Pod) -> Manifest:
+        """The manifest with a token for the pod, and with the report library on its PYTHONPATH."""
+        if not self._store:
             return manifest
         from allranks.telemetry.store import ReportSource
 
@@ -68,7 +68,7 @@ class LocalReports:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
         path.write_text(token)
-        self._senders[token] = ReportSource(
+        self._sources[token] = ReportSource(
             self._job,
             self._uid,
             pod.name,
@@ -80,12 +80,12 @@ class LocalReports:
             self._node,
         )
         containers = [
-            self._told(container, path) if container["name"] == TRAINER else container
+            self._with_token(container, path) if container["name"] == TRAINER else container
             for container in manifest["spec"]["containers"]
         ]
         return {**manifest, "spec": {**manifest["spec"], "containers": containers}}
 
-    def _told(self, container: Manifest, token: Path) -> Manifest:
+    def _with_token(self, container: Manifest, token: Path) -> Manifest:
         env = list(container.get("env") or ())
         paths = [str(self._run_dir / "python"), os.environ.get("PYTHONPATH", "")]
         own = {TOKEN_FILE: str(token)}
@@ -94,4 +94,4 @@ class LocalReports:
         return {**container, "env": [*env, *({"name": name, "value": value} for name, value in own.items())]}
 
     async def _identify(self, token: str) -> store.ReportSource | None:
-        return self._senders.get(token)
+        return self._sources.get(token)

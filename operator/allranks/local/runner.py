@@ -1,7 +1,7 @@
-"""Carries out plans on this machine: observe, reconcile, apply, until the job is over and no process is left.
+"""Runs a job on this machine: observe, reconcile, apply, until the job is finished and no process is left.
 
-The job and its status are in memory, which counts as the API server. Nothing polls: the loop wakes when a process
-starts or ends, and at the time a plan asked for.
+Memory takes the place of the API server for the job and its status. The loop does not poll: it wakes when a process
+starts or ends, and at the time that the plan requests.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from allranks.core.rules.cleanup import CLEANUP_GRACE
 from allranks.errors import CannotRun
 from allranks.local import ports
 from allranks.local.environment import machine_environment
-from allranks.local.errors import Broken, explain
+from allranks.local.errors import LocalRunError, explain
 from allranks.local.gpus import Gpus, list_gpus
-from allranks.local.pod import Backoff, LocalPod, view_of
+from allranks.local.pod import Backoff, LocalPod, initial_status
 from allranks.local.prepare import Machine, PodPlan, prepare
-from allranks.local.reaper import Orphans
+from allranks.local.reaper import Reaper
 from allranks.local.report_server import EXAMPLE_URL, LocalReports
-from allranks.local.state_file import Record
-from allranks.local.unsupported_fields import notes
+from allranks.local.state_file import StateFile
+from allranks.local.unsupported_fields import unsupported_field_notes
 from allranks.local.volumes import Volumes
 from allranks.open_files import more_open_files
 
-How = Literal["finished", "suspended", "stopped", "settled"]
-"""Why the run is over: the job's verdict, `suspend: true`, `stop` was called, or nothing more can happen."""
+Outcome = Literal["finished", "suspended", "stopped", "settled"]
+"""Why the run ended: the job finished, `suspend: true`, `stop` was called, or no pod is left to run."""
 
 _FILES_PER_POD = 4
 _OWN_FILES = 64
-_REST = 5.0
-"""After a decision, so many times as long as it took are spent otherwise."""
-_LONGEST_WAIT = 86_400.0
-"""An event loop's timer takes no arbitrarily long times."""
-_BROKEN_GRACE = 5.0
-"""Seconds that ranks get when the run itself is broken."""
+_IDLE_FACTOR = 5.0
+"""Idle time after each reconcile, as a multiple of the time it took: limits its share of the CPU."""
+_MAX_WAIT = 86_400.0
+"""Event loop timers do not accept arbitrarily long delays."""
+_ERROR_GRACE = 5.0
+"""Grace period in seconds after an internal error of the run."""
 
 
 class Listener(Protocol):
-    """Who is told what happens. Called on the event loop's thread: must not block."""
+    """Receives the status, events and output of a run. Called on the event loop's thread: must not block."""
 
     def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
 
     def event(self, event: Event) -> None: ...
 
     def output(self, pod: Pod, container: str, data: bytes) -> None:
-        """What a container wrote, cut anywhere; empty when it ended."""
+        """A chunk of a container's output, not aligned to lines; empty at its end."""
 
 
-class _Nobody:
+class _NullListener:
     def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
 
     def event(self, event: Event) -> None: ...
@@ -72,17 +72,17 @@ class _Nobody:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How one job is run."""
+    """Options of one run."""
 
     run_dir: Path
-    """Holds logs and volumes; made when the run starts."""
+    """Contains logs and volumes; created when the run starts."""
     workdir: Path = field(default_factory=Path.cwd)
     volumes: Mapping[str, Path] = field(default_factory=dict)
-    """Name of a volume or claim -> the directory it is."""
+    """Name of a volume or claim -> its directory."""
     claims: dict[str, Path] = field(default_factory=dict)
-    """Directories of claims that are not in `volumes`, filled as they are met: jobs run with one dict share them."""
+    """Directories of claims that are not in `volumes`, filled during the run. Jobs that share the dict share them."""
     grace: float | None = None
-    """Seconds between SIGTERM and SIGKILL, instead of each pod's own."""
+    """Seconds between SIGTERM and SIGKILL; replaces the value in the manifest."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     backoff: Backoff = field(default_factory=Backoff)
 
@@ -110,9 +110,9 @@ class LocalRun:
         self.logs = options.run_dir / "logs"
         self.node = os.uname().nodename
         self.backoff = options.backoff
-        self.starting = asyncio.Lock()
+        self.start_lock = asyncio.Lock()
         self.files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._listener: Listener = _Nobody()
+        self._listener: Listener = _NullListener()
         self._reconcile = reconcile
         self._listens = listens
         self._volumes = Volumes(options.run_dir.absolute(), options.volumes, options.claims)
@@ -122,15 +122,15 @@ class LocalRun:
         self._pods: dict[str, LocalPod] = {}
         self._endpoints: tuple[int, Mapping[tuple[str, int], tuple[str, int]]] | None = None
         self._wake = asyncio.Event()
-        self._broken: Exception | None = None
+        self._error: Exception | None = None
         self._stopping = False
-        self._orphans = Orphans()
+        self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
         self._reports = LocalReports(key, uid, self.node, options.run_dir.absolute(), self._wake.set)
-        self._record = Record(options.run_dir / "job.json", self.job)
+        self._state_file = StateFile(options.run_dir / "job.json", self.job)
 
     def preview(self) -> list[Manifest]:
-        """The pods of the first attempt, with ports as they might be chosen: the same every time. Touches nothing."""
+        """The pods of the first attempt with placeholder ports: the same for every call. Changes nothing on disk."""
         wanted = self._listens(self.job, self.status)
         endpoints = {key: ("127.0.0.1", min(key[1] + number, 65535)) for number, key in enumerate(wanted)}
         metadata = self.job.metadata.model_copy(update={"uid": str(uuid.UUID(int=0))})
@@ -138,7 +138,7 @@ class LocalRun:
         return [manifest for manifest in self._first_objects(job, endpoints) if manifest["kind"] == "Pod"]
 
     def check(self) -> list[str]:
-        """What the first attempt lacks here, as notes for people. Raises CannotRun where it cannot run at all."""
+        """Notes on settings that have no effect here. Raises CannotRun if the first attempt cannot run here."""
         self._gpus = Gpus(list_gpus(self._machine.environ), self._machine.environ)
         objects = self._first_objects(self.job, {})
         for manifest in objects:
@@ -155,35 +155,35 @@ class LocalRun:
         if problems:
             raise CannotRun("\n".join(problems))
         self._check_files(len(plans))
-        self._gpus.shared_out = sum(plan.gpus or 0 for plan in plans) <= self._gpus.count
-        return notes(self.job, plans, self._volumes, self._gpus.count, str(self.options.workdir))
+        self._gpus.enabled = sum(plan.gpus or 0 for plan in plans) <= self._gpus.count
+        return unsupported_field_notes(self.job, plans, self._volumes, self._gpus.count, str(self.options.workdir))
 
     @property
     def volume_names(self) -> set[str]:
-        """The volumes and claims of this job's pods, which `options.volumes` may map; known after `check`."""
+        """The volumes and claims of this job's pods, which `options.volumes` may map. Call `check` first."""
         return self._volumes.names
 
-    async def run(self, listener: Listener) -> How:
-        """Runs the job to its end, once; by then no process of it is left.
+    async def run(self, listener: Listener) -> Outcome:
+        """Runs the job to its end; then none of its processes is left. Call it once.
 
-        Raises Broken where this machine did not let it go on, CannotRun where nothing could be started.
+        Raises LocalRunError if the machine prevents the run from continuing, CannotRun if nothing could be started.
         """
         self._listener = listener
         if self._gpus is None:
             self.check()
         self._make_run_dir()
-        with more_open_files(), self._orphans:
+        with more_open_files(), self._reaper:
             try:
                 await self._reports.start()
-                how = await self._pursue()
+                how = await self._reconcile_until_done()
                 grace = None
             except BaseException:
-                grace = _BROKEN_GRACE
+                grace = _ERROR_GRACE
                 raise
             finally:
                 await self._end_pods(grace)
                 await self._reports.stop()
-                self._record.write(self.status)
+                self._state_file.write(self.status)
         return how
 
     def stop(self, at_once: bool = False) -> None:
@@ -195,7 +195,7 @@ class LocalRun:
 
     @property
     def running(self) -> int:
-        """How many pods have processes."""
+        """The number of pods that have processes."""
         return sum(pod.alive for pod in self._pods.values())
 
     @property
@@ -203,45 +203,45 @@ class LocalRun:
         """The longest time that `stop` takes, in seconds."""
         return max((pod.grace for pod in self._pods.values() if pod.alive), default=0.0)
 
-    async def _pursue(self) -> How:
+    async def _reconcile_until_done(self) -> Outcome:
         while True:
-            if self._broken:
-                raise self._broken
+            if self._error:
+                raise self._error
             if self._stopping:
-                # What stop does to the pods is no failure of theirs: the core never sees it. A verdict stands.
+                # Pods that `stop` ends have not failed, so there is no reconcile. A finished job stays finished.
                 return "finished" if self.status.phase in FINISHED else "stopped"
             began = time.monotonic()
             plan = self._reconcile(self._observe())
             took = time.monotonic() - began
             self._apply(plan)
-            # Output and ends of processes come in between two plans too.
+            # Lets the event loop read output and exits of processes between two plans.
             await asyncio.sleep(0)
             if not plan.empty:
                 continue
-            # What has changed in this moment, the end of the last process perhaps, the plan knows nothing of.
-            if not self._wake.is_set() and (how := self._over(plan)):
+            # A change during this iteration, such as the exit of the last process, is not in the plan.
+            if not self._wake.is_set() and (how := self._outcome(plan)):
                 return how
             await self._wait(plan.wake_at)
-            # With a thousand pods that start or end one after the other, deciding must not take all the time.
-            await asyncio.sleep(_REST * took)
+            # When a thousand pods start or end one after another, reconciling must not use all CPU time.
+            await asyncio.sleep(_IDLE_FACTOR * took)
 
     def _observe(self) -> Observed:
         self._wake.clear()
-        self._forget_gone()
+        self._drop_deleted_pods()
         if self._endpoints is None or self._endpoints[0] != self.status.attempt:
             wanted = self._listens(self.job, self.status)
             self._endpoints = (self.status.attempt, ports.choose(wanted))
         platform = Platform("allranks", local=True, endpoints=self._endpoints[1], report_url=self._reports.url)
-        self._listener.status(self.status, self._views())
-        reports = self._reports.of(self.status.attempt)
-        return Observed(self.job, self.status, self._views(), datetime.now(UTC), platform, reports=reports)
+        self._listener.status(self.status, self._pod_statuses())
+        reports = self._reports.snapshot(self.status.attempt)
+        return Observed(self.job, self.status, self._pod_statuses(), datetime.now(UTC), platform, reports=reports)
 
     def _apply(self, plan: Plan) -> None:
         if plan.status:
             self.status = plan.status
-            self._record.seldom(self.status)
+            self._state_file.write_throttled(self.status)
         if plan.stack_dump_id:
-            self._reports.stack_dump_id(plan.stack_dump_id)
+            self._reports.request_stack_dump(plan.stack_dump_id)
         for event in plan.events:
             self._listener.event(event)
         if plan.write_ahead:
@@ -250,7 +250,7 @@ class LocalRun:
             self._create(manifest)
         for ref in plan.delete:
             pod = self._pods.get(ref.name)
-            if pod and pod.view.uid == ref.uid:
+            if pod and pod.status.uid == ref.uid:
                 pod.delete()
 
     def _create(self, manifest: Manifest) -> None:
@@ -259,11 +259,11 @@ class LocalRun:
             self._volumes.add_files(manifest)
         if manifest["kind"] != "Pod" or name in self._pods:
             return
-        # A pod's UID is given by the API server, and its variables may refer to it.
+        # On a cluster the API server assigns the UID. Variables may refer to it.
         identified = {**manifest, "metadata": {**manifest["metadata"], "uid": str(uuid.uuid4())}}
-        plan, problems = prepare(self._reports.equip(identified, view_of(identified)), self._machine)
+        plan, problems = prepare(self._reports.inject_token(identified, initial_status(identified)), self._machine)
         if plan is None:
-            raise Broken("; ".join(problems))
+            raise LocalRunError("; ".join(problems))
         for volume, _ in plan.directories:
             self._volumes.make(name, volume)
         self._volumes.make_folders(plan.folders)
@@ -271,8 +271,8 @@ class LocalRun:
         self._pods[name] = pod
         pod.start()
 
-    def _over(self, plan: Plan) -> How | None:
-        """Whether there is nothing left to wait for."""
+    def _outcome(self, plan: Plan) -> Outcome | None:
+        """The outcome, or None if the run has something to wait for."""
         alive = [pod for pod in self._pods.values() if pod.alive]
         if plan.delete_job:
             return "finished"
@@ -285,21 +285,21 @@ class LocalRun:
         return None if plan.wake_at else "settled"
 
     def _linger_until(self) -> datetime:
-        """With cleanPodPolicy None a cluster leaves pods running after the end; here they end with the run."""
+        """When to end pods that still run. On a cluster cleanPodPolicy None keeps them; here they end too."""
         if self.job.spec.clean_pod_policy == "None" and self.status.completion_time:
             return self.status.completion_time + CLEANUP_GRACE
         return datetime.max.replace(tzinfo=UTC)
 
     async def _wait(self, until: datetime | None) -> None:
         until = min(until or self._linger_until(), self._linger_until())
-        seconds = min((until - datetime.now(UTC)).total_seconds(), _LONGEST_WAIT)
+        seconds = min((until - datetime.now(UTC)).total_seconds(), _MAX_WAIT)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), max(0.0, seconds))
 
-    def _views(self) -> tuple[Pod, ...]:
-        return tuple(pod.view for pod in self._pods.values())
+    def _pod_statuses(self) -> tuple[Pod, ...]:
+        return tuple(pod.status for pod in self._pods.values())
 
-    def _forget_gone(self) -> None:
+    def _drop_deleted_pods(self) -> None:
         for name, pod in list(self._pods.items()):
             if pod.gone.is_set():
                 del self._pods[name]
@@ -310,16 +310,16 @@ class LocalRun:
             pod.delete(None if grace is None else min(grace, pod.grace))
         while self._pods:
             self._wake.clear()
-            self._forget_gone()
-            self._listener.status(self.status, self._views())
+            self._drop_deleted_pods()
+            self._listener.status(self.status, self._pod_statuses())
             if self._pods:
                 await self._wake.wait()
-        self._orphans.end(())
+        self._reaper.kill_orphans(())
 
     def _first_objects(self, job: Job, endpoints: Mapping[tuple[str, int], tuple[str, int]]) -> list[Manifest]:
-        """What the core creates first, from a status that is not kept."""
-        asked = job.spec.progress is not None or job.spec.hang is not None
-        platform = Platform("allranks", local=True, endpoints=endpoints, report_url=EXAMPLE_URL if asked else "")
+        """The objects that the core creates first. Does not change the status of the run."""
+        reports = job.spec.progress is not None or job.spec.hang is not None
+        platform = Platform("allranks", local=True, endpoints=endpoints, report_url=EXAMPLE_URL if reports else "")
         status = self.status
         while True:
             plan = self._reconcile(Observed(job, status, (), datetime.now(UTC), platform))
@@ -340,9 +340,9 @@ class LocalRun:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CannotRun(f"the run directory {self.options.run_dir} cannot be made: {explain(error)}") from error
+            raise CannotRun(f"the run directory {self.options.run_dir} cannot be created: {explain(error)}") from error
 
-    # What pods need of us (`pods.Surroundings`).
+    # Implements `PodHost`, which pods call.
 
     def changed(self) -> None:
         self._wake.set()
@@ -350,17 +350,17 @@ class LocalRun:
     def output(self, pod: Pod, container: str, data: bytes) -> None:
         self._listener.output(pod, container, data)
 
-    def broken(self, error: Exception) -> None:
-        self._broken = self._broken or error
+    def fail(self, error: Exception) -> None:
+        self._error = self._error or error
         self._wake.set()
 
-    def lost_shim(self) -> None:
-        """A shim was killed: what it guarded is ours now."""
-        self._orphans.end(pid for pod in self._pods.values() for pid in pod.shims())
+    def shim_killed(self) -> None:
+        """The processes of a killed shim become children of this process: kill them."""
+        self._reaper.kill_orphans(pid for pod in self._pods.values() for pid in pod.shims())
 
-    async def gpus(self, pod: str, count: int) -> Mapping[str, str]:
-        return await self._gpus.take(pod, count) if self._gpus else {}
+    async def acquire_gpus(self, pod: str, count: int) -> Mapping[str, str]:
+        return await self._gpus.acquire(pod, count) if self._gpus else {}
 
-    def release(self, pod: str) -> None:
+    def release_gpus(self, pod: str) -> None:
         if self._gpus:
             self._gpus.release(pod)

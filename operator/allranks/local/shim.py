@@ -1,15 +1,15 @@
-"""The process above one container's processes: what a PID namespace does in a cluster, it does on this machine.
+"""The parent process of one container. It does on one machine what a PID namespace does in a cluster.
 
-When the container's first process ends, everything that descends from it is killed, whatever sessions it moved to; when
-`allranks run` disappears, even by SIGKILL, so does the container. Standard library only, and little of it, for each
-container starts one (`python -I -S`), with the container's output as its own.
+When the container's first process ends, the shim kills all of its descendants, whatever sessions they moved to. When
+`allranks run` ends, even by SIGKILL, so does the container. Each container starts a shim (`python -I -S`), so the shim
+imports little, and the standard library only. The container's output is the output of the shim.
 
-Its standard input is a socket to the driver. From the driver come the number of bytes of a start request, on a line,
-the request (see `encode`), then single bytes: `T` for SIGTERM to the first process, `K` for SIGKILL to everything. To
-the driver go lines: `started TIME`, then `exited STATUS TIME` with a wait status, or `failed ERRNO TIME`.
+Standard input is a socket to the runner. The runner sends the size of a start request on a line, the request (see
+`encode`), then single bytes: `T` for SIGTERM to the first process, `K` for SIGKILL to all processes. The shim answers
+with lines: `started TIME`, then `exited STATUS TIME` with a wait status, or `failed ERRNO TIME`.
 """
 
-# pathlib and contextlib take longer to import than all the rest here.
+# Importing pathlib and contextlib takes longer than all other imports here.
 # ruff: noqa: PTH112, PTH118, PTH208, SIM105
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LINUX = sys.platform == "linux"
 LEFTOVER_SECONDS = 10.0
-"""How long to wait for killed processes that the kernel does not let go of (uninterruptible I/O)."""
+"""How long to wait for killed processes in uninterruptible I/O."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def supervise(first: int, link: int, wakeup: int) -> None:
-    """Until the first process has ended and nothing that descends from it is left."""
+    """Waits until the first process and all of its descendants have ended."""
     poll = select.poll()
     poll.register(link, select.POLLIN)
     poll.register(wakeup, select.POLLIN)
@@ -82,14 +82,14 @@ def supervise(first: int, link: int, wakeup: int) -> None:
             report(link, f"exited {int(signal.SIGKILL) if status is None else status} {ended or time.time()!r}")
             return
         if give_up:
-            # Again and again: a process that was just forked is not in the list yet.
+            # Repeated: a process that was just forked may not be in the list yet.
             for descendant in descendants(os.getpid()):
                 send(descendant, signal.SIGKILL)
             interval = 5 if interval is None else min(interval * 2, 200)
 
 
 def reap() -> tuple[int, int] | None:
-    """(pid, wait status) of a child that ended, pid 0 where all still run; None where there is no child."""
+    """(pid, wait status) of a child that ended; pid 0 if all still run; None if there is no child."""
     try:
         return os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -97,7 +97,7 @@ def reap() -> tuple[int, int] | None:
 
 
 def start(directory: bytes, files: int, argv: list[bytes], env: dict[bytes, bytes], link: int) -> int | None:
-    """Forks the first process. Its pid, or None where its program cannot be executed, which the driver is told."""
+    """Forks the first process. Returns its pid, or None after reporting that its program cannot be executed."""
     errors, errors_end = os.pipe()
     shim = os.getpid()
     began = time.time()
@@ -128,11 +128,11 @@ def prepare_child(shim: int, files: int) -> None:
         if number in (signal.SIGPIPE, signal.SIGXFSZ) or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     if LINUX:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the shim itself may be killed
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # for the case that the shim is killed
         if os.getppid() != shim:
             os._exit(127)
         try:
-            # As in a cluster: when memory runs out, the ranks go before whatever watches them.
+            # As in a cluster: when memory runs out, the kernel kills ranks before the process that supervises them.
             with open("/proc/self/oom_score_adj", "wb") as adjust:
                 adjust.write(b"500")
         except OSError:
@@ -144,7 +144,7 @@ def prepare_child(shim: int, files: int) -> None:
 
 
 def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
-    """As execvp, with the PATH of `env`. Raises OSError: the first reason that is more than "not found"."""
+    """As execvp, with the PATH of `env`. Raises OSError, preferably one other than "not found"."""
     name = argv[0]
     folders = [b""] if b"/" in name else env.get(b"PATH", os.defpath.encode()).split(b":")
     reason: OSError | None = None
@@ -159,7 +159,7 @@ def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root`, those without children first."""
+    """All descendants of `root`, leaves first."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents():
         children.setdefault(parent, []).append(pid)
@@ -170,7 +170,7 @@ def descendants(root: int) -> list[int]:
 
 
 def parents() -> list[tuple[int, int]]:
-    """(pid, pid of its parent) of every process."""
+    """(pid, parent pid) of every process."""
     if not os.path.isdir("/proc/self"):
         with os.popen("ps -A -o pid= -o ppid=") as listing:
             return [(int(pid), int(parent)) for pid, parent in map(str.split, listing)]
@@ -182,13 +182,13 @@ def parents() -> list[tuple[int, int]]:
                     stat = file.read()
             except OSError:
                 continue
-            # The command name before it may hold spaces and parentheses.
+            # The command name before it may contain spaces and parentheses.
             found.append((int(name), int(stat[stat.rindex(b")") + 2 :].split()[1])))
     return found
 
 
 def become_subreaper() -> None:
-    """Processes whose parent ended become children of this one. Elsewhere than on Linux they are lost from sight."""
+    """Orphaned descendants become children of this process. Linux only: elsewhere they cannot be found."""
     if LINUX:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -221,7 +221,7 @@ def encode(directory: str, files: int, argv: list[str], env: dict[str, str]) -> 
 
 
 def read_request(link: int) -> tuple[bytes, int, list[bytes], dict[bytes, bytes]] | None:
-    """What `encode` made of it; None where the driver is gone."""
+    """Decodes what `encode` returned. None if the runner has ended."""
     size = b""
     while not size.endswith(b"\n"):
         digit = receive(link, 1)
@@ -240,7 +240,7 @@ def read_request(link: int) -> tuple[bytes, int, list[bytes], dict[bytes, bytes]
 
 
 def receive(link: int, count: int = 4096) -> bytes:
-    """Empty where the driver is gone."""
+    """Empty if the runner has ended."""
     try:
         return os.read(link, count)
     except OSError:

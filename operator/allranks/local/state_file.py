@@ -1,4 +1,4 @@
-"""The job and its status as a file of the run directory, kept up to date: as `kubectl get -o json` has it."""
+"""job.json in the run directory: the job and its newest status, in the format of `kubectl get -o json`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from allranks.api.job import API_VERSION, KIND, Job
 from allranks.api.status import Status
 
-SELDOM_SECONDS = 5.0
+WRITE_INTERVAL_SECONDS = 5.0
 
 
-class Record:
-    """A disk that is full, or gone, is no reason to end a training: what cannot be written is left out."""
+class StateFile:
+    """Errors are ignored: a full disk must not end the training because of this file."""
 
     def __init__(self, path: Path, job: Job) -> None:
         self._path, self._job, self._wrote_at = path, job, float("-inf")
 
-    def seldom(self, status: Status) -> None:
-        if time.monotonic() - self._wrote_at >= SELDOM_SECONDS:
+    def write_throttled(self, status: Status) -> None:
+        if time.monotonic() - self._wrote_at >= WRITE_INTERVAL_SECONDS:
             self.write(status)
 
     def write(self, status: Status) -> None:

@@ -1,4 +1,4 @@
-"""What of a manifest means nothing on one machine: said before the start, one line each, not dropped in silence."""
+"""One note for each field of the manifest that has no effect on one machine, printed before the start."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _POD_FIELDS = (
     "dnsConfig shareProcessNamespace activeDeadlineSeconds"
 ).split()
 _CONTAINER_FIELDS = "securityContext livenessProbe readinessProbe startupProbe lifecycle volumeDevices".split()
-_GPU = "nvidia.com/gpu"
 
 
-def notes(job: Job, plans: Sequence[PodPlan], volumes: Volumes, gpus: int, workdir: str) -> list[str]:
-    """One line for each thing that the manifest has and this machine does not do."""
+def unsupported_field_notes(job: Job, plans: Sequence[PodPlan], volumes: Volumes, gpus: int, workdir: str) -> list[str]:
+    """One line for each setting in the manifest that this machine does not apply."""
     return [
         *_about_images(plans),
         *_about_gpus(job, plans, gpus),
@@ -56,7 +55,7 @@ def _about_gpus(job: Job, plans: Sequence[PodPlan], gpus: int) -> Iterator[str]:
     elif gpus:
         here = f"this machine has {_count(gpus, 'GPU')}"
         alike = "" if job.spec.pool else ", as on a cluster"
-        yield f"{here}, the job asks for none (resources.limits, {_GPU}): all ranks run on the CPU{alike}"
+        yield f"{here}, the job asks for none (resources.limits, nvidia.com/gpu): all ranks run on the CPU{alike}"
 
 
 def _about_resources(plans: Iterable[PodPlan]) -> Iterator[str]:
@@ -67,7 +66,7 @@ def _about_resources(plans: Iterable[PodPlan]) -> Iterator[str]:
         for amounts in (container.get("resources") or {}).values()
         if isinstance(amounts, Mapping)
         for name in amounts
-        if name != _GPU
+        if not name.endswith("/gpu")
     )
     if names:
         yield f"resources are not limited here: {', '.join(names)}"
@@ -83,7 +82,7 @@ def _about_fields(job: Job) -> Iterator[str]:
     scheduling = job.spec.scheduling.model_dump(by_alias=True, exclude_defaults=True)
     placement = [*_present(specs, _PLACEMENT), *(f"scheduling.{name}" for name in scheduling)]
     if job.spec.pool:
-        # Variables such as NCCL_SOCKET_IFNAME name the network interfaces of other machines.
+        # Not applied: variables such as NCCL_SOCKET_IFNAME name the network interfaces of other machines.
         yield f"pool {job.spec.pool} is not used here: it describes nodes of a cluster, their GPUs and their variables"
     if placement:
         yield f"pods are not placed here, so these do nothing: {', '.join(placement)}"
@@ -100,31 +99,31 @@ def _about_fields(job: Job) -> Iterator[str]:
     if sources:
         yield f"envFrom {', '.join(sources)} is not on this machine: export its variables before allranks run"
     if job.spec.managed_by not in (None, MANAGED_BY):
-        yield f"managedBy {job.spec.managed_by} is not asked here"
+        yield f"managedBy {job.spec.managed_by} is ignored here"
 
 
 def _about_volumes(plans: Iterable[PodPlan], volumes: Volumes) -> Iterator[str]:
-    told: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for plan in plans:
         directories = {volume["name"]: (volume, where) for volume, where in plan.directories}
         for name, (path, _) in plan.mounted.items():
             volume, where = directories[name]
             claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
             if name in volumes.mapped or claim in volumes.mapped:
-                made = "" if where.is_dir() else " (made now)"
-                told[name] = f"{path} is {where}{made}"
+                made = "" if where.is_dir() else " (will be created)"
+                lines[name] = f"{path} is {where}{made}"
             elif claim:
                 new = "" if where.is_dir() else f", new for this run: --volume {claim}=DIR keeps it"
-                told[name] = f"{path} (claim {claim}) is {where}{new}"
+                lines[name] = f"{path} (claim {claim}) is {where}{new}"
             elif not name.startswith("allranks-"):
-                told[name] = f"{path} ({name}) is a directory of each pod's own, removed with the pod"
-    yield from told.values()
+                lines[name] = f"{path} ({name}) is a separate directory for each pod, removed with the pod"
+    yield from lines.values()
 
 
 def _about_directories(plans: Iterable[PodPlan], workdir: str) -> Iterator[str]:
-    lost = _unique(directory for plan in plans for directory in plan.lost_directories)
-    if lost:
-        yield f"{_list('workingDir', lost)} not on this machine: programs start in {workdir} (--workdir)"
+    missing = _unique(directory for plan in plans for directory in plan.lost_directories)
+    if missing:
+        yield f"{_list('workingDir', missing)} not on this machine: programs start in {workdir} (--workdir)"
 
 
 def _present(parts: Iterable[Manifest], names: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Volumes as directories. Nothing can be mounted here, so the path is replaced wherever a manifest names it."""
+"""Volumes as directories. Nothing is mounted: a mount path in the manifest is replaced by its directory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 
 from allranks.core.model import Manifest
 from allranks.local.environment import expand
-from allranks.local.errors import Broken
+from allranks.local.errors import LocalRunError
 
-LEFT_ALONE = frozenset({"/dev/shm"})
-"""Mount paths that this machine has itself."""
+NATIVE_PATHS = frozenset({"/dev/shm"})
+"""Mount paths that exist on this machine."""
 
 _BEFORE = r"""(?<![^\s"'`=:,;(<>&|])"""
 _AFTER = r"""(?=$|[/\s"'`:,;)<>&|])"""
@@ -25,33 +25,33 @@ _AFTER = r"""(?=$|[/\s"'`:,;)<>&|])"""
 
 @dataclass(frozen=True)
 class Mounts:
-    """Where one container's mount paths really are."""
+    """The mount paths of one container and their directories."""
 
     directories: Mapping[str, Path] = field(default_factory=dict)
 
     def rewrite(self, text: str) -> str:
-        """`text` with every path at or below a mount path replaced; paths inside other words are left alone."""
+        """`text` with every path at or below a mount path replaced. A path inside another word is not replaced."""
         if not self.directories:
             return text
-        # Longest first: a mount inside another mount's path is its own directory.
+        # Longest first: a mount below another mount has its own directory.
         paths = sorted(self.directories, key=len, reverse=True)
         pattern = _BEFORE + "(" + "|".join(map(re.escape, paths)) + ")" + _AFTER
         return re.sub(pattern, lambda match: str(self.directories[match[1]]), text)
 
 
 class Volumes:
-    """The directories behind volumes: what the user mapped, claims for the whole run, and each pod's own."""
+    """The directories of volumes: mapped by the user, one for each claim, or one for each pod."""
 
     def __init__(self, root: Path, mapped: Mapping[str, Path], claims: dict[str, Path]) -> None:
         self.mapped = mapped
         self.claims = claims
         self.names: set[str] = set()
-        """Every volume and claim that was asked for."""
+        """All volumes and claims of the job's pods."""
         self._root = root
         self._files: dict[tuple[str, str], Mapping[str, bytes]] = {}
 
     def add_files(self, manifest: Manifest) -> None:
-        """A ConfigMap or Secret that the job itself makes: its volumes can be had here."""
+        """Adds a ConfigMap or Secret that the job itself creates, so that pods can mount it."""
         data = {key: str(value).encode() for key, value in (manifest.get("data") or {}).items()}
         if manifest["kind"] == "Secret":
             data = {key: base64.b64decode(value) for key, value in data.items()}
@@ -59,11 +59,11 @@ class Volumes:
         self._files[manifest["kind"], manifest["metadata"]["name"]] = data
 
     def own_directory(self, pod: str) -> Path:
-        """Holds what is removed with the pod."""
+        """The directory that is removed with the pod."""
         return self._root / "pods" / pod
 
     def locate(self, pod: str, volume: Mapping[str, Any]) -> Path | str:
-        """The directory of a volume, not made yet; or why there is none, as a sentence."""
+        """The directory of a volume, which may not exist yet; or a message that says why there is none."""
         name: str = volume["name"]
         claim: str = (volume.get("persistentVolumeClaim") or {}).get("claimName") or ""
         self.names |= {name, claim} - {""}
@@ -80,7 +80,7 @@ class Volumes:
         return f"volume {name} ({kind}) is not on this machine: give its directory with --volume {name}=DIR"
 
     def make(self, pod: str, volume: Mapping[str, Any]) -> None:
-        """Makes the directory and its files. Raises Broken."""
+        """Creates the directory and its files. Raises LocalRunError."""
         directory = self.locate(pod, volume)
         if isinstance(directory, str):
             return
@@ -92,21 +92,21 @@ class Volumes:
                 mode = (volume.get("secret") or volume.get("configMap") or {}).get("defaultMode")
                 path.chmod(0o644 if mode is None else mode)
         except OSError as error:
-            raise Broken.from_os(error, f"the directory {directory} cannot be made") from error
+            raise LocalRunError.from_os(error, f"the directory {directory} cannot be created") from error
 
     def make_folders(self, folders: Iterable[Path]) -> None:
-        """Sub-paths, which a kubelet makes too. Raises Broken."""
+        """Creates sub-paths, as a kubelet does. Raises LocalRunError."""
         for folder in folders:
             try:
                 if not folder.exists():  # it may be a single file of a config map
                     folder.mkdir(parents=True)
             except OSError as error:
-                raise Broken.from_os(error, f"the directory {folder} cannot be made") from error
+                raise LocalRunError.from_os(error, f"the directory {folder} cannot be created") from error
 
     def remove(self, pod: str) -> None:
-        """The pod is gone, and its own directories with it."""
+        """Removes the directories of a deleted pod."""
         shutil.rmtree(self.own_directory(pod), ignore_errors=True)
-        with contextlib.suppress(OSError):  # other pods have theirs in it
+        with contextlib.suppress(OSError):  # not empty: other pods exist
             (self._root / "pods").rmdir()
 
     def _content(self, volume: Mapping[str, Any]) -> Mapping[str, bytes] | None:
@@ -118,12 +118,12 @@ class Volumes:
 
 
 def mounts(container: Manifest, located: Mapping[str, Path], variables: Mapping[str, str]) -> tuple[Mounts, list[str]]:
-    """The container's mounts, with their sub-paths, and what is wrong with them. `located`: volume -> directory."""
+    """The container's mounts with sub-paths, and a message for each invalid one. `located`: volume -> directory."""
     directories: dict[str, Path] = {}
     problems: list[str] = []
     for mount in container.get("volumeMounts") or ():
         path = os.path.normpath(mount["mountPath"])
-        if path in LEFT_ALONE:
+        if path in NATIVE_PATHS:
             continue
         if mount["name"] not in located:
             problems.append(f"container {container['name']} mounts volume {mount['name']}, which the pod does not have")

@@ -1,8 +1,8 @@
-"""Tells the operator how far this rank is: `from allranks.report import report`.
+"""Reports the progress of this rank to the operator: `from allranks.report import report`.
 
-It runs inside training programs, so it needs Python 3.9 and its standard library only, and never disturbs them: a call
-takes microseconds, waits for nothing and raises nothing. A thread in the background sends the newest state. Outside of
-a job (no ALLRANKS_REPORT_URL and ALLRANKS_REPORT_TOKEN_FILE) every call does nothing.
+The library runs inside training programs, so it needs only Python 3.9 and its standard library, and never disturbs
+them: a call takes microseconds, does not block and does not raise. A background thread sends the newest state. Outside
+a job (without ALLRANKS_REPORT_URL and ALLRANKS_REPORT_TOKEN_FILE) every call does nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["finish", "report", "waiting"]
 
 _client: Client | None = None
 _meter: Meter | None = None
-_looked = False  # whether we know if there is somebody to report to
+_initialized = False  # whether the environment was read
 
 
 def report(
@@ -32,40 +32,40 @@ def report(
     busy: Any = None,
     **metrics: Any,
 ) -> None:
-    """This rank has come so far; what is left out stays as it was.
+    """Reports the progress of this rank. Omitted values keep their last value.
 
-    `step`: optimizer steps done, of all epochs; `total_steps`: of the whole training; `epoch`: epochs done; `samples`:
-    of this rank since its last call; `checkpoint`: the state as of `step` is now safely stored; `busy`: seconds of this
-    rank's own work in a step, without waiting for other ranks (the helpers measure it); `metrics`: up to 32 numbers.
-    A number on a GPU is fetched later, by a thread of its own: give one that is not overwritten.
+    `step`: optimizer steps done in all epochs. `total_steps`: steps of the whole training. `epoch`: epochs done.
+    `samples`: samples of this rank since its last call. `checkpoint`: the state of `step` is stored safely. `busy`:
+    seconds of this rank's own work in a step, without waiting for other ranks (the helpers measure it). `metrics`: up
+    to 32 numbers. A separate thread copies a number from a GPU later: pass a tensor that is not overwritten.
     """
     try:
-        client = _client if _looked else _look()
+        client = _client if _initialized else _initialize()
         if client is not None:
             client.note(step, total_steps, epoch, samples, checkpoint, busy, metrics)
-    except Exception as error:  # whatever it is: no training ends because of its reports
-        _excuse(error)
+    except Exception as error:  # an error in reporting must not end the training
+        _warn_of_error(error)
 
 
 def waiting() -> Any:
-    """`with waiting(): dist.all_reduce(totals)`: this time is no work of this rank, and is left out of `busy`."""
+    """`with waiting(): dist.all_reduce(totals)`: excludes this time from `busy`, because the rank waits for others."""
     return _NOTHING if _meter is None else _meter.wait
 
 
 def finish(timeout: float = 1.0) -> None:
-    """The last report, sent now, in `timeout` seconds at most. Python does it at exit; programs that end by `os._exit`,
-    or become another one by `os.exec...`, call it before."""
+    """Sends the last report now; blocks for at most `timeout` seconds. Runs at exit. Programs that end with `os._exit`
+    or `os.exec...` must call it first."""
     try:
         if _client is not None:
             _client.finish(timeout)
     except Exception as error:
-        _excuse(error)
+        _warn_of_error(error)
 
 
 def use_meter(meter: Meter) -> bool:
-    """For the helpers: this measures `busy` from now on. False where there is nobody to report to."""
+    """For the helpers: `meter` measures `busy` from now on. False outside a job."""
     global _meter
-    client = _client if _looked else _look()
+    client = _client if _initialized else _initialize()
     if client is None:
         return False
     _meter = client.meter = meter
@@ -73,40 +73,40 @@ def use_meter(meter: Meter) -> bool:
 
 
 def answer_stacks(answer: Callable[[str], None]) -> None:
-    """For `watch.py`: this is called when the operator asks for stacks, with its question."""
-    client = _client if _looked else _look()
+    """For `watch.py`: sets the function that is called with the ID of a stack dump that the operator requests."""
+    client = _client if _initialized else _initialize()
     if client is not None:
         client.answer_stacks = answer
 
 
-def _look() -> Client | None:
-    """Finds out, once, whether there is somebody to report to. What other threads report meanwhile is lost: they would
-    have to wait."""
-    global _client, _looked
-    _looked = True
+def _initialize() -> Client | None:
+    """Reads the environment once. Reports from other threads during the call are lost, because they would have to
+    wait."""
+    global _client, _initialized
+    _initialized = True
     url, token_file = os.environ.get("ALLRANKS_REPORT_URL"), os.environ.get("ALLRANKS_REPORT_TOKEN_FILE")
     if url and token_file:
         from allranks.report.client import Client
 
         _client = Client(url, token_file)
-        os.register_at_fork(after_in_child=_forget)
+        os.register_at_fork(after_in_child=_reset_after_fork)
     return _client
 
 
-def _forget() -> None:
-    """A forked process has none of our threads. It may be another rank: it begins anew if it reports."""
-    global _client, _meter, _looked
-    _client, _meter, _looked = None, None, False
+def _reset_after_fork() -> None:
+    """A forked process has no background threads and may be another rank. Its first report initializes it again."""
+    global _client, _meter, _initialized
+    _client, _meter, _initialized = None, None, False
 
 
-def _excuse(error: Exception) -> None:
-    from allranks.report.warn import tell_once
+def _warn_of_error(error: Exception) -> None:
+    from allranks.report.warn import warn_once
 
-    tell_once("error", f"report() has failed: {type(error).__name__}: {error}")
+    warn_once("error", f"report() failed: {type(error).__name__}: {error}")
 
 
 class _Nothing:
-    """A context that does nothing. (contextlib's is slower to import than all the rest here.)"""
+    """A context that does nothing. (Importing contextlib takes longer than all other imports here.)"""
 
     def __enter__(self) -> None: ...
 

@@ -1,7 +1,8 @@
-"""What a report() does, and the thread that sends the newest state: at once for the first step, for a checkpoint and at
-the end, else every few seconds, also when nothing is new (the message says since when).
+"""The implementation of report(), and the thread that sends the newest state.
 
-There is no lock between the two: a program may report in a handler of a signal, in the middle of a report.
+The thread sends at once after the first step, after a checkpoint and at the end; else every few seconds, also without
+new values (the message contains their age). There is no lock between the two: a signal handler may call report() while
+the program is inside report().
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from typing import Any
 from allranks.report import stacks
 from allranks.report.meter import Meter
 from allranks.report.state import RANK, Means, State, advance, message, number_in
-from allranks.report.transport import Failed, Over, Refused, Wire
+from allranks.report.transport import AttemptOver, Rejected, SendFailed, Transport
 from allranks.report.values import LARGEST, is_finite, metric, seconds, whole
-from allranks.report.warn import tell_once
+from allranks.report.warn import warn_once
 
 INTERVAL_SECONDS = 5.0
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.05, 300.0
 CHECKPOINT_GAP_SECONDS = 1.0
-"""A program may save in each step: no more than one message a second for that."""
+"""At most one message a second for checkpoints, since a program may save in each step."""
 FETCH_SECONDS = 0.2
-"""How long a message waits for numbers that are still on a GPU, or computed."""
+"""How long a message waits for numbers that a GPU still computes."""
 MOST_METRICS = 32
 METRIC = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 
@@ -36,22 +37,22 @@ FIRST, CHECKPOINT, END = 1, 2, 3
 
 
 class Client:
-    """One for each process. Raises ValueError for a URL that is none."""
+    """The reporting of one process. Raises ValueError for an invalid URL."""
 
     def __init__(self, url: str, token_file: str) -> None:
         self.meter: Meter | None = None
         self.answer_stacks: Callable[[str], None] = dump_stacks
-        self._wire = Wire(url, token_file)
+        self._transport = Transport(url, token_file)
         self._state = State()
         self._metrics: dict[str, float] = {}
         self._later: dict[str, Callable[[], float]] = {}
         self._means = Means()
-        # Its put() may interrupt itself, as a lock's acquire() may not: see above.
+        # Reentrant, unlike a lock: a signal handler may call put() during put().
         self._bell: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._rung = False  # for a checkpoint that is not sent yet
+        self._checkpoint_pending = False
         self._fetcher: Fetcher | None = None
-        self._asked = ""
-        self._said_at = 0.0
+        self._stack_dump_id = ""
+        self._sent_at = 0.0
         self._over = threading.Event()
         self._finishing = False
         self._process = os.getpid()
@@ -71,7 +72,7 @@ class Client:
         busy: Any,
         metrics: dict[str, Any],
     ) -> None:
-        """Takes a report in. Whatever is no number is left out, which is said once."""
+        """Records a report. Drops each value that is not a number, with one warning."""
         if step is not None and not (type(step) is int and 0 <= step <= LARGEST):
             step = good("step", step, whole)
         if total_steps is not None and not (type(total_steps) is int and 0 <= total_steps <= LARGEST):
@@ -94,8 +95,8 @@ class Client:
             self._measure(old, state, checkpoint)
         if old.step is None and step is not None:
             self._bell.put(FIRST)
-        if checkpoint and not self._rung:
-            self._rung = True
+        if checkpoint and not self._checkpoint_pending:
+            self._checkpoint_pending = True
             self._bell.put(CHECKPOINT)
 
     def _measure(self, old: State, state: State, checkpoint: bool) -> None:
@@ -110,9 +111,9 @@ class Client:
     def _take(self, name: str, value: Any) -> None:
         if name not in self._metrics and name not in self._later:
             if not METRIC.fullmatch(name):
-                return tell_once(f"name {name[:63]}", f"report(): no metric may be named {name[:63]!r}")
+                return warn_once(f"name {name[:63]}", f"report(): invalid metric name {name[:63]!r}")
             if len(self._metrics) + len(self._later) >= MOST_METRICS:
-                return tell_once("many", f"report(): more than {MOST_METRICS} metrics: {name} and others are left out")
+                return warn_once("many", f"report(): more than {MOST_METRICS} metrics: {name} and others are dropped")
         number = good(name, value, metric)
         if callable(number):
             self._later[name] = number
@@ -122,17 +123,17 @@ class Client:
         return None
 
     def _set(self, name: str, number: float) -> None:
-        """A loss that is NaN must not look like the last one that was a number."""
+        """Drops a value that is not finite: a loss of NaN must not look like its last finite value."""
         if is_finite(number):
             self._metrics[name] = number
         else:
             self._metrics.pop(name, None)
-            tell_once(f"finite {name}", f"report(): {name} is {number}: left out until it is finite")
+            warn_once(f"finite {name}", f"report(): {name} is {number}: dropped until it is finite")
 
     def finish(self, timeout: float = 1.0) -> None:
-        """The last message; waits no longer than that for it."""
+        """Sends the last message; blocks for at most `timeout` seconds."""
         if os.getpid() != self._process or self._over.is_set():
-            return  # a forked process has none of our threads
+            return  # a forked process has no background thread
         self._finishing = True
         self._bell.put(END)
         self._over.wait(timeout)
@@ -145,36 +146,36 @@ class Client:
     def _run(self) -> None:
         try:
             self._serve()
-        except Over:
+        except AttemptOver:
             pass
         except Exception as error:
-            tell_once("thread", f"reports have ended: {type(error).__name__}: {error}")
+            warn_once("thread", f"reporting stopped: {type(error).__name__}: {error}")
         finally:
-            self._wire.close()
+            self._transport.close()
             self._over.set()
 
     def _serve(self) -> None:
         interval, pause = INTERVAL_SECONDS, 0.0
-        due = time.monotonic() + FETCH_SECONDS  # the first report comes in this moment, and may ring
+        due = time.monotonic() + FETCH_SECONDS  # the first report is being made and may send at once
         while True:
             self._await(due, time.monotonic() + pause)
             last = self._finishing
-            self._rung = False
+            self._checkpoint_pending = False
             pause = 0.0
             try:
-                answer = self._wire.post(self._message(last), 1.0 if last else 3.0)
-                interval = number_of(answer.get("interval"), interval)
+                answer = self._transport.post(self._message(last), 1.0 if last else 3.0)
+                interval = interval_of(answer.get("interval"), interval)
                 self._answer(str(answer.get("stacks") or "")[:200])
-            except Refused as refused:
-                tell_once("refused", f"the operator refused a report: {refused}")
-            except Failed as failed:
-                pause = self._wire.pause(failed, interval)
+            except Rejected as rejected:
+                warn_once("rejected", f"the operator rejected a report: {rejected}")
+            except SendFailed as failed:
+                pause = self._transport.pause(failed, interval)
             if last:
                 return
             due = time.monotonic() + max(pause, interval * random.uniform(0.9, 1.1))
 
     def _await(self, due: float, not_before: float) -> None:
-        """Until the next message is due, or there is something to say at once (but not while the operator is away)."""
+        """Waits until the next message is due or must be sent at once, but not before `not_before` (backoff)."""
         while not self._finishing:
             try:
                 kind = self._bell.get(timeout=max(0.0, due - time.monotonic()))
@@ -182,20 +183,20 @@ class Client:
                 return
             soon = max(time.monotonic(), not_before)
             if kind == CHECKPOINT:
-                soon = max(soon, self._said_at + CHECKPOINT_GAP_SECONDS)
+                soon = max(soon, self._sent_at + CHECKPOINT_GAP_SECONDS)
             due = min(due, soon)
 
     def _message(self, done: bool) -> dict[str, Any]:
         self._fetch()
         meter, state = self.meter, self._state
         self._means.update(state, (0.0, 0) if meter is None else meter.totals)
-        self._said_at = time.monotonic()
-        # A copy of what another thread may just be changing.
+        self._sent_at = time.monotonic()
+        # A copy: another thread may be changing it.
         waiting = None if meter is None else meter.waits()
-        return message(state, self._means, self._metrics.copy(), self._said_at, waiting, done)
+        return message(state, self._means, self._metrics.copy(), self._sent_at, waiting, done)
 
     def _fetch(self) -> None:
-        """Numbers that are still on a GPU: a thread of its own waits for them, for a GPU may hang."""
+        """Gets numbers from a GPU. A separate thread waits for them, because a GPU may hang."""
         later = self._later
         if self._fetcher is None and later:
             self._fetcher = Fetcher()
@@ -203,18 +204,18 @@ class Client:
             return
         if later and self._fetcher.idle:
             self._later = {}
-            self._fetcher.ask(later.copy())  # the program's thread may just be adding to it
+            self._fetcher.ask(later.copy())  # the program's thread may be adding to it
         for name, number in self._fetcher.found():
             self._set(name, number)
 
-    def _answer(self, asked: str) -> None:
-        if asked and asked != self._asked:
-            self._asked = asked
-            self.answer_stacks(asked)
+    def _answer(self, stack_dump_id: str) -> None:
+        if stack_dump_id and stack_dump_id != self._stack_dump_id:
+            self._stack_dump_id = stack_dump_id
+            self.answer_stacks(stack_dump_id)
 
 
 class Fetcher:
-    """Calls functions that may take long, or for ever, in a thread of its own."""
+    """Calls functions that may take long, or hang, in a separate thread."""
 
     def __init__(self) -> None:
         self.idle = True
@@ -227,7 +228,7 @@ class Fetcher:
         self._questions.put(questions)
 
     def found(self) -> list[tuple[str, float]]:
-        """Nothing where it takes too long: then with the next message."""
+        """The numbers that are ready; empty if they take too long, then the next message has them."""
         try:
             return self._answers.get(timeout=0.0 if self.idle else FETCH_SECONDS)
         except queue.Empty:
@@ -245,28 +246,26 @@ class Fetcher:
 
 
 def good(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
-    """The number, or None where it is none, which is said once for each name."""
+    """The number, or None and one warning for each name if the value is not a number."""
     try:
         return convert(value)
     except Exception as error:
-        tell_once(
-            f"value {name[:63]}", f"report(): {name[:63]} is left out: {str(error)[:200] or type(error).__name__}"
-        )
+        warn_once(f"value {name[:63]}", f"report(): {name[:63]} is dropped: {str(error)[:200] or type(error).__name__}")
         return None
 
 
-def number_of(interval: Any, known: float) -> float:
-    if isinstance(interval, (int, float)) and is_finite(interval):
-        return min(max(float(interval), SHORTEST_INTERVAL), LONGEST_INTERVAL)
-    return known
+def interval_of(value: Any, default: float) -> float:
+    if isinstance(value, (int, float)) and is_finite(value):
+        return min(max(float(value), SHORTEST_INTERVAL), LONGEST_INTERVAL)
+    return default
 
 
-def dump_stacks(asked: str) -> None:
+def dump_stacks(stack_dump_id: str) -> None:
     rank = number_in(RANK)
     who = f"process {os.getpid()}" if rank is None else f"rank {rank}"
-    stacks.dump(who, why(asked))
+    stacks.dump(who, why(stack_dump_id))
 
 
-def why(asked: str) -> str:
-    readable = "".join(letter if letter.isprintable() else "?" for letter in asked)
+def why(stack_dump_id: str) -> str:
+    readable = "".join(letter if letter.isprintable() else "?" for letter in stack_dump_id)
     return f"the job makes no progress ({readable})"

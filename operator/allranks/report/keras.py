@@ -1,5 +1,5 @@
-"""For TensorFlow: a callback that reports from `model.fit`, and `mark`, which measures this rank's own work in each
-step of a training loop of one's own."""
+"""For TensorFlow: a callback that reports from `model.fit`, and `mark_gradients_ready`, which measures this rank's own
+work in each step of a custom training loop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _meter: Meter | None = None
 
 
 class ReportCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """`model.fit(..., callbacks=[ReportCallback()])`: steps, epochs and the metrics that Keras shows.
+    """`model.fit(..., callbacks=[ReportCallback()])` reports steps, epochs and the metrics that Keras shows.
 
-    `samples`: of this rank in a step, for the rate; `checkpoints`: whether the model is saved at the end of each epoch,
-    by callbacks that stand before this one in the list."""
+    `samples`: samples of this rank in a step, for the rate. `checkpoints`: whether callbacks before this one in the
+    list save the model at the end of each epoch."""
 
-    # Keras hands on what it has, and need not wait for the GPU to make numbers of it.
+    # Keras passes tensors and does not wait for the GPU to convert them to numbers.
     _supports_tf_logs = True
 
     def __init__(self, samples: int | None = None, checkpoints: bool = False) -> None:
@@ -31,7 +31,7 @@ class ReportCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer = getattr(self.model, "optimizer", None)
-        self._step = int(getattr(optimizer, "iterations", 0))  # more than 0 where weights were loaded
+        self._step = int(getattr(optimizer, "iterations", 0))  # more than 0 if weights were loaded
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._first = self._step
@@ -57,29 +57,33 @@ def named(logs: Any) -> dict[str, Any]:
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def mark(gradients: Any) -> Any:
-    """`gradients = mark(gradients)`, between the tape and `apply_gradients`: when they are there, this rank's own work
-    in the step is done, and what comes is waiting for the others. Returns what it was given.
+def mark_gradients_ready(gradients: Any) -> Any:
+    """`gradients = mark_gradients_ready(gradients)`, between the tape and `apply_gradients`, records when this rank's
+    own work in the step is done; the rest of the step is waiting for other ranks. Returns `gradients`.
 
-    For it to be right, each step ends with its own `report(step=...)`, and collectives between the steps stand within
-    `with waiting():`. It calls Python in each step, some 0.1 ms, and is no operation for XLA (`jit_compile`). Outside
-    of a job it does nothing, and adds nothing to the graph."""
+    Each step must end with its own `report(step=...)`, and collectives between two steps must be inside `with
+    waiting():`. It calls Python in each step (about 0.1 ms) and does not work in XLA (`jit_compile`). Outside a job it
+    does nothing and adds nothing to the graph."""
     global _meter
     if _meter is None:
         meter = Meter()
         if not report.use_meter(meter):
             return gradients
         _meter = meter
-    there = [gradient for gradient in tf.nest.flatten(gradients) if gradient is not None]
-    watched = [probe(gradient) for gradient in there] if tf.config.list_logical_devices("GPU") else []
-    with tf.control_dependencies([] if watched else there):
-        noted = tf.numpy_function(_note, watched, tf.int64, stateful=True)
+    ready = [gradient for gradient in tf.nest.flatten(gradients) if gradient is not None]
+    probes = [probe(gradient) for gradient in ready] if tf.config.list_logical_devices("GPU") else []
+    with tf.control_dependencies([] if probes else ready):
+        noted = tf.numpy_function(_note, probes, tf.int64, stateful=True)
     with tf.control_dependencies([noted]):
         return tf.nest.map_structure(lambda each: each if each is None else tf.identity(each), gradients)
 
 
+mark = mark_gradients_ready
+"""The former name of `mark_gradients_ready`."""
+
+
 def probe(gradient: Any) -> Any:
-    """Something of it that has to come to the CPU: that an operation of a GPU was begun is not that it has ended."""
+    """One value of the gradient, copied to the CPU: only then is it certain that the GPU has computed the gradient."""
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     return tf.reduce_sum(tf.reshape(values, [-1])[:1])
 

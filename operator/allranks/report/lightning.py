@@ -1,4 +1,4 @@
-"""For Lightning, under both of its names: `Trainer(callbacks=[ReportCallback()])`."""
+"""For Lightning, as `lightning` or `pytorch_lightning`: `Trainer(callbacks=[ReportCallback()])`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ except ImportError:
     from pytorch_lightning import Callback  # type: ignore[import-not-found]
 
 from allranks import report
-from allranks.report.pytorch import watch
+from allranks.report.pytorch import instrument
 
 
 class ReportCallback(Callback):  # type: ignore[misc]
-    """Steps, epochs, checkpoints, and the metrics that the module logs; and this rank's own work in each step, which
-    `allranks.report.pytorch.watch` measures.
+    """Reports steps, epochs, checkpoints, the metrics that the module logs, and this rank's own work in each step (see
+    `allranks.report.pytorch.instrument`).
 
-    `samples`: of this rank in a batch, for the rate. A checkpoint counts as stored when the trainer goes on after it:
-    leave `checkpoints` off where an asynchronous plugin writes it."""
+    `samples`: samples of this rank in a batch, for the rate. A checkpoint counts as stored when the trainer continues
+    after it: set `checkpoints=False` if an asynchronous plugin writes checkpoints."""
 
     def __init__(self, samples: int | None = None, checkpoints: bool = True) -> None:
         self._samples, self._checkpoints = samples, checkpoints
         self._saving = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        watch(trainer.model)
+        instrument(trainer.model)
         total = trainer.estimated_stepping_batches
         report.report(
             step=trainer.global_step,
@@ -45,14 +45,14 @@ class ReportCallback(Callback):  # type: ignore[misc]
         report.report(step=trainer.global_step, epoch=trainer.current_epoch + 1)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        self._saving = self._checkpoints  # it is about to be written
+        self._saving = self._checkpoints  # the trainer is about to write it
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._saved(trainer)
         report.report(step=trainer.global_step)
 
     def _saved(self, trainer: Any) -> None:
-        """The trainer has gone on, so it is written."""
+        """The trainer continues, so the checkpoint is written."""
         if self._saving:
             self._saving = False
             report.report(step=trainer.global_step, checkpoint=True)

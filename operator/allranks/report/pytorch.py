@@ -1,8 +1,8 @@
-"""Measures this rank's own work in each step of a PyTorch training: `watch(model)`, once, and `report()` does the rest.
+"""Measures this rank's own work in each step of a PyTorch training. Call `instrument(model)` once.
 
-From the end of one step of the optimizer to the moment when the last gradient of this rank is there. What comes then is
-waiting: DistributedDataParallel's and Horovod's all-reduce. On a GPU its own clock counts, by CUDA events. Not for
-models whose ranks wait for each other within a pass (FSDP, tensor and pipeline parallelism, SyncBatchNorm).
+Own work is the time from the end of one optimizer step until the last local gradient is ready. The rest of the step is
+waiting for the all-reduce of DistributedDataParallel or Horovod. On a GPU, CUDA events measure the time. Not for models
+whose ranks wait for each other inside a pass (FSDP, tensor and pipeline parallelism, SyncBatchNorm).
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import torch  # type: ignore[import-not-found]
 
 from allranks import report
 from allranks.report.meter import Meter
-from allranks.report.warn import tell_once
+from allranks.report.warn import warn_once
 
 MOST_PENDING = 64
-"""Steps whose GPU times are not known yet. A program that lets the GPU fall behind by more is measured now and then."""
+"""Limit of steps with pending GPU times. If the GPU is further behind, some steps are not measured."""
 
 
-def watch(model: torch.nn.Module) -> None:
-    """Measures the steps of this model, plain or inside DistributedDataParallel, from now on; nothing outside of a job.
+def instrument(model: torch.nn.Module) -> None:
+    """Measures the steps of this model, plain or inside DistributedDataParallel. Does nothing outside a job.
 
-    Call it when the model is on its device. A step ends with `step()` of an optimizer that has its parameters, so that
-    gradients of several batches may be gathered before. Time within `with waiting():` is left out, and so is what comes
-    before an evaluation (a forward pass in `eval()` mode, or without gradients) or a checkpoint that is reported."""
+    Call it when the model is on its device. A step ends with `step()` of an optimizer that has its parameters, so
+    gradients of several batches may be accumulated. Excluded are time inside `with waiting():` and time before an
+    evaluation (a forward pass in `eval()` mode or without gradients) or a reported checkpoint."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         return
     if not hasattr(parameters[0], "register_post_accumulate_grad_hook"):
-        tell_once("torch", f"busy seconds are measured from PyTorch 2.1 on, this is {torch.__version__}")
+        warn_once("torch", f"busy seconds are measured from PyTorch 2.1 on, this is {torch.__version__}")
         return
     if any("fsdp" in type(module).__module__ for module in model.modules()):
-        tell_once("fsdp", "busy seconds are not measured with FSDP: its ranks wait for each other within each pass")
+        warn_once("fsdp", "busy seconds are not measured with FSDP: its ranks wait for each other within each pass")
         return
     meter = GpuSteps() if parameters[0].is_cuda else Steps()
     if not report.use_meter(meter):
@@ -43,12 +43,12 @@ def watch(model: torch.nn.Module) -> None:
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(meter.gradient)
     ours = set(parameters)
-    known: dict[int, bool] = {}
+    is_ours: dict[int, bool] = {}
 
     def stepped(optimizer: torch.optim.Optimizer, *ignored: object) -> None:
-        if id(optimizer) not in known:
-            known[id(optimizer)] = any(each in ours for group in optimizer.param_groups for each in group["params"])
-        if known[id(optimizer)]:
+        if id(optimizer) not in is_ours:
+            is_ours[id(optimizer)] = any(each in ours for group in optimizer.param_groups for each in group["params"])
+        if is_ours[id(optimizer)]:
             meter.step_over()
 
     def evaluated(module: torch.nn.Module, *ignored: object) -> None:
@@ -58,12 +58,16 @@ def watch(model: torch.nn.Module) -> None:
     register_optimizer_step_post_hook(stepped)
     model.register_forward_hook(evaluated)
     inner = getattr(model, "module", None)
-    if isinstance(inner, torch.nn.Module):  # often it is the plain one that is evaluated
+    if isinstance(inner, torch.nn.Module):  # programs often evaluate the plain model
         inner.register_forward_hook(evaluated)
 
 
+watch = instrument
+"""The former name of `instrument`."""
+
+
 class Steps(Meter):
-    """On a CPU. The last gradient is known by its number: as many as in the step before."""
+    """Steps on a CPU. A gradient is the last one if as many as in the previous step are ready."""
 
     ended_by_report = False
 
@@ -83,7 +87,7 @@ class Steps(Meter):
 
 
 class GpuSteps(Steps):
-    """On a GPU the program is ahead of the work: events say when that was done."""
+    """Steps on a GPU. The program runs ahead of the GPU, so CUDA events record the times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +101,7 @@ class GpuSteps(Steps):
         if self._began is not None:
             if self._done is None:
                 self._done = new_event()
-            self._done.record()  # again: the last one counts
+            self._done.record()  # the last call in a step counts
             self._waits = len(self.wait.spans)
 
     def step_over(self, steps: int = 1) -> None:
@@ -109,7 +113,7 @@ class GpuSteps(Steps):
             self._pending.append((before, done, waits, self._began))
 
     def waits(self) -> bool | None:
-        """The GPU waits, where it has the last gradient of a step and not the step's end; else the program may."""
+        """The GPU waits if it has the last gradient of a step but has not ended it. Otherwise the program may wait."""
         for _, done, _, end in list(self._pending):
             if not end.query():
                 return bool(done.query())
@@ -121,7 +125,7 @@ class GpuSteps(Steps):
         self.wait.spans = []
 
     def _add_up(self) -> None:
-        """Those steps of which the GPU has done everything."""
+        """Adds the steps that the GPU has finished."""
         while self._pending and self._pending[0][3].query():
             began, done, waits, _ = self._pending.popleft()
             busy = began.elapsed_time(done) - sum(since.elapsed_time(until) for since, until in waits)
@@ -130,7 +134,7 @@ class GpuSteps(Steps):
 
 
 class GpuWait:
-    """As `meter.Wait`, with the GPU's clock."""
+    """As `meter.Wait`, with CUDA events."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[Any, Any]] = []

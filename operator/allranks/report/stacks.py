@@ -1,9 +1,9 @@
-"""The stacks of all threads, on stderr: when the operator asks for them, and when Python itself is stuck.
+"""Dumps the stacks of all threads to stderr: when the operator requests it, and when native code holds the GIL.
 
-Both go around the interpreter (`faulthandler` writes by itself), so they work while the main thread hangs in a
-collective. With ALLRANKS_HANG_SECONDS, a thread in the background sets a timer of `faulthandler` anew all the time: it
-goes off only when native code holds the interpreter's lock, so that no thread of Python can run any more. That is
-before the operator sees a hang of that many seconds, and ends the pod.
+Both use `faulthandler`, which needs no interpreter, so they work while the main thread hangs in a collective. With
+ALLRANKS_HANG_SECONDS a background thread keeps resetting a timer of `faulthandler`. The timer fires only if native code
+holds the GIL so that no Python thread can run, and before the operator detects a hang of that many seconds and ends the
+pod.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from allranks.report.warn import write
 
 
 def dump(who: str, why: str) -> None:
-    """The stacks of this process, after a line that says whose they are and what asked for them."""
+    """Writes a line with the process and the reason, then the stacks of this process."""
     write(f"allranks: {who} ({pod()}): stacks, asked for because {why}\n")
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         faulthandler.dump_traceback(file=2, all_threads=True)
@@ -28,25 +28,26 @@ def dump(who: str, why: str) -> None:
 
 
 def collectives() -> str:
-    """NCCL's collectives that are not done, by PyTorch's flight recorder; nothing where there is none."""
+    """Unfinished NCCL collectives from PyTorch's flight recorder; empty without NCCL."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_initialized() or torch.distributed.get_backend() != "nccl":
         return ""
-    said = torch._C._distributed_c10d._dump_nccl_trace_json(includeCollectives=True, onlyActive=True)
-    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-    return f"allranks: NCCL collectives that are not done: {text[:MOST_LETTERS]}\n"
+    dump = torch._C._distributed_c10d._dump_nccl_trace_json(includeCollectives=True, onlyActive=True)
+    text = dump.decode("utf-8", "replace") if isinstance(dump, bytes) else str(dump)
+    return f"allranks: unfinished NCCL collectives: {text[:MAX_CHARACTERS]}\n"
 
 
 def pod() -> str:
     return f"pod {os.environ.get('HOSTNAME') or socket.gethostname()}"
 
 
-SOONER = 0.75
-MOST_LETTERS = 8192
+HANG_FRACTION = 0.75
+"""The timer fires after this fraction of the hang timeout, before the operator ends the pod."""
+MAX_CHARACTERS = 8192
 
 
 class Watchdog:
-    """Sets the timer anew, thrice in the time after which it would go off."""
+    """Resets the timer three times per timeout."""
 
     def __init__(self, after: float) -> None:
         self._after = after
@@ -72,4 +73,4 @@ def watchdog_by_environment() -> Watchdog | None:
         after = float(os.environ.get("ALLRANKS_HANG_SECONDS") or 0)
     except ValueError:
         return None
-    return Watchdog(after * SOONER) if 0 < after < 1e6 else None
+    return Watchdog(after * HANG_FRACTION) if 0 < after < 1e6 else None

@@ -1,4 +1,4 @@
-"""How far a rank is, and the message that says so: pure functions of numbers and of a monotonic clock."""
+"""The progress of a rank and its message: pure functions of numbers and a monotonic clock."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK")
 
 
 class State(NamedTuple):
-    """All that was reported, in one object: the other thread takes it whole, without a lock. Sums are since ever."""
+    """All reported values in one immutable object, which the other thread reads without a lock. Sums since the
+    start."""
 
     step: int | None = None
     total_steps: int | None = None
     epoch: int | None = None
     stepped_at: float | None = None
-    """When `step` grew last, or was first known."""
+    """When `step` last increased, or was first reported."""
     steps: int = 0
-    """How many steps took `step_seconds`: all but those before the first report."""
+    """Number of steps in `step_seconds`: all except those before the first report."""
     step_seconds: float = 0.0
     samples: float = 0.0
     sample_seconds: float = 0.0
@@ -44,7 +45,7 @@ def advance(
     stepped_at, steps, step_seconds = old.stepped_at, old.steps, old.step_seconds
     if step is None:
         step = old.step
-    elif old.step is None or step < old.step:  # the first, or gone back to a checkpoint
+    elif old.step is None or step < old.step:  # the first report, or a return to a checkpoint
         stepped_at = now
     elif step > old.step:
         steps += step - old.step
@@ -52,7 +53,7 @@ def advance(
         stepped_at = now
     sampled, sample_seconds, sampled_at = old.samples, old.sample_seconds, old.sampled_at
     if samples is not None:
-        if sampled_at is not None:  # since when the first ones were counted is not known
+        if sampled_at is not None:  # the first value has no start time
             sampled += samples
             sample_seconds += now - sampled_at
         sampled_at = now
@@ -74,7 +75,7 @@ def advance(
 
 
 class Means:
-    """Rates and times of the steps since the last message that had some. A message without new ones repeats them."""
+    """Rates and times of the steps since the last message with new steps. A message without new steps repeats them."""
 
     def __init__(self) -> None:
         self.samples_per_second: float | None = None
@@ -83,7 +84,7 @@ class Means:
         self._steps = self._samples = self._busy = (0.0, 0.0)
 
     def update(self, state: State, metered: tuple[float, int]) -> None:
-        """`metered`: what a meter has measured, where the program itself says nothing of it."""
+        """`metered`: the totals of a meter, used if the program itself reports no busy time."""
         busy = (state.busy_seconds, state.busy_steps) if state.busy_steps else metered
         self.step_seconds, self._steps = mean(state.step_seconds, state.steps, self._steps, self.step_seconds)
         self.busy_seconds, self._busy = mean(busy[0], busy[1], self._busy, self.busy_seconds)
@@ -93,18 +94,18 @@ class Means:
 
 
 def mean(
-    total: float, count: float, before: tuple[float, float], known: float | None
+    total: float, count: float, before: tuple[float, float], last: float | None
 ) -> tuple[float | None, tuple[float, float]]:
-    """(total / count since `before`, the new `before`); what is known already where nothing was counted since."""
+    """(mean since `before`, the new `before`); the last mean if the count has not increased."""
     if count > before[1]:
         return max(total - before[0], 0.0) / (count - before[1]), (total, count)
-    return known, before
+    return last, before
 
 
 def message(
     state: State, means: Means, metrics: Mapping[str, float], now: float, waiting: bool | None, done: bool
 ) -> dict[str, Any]:
-    """As it goes over the wire."""
+    """The message as sent."""
     checkpoint = None
     if state.checkpoint_at is not None:
         checkpoint = {"step": state.checkpoint_step, "ago": rounded(now - state.checkpoint_at)}
@@ -126,7 +127,7 @@ def message(
 
 
 def number_in(variables: tuple[str, ...]) -> int | None:
-    """Read for each message: the ranks of an elastic job may get other numbers while they run."""
+    """The number in the first of these variables. Read for each message: elastic ranks can change while they run."""
     for variable in variables:
         value = os.environ.get(variable, "")
         if value.isdecimal() and len(value) < 10:
@@ -135,5 +136,5 @@ def number_in(variables: tuple[str, ...]) -> int | None:
 
 
 def rounded(value: float | None) -> float | None:
-    """To the microsecond: more is noise, and longer."""
+    """Rounds to microseconds: more digits are noise."""
     return None if value is None else round(max(value, 0.0), 6)

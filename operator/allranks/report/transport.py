@@ -1,4 +1,4 @@
-"""Messages on their way: one HTTP connection that is kept, a token that changes, and how long to wait after a no."""
+"""Sends messages over one persistent HTTP connection, with a rotating token and backoff after errors."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 LONGEST_RETRY_AFTER = 600.0
 
 
-class Over(Exception):
-    """This attempt of the job is over: nobody wants to hear of it any more."""
+class AttemptOver(Exception):
+    """This attempt of the job is over: stop reporting."""
 
 
-class Failed(Exception):
-    """The message did not arrive; the next may, after a pause."""
+class SendFailed(Exception):
+    """The message did not arrive. Send the next one after a pause."""
 
     def __init__(self, what: str, retry_after: float | None = None) -> None:
         super().__init__(what)
         self.retry_after = retry_after
 
 
-class Refused(Exception):
-    """The message arrived and is a bad one."""
+class Rejected(Exception):
+    """The server rejected the message as invalid."""
 
 
-class Wire:
-    """Posts to one URL. Raises ValueError for one that is none."""
+class Transport:
+    """Posts to one URL. Raises ValueError for an invalid URL."""
 
     def __init__(self, url: str, token_file: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"ALLRANKS_REPORT_URL={url} is no http(s)://host:port/path")
+            raise ValueError(f"ALLRANKS_REPORT_URL={url} is not of the form http(s)://host:port/path")
         self._https, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._token_file = Path(token_file)
@@ -47,7 +47,7 @@ class Wire:
         self._failures = 0
 
     def post(self, message: dict[str, Any], timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
-        """The answer. Raises Over, Refused, or Failed."""
+        """The answer. Raises AttemptOver, Rejected or SendFailed."""
         body = json.dumps(message, allow_nan=False).encode()
         try:
             reused = self._connection is not None
@@ -57,23 +57,23 @@ class Wire:
                 self.close()
                 if not reused:
                     raise
-                answer, content = self._exchange(body, timeout)  # the other side had closed an idle connection
+                answer, content = self._exchange(body, timeout)  # the server had closed the idle connection
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            raise Failed(str(error) or type(error).__name__) from error
+            raise SendFailed(str(error) or type(error).__name__) from error
         if answer.status == 200:
             self._failures = 0
             return as_object(content)
         if answer.status == 409:
-            raise Over
+            raise AttemptOver
         if answer.status in (400, 413):
-            raise Refused(f"{answer.status} {content[:200].decode('utf-8', 'replace')}")
+            raise Rejected(f"{answer.status} {content[:200].decode('utf-8', 'replace')}")
         if answer.status in (401, 403):
-            self._token = ""  # to be read again
-        raise Failed(f"status {answer.status}", seconds_of(answer.getheader("Retry-After")))
+            self._token = ""  # read the file again
+        raise SendFailed(f"status {answer.status}", seconds_of(answer.getheader("Retry-After")))
 
-    def pause(self, failed: Failed, interval: float) -> float:
-        """How long to wait after that: the longer the more often it failed, and not all ranks at the same moment."""
+    def pause(self, failed: SendFailed, interval: float) -> float:
+        """Backoff in seconds: exponential with jitter, or Retry-After."""
         self._failures += 1
         if failed.retry_after is not None:
             return min(failed.retry_after, LONGEST_RETRY_AFTER) + random.uniform(0, interval)
@@ -96,12 +96,12 @@ class Wire:
         self._connection.request("POST", self._path, body, headers)
         answer = self._connection.getresponse()
         content = answer.read(MOST_BYTES)
-        if answer.will_close or not answer.isclosed():  # not read to its end: nothing more can come on this connection
+        if answer.will_close or not answer.isclosed():  # not read to its end: the connection cannot be used again
             self.close()
         return answer, content
 
     def _read_token(self) -> str:
-        """kubelet replaces the file before the token expires."""
+        """Reads the file again when it changes: the kubelet replaces it before the token expires."""
         found = self._token_file.stat()
         stamp = (found.st_mtime_ns, found.st_ino)
         if not self._token or stamp != self._token_stamp:

@@ -1,4 +1,4 @@
-"""Turns what programs report (of Python, numpy, PyTorch, TensorFlow) into numbers, and never waits for a GPU."""
+"""Converts reported values (Python, numpy, PyTorch, TensorFlow, JAX) to numbers without waiting for a GPU."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 LARGEST = 2**53
-"""Whole numbers that every reader of JSON knows exactly."""
+"""Up to this value every JSON reader represents integers exactly."""
 
 
 def whole(value: Any) -> int:
-    """A count: 0, 1, 2, ...; also as a whole float, a numpy number, or a tensor in the memory of the CPU.
+    """A count (0, 1, 2, ...), given as an int, an integral float, a numpy number or a tensor in CPU memory.
 
     Raises ValueError or TypeError."""
     if is_on_device(value):
-        raise ValueError("is on a GPU: give a number")
+        raise ValueError("is on a GPU: pass a number")
     if isinstance(value, float):
         number = int(value)
         if number != value:
-            raise ValueError("is not whole")
+            raise ValueError("is not an integer")
     else:
         try:
             number = operator.index(value)
@@ -33,9 +33,9 @@ def whole(value: Any) -> int:
 
 
 def seconds(value: Any) -> float:
-    """Seconds, or samples: finite, 0 or more. Raises ValueError or TypeError."""
+    """Seconds or samples: finite and not negative. Raises ValueError or TypeError."""
     if is_on_device(value):
-        raise ValueError("is on a GPU: give a number")
+        raise ValueError("is on a GPU: pass a number")
     number = float(value)
     if not 0 <= number <= LARGEST:
         raise ValueError("is out of range")
@@ -43,19 +43,19 @@ def seconds(value: Any) -> float:
 
 
 def metric(value: Any) -> float | Callable[[], float]:
-    """The number, or, where to ask for it may take long, a function that returns it. It may be infinite or NaN.
+    """The number, or a function that returns it if getting it may take long. It may be infinite or NaN.
 
-    Raises ValueError or TypeError for what is no number."""
+    Raises ValueError or TypeError if the value is not a number."""
     if isinstance(value, (int, float)):
         return float(value)
     if type(value).__module__ == "numpy":
         return float(value)
-    if hasattr(value, "detach"):  # PyTorch's; without its graph, which holds all the activations of its step
+    if hasattr(value, "detach"):  # PyTorch: drop the graph, which holds all activations of the step
         value = value.detach()
         if value.device.type == "cpu":
             return float(value.item())
         return later_from_cuda(value) if value.device.type == "cuda" else lambda: float(value.item())
-    if hasattr(value, "numpy"):  # TensorFlow's: it may not be computed yet
+    if hasattr(value, "numpy"):  # TensorFlow: it may not be computed yet
         return lambda: float(value.numpy())
     if hasattr(value, "block_until_ready"):  # JAX
         return lambda: float(value)
@@ -63,7 +63,7 @@ def metric(value: Any) -> float | Callable[[], float]:
 
 
 def later_from_cuda(value: Any) -> Callable[[], float]:
-    """Another thread may look only when all is done that this one has asked of the GPU so far."""
+    """A function that waits until the GPU has executed all work queued so far, then returns the number."""
     cuda = sys.modules["torch"].cuda
     event = cuda.Event()
     event.record(cuda.current_stream(value.device))
@@ -76,7 +76,7 @@ def later_from_cuda(value: Any) -> Callable[[], float]:
 
 
 def is_on_device(value: Any) -> bool:
-    """Whether it is a tensor whose value is not in the memory of the CPU."""
+    """Whether it is a tensor outside CPU memory."""
     device = getattr(value, "device", None)
     if device is None or type(value).__module__ == "numpy":
         return False

@@ -1,20 +1,20 @@
-"""Lines on stderr for people, each kind once: reports must not fill a program's log."""
+"""Warnings on stderr, each kind once: reports must not fill the program's log."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
-def tell_once(kind: str, line: str) -> None:
-    """Written past Python's own buffers: they may be in use by the thread that hangs."""
-    if kind not in _told and len(_told) < 100:
-        _told.add(kind)
+def warn_once(kind: str, line: str) -> None:
+    """Bypasses Python's own buffers: a hung thread may hold their lock."""
+    if kind not in _warned and len(_warned) < 100:
+        _warned.add(kind)
         write(f"allranks: {line}\n")
 
 
 def write(text: str) -> None:
-    with contextlib.suppress(OSError):  # no stderr, or nobody reads it
+    with contextlib.suppress(OSError):  # stderr is closed
         os.write(2, text.encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Runs manifests through `allranks run` with the real frameworks, in a process of its own, and reads what it leaves."""
+"""Runs manifests with `allranks run` and the real frameworks, in a separate process, and reads its output."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +25,12 @@ TIMEOUT = 240
 
 @dataclass
 class Run:
-    """One `allranks run`, under way or over."""
+    """One process of `allranks run`."""
 
     process: subprocess.Popen[str]
     directory: Path
+    marker: str
+    """`NAME=value` in the environment of all processes of this run."""
     lines: list[str] = field(default_factory=list)
     code: int | None = None
 
@@ -37,7 +40,7 @@ class Run:
         self._reader.start()
 
     def _read(self) -> None:
-        # People's output is on stderr, because stdout is for the status as JSON.
+        # With -o json, messages go to stderr and the status to stdout.
         with self.process.stderr as lines:
             for line in lines:
                 self._queue.put(line)
@@ -47,13 +50,13 @@ class Run:
         try:
             line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            pytest.fail(f"no end in time:\n{self.output}")
+            pytest.fail(f"timed out:\n{self.output}")
         if line is not None:
             self.lines.append(line)
         return line
 
     def finish(self, timeout: float = TIMEOUT) -> Run:
-        """Waits for the end; keeps what was printed and the exit status."""
+        """Waits for the end; keeps the output and the exit status."""
         deadline = time.monotonic() + timeout
         while self._next(deadline) is not None:
             pass
@@ -74,7 +77,7 @@ class Run:
 
     @property
     def status(self) -> dict:
-        """The final status, as `-o json` printed it to stdout's file."""
+        """The final status, printed by `-o json`."""
         text = (self.directory / "status.json").read_text()
         return json.loads(text)["status"]
 
@@ -90,12 +93,13 @@ class Run:
 
 @pytest.fixture
 def run_job(frameworks: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Starts `allranks run`; whatever still runs at the end of the test is ended."""
+    """Starts `allranks run`; ends it at the end of the test if it still runs."""
     runs: list[Run] = []
 
     def start(manifest: Path | str, *options: str, cwd: Path = ROOT) -> Run:
         directory = tmp_path / f"job-{len(runs)}"
         directory.mkdir()
+        marker = f"TEST_RUN={uuid.uuid4().hex}"
         status = (directory / "status.json").open("w")
         path = f"{frameworks / 'bin'}:{os.environ['PATH']}"
         process = subprocess.Popen(
@@ -116,10 +120,10 @@ def run_job(frameworks: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
             text=True,
             errors="replace",
             cwd=cwd,
-            env=os.environ | {"PATH": path},
+            env=os.environ | {"PATH": path} | dict([marker.split("=")]),
         )
         status.close()
-        run = Run(process, directory)
+        run = Run(process, directory, marker)
         runs.append(run)
         return run
 
@@ -138,15 +142,15 @@ def run_job(frameworks: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         shutil.rmtree(directory / "run" / "volumes", ignore_errors=True)
 
 
-def processes_of(marker: str) -> dict[int, str]:
-    """pid -> command line of every process that carries `marker` (`NAME=value`) in its environment."""
-    found = {}
+def processes_of(*variables: str) -> dict[int, str]:
+    """pid -> command line of every process with all of these variables (`NAME=value`) in its environment."""
+    found, wanted = {}, {variable.encode() for variable in variables}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            if marker.encode() in (entry / "environ").read_bytes().split(b"\0"):
+            if wanted <= set((entry / "environ").read_bytes().split(b"\0")):
                 found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
     return found

@@ -12,9 +12,14 @@ from frameworks.examples.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
-MANIFESTS = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
+PER_COMMIT = ("penguins-pytorch", "penguins-tensorflow", "penguins-tensorflow-ps", "penguins-horovod")
+"""One example for each framework and kind of job. The others run every night."""
+MANIFESTS = [
+    pytest.param(name, marks=() if name in PER_COMMIT else pytest.mark.nightly)
+    for name in sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
+]
 RANKS = {"penguins-pytorch": 3}
-"""Ranks that report an accuracy, where it is not two. Under parameter servers only the chief does."""
+"""Number of ranks that print an accuracy, if it is not two. With parameter servers only the chief does."""
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -33,7 +38,8 @@ def test_an_example_trains_to_the_promised_accuracy_on_all_ranks(name, run_job) 
     assert accuracies[0] >= 0.97
 
 
-def test_checkpoints_metrics_and_the_loss_curve_are_left_in_the_claim(run_job, tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_checkpoints_metrics_and_the_loss_curve_are_in_the_claim(run_job, tmp_path: Path) -> None:
     claim = tmp_path / "claim"
     run = run_job("examples/penguins-pytorch.yaml", "--volume", f"penguins-pytorch={claim}").finish()
 

@@ -1,4 +1,5 @@
-"""Real ranks of PyTorch and TensorFlow that are slow, killed and stuck, under `allranks run`: names, stacks, time."""
+"""A straggler, a killed rank and a hang with PyTorch and TensorFlow under `allranks run`: root cause, stacks, lost
+time."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ import pytest
 
 from frameworks.examples.test_recovery import workers_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(500)]
 
 ARGS = "--epochs=24, --checkpoint-every=4, --work=0.05, --slow-rank=1, --hang-rank=1"
 ARGS += ", --hang-attempt=1, --hang-at-step=110"
-FAR = 2.5
-"""Seconds by which what a test sees of a log may differ from what ranks report."""
+TOLERANCE = 2.5
+"""Seconds between a line in the log and the report of the rank."""
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_a_job_that_is_slow_killed_and_stuck_is_accounted_for(run_job, job, ours
     run.wait_for(r"epoch 4/24")
     saved = time.monotonic()
     run.wait_for(r"epoch 7/24")  # about 70 % of the way to the next checkpoint
-    [victim] = workers_of("worker-0", job)
+    [victim] = workers_of(run, "worker-0")
     os.kill(victim, signal.SIGKILL)
     thrown_away = time.monotonic() - saved
     run.wait_for(r"Restarting: attempt 1")
@@ -43,13 +44,13 @@ def test_a_job_that_is_slow_killed_and_stuck_is_accounted_for(run_job, job, ours
     killed, stuck, completed = status["history"]
     assert [past["reason"] for past in status["history"]] == ["Error", "Hang", "Completed"]
     assert killed["failure"]["signal"] == 9
-    assert abs(killed["lostSeconds"] - thrown_away) < FAR, (killed, thrown_away)
+    assert abs(killed["lostSeconds"] - thrown_away) < TOLERANCE, (killed, thrown_away)
     assert (stuck["failure"]["rank"], stuck["failure"]["pod"]) == (1, f"{job}-worker-1-1")
     assert (stuck["counted"], stuck["lastStep"]) == (True, 109)
-    assert stuck["lostSeconds"] >= 10 + 10  # it stood still, and was asked
+    assert stuck["lostSeconds"] >= 10 + 10  # until the timeout, and until its stacks were dumped
     assert f"in {ours}" in logs[f"{job}-worker-1-1"]
     assert f"in {theirs}" in logs[f"{job}-worker-0-1"]
-    assert completed["firstStep"] == 13 * 8 + 1, "told to end, rank 0 saved its last whole epoch"
+    assert completed["firstStep"] == 13 * 8 + 1, "after SIGTERM rank 0 saved its last whole epoch"
     times = status["times"]
     parts = [times[kind] for kind in ("queued", "starting", "productive", "lost")]
     assert abs(sum(parts) - sum(times["byReason"].values()) - sum(parts[:3])) < 0.01

@@ -1,4 +1,4 @@
-"""Real ranks are killed, and programs fail, under `allranks run`: the rules of the design, seen from outside."""
+"""Killed ranks and failing programs under `allranks run` with real frameworks."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.examples.conftest import processes_of
+from frameworks.examples.conftest import Run, processes_of
 
 pytestmark = pytest.mark.slow
 
 LONG = ("--set", "args=[--epochs=12, --pause=0.5]")
 
 
-def workers_of(pod: str, job: str = "penguins-pytorch") -> dict[int, str]:
+def workers_of(run: Run, pod: str) -> dict[int, str]:
     """pid -> command of the training processes (not torchrun itself) of a pod such as `worker-0`."""
     role, index = pod.rsplit("-", 1)
-    of_pod = processes_of(f"ALLRANKS_ROLE={role}").keys() & processes_of(f"ALLRANKS_INDEX={index}").keys()
-    mine = processes_of(f"ALLRANKS_JOB={job}")
-    return {pid: mine[pid] for pid in of_pod & mine.keys() if "torchrun" not in mine[pid] and "train/" in mine[pid]}
+    found = processes_of(run.marker, f"ALLRANKS_ROLE={role}", f"ALLRANKS_INDEX={index}")
+    return {pid: command for pid, command in found.items() if "torchrun" not in command and "train/" in command}
 
 
-@pytest.mark.parametrize(("pod", "rank"), [("worker-0", 1), ("master-0", 0)])
+@pytest.mark.parametrize(("pod", "rank"), [("worker-0", 1), pytest.param("master-0", 0, marks=pytest.mark.nightly)])
 def test_kill_9_of_one_rank_restarts_the_group_from_its_checkpoint(pod, rank, run_job, tmp_path: Path) -> None:
     claim = tmp_path / "claim"
     run = run_job("examples/penguins-pytorch.yaml", *LONG, "--volume", f"penguins-pytorch={claim}")
     run.wait_for(r"epoch 4/12")
-    victims = workers_of(pod)
+    victims = workers_of(run, pod)
     assert len(victims) == 1, victims
     os.kill(next(iter(victims)), signal.SIGKILL)
     resumed = run.wait_for(r"resumed from epoch (\d+) .*\(loss (\d\.\d+)\)")
@@ -45,7 +44,7 @@ def test_kill_9_of_one_rank_restarts_the_group_from_its_checkpoint(pod, rank, ru
     failure = status["lastFailure"]
     assert (failure["rank"], failure["signal"], failure["exitCode"]) == (rank, 9, 137)
     assert f"{failure['role']}-{failure['index']}" == pod
-    # The loss goes on where the checkpoint was: each epoch is there once, with the loss that was resumed from.
+    # The training resumes at the checkpoint: each epoch appears once, with the loss of the checkpoint.
     lines = [json.loads(line) for line in (claim / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(1, 13))
     epoch, loss = int(resumed[1]), float(resumed[2])
@@ -54,7 +53,10 @@ def test_kill_9_of_one_rank_restarts_the_group_from_its_checkpoint(pod, rank, ru
     assert lines[epoch]["loss"] < lines[0]["loss"]
 
 
-def test_a_program_that_raises_at_once_twice_fails_with_its_exceptions_last_lines(run_job, tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_a_program_that_raises_at_once_twice_fails_with_the_last_lines_of_its_exception(
+    run_job, tmp_path: Path
+) -> None:
     (tmp_path / "broken.py").write_text('raise ValueError("the learning rate must be positive")\n')
     manifest = job(tmp_path, "pytorch", ["torchrun", "broken.py"], "master: {}\n    worker: {replicas: 1}")
     run = run_job(manifest, cwd=tmp_path).finish()
@@ -62,7 +64,7 @@ def test_a_program_that_raises_at_once_twice_fails_with_its_exceptions_last_line
     assert run.code == 1, run.output
     status = run.status
     assert status["phase"] == "Failed"
-    assert status["restarts"]["counted"] == 1, "failed at the second time, not after the whole budget"
+    assert status["restarts"]["counted"] == 1, "failed the second time, not after all restarts"
     assert status["lastFailure"]["exitCode"] == 1
     assert "ValueError: the learning rate must be positive" in status["lastFailure"]["message"]
     failed = next(c for c in status["conditions"] if c["type"] == "Failed")
@@ -70,6 +72,7 @@ def test_a_program_that_raises_at_once_twice_fails_with_its_exceptions_last_line
     assert "ValueError: the learning rate must be positive" in run.output[-3000:]
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_every_rank_and_exits_130(run_job) -> None:
     run = run_job("examples/penguins-pytorch.yaml", *LONG)
     run.wait_for(r"epoch 2/12")
@@ -77,19 +80,20 @@ def test_ctrl_c_ends_every_rank_and_exits_130(run_job) -> None:
     run.finish(timeout=60)
 
     assert run.code == 130, run.output
-    assert processes_of("ALLRANKS_JOB=penguins-pytorch") == {}
+    assert processes_of(run.marker) == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["torchrun", "plain python"])
 def test_third_party_ddp_scripts_run_unchanged(how, run_job, tmp_path: Path) -> None:
-    """A script written for torchrun, or for RANK and WORLD_SIZE alone, that knows nothing of allranks."""
+    """A script for torchrun, or for RANK and WORLD_SIZE, without any code for allranks."""
     (tmp_path / "ddp.py").write_text(
         textwrap.dedent("""
         import os, torch, torch.distributed as dist
         dist.init_process_group("gloo")
         x = torch.tensor([float(dist.get_rank() + 1)])
         dist.all_reduce(x)
-        # In one piece: the two ranks of a torchrun share its output.
+        # One write: the two ranks of a torchrun share its output.
         print(f"rank {dist.get_rank()} of {dist.get_world_size()} sum {x.item()}\\n", end="", flush=True)
         dist.destroy_process_group()
         """)
@@ -105,6 +109,7 @@ def test_third_party_ddp_scripts_run_unchanged(how, run_job, tmp_path: Path) -> 
     assert sums == {float(size * (size + 1) / 2)}, run.output
 
 
+@pytest.mark.nightly
 def test_two_slots_per_horovod_worker_are_four_ranks(run_job, tmp_path: Path) -> None:
     (tmp_path / "hvd.py").write_text(
         "import horovod.torch as hvd, torch; hvd.init()\n"
@@ -120,7 +125,7 @@ def test_two_slots_per_horovod_worker_are_four_ranks(run_job, tmp_path: Path) ->
 
 
 def job(directory: Path, framework: str, command: list[str], roles: str) -> Path:
-    """A manifest for a program of the test's own."""
+    """A manifest for a program of the test."""
     manifest = directory / "job.yaml"
     manifest.write_text(
         f"apiVersion: allranks.dev/v1alpha1\nkind: DistributedTraining\nmetadata: {{name: mine}}\n"

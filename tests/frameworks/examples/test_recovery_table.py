@@ -24,7 +24,7 @@ FAULT = {fault.name: fault for fault in FAULTS}
 FRAMEWORK = {framework.name: framework for framework in FRAMEWORKS}
 
 
-def test_the_page_has_every_fault_of_every_framework_and_none_is_wrong() -> None:
+def test_the_page_has_every_fault_of_every_framework_and_all_are_right() -> None:
     cells = page.read(page.PAGE.read_text())
     assert set(cells) == {(fault, framework) for fault in FAULT for framework in FRAMEWORK}
     assert [place for place, text in cells.items() if not text or "WRONG" in text] == []
@@ -64,7 +64,7 @@ def judged(status: dict = STATUS, trial: Trial = TRIAL, metrics: list = METRICS)
     return judge(FRAMEWORK["TensorFlow"], FAULT["kill -9 of rank 0"], trial, 0, status, metrics)
 
 
-def test_a_recovery_as_the_rules_say_is_right() -> None:
+def test_a_recovery_that_follows_the_rules_is_right() -> None:
     cell = judged()
     assert cell.wrong == []
     assert str(cell) == (
@@ -86,7 +86,7 @@ def test_a_recovery_as_the_rules_say_is_right() -> None:
     ],
     ids=str,
 )
-def test_a_status_that_says_something_else_is_wrong(where: tuple, value: object) -> None:
+def test_a_status_that_contradicts_the_rules_is_wrong(where: tuple, value: object) -> None:
     status = copy.deepcopy(STATUS)
     place = status
     for key in where[:-1]:
@@ -109,7 +109,7 @@ def test_the_cause_of_an_exception_is_the_rank_that_raised_with_its_last_lines()
     assert wrong(rank=0) == ["expected root cause rank 1"]
 
 
-def test_work_that_is_not_to_be_lost_may_not_be_lost() -> None:
+def test_work_that_must_survive_may_not_be_lost() -> None:
     failure = {"pod": "job-worker-1-0", "role": "worker", "index": 1, "rank": 2, "exitCode": 137, "signal": 9}
     status = {
         "phase": "Succeeded",
@@ -139,8 +139,8 @@ def test_work_that_is_not_to_be_lost_may_not_be_lost() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_training_that_does_not_go_on_as_it_was_is_wrong(why: str, trial: Trial, metrics: list) -> None:
-    assert any(why in told for told in judged(trial=trial, metrics=metrics).wrong)
+def test_a_training_that_does_not_continue_where_it_was_is_wrong(why: str, trial: Trial, metrics: list) -> None:
+    assert any(why in wrong for wrong in judged(trial=trial, metrics=metrics).wrong)
 
 
 def test_cells_that_were_run_replace_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +158,7 @@ def test_cells_that_were_run_replace_those_of_the_page(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("framework", "fault"),
     [

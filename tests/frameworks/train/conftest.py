@@ -1,4 +1,4 @@
-"""Finds the programs' own package, the frameworks they need, and ends what a test has started."""
+"""The import path of the programs, their frameworks, and the end of all processes that a test starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "train"))
 
 @pytest.fixture
 def launcher(frameworks: Path, tmp_path: Path) -> Iterator[Launcher]:
-    """Starts processes, none of which outlives the test."""
+    """Starts processes; all of them end with the test."""
     launcher = Launcher(frameworks, tmp_path)
     yield launcher
     launcher.end_all()

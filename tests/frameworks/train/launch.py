@@ -1,4 +1,4 @@
-"""Starts the programs as ranks, in the ways their README gives, and reads what they say."""
+"""Starts the programs as ranks, as in their README, and reads their output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-# In the environment of all that a test starts, whatever session or process group it is in.
+# In the environment of all processes of a test, in any session or process group.
 MARKER = "ALLRANKS_TEST_MARKER"
 # A rank takes 5 s to import its framework on an idle machine, and several times as long on a busy one.
 TIMEOUT = 120.0
@@ -25,18 +25,18 @@ TIMEOUT = 120.0
 
 @dataclass
 class Rank:
-    """A process that was started, and its output, stderr included."""
+    """A process and its output, including stderr."""
 
     process: subprocess.Popen[bytes]
     output: Path
 
     @property
     def text(self) -> str:
-        """All output so far, without the name of the rank that some launchers put in front."""
+        """All output so far, without the rank prefixes of some launchers."""
         return re.sub(r"(?m)^\[.*?\](<std(out|err)>)?:", "", self.output.read_text(errors="replace"))
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first match in the output, as soon as there is one."""
+        """Waits for the first match in the output."""
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             ended = self.process.poll() is not None
@@ -48,7 +48,7 @@ class Rank:
         raise AssertionError(f"no {pattern!r} within {TIMEOUT} s in:\n{self.text}")
 
     def exit_code(self, within: float = TIMEOUT) -> int:
-        """The status of the process, once it has ended."""
+        """Waits for the exit status of the process."""
         try:
             return self.process.wait(within)
         except subprocess.TimeoutExpired:
@@ -65,7 +65,7 @@ class Launcher:
     marker: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def start(self, command: Sequence[str | Path], environment: dict[str, str] | None = None) -> Rank:
-        """Run a command of the frameworks' environment in a session of its own."""
+        """Run a command of the frameworks' environment in its own session."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("ALLRANKS_", "PYTHON"))}
         path = f"{self.frameworks / 'bin'}:{ours['PATH']}"
         output = self.folder / f"output-{len(self.ranks):02d}"
@@ -82,13 +82,13 @@ class Launcher:
         return self.ranks[-1]
 
     def alive(self, **environment: str) -> list[int]:
-        """All processes of this test, also those that its processes started, with these variables."""
+        """All processes of this test, including descendants, with these variables."""
         wanted = {f"{name}={value}".encode() for name, value in {MARKER: self.marker, **environment}.items()}
         processes = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
         return [process for process in processes if wanted <= environment_of(process)]
 
     def end_all(self) -> None:
-        """Kill what is left, and wait until it is gone."""
+        """Kill all processes that are left, and wait for their end."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             for pid in self.alive():
@@ -101,7 +101,7 @@ class Launcher:
 
 
 def environment_of(pid: int) -> set[bytes]:
-    """The environment that a process was started with; empty where it has ended."""
+    """The initial environment of a process; empty if it has ended."""
     try:
         return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     except OSError:
@@ -109,13 +109,13 @@ def environment_of(pid: int) -> set[bytes]:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that may have ended meanwhile."""
+    """Send a signal to a process that may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, and that no connection is given meanwhile (those are from 32768 on)."""
+    """Free ports below the ephemeral range (from 32768), so that no outgoing connection gets them."""
     found: list[int] = []
     for port in random.sample(range(15_000, 32_000), 1000):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -127,26 +127,26 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass
 class World:
-    """A program with two ranks, each with a checkpoint directory that the other does not see."""
+    """A program with two ranks, each with its own checkpoint directory."""
 
     launcher: Launcher
     program: str
 
     def start(self, *options: str) -> list[Rank]:
-        """Start both ranks, rank 0 first in the list."""
+        """Start both ranks; rank 0 is first in the list."""
         raise NotImplementedError
 
     def command(self, rank: int, options: Sequence[str]) -> list[str | Path]:
-        """The program with its options, as a rank runs it."""
+        """The command of a rank."""
         return [ROOT / "train" / self.program, "--checkpoint-dir", self.checkpoints(rank), *options]
 
     def checkpoints(self, rank: int = 0) -> Path:
-        """Of one rank."""
+        """The checkpoint directory of a rank."""
         return self.launcher.folder / f"checkpoints-{rank}"
 
 
 class PlainPyTorch(World):
-    """Two processes that find each other by the variables that PyTorch itself reads."""
+    """Two processes with the variables that PyTorch itself reads."""
 
     def start(self, *options: str) -> list[Rank]:
         port = free_ports(1)[0]
@@ -158,7 +158,7 @@ class PlainPyTorch(World):
 
 
 class TorchRun(World):
-    """Two torchrun agents, as on two nodes, that are told everything by their environment."""
+    """Two torchrun agents, as on two nodes, configured by their environment."""
 
     def start(self, *options: str) -> list[Rank]:
         port = free_ports(1)[0]
@@ -198,12 +198,12 @@ class TensorFlowWithChief(TensorFlow):
 
 
 def tf_config(cluster: dict[str, list[str]], kind: str, index: int) -> dict[str, str]:
-    """The variable by which TensorFlow finds its cluster."""
+    """TF_CONFIG of one task."""
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
 
 
 class Horovod(World):
-    """Two processes and the rendezvous that horovodrun would run beside them, so that each has its own exit code."""
+    """Two processes, and the rendezvous that horovodrun would run, so that each process has its own exit code."""
 
     def start(self, *options: str) -> list[Rank]:
         rendezvous = self.launcher.start(["python", Path(__file__).with_name("rendezvous.py"), "2"])

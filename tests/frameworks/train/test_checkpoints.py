@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, and a damaged one costs an epoch, not the training."""
+"""A checkpoint is complete or missing, and a damaged one costs an epoch, not the training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.files import write_atomically
 
 
 def archive(content: str = "weights", compression: int = zipfile.ZIP_STORED) -> bytes:
-    """What `torch.save` and `numpy.savez` write, in small, and without the time of day."""
+    """A small archive like those of `torch.save` and `numpy.savez`, without timestamps."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         file.writestr(zipfile.ZipInfo("data"), content * 100, compression)
@@ -22,23 +22,23 @@ def archive(content: str = "weights", compression: int = zipfile.ZIP_STORED) -> 
 
 
 def names(directory: Path) -> list[str]:
-    """Of all files, but for the claim."""
+    """The names of all files except the claim."""
     return sorted(path.name for path in directory.iterdir() if not path.name.startswith(".claim-"))
 
 
 @pytest.fixture
-def said() -> list[str]:
+def lines() -> list[str]:
     return []
 
 
 @pytest.fixture
-def store(tmp_path: Path, said: list[str]) -> CheckpointStore:
-    return CheckpointStore(Claim(tmp_path / "made" / "on the way"), ".pt", said.append)
+def store(tmp_path: Path, lines: list[str]) -> CheckpointStore:
+    return CheckpointStore(Claim(tmp_path / "made" / "on the way"), ".pt", lines.append)
 
 
-def test_an_empty_directory_has_no_checkpoint(store: CheckpointStore, said: list[str]) -> None:
+def test_an_empty_directory_has_no_checkpoint(store: CheckpointStore, lines: list[str]) -> None:
     assert store.newest() is None
-    assert said == []
+    assert lines == []
 
 
 def test_the_last_two_checkpoints_are_kept(store: CheckpointStore) -> None:
@@ -67,28 +67,28 @@ def test_an_epoch_that_is_saved_again_replaces_itself(store: CheckpointStore) ->
         pytest.param(bytes(1000), id="zeros, as after a power failure"),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over_with_one_line(
-    store: CheckpointStore, said: list[str], damaged: bytes
+def test_a_damaged_checkpoint_is_skipped_with_one_line(
+    store: CheckpointStore, lines: list[str], damaged: bytes
 ) -> None:
     store.save(6, archive("six"))
     store.save(7, archive("seven"))
     path = store.directory / "epoch-00007.claim-00001.pt"
     path.write_bytes(damaged)
     assert store.newest() == (6, archive("six"))
-    assert len(said) == 1
-    assert said[0].startswith(f"checkpoint {path} is damaged (")
-    assert said[0].endswith("): trying the one before it")
+    assert len(lines) == 1
+    assert lines[0].startswith(f"checkpoint {path} is damaged (")
+    assert lines[0].endswith("): trying the one before it")
 
 
-def test_two_damaged_checkpoints_mean_a_new_start_and_not_a_crash(store: CheckpointStore, said: list[str]) -> None:
+def test_two_damaged_checkpoints_mean_a_new_start_and_not_a_crash(store: CheckpointStore, lines: list[str]) -> None:
     for epoch in (6, 7):
         store.save(epoch, archive())
         (store.directory / f"epoch-0000{epoch}.claim-00001.pt").write_bytes(b"?")
     assert store.newest() is None
-    assert len(said) == 2
+    assert len(lines) == 2
 
 
-def test_damaged_checkpoints_of_later_epochs_go_when_the_training_saves_again(store: CheckpointStore) -> None:
+def test_damaged_checkpoints_of_later_epochs_are_removed_by_the_next_save(store: CheckpointStore) -> None:
     for epoch in (6, 7, 8, 9):
         store.save(epoch, archive())
     for epoch in (8, 9):
@@ -100,7 +100,7 @@ def test_damaged_checkpoints_of_later_epochs_go_when_the_training_saves_again(st
     assert names(store.directory) == ["epoch-00007.pt", "epoch-00008.claim-00002.pt"]
 
 
-def test_files_of_others_are_neither_read_nor_removed(store: CheckpointStore) -> None:
+def test_other_files_are_neither_read_nor_removed(store: CheckpointStore) -> None:
     others = ["epoch-00099.npz", "epoch-best.pt", "loss.png", "my-epoch-00099.pt", ".epoch-00004.npz.tmp"]
     for name in others:
         (store.directory / name).write_bytes(b"?")
@@ -110,7 +110,7 @@ def test_files_of_others_are_neither_read_nor_removed(store: CheckpointStore) ->
     assert CheckpointStore(Claim(store.directory), ".pt").newest() == (3, archive())
 
 
-def test_what_a_killed_writer_left_behind_is_no_checkpoint_and_goes(store: CheckpointStore) -> None:
+def test_the_files_of_a_killed_writer_are_not_checkpoints_and_are_removed(store: CheckpointStore) -> None:
     store.save(1, archive())
     for name in (".epoch-00002.claim-00001.pt.claim-00001.tmp", ".metrics.jsonl.claim-00001.tmp"):
         (store.directory / name).write_bytes(archive()[:50])
@@ -119,7 +119,7 @@ def test_what_a_killed_writer_left_behind_is_no_checkpoint_and_goes(store: Check
     assert names(store.directory) == ["epoch-00001.claim-00001.pt"]
 
 
-def test_a_checkpoint_that_is_not_due_is_saved_when_the_end_comes(store: CheckpointStore) -> None:
+def test_a_checkpoint_that_is_not_due_is_saved_at_the_end(store: CheckpointStore) -> None:
     store.save(5, archive("five"))
     store.hold(6, archive("six"))
     store.hold(7, archive("seven"))
@@ -129,9 +129,7 @@ def test_a_checkpoint_that_is_not_due_is_saved_when_the_end_comes(store: Checkpo
     assert store.flush() is None
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"old")
 

@@ -1,4 +1,4 @@
-"""A rank 0 that was left behind and replaced can do no harm to what its successor writes, and ends when it would."""
+"""A stale rank 0 that was replaced cannot damage the files of its successor, and ends when it tries to write."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ FIRST_SIX, FIRST_SEVEN = "epoch-00006.claim-00001.pt", "epoch-00007.claim-00001.
 
 
 def start(directory: Path) -> CheckpointStore:
-    """As rank 0 of an attempt does."""
+    """Starts as rank 0 of an attempt does."""
     return CheckpointStore(Claim(directory), ".pt")
 
 
 @pytest.fixture
-def zombie(tmp_path: Path) -> CheckpointStore:
-    """Attempt 0, which has come to epoch 7 when the second start comes."""
+def stale(tmp_path: Path) -> CheckpointStore:
+    """Attempt 0, at epoch 7 when the second training starts."""
     store = start(tmp_path)
     for epoch in (6, 7):
-        store.save(epoch, archive(f"zombie {epoch}"))
+        store.save(epoch, archive(f"stale {epoch}"))
     return store
 
 
 @pytest.fixture
-def late(zombie: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> CheckpointStore:
-    """The same, at the worst moment: it has looked for newer claims already, and has yet to write."""
-    monkeypatch.setattr(zombie._claim, "check", lambda: None)
-    return zombie
+def late(stale: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> CheckpointStore:
+    """The same at the worst moment: after its check for newer claims and before its write."""
+    monkeypatch.setattr(stale._claim, "check", lambda: None)
+    return stale
 
 
 # The claim.
 
 
 def test_each_start_takes_the_next_number_and_leaves_one_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, attempt in enumerate(["0", "1", "2", "0", ""], start=1):  # then a new job, then one started by hand
+    for number, attempt in enumerate(["0", "1", "2", "0", ""], start=1):  # then a new job, then one without variables
         monkeypatch.setenv("ALLRANKS_ATTEMPT", attempt)
         assert Claim(tmp_path).number == number
         assert [path.name for path in tmp_path.iterdir()] == [f".claim-{number:05d}"]
@@ -53,7 +53,7 @@ def test_each_start_takes_the_next_number_and_leaves_one_claim(tmp_path: Path, m
         assert content == {"attempt": attempt or "0", "job": ""}
 
 
-def test_of_many_that_start_at_the_same_moment_each_has_a_number_of_its_own(tmp_path: Path) -> None:
+def test_concurrent_starts_get_different_numbers(tmp_path: Path) -> None:
     claims: list[Claim] = []
     together = threading.Barrier(8)
 
@@ -82,11 +82,11 @@ def test_of_many_that_start_at_the_same_moment_each_has_a_number_of_its_own(tmp_
         pytest.param(".claim-00002", 3, id="the number was taken, and its file removed by the next one"),
     ],
 )
-def test_a_start_that_looked_too_early_takes_a_later_number(
+def test_a_start_with_a_stale_listing_takes_a_later_number(
     meanwhile: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / meanwhile).touch()
-    looks = iter([0, 0])  # before that file was there
+    looks = iter([0, 0])  # a listing from before the file existed
     monkeypatch.setattr("common.claims.newest_claim", lambda directory: next(looks, newest_claim(directory)))
     claim = Claim(tmp_path)
     assert claim.number == number
@@ -94,7 +94,7 @@ def test_a_start_that_looked_too_early_takes_a_later_number(
 
 
 def test_checkpoints_that_were_copied_without_the_claim_do_not_outrank_new_ones(
-    zombie: CheckpointStore, tmp_path: Path
+    stale: CheckpointStore, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -107,15 +107,15 @@ def test_checkpoints_that_were_copied_without_the_claim_do_not_outrank_new_ones(
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "told"),
+    ("mine", "theirs", "message"),
     [
         pytest.param("1", "2", "attempt 1 was replaced by attempt 2", id="the next attempt"),
         pytest.param("3", "0", "attempt 3 was replaced by attempt 0", id="a new job on the same volume"),
         pytest.param("", "", "attempt 0 was replaced by a later start", id="twice by hand"),
     ],
 )
-def test_who_is_replaced_knows_by_whom(
-    mine: str, theirs: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_error_of_a_replaced_training_names_its_successor(
+    mine: str, theirs: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALLRANKS_ATTEMPT", mine)
     claim = Claim(tmp_path)
@@ -124,7 +124,7 @@ def test_who_is_replaced_knows_by_whom(
     Claim(tmp_path).check()
     with pytest.raises(Replaced) as replaced:
         claim.check()
-    assert str(replaced.value) == f"{told} ({tmp_path}/.claim-00002)"
+    assert str(replaced.value) == f"{message} ({tmp_path}/.claim-00002)"
 
 
 @pytest.mark.parametrize(
@@ -161,33 +161,33 @@ def test_an_attempt_that_starts_late_claims_nothing(
     assert [path.name for path in tmp_path.iterdir()] == [".claim-00001"]
 
 
-def test_a_claim_whose_writer_was_killed_counts_although_it_is_empty(zombie: CheckpointStore) -> None:
-    (zombie.directory / ".claim-00002").touch()
+def test_an_empty_claim_of_a_killed_writer_counts(stale: CheckpointStore) -> None:
+    (stale.directory / ".claim-00002").touch()
     with pytest.raises(Replaced, match=r"attempt 0 was replaced by a later start \("):
-        zombie.save(8, archive("zombie 8"))
-    assert Claim(zombie.directory).number == 3
+        stale.save(8, archive("stale 8"))
+    assert Claim(stale.directory).number == 3
 
 
 # Checkpoints.
 
 
-def test_who_is_replaced_writes_and_deletes_nothing(zombie: CheckpointStore) -> None:
-    start(zombie.directory)
-    zombie.hold(8, archive("zombie 8"))
-    for write in (lambda: zombie.save(8, archive("zombie 8")), zombie.flush):
+def test_a_replaced_training_writes_and_deletes_nothing(stale: CheckpointStore) -> None:
+    start(stale.directory)
+    stale.hold(8, archive("stale 8"))
+    for write in (lambda: stale.save(8, archive("stale 8")), stale.flush):
         with pytest.raises(Replaced):
             write()
-    assert names(zombie.directory) == [FIRST_SIX, FIRST_SEVEN]
+    assert names(stale.directory) == [FIRST_SIX, FIRST_SEVEN]
 
 
-def test_a_late_write_neither_replaces_nor_deletes_nor_outranks(late: CheckpointStore) -> None:
+def test_a_late_write_does_not_replace_delete_or_outrank(late: CheckpointStore) -> None:
     successor = start(late.directory)
-    assert successor.newest() == (7, archive("zombie 7"))
+    assert successor.newest() == (7, archive("stale 7"))
     successor.save(8, archive("successor 8"))
     assert names(late.directory) == [FIRST_SEVEN, "epoch-00008.claim-00002.pt"]
 
-    for epoch in (8, 9, 10, 11):  # a real one gets no further than 8
-        late.save(epoch, archive(f"zombie {epoch}"))
+    for epoch in (8, 9, 10, 11):  # a real one would end at 8
+        late.save(epoch, archive(f"stale {epoch}"))
     assert successor.newest() == (8, archive("successor 8"))
     assert start(late.directory).newest() == (8, archive("successor 8"))
 
@@ -196,54 +196,54 @@ def test_a_late_write_deletes_none_of_many_newer_ones(late: CheckpointStore) -> 
     newer = [f"epoch-{epoch:05d}.claim-00002.pt" for epoch in (1, 2, 8, 9)]
     for name in newer:
         (late.directory / name).write_bytes(archive())
-    late.save(8, archive("zombie 8"))
+    late.save(8, archive("stale 8"))
     assert names(late.directory) == sorted([*newer, FIRST_SEVEN, "epoch-00008.claim-00001.pt"])
 
 
-def test_what_came_late_goes_with_the_next_checkpoint(late: CheckpointStore) -> None:
+def test_a_late_checkpoint_is_removed_by_the_next_one(late: CheckpointStore) -> None:
     successor = start(late.directory)
     successor.save(8, archive("successor 8"))
-    late.save(8, archive("zombie 8"))
+    late.save(8, archive("stale 8"))
     successor.save(9, archive("successor 9"))
     assert names(late.directory) == ["epoch-00008.claim-00002.pt", "epoch-00009.claim-00002.pt"]
 
 
-def test_a_late_write_leaves_the_successor_what_it_falls_back_on(late: CheckpointStore) -> None:
+def test_a_late_write_keeps_the_fallback_of_its_successor(late: CheckpointStore) -> None:
     successor = start(late.directory)
     successor.save(8, archive("successor 8"))
-    late.save(8, archive("zombie 8"))
+    late.save(8, archive("stale 8"))
     (late.directory / "epoch-00008.claim-00002.pt").write_bytes(b"?")
     said: list[str] = []
     third = CheckpointStore(Claim(late.directory), ".pt", said.append)
-    assert third.newest() == (8, archive("zombie 8"))
+    assert third.newest() == (8, archive("stale 8"))
     (late.directory / "epoch-00008.claim-00001.pt").write_bytes(b"?")
-    assert third.newest() == (7, archive("zombie 7"))
+    assert third.newest() == (7, archive("stale 7"))
     assert len(said) == 3
 
 
-def test_a_start_that_saved_nothing_is_passed_over(late: CheckpointStore) -> None:
-    start(late.directory)  # and dies
-    late.save(8, archive("zombie 8"))  # as good as any: the one after it goes on from it
+def test_a_start_that_saved_nothing_is_skipped(late: CheckpointStore) -> None:
+    start(late.directory)  # and is killed
+    late.save(8, archive("stale 8"))  # valid: the next training continues from it
     third = start(late.directory)
-    assert third.newest() == (8, archive("zombie 8"))
+    assert third.newest() == (8, archive("stale 8"))
     third.save(9, archive("third 9"))
     assert names(late.directory) == ["epoch-00008.claim-00001.pt", "epoch-00009.claim-00003.pt"]
 
 
 def test_the_directory_survives_a_zombie_that_is_caught_while_it_writes(
-    zombie: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    stale: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def meanwhile(_: int) -> None:
         monkeypatch.undo()
-        start(zombie.directory)
+        start(stale.directory)
 
     monkeypatch.setattr("os.fsync", meanwhile)
     with pytest.raises(Replaced):
-        zombie.save(8, archive("zombie 8"))
-    assert names(zombie.directory) == [FIRST_SIX, FIRST_SEVEN]
+        stale.save(8, archive("stale 8"))
+    assert names(stale.directory) == [FIRST_SIX, FIRST_SEVEN]
 
 
-def test_a_checkpoint_that_goes_while_the_directory_is_read_is_not_the_end(
+def test_a_checkpoint_that_is_removed_during_the_listing_is_skipped(
     late: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     successor = start(late.directory)
@@ -252,11 +252,11 @@ def test_a_checkpoint_that_goes_while_the_directory_is_read_is_not_the_end(
     def meanwhile(path: Path) -> bytes:
         monkeypatch.setattr(Path, "read_bytes", read_bytes)
         for epoch in (8, 9):
-            late.save(epoch, archive(f"zombie {epoch}"))
+            late.save(epoch, archive(f"stale {epoch}"))
         return path.read_bytes()
 
     monkeypatch.setattr(Path, "read_bytes", meanwhile)
-    assert successor.newest() == (9, archive("zombie 9"))
+    assert successor.newest() == (9, archive("stale 9"))
 
 
 KILLED = """
@@ -284,7 +284,7 @@ store.save(8, Path({new!r}).read_bytes())
 """
 
 
-def test_killed_at_any_file_operation_the_next_start_finds_all_that_was_there(tmp_path: Path) -> None:
+def test_a_kill_at_any_file_operation_loses_nothing_for_the_next_start(tmp_path: Path) -> None:
     new = tmp_path / "new"
     new.write_bytes(archive("new"))
     found = []
@@ -315,7 +315,7 @@ def test_killed_at_any_file_operation_the_next_start_finds_all_that_was_there(tm
 # Metrics.
 
 
-def test_who_is_replaced_appends_nothing(tmp_path: Path) -> None:
+def test_a_replaced_training_appends_nothing(tmp_path: Path) -> None:
     log = MetricsLog(Claim(tmp_path), 0)
     append(log, 1)
     Claim(tmp_path)
@@ -324,16 +324,16 @@ def test_who_is_replaced_appends_nothing(tmp_path: Path) -> None:
     assert epochs(tmp_path / "metrics.jsonl") == [1]
 
 
-def test_a_line_that_came_late_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_line_is_removed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     claim = Claim(tmp_path)
-    zombie = MetricsLog(claim, 0)
+    stale = MetricsLog(claim, 0)
     for epoch in (1, 2, 3):
-        append(zombie, epoch)
+        append(stale, epoch)
     monkeypatch.setattr(claim, "check", lambda: None)
     log = MetricsLog(Claim(tmp_path), 2)
     with path.open("ab") as file:
-        file.write(b'{"epoch": 4, "loss": 7, "claim": 1}\n')  # the zombie's
+        file.write(b'{"epoch": 4, "loss": 7, "claim": 1}\n')  # of the stale training
     assert epochs(path) == [1, 2, 4]
     append(log, 3)
     assert [(line["epoch"], line["claim"]) for line in map(json.loads, path.read_text().splitlines())] == [
@@ -343,7 +343,7 @@ def test_a_line_that_came_late_goes_with_the_next_one(tmp_path: Path, monkeypatc
     ]
 
 
-def test_of_two_lines_for_an_epoch_the_one_of_the_newer_claim_counts(tmp_path: Path) -> None:
+def test_the_line_of_the_newer_claim_wins_for_an_epoch(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     old, new, first = ({"epoch": 2, "loss": 9.0}, {"epoch": 2, "claim": 2}, {"epoch": 1, "claim": 2})
     late, other = {"epoch": 2, "claim": 1}, {"epoch": 3, "claim": 1}

@@ -1,4 +1,4 @@
-"""The data: what is held out stays held out, and CIFAR-10 is read from files in its own two formats."""
+"""The data: the held-out samples are fixed, and CIFAR-10 is read in both of its formats."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .launch import ROOT
 
 try:
     import numpy as np
-except ImportError:  # then the last test of this file runs the others, with the numpy of the frameworks
+except ImportError:  # the last test of this file runs the others with the numpy of the frameworks
     np = None
 
 needs_numpy = pytest.mark.skipif(np is None, reason="numpy is not in this environment")
 
 
 @needs_numpy
-def test_a_quarter_of_each_species_is_held_out_and_no_penguin_twice() -> None:
+def test_a_quarter_of_each_species_is_held_out_and_no_penguin_appears_twice() -> None:
     from common.penguins import load_penguins
 
     penguins = load_penguins()
@@ -50,10 +50,10 @@ def test_a_split_is_the_same_every_time_and_another_with_another_seed() -> None:
 
 
 def python_2_pickle(pixels: list[bytes], labels: list[int]) -> bytes:
-    """A batch of the Python version, opcode by opcode as Python 2 and its numpy wrote it (protocol 2)."""
+    """A batch of the Python version with the opcodes of Python 2 and its numpy (protocol 2)."""
 
     def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value  # SHORT_BINSTRING, which Python 3 does not write any more
+        return b"U" + bytes([len(value)]) + value  # SHORT_BINSTRING: Python 3 does not write it
 
     def number(value: int) -> bytes:
         return b"J" + struct.pack("<i", value)
@@ -72,7 +72,7 @@ def python_2_pickle(pixels: list[bytes], labels: list[int]) -> bytes:
 
 
 def image(seed: int) -> bytes:
-    """3072 bytes: a plane of red, one of green, one of blue."""
+    """3072 bytes: a red, a green and a blue plane."""
     return bytes((seed + plane * 50 + position) % 256 for plane in range(3) for position in range(1024))
 
 
@@ -110,7 +110,7 @@ def test_cifar10_is_read_from_its_own_files(tmp_path: Path, kind: str, named: st
 
 
 @needs_numpy
-def test_a_batch_that_numpy_of_today_has_pickled_is_read_too(tmp_path: Path) -> None:
+def test_a_batch_pickled_by_a_current_numpy_is_read_too(tmp_path: Path) -> None:
     from common.images import read_cifar10_batch
 
     path = tmp_path / "test_batch"
@@ -122,7 +122,7 @@ def test_a_batch_that_numpy_of_today_has_pickled_is_read_too(tmp_path: Path) -> 
 
 
 class Malicious:
-    """What a downloaded pickle can be."""
+    """A malicious pickle."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch hacked",)
@@ -141,7 +141,7 @@ class Malicious:
     ],
     ids=["malicious", "empty", "no pixels", "a list", "not whole images", "empty binary"],
 )
-def test_a_file_that_is_no_batch_ends_the_program_with_its_name(
+def test_an_invalid_batch_file_ends_the_program_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, message: str
 ) -> None:
     from common.images import read_cifar10_batch
@@ -162,6 +162,7 @@ def test_a_folder_without_cifar10_says_what_was_expected(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(np is not None, reason="the tests above have run")
 def test_the_tests_above_pass_with_the_numpy_of_the_frameworks(frameworks: Path) -> None:
     packages = next((frameworks / "lib").glob("python3*/site-packages"))
@@ -178,6 +179,7 @@ def test_the_tests_above_pass_with_the_numpy_of_the_frameworks(frameworks: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("program", "kind"),

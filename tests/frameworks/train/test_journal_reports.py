@@ -1,4 +1,4 @@
-"""What the journal reports of a training, without a framework: a few lines stand for the program."""
+"""The reports of the journal, without a framework: a few lines take the place of the program."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def hub(tmp_path: Path) -> Iterator[FakeReportServer]:
 
 @pytest.fixture
 def train(hub: FakeReportServer, tmp_path: Path) -> Callable[..., str]:
-    """Runs it as a rank; what it said."""
+    """Runs the training as a rank; returns its output."""
 
     def run(*options: str, rank: int = 0, interruption: str = "pass", before: str = "", **env: str) -> str:
         text = TRAINING.format(
@@ -92,15 +92,15 @@ def test_the_checkpoint_of_all_ranks_at_sigterm(hub, train):
     assert hub.messages[-1]["checkpoint"]["step"] == 8
 
 
-def test_what_a_rank_saves_alone_is_its_last_whole_epoch(hub, train):
-    last_words = "progress.step += 1; journal.end_step(progress, 8, 0.1); journal.last_words(); break"
-    train("--checkpoint-every", "3", interruption=last_words)
+def test_a_rank_that_saves_alone_saves_its_last_whole_epoch(hub, train):
+    save_alone = "progress.step += 1; journal.end_step(progress, 8, 0.1); journal.save_alone(); break"
+    train("--checkpoint-every", "3", interruption=save_alone)
     last = hub.messages[-1]
-    assert (last["checkpoint"]["step"], last["step"]) == (8, 8)  # the ninth step is lost
+    assert (last["checkpoint"]["step"], last["step"]) == (8, 8)  # step 9 is lost
 
 
-def test_a_program_that_is_told_to_end_and_hangs_sends_its_last_report(hub, train):
-    """`os._exit` from the thread that waits for SIGTERM."""
+def test_a_hung_program_that_gets_SIGTERM_sends_its_last_report(hub, train):
+    """The thread that waits for SIGTERM calls `os._exit`."""
     interruption = (
         "import os, signal, time; Termination(lambda: None, 0.1); os.kill(os.getpid(), signal.SIGTERM); time.sleep(20)"
     )
@@ -110,7 +110,7 @@ def test_a_program_that_is_told_to_end_and_hangs_sends_its_last_report(hub, trai
 
 
 @pytest.mark.parametrize(("attempt", "hangs"), [("0", True), ("", True), ("1", False)])
-def test_a_rank_hangs_where_it_is_told_to(hub, train, attempt, hangs):
+def test_a_rank_hangs_at_the_given_step(hub, train, attempt, hangs):
     hub.answers = [lambda message: (200, {}, {"interval": 0.1})]
     before = "import threading, os; threading.Timer(1.5, os._exit, [0]).start()" if hangs else ""
     train("--hang-rank", "0", "--hang-at-step", "6", before=before, ALLRANKS_ATTEMPT=attempt)
@@ -125,7 +125,7 @@ def test_a_slow_rank_sleeps_longer(hub, train):
 
 
 def test_without_the_library_the_training_is_the_same(hub, train):
-    said = train("--epochs", "2")
+    output = train("--epochs", "2")
     count = len(hub.messages)
-    assert train("--epochs", "2", before="sys.modules['allranks'] = None") == said
+    assert train("--epochs", "2", before="sys.modules['allranks'] = None") == output
     assert len(hub.messages) == count

@@ -1,5 +1,4 @@
-"""Each program, for real: terminated, killed, and resumed on both ranks from what was saved, to the accuracy that its
-README promises."""
+"""Each program with real frameworks: terminated, killed and resumed on both ranks, up to the accuracy in its README."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from .launch import (
     tf_config,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 PROGRAMS = [
     pytest.param("penguins_pytorch.py", PlainPyTorch, id="penguins_pytorch"),
@@ -35,7 +34,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize(("program", "kind"), PROGRAMS)
-def test_a_training_goes_on_after_sigterm_and_after_kill(launcher: Launcher, program: str, kind: type[World]) -> None:
+def test_a_training_resumes_after_sigterm_and_after_kill(launcher: Launcher, program: str, kind: type[World]) -> None:
     world = kind(launcher, program)
 
     ranks = world.start("--pause", "2")
@@ -65,19 +64,19 @@ def test_a_training_goes_on_after_sigterm_and_after_kill(launcher: Launcher, pro
 
 
 def losses_by_epoch(rank: Rank) -> dict[int, str]:
-    """What a rank has printed."""
+    """The losses that a rank has printed."""
     return {int(epoch): loss for epoch, loss in re.findall(r"(?m)^epoch (\d+)/\d+ loss (\S+) accuracy", rank.text)}
 
 
 def assert_trained(ranks: list[Rank], size: int = 2) -> None:
-    """All ranks have the same accuracy in their last line, and it is a good one."""
+    """All ranks have the same good accuracy in their last line."""
     accuracies = {rank.wait_for(rf"rank {index} of {size}: test accuracy (\S+)")[1] for index, rank in enumerate(ranks)}
     assert len(accuracies) == 1, accuracies
     assert float(accuracies.pop()) >= 0.97
 
 
 def assert_records(world: World, epochs: int, losses: dict[int, str]) -> None:
-    """Each epoch is in metrics.jsonl once, with the loss that was printed, and the picture is one."""
+    """Each epoch is in metrics.jsonl once, with the printed loss, and the picture is a PNG."""
     lines = [json.loads(line) for line in (world.checkpoints() / "metrics.jsonl").read_text().splitlines()]
     printed = {epoch: pytest.approx(float(loss), abs=0.000051) for epoch, loss in losses.items()}  # in four decimals
     assert {line["epoch"]: line["loss"] for line in lines} == printed
@@ -106,7 +105,7 @@ def test_torchrun_agents_of_two_nodes_resume_from_the_last_whole_checkpoint(laun
     assert_trained(agents)
     interrupted = (world.checkpoints() / "metrics.jsonl").read_text()
 
-    # Another directory and one torchrun for both ranks: no interruption has changed a single loss.
+    # Another directory and one torchrun for both ranks: the interruptions changed no loss.
     straight = launcher.folder / "straight"
     command = ["torchrun", "--standalone", "--nproc-per-node", "2", ROOT / "train/penguins_pytorch.py", "--seed", "7"]
     run = launcher.start(command, {"ALLRANKS_CHECKPOINT_DIR": str(straight), "ALLRANKS_ATTEMPT": "3"})
@@ -119,7 +118,7 @@ def test_torchrun_agents_of_two_nodes_resume_from_the_last_whole_checkpoint(laun
 
 @pytest.mark.parametrize("program", ["penguins_horovod.py", "penguins_horovod_keras.py", "digits_tensorflow.py"])
 def test_an_interruption_changes_no_loss(launcher: Launcher, program: str) -> None:
-    """As the test above has it for torchrun: weights alone are not enough, the optimizer's state must be back too."""
+    """As the test above for torchrun: restoring the weights is not enough, the optimizer's state is needed too."""
 
     def start(folder: str, *options: str) -> Rank:
         command = ["python", ROOT / "train" / program, "--epochs", "5", "--checkpoint-dir", launcher.folder / folder]
@@ -136,10 +135,8 @@ def test_an_interruption_changes_no_loss(launcher: Launcher, program: str) -> No
 
 
 @pytest.mark.parametrize("program", ["penguins_pytorch.py", "penguins_tensorflow.py", "penguins_horovod_keras.py"])
-def test_an_attempt_that_was_left_behind_ends_and_does_not_disturb_the_next_one(
-    launcher: Launcher, program: str
-) -> None:
-    """As when a node is silent and not dead: both write to the same volume."""
+def test_a_stale_attempt_ends_and_does_not_disturb_the_next_one(launcher: Launcher, program: str) -> None:
+    """As when a node is unreachable but not dead: both attempts write to the same volume."""
     directory = launcher.folder / "checkpoints"
 
     def start(attempt: str, *options: str) -> Rank:
@@ -181,7 +178,7 @@ def test_horovodrun_trains_two_ranks(launcher: Launcher) -> None:
     assert "no --checkpoint-dir: no checkpoints" in run.text
 
 
-def test_one_process_with_nothing_in_its_environment_trains_alone(launcher: Launcher) -> None:
+def test_one_process_without_rank_variables_trains_alone(launcher: Launcher) -> None:
     runs = [
         launcher.start(["python", ROOT / "train" / program, "--output-dir", launcher.folder / program])
         for program in ("penguins_pytorch.py", "penguins_tensorflow.py")
@@ -193,7 +190,7 @@ def test_one_process_with_nothing_in_its_environment_trains_alone(launcher: Laun
         assert written == [".claim-00001", "loss.png", "metrics.jsonl"]
 
 
-def test_a_rank_that_alone_got_sigterm_takes_the_others_along(launcher: Launcher) -> None:
+def test_sigterm_to_one_rank_ends_all_ranks(launcher: Launcher) -> None:
     ranks = PlainPyTorch(launcher, "penguins_pytorch.py").start("--pause", "1")
     ranks[0].wait_for("epoch 1/20")
     ranks[1].process.terminate()
@@ -270,7 +267,7 @@ def test_parameter_servers_outlive_a_worker_and_the_chief(launcher: Launcher) ->
     last = re.search(r"chief: SIGTERM: stopped after epoch (\d+)", chief_rank.text)
     assert last, chief_rank.text
 
-    # A new chief takes over the same servers, with a new worker in the place of the lost one.
+    # A new chief uses the same servers, with a new worker instead of the lost one.
     lost = start("worker", 1)
     chief_rank = start("chief", 0)
     assert chief_rank.exit_code() == 0, chief_rank.text

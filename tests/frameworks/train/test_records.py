@@ -1,4 +1,4 @@
-"""What a run leaves behind for people: metrics, curves, lines; and the rules that need no framework."""
+"""The output of a run: metrics, curves, lines; and the rules that need no framework."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_an_epoch_is_one_line_of_json(tmp_path: Path, monkeypatch: pytest.Monkey
     assert json.loads(path.read_text()) == line | {"world_size": 2, "claim": 2, "attempt": 4}
 
 
-def test_epochs_that_are_trained_again_are_not_there_twice(tmp_path: Path) -> None:
+def test_epochs_that_are_trained_again_appear_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(Claim(path.parent), 0)
     for epoch in (1, 2, 3):
         append(log, epoch)
     with path.open("a") as file:
-        file.write('{"epoch": 4, "lo')  # killed while it wrote
+        file.write('{"epoch": 4, "lo')  # killed during the write
     log = MetricsLog(Claim(path.parent), 2)
     assert epochs(path) == [1, 2]
     for epoch in (3, 4):
@@ -97,7 +97,7 @@ def test_a_terminal_without_braille_gets_asterisks(monkeypatch: pytest.MonkeyPat
     assert "*" in text
 
 
-def test_no_matplotlib_is_said_and_is_no_failure(
+def test_a_missing_matplotlib_is_reported_and_not_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -117,7 +117,9 @@ def options(checkpoint_dir: Path | None, every: int = 1) -> argparse.Namespace:
     )
 
 
-def test_rank_0_tells_the_story_and_the_others_their_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_0_prints_the_training_and_the_others_their_own_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     progress = Progress(7, 56, [0.9, 0.2310])
     for rank in (0, 1):
         journal = Journal(options(tmp_path), rank, 2, ".pt", "cpu (gloo)")
@@ -135,7 +137,7 @@ def test_rank_0_tells_the_story_and_the_others_their_part(tmp_path: Path, capsys
     ]
 
 
-def test_checkpoints_are_made_when_due_and_the_last_one_always(tmp_path: Path) -> None:
+def test_checkpoints_are_saved_when_due_and_always_at_the_end(tmp_path: Path) -> None:
     journal = Journal(options(tmp_path, every=3), 0, 1, ".pt", "cpu")
     saved = []
     for epoch in range(1, 21):
@@ -145,7 +147,7 @@ def test_checkpoints_are_made_when_due_and_the_last_one_always(tmp_path: Path) -
     assert saved == [3, 6, 9, 12, 15, 18, 20]
 
 
-def test_early_stopping_waits_for_as_many_epochs_as_it_was_told_to() -> None:
+def test_early_stopping_waits_for_its_patience() -> None:
     early = EarlyStopping(patience=2)
     progress = [early.update(loss, epoch) for epoch, loss in enumerate([0.9, 0.5, 0.6, 0.4, 0.4, math.nan], start=1)]
     assert progress == [True, True, False, True, False, False]
@@ -154,7 +156,7 @@ def test_early_stopping_waits_for_as_many_epochs_as_it_was_told_to() -> None:
     assert not EarlyStopping(patience=3, **early.as_dict()).exhausted
 
 
-def test_the_learning_rate_falls_from_all_of_it_to_nearly_nothing() -> None:
+def test_the_learning_rate_falls_to_nearly_zero() -> None:
     rates = [cosine(0.1, epoch, 10) for epoch in range(10)]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] == 0.1
@@ -182,7 +184,7 @@ def test_the_checkpoint_directory_comes_from_the_option_then_from_the_environmen
 
 
 @pytest.mark.parametrize("wrong", [["--epochs", "0"], ["--batch-size", "-1"], ["--pause", "-1"], ["--lr", "x"]])
-def test_numbers_that_make_no_sense_are_refused(
+def test_invalid_numbers_are_rejected(
     wrong: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -191,7 +193,7 @@ def test_numbers_that_make_no_sense_are_refused(
 
 
 @pytest.mark.parametrize("variable", ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
-def test_a_horovod_that_is_smaller_than_its_launcher_says_ends_the_program(
+def test_a_horovod_of_another_size_than_its_launcher_ends_the_program(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):

@@ -1,5 +1,5 @@
-"""How a program ends that was replaced: as README.md says, with a line and an exit code of its own. And what README.md
-gives to programs of one's own."""
+"""A replaced program ends as README.md says, with a line and its own exit code. And the snippets for other programs in
+README.md work."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ if journal._store:
     journal._store.hold(2, b"late")
 Claim(directory)
 {then}
-print("went on")
+print("continued")
 """
 WAYS = {
     "an epoch ends": 'journal.end_epoch(progress, 0.5, 0.1, 8, lambda: b"late")',
-    "told to stop": 'journal.stop(progress, lambda: b"late")',
-    "last words, in a thread": "t = threading.Thread(target=journal.last_words); t.start(); t.join()",
+    "stopped by SIGTERM": 'journal.stop(progress, lambda: b"late")',
+    "saves alone, in a thread": "t = threading.Thread(target=journal.save_alone); t.start(); t.join()",
     "the training is over": 'journal.finish(progress, 1.0, "late")',
     "the training begins": "journal.begin(progress)",
 }
 
 
 @pytest.mark.parametrize("then", WAYS.values(), ids=WAYS)
-def test_who_is_replaced_ends_with_a_line_and_its_own_exit_code(then: str, tmp_path: Path) -> None:
+def test_a_replaced_training_ends_with_a_line_and_its_own_exit_code(then: str, tmp_path: Path) -> None:
     ended = run_rank(tmp_path / "claim", "directory", then)
     last = f"attempt 0 was replaced by a later start ({tmp_path}/claim/.claim-00002)"
     assert ended.stdout.splitlines()[-1] == f"rank 0 of 2: {last}: stopping, nothing more is written"
@@ -81,17 +81,17 @@ def test_a_directory_with_two_names_is_claimed_once(tmp_path: Path) -> None:
     (tmp_path / "claim").mkdir()
     ended = run_rank(tmp_path / "claim", "directory.with_name('link')", "newest = 1")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.endswith("went on\n")
-    assert newest_claim(tmp_path / "claim") == 2  # the journal's, and the one that the script makes
+    assert ended.stdout.endswith("continued\n")
+    assert newest_claim(tmp_path / "claim") == 2  # the claim of the journal, and that of the script
 
 
 def run_rank(directory: Path, checkpoints: str, then: str) -> subprocess.CompletedProcess[str]:
-    """A journal's process that is replaced after its first epoch, and then does this."""
+    """Runs a journal in a process that is replaced after its first epoch and then executes `then`."""
     program = RANK.format(train=str(ROOT / "train"), directory=str(directory), checkpoints=checkpoints, then=then)
     return subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
 
 
-# What README.md gives to programs of one's own.
+# The snippets for other programs in README.md.
 
 
 def blocks() -> list[str]:

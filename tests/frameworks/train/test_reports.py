@@ -1,4 +1,4 @@
-"""What the programs report, for real: of each rank, to a hub of the tests."""
+"""The reports of each rank of the programs, with real frameworks, to a fake report server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.fake_report_server import SOURCE, FakeReportServer, hub_in, ok
 
 from .launch import ROOT, Launcher, Rank, free_ports, tf_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(400)]
 
 SOON = 60.0
 
@@ -28,7 +28,7 @@ def hub(tmp_path: Path) -> Iterator[FakeReportServer]:
 
 @pytest.fixture
 def start(launcher: Launcher, hub: FakeReportServer) -> Callable[..., list[Rank]]:
-    """Starts two ranks of a program, which know where to report."""
+    """Starts two ranks of a program with the address of the report server."""
 
     def both(program: str, *options: str) -> list[Rank]:
         ours = {**hub.environment, "PYTHONPATH": str(SOURCE)}
@@ -57,7 +57,7 @@ def of(hub: FakeReportServer, rank: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "program", ["penguins_pytorch.py", "penguins_tensorflow.py", "penguins_horovod.py", "digits_pytorch.py"]
 )
-def test_own_work_tells_the_slow_rank_and_the_time_of_a_step_does_not(hub, start, program):
+def test_busy_time_identifies_the_slow_rank_and_step_time_does_not(hub, start, program):
     steps, busy = undisturbed(hub, lambda: start(program, "--epochs", "4", "--work", "0.05", "--slow-rank", "1"))
     assert min(steps) > 0.14, (steps, busy)
     assert max(steps) < 1.3 * min(steps), (steps, busy)
@@ -66,8 +66,8 @@ def test_own_work_tells_the_slow_rank_and_the_time_of_a_step_does_not(hub, start
 
 
 def undisturbed(hub: FakeReportServer, train: Callable[[], list[Rank]]) -> tuple[list[float], list[float]]:
-    """Seconds of a step and of own work, of each rank. Whatever else takes the processor of one rank makes its last
-    steps longer and none shorter: of three trainings the one counts whose ranks agree best about a step."""
+    """Step seconds and busy seconds of each rank. Other load on the machine makes the last steps of a rank longer,
+    never shorter: of three trainings, uses the one whose ranks agree best."""
     measured = []
     for _ in range(3):
         hub.messages.clear()
@@ -113,16 +113,14 @@ def test_a_checkpoint_of_sigterm_is_reported(hub, start, launcher):
 @pytest.mark.parametrize(
     ("program", "waits_in"), [("penguins_pytorch.py", "train_step"), ("penguins_tensorflow.py", "quick_execute")]
 )
-def test_of_ranks_in_the_same_step_the_one_that_hangs_does_not_wait_and_the_stacks_say_where(
-    hub, start, program, waits_in
-):
+def test_the_hung_rank_is_the_one_that_does_not_wait_and_its_stack_shows_where(hub, start, program, waits_in):
     ranks = start(program, "--hang-rank", "1", "--hang-at-step", "7")
     hub.wait(lambda messages: all([m for m in of(hub, rank) if (m["idle"] or 0) > 1] for rank in range(2)), SOON)
     assert [of(hub, rank)[-1]["step"] for rank in range(2)] == [6, 6]
     assert [of(hub, rank)[-1]["waiting"] for rank in range(2)] == [True, False]
     hub.answers = [ok(0.5, "hang-1")]
     for rank, where in ((0, waits_in), (1, "begin_step")):
-        # torchrun's ranks share its output, and may write at the same time
+        # ranks of a torchrun share its output and may write at the same time
         started = ranks[rank % len(ranks)]
         started.wait_for(rf"allranks: rank {rank} \(pod .*\): stacks, asked for because the job makes no progress")
         started.wait_for(rf"in {where}")

@@ -1,4 +1,4 @@
-"""SIGTERM in a rank whose peers do not stop with it: what it saves, and how it ends."""
+"""SIGTERM in a rank whose peers do not stop: what it saves, and its exit status."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PROGRAM = """
 import os, pathlib, signal, sys, time
 from common.termination import Termination
 
-def last_words():
+def save_alone():
     began.write_text("")
     time.sleep(0.5)
     print("saved", flush=True)
 
 began = pathlib.Path(sys.argv[1])
-termination = Termination(last_words, agree_within=float(sys.argv[2]))
+termination = Termination(save_alone, agree_within=float(sys.argv[2]))
 os.kill(os.getpid(), signal.SIGTERM)
 while not termination.requested:
     time.sleep(0.01)
@@ -30,7 +30,7 @@ FAILS = "raise RuntimeError('connection closed by peer')"
 
 
 @pytest.mark.parametrize(
-    ("then", "agree_within", "said", "code"),
+    ("then", "agree_within", "output", "code"),
     [
         (STUCK, 0.1, "saved\n", 143),
         (WHILE_IT_SAVES + FAILS, 0.1, "saved\n", 143),
@@ -42,16 +42,16 @@ FAILS = "raise RuntimeError('connection closed by peer')"
     ],
     ids=[
         "stuck",
-        "its peer goes while it saves",
+        "its peer ends while it saves",
         "its program ends while it saves",
-        "its peer goes first",
+        "its peer ends first",
         "all agree",
-        "fails by itself after that",
-        "the training was just over",
+        "fails after the agreement",
+        "the training had just ended",
     ],
 )
-def test_a_rank_that_was_told_to_end_saves_whoever_goes_first(tmp_path, then, agree_within, said, code) -> None:
+def test_a_rank_that_gets_SIGTERM_saves_in_any_order_of_events(tmp_path, then, agree_within, output, code) -> None:
     command = [sys.executable, "-c", PROGRAM + then, str(tmp_path / "began"), str(agree_within)]
     done = subprocess.run(command, cwd=ROOT / "train", capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.returncode) == (said, code), done.stderr
+    assert (done.stdout, done.returncode) == (output, code), done.stderr
     assert ("connection closed" in done.stderr) is (FAILS in then)

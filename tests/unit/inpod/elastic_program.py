@@ -18,7 +18,7 @@ hvd.init()
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
-# The first step that makes state must not add up across ranks: a rank that joins would do so alone.
+# The step that creates the optimizer state must not use an all-reduce: a rank that joins runs it alone.
 for parameter in model.parameters():
     parameter.grad = torch.zeros_like(parameter)
 optimizer.step()
@@ -36,8 +36,8 @@ def train(state: hvd.elastic.TorchState) -> None:
         state.optimizer.step()
         time.sleep(seconds)
         state.step += 1
-        told = f"rank={hvd.rank()} size={hvd.size()} step={state.step} loss={loss.item():.4f} pid={os.getpid()}"
-        print(f"{time.time():.2f} {told}", flush=True)
+        line = f"rank={hvd.rank()} size={hvd.size()} step={state.step} loss={loss.item():.4f} pid={os.getpid()}"
+        print(f"{time.time():.2f} {line}", flush=True)
         state.commit()
 
 

@@ -30,7 +30,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def free_port() -> int:
-    """One that no connection is given: whoever tries it before somebody listens could reach himself."""
+    """A port outside the ephemeral range: a client that connects before the server listens could connect to itself."""
     return ports.choose([("", 0)])[("", 0)][1]
 
 
@@ -41,11 +41,11 @@ def out(tmp_path) -> Path:
 
 @pytest.fixture
 def start(out) -> Iterator[Start]:
-    """Starts workers of one job, each in a session of its own; asserts at the end that none left anything behind."""
+    """Starts workers of one job, each in its own session; asserts at the end that no process is left."""
     port, workers = free_port(), []
 
     def one(worker: int, of: int, *program: str, slots: int = 2, helper: tuple[str, ...] = (), **env: str) -> Any:
-        known = {
+        variables = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(HERE / "fake_horovod"),
             "OUT": str(out),
@@ -59,11 +59,11 @@ def start(out) -> Iterator[Start]:
             "HOROVOD_START_TIMEOUT": "20",
         }
         if worker == 0:
-            known["ALLRANKS_HOROVOD_HOSTS"] = ",".join(f"job-worker-{index}-0:{slots}" for index in range(of))
+            variables["ALLRANKS_HOROVOD_HOSTS"] = ",".join(f"job-worker-{index}-0:{slots}" for index in range(of))
         command = helper or (sys.executable, str(HELPER))
         begun = subprocess.Popen(
             [*command, *program],
-            env=known | env,
+            env=variables | env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -79,8 +79,8 @@ def start(out) -> Iterator[Start]:
 
 
 def none_is_left(workers: list[subprocess.Popen[Any]]) -> None:
-    """Of helpers that led process groups of their own, and of their ranks."""
-    deadline = time.monotonic() + 20  # a shell's `sleep` may outlive it for a moment
+    """Process groups of the helpers and of their ranks."""
+    deadline = time.monotonic() + 20  # a shell's `sleep` may outlive the shell for a moment
     while (left := _alive({worker.pid for worker in workers})) and time.monotonic() < deadline:
         time.sleep(0.05)
     for worker in workers:
@@ -91,10 +91,10 @@ def none_is_left(workers: list[subprocess.Popen[Any]]) -> None:
 
 
 def _alive(groups: set[int]) -> set[int]:
-    """Those of the process groups that have a process which is not dead (a zombie is). From /proc: `ps` may lack."""
+    """The process groups with a process that is not a zombie. From /proc: `ps` may not be installed."""
     found = set()
     for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended
             state, _, group, *_ = file.read_text().rpartition(")")[2].split()
             if int(group) in groups and state != "Z":
                 found.add(int(group))
@@ -106,16 +106,16 @@ def shell(script: str) -> tuple[str, str, str]:
 
 
 def loop(trap: str) -> tuple[str, str, str]:
-    """A rank that goes on until it is told to end, and says when it can be told."""
+    """A rank that runs until SIGTERM, and prints when its handler is installed."""
     return shell(f"trap '{trap}' TERM; touch \"$OUT/ready-$HOROVOD_RANK\"; while :; do sleep 0.05; done")
 
 
 MEET = 'while [ "$(ls "$OUT" | grep -c "^rank-.$")" -lt "$HOROVOD_SIZE" ]; do sleep 0.02; done'
-"""Ends when all ranks have begun, as a training does that waits for its peers."""
+"""Ends when all ranks have started, like a training that waits for its peers."""
 
 
 def ranks(out: Path) -> dict[int, dict[str, str]]:
-    """Rank -> its environment, of the ranks that have begun."""
+    """Rank -> its environment, for the ranks that have started."""
     found = {}
     for file in out.glob("rank-*"):
         if file.suffix != ".new":
@@ -155,7 +155,7 @@ def test_ranks_wait_for_a_worker_that_comes_late(start, out):
     assert sorted(ranks(out)) == [0, 1, 2, 3]
 
 
-def test_a_first_worker_that_comes_late_is_waited_for_too(start, out):
+def test_ranks_wait_for_a_first_worker_that_comes_late(start, out):
     second = start(1, 2, *shell(MEET))
     time.sleep(0.5)
     assert (ranks(out), second.poll()) == ({}, None)
@@ -164,13 +164,13 @@ def test_a_first_worker_that_comes_late_is_waited_for_too(start, out):
 
 
 def test_a_program_that_is_done_at_once_does_not_leave_the_other_workers_waiting(start):
-    """The rendezvous ends with the first worker; the others may just have missed the word to go."""
+    """The rendezvous ends with the first worker; the others may not have read the start signal yet."""
     for _ in range(3):
         workers = [start(worker, 2, "true", slots=1, HOROVOD_START_TIMEOUT="5") for worker in range(2)]
         assert [worker.wait(SOON) for worker in workers] == [0, 0]
 
 
-# What rank 1 does, exit status of its worker.
+# Action of rank 1, exit status of its worker.
 ENDS = [
     ("exit 7", 7),
     ("exit 1", 1),
@@ -181,7 +181,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("end", "status"), ENDS, ids=[end for end, _ in ENDS])
-def test_the_first_rank_that_fails_answers_for_the_worker_and_ends_the_others(start, out, end, status):
+def test_the_first_failed_rank_sets_the_exit_status_and_ends_the_others(start, out, end, status):
     begun = time.monotonic()
     wait = f'while [ ! -e "{out}/rank-0" ]; do sleep 0.02; done'
     worker = start(0, 1, *shell(f'if [ "$HOROVOD_RANK" = 1 ]; then {wait}; {end}; fi; exec sleep 60'))
@@ -190,7 +190,7 @@ def test_the_first_rank_that_fails_answers_for_the_worker_and_ends_the_others(st
     assert sorted(ranks(out)) == [0, 1]
 
 
-def test_SIGTERM_is_passed_on_and_the_ranks_have_their_say(start, out):
+def test_SIGTERM_is_forwarded_and_the_ranks_set_the_exit_status(start, out):
     worker = start(
         0, 1, *shell("trap 'exit 143' TERM; touch \"$OUT/ready-$HOROVOD_RANK\"; while :; do sleep 0.05; done")
     )
@@ -199,7 +199,7 @@ def test_SIGTERM_is_passed_on_and_the_ranks_have_their_say(start, out):
     assert worker.wait(SOON) == 143
 
 
-def test_ranks_that_save_and_end_well_after_SIGTERM_end_well(start, out):
+def test_ranks_that_succeed_after_SIGTERM_succeed(start, out):
     program = 'trap \'touch "$OUT/saved-$HOROVOD_RANK"; exit 0\' TERM; touch "$OUT/ready-$HOROVOD_RANK"; '
     worker = start(0, 1, *shell(program + "while :; do sleep 0.05; done"))
     wait_for(lambda: len(list(out.glob("ready-*"))) == 2)
@@ -208,8 +208,8 @@ def test_ranks_that_save_and_end_well_after_SIGTERM_end_well(start, out):
     assert sorted(file.name for file in out.glob("saved-*")) == ["saved-0", "saved-1"]
 
 
-def test_many_SIGTERMs_are_no_more_than_one(start, out):
-    """Whoever is impatient must not make the helper lose track of a rank that has just ended."""
+def test_many_SIGTERMs_have_the_effect_of_one(start, out):
+    """Repeated signals must not make the helper miss the end of a rank."""
     worker = start(0, 1, *loop("exit 143"))
     wait_for(lambda: len(list(out.glob("ready-*"))) == 2)
     for _ in range(20):
@@ -238,30 +238,30 @@ def test_a_rank_that_does_not_end_when_its_peer_has_failed_is_killed(start, out)
 def test_workers_that_do_not_come_are_named(start):
     worker = start(0, 3, *shell("exit 0"), HOROVOD_START_TIMEOUT="0.4")
     assert worker.wait(SOON) == 1
-    assert worker.stdout.read() == "allranks: workers [1, 2] did not come within 0 s (HOROVOD_START_TIMEOUT)\n"
+    assert worker.stdout.read() == "allranks: workers [1, 2] did not join within 0 s (HOROVOD_START_TIMEOUT)\n"
 
 
-def test_a_rendezvous_that_is_not_there_is_named(start):
+def test_a_missing_rendezvous_is_named(start):
     worker = start(1, 2, *shell("exit 0"), HOROVOD_START_TIMEOUT="0.4", HOROVOD_GLOO_RENDEZVOUS_PORT="9")
     assert worker.wait(SOON) == 1
     assert "no rendezvous at localhost:9 within" in worker.stdout.read()
 
 
-def test_an_image_without_Horovod_is_told(start):
+def test_an_image_without_Horovod_is_reported(start):
     worker = start(0, 1, *shell("exit 0"), PYTHONPATH="")
     assert worker.wait(SOON) == 1
-    told = worker.stdout.read()
-    assert told.startswith("allranks: the image's python3 has no Horovod (")
-    assert "Traceback" not in told
+    text = worker.stdout.read()
+    assert text.startswith("allranks: the image's python3 has no Horovod (")
+    assert "Traceback" not in text
 
 
-def test_a_program_that_is_not_there_is_told_with_status_127(start):
+def test_a_missing_program_is_reported_with_status_127(start):
     worker = start(0, 1, "no-such-program")
     assert worker.wait(SOON) == 127
     assert worker.stdout.read() == "allranks: cannot start no-such-program: No such file or directory\n"
 
 
-def test_without_a_program_it_says_how_it_is_used(start):
+def test_without_a_program_it_prints_its_usage(start):
     worker = start(0, 1)
     assert worker.wait(SOON) == 2
     assert worker.stdout.read() == "usage: horovod_gloo.py PROGRAM [ARG...]\n"
@@ -277,6 +277,7 @@ hvd.shutdown()
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_real_Horovod_ranks_meet_and_add_up(start):
     setup = [ROOT / "tools/frameworks.sh", "pytorch", "horovod"]
     done = subprocess.run(setup, stdout=subprocess.PIPE, check=True, text=True)

@@ -1,5 +1,5 @@
-"""Beside mpirun and above its ranks: real processes. What stands for mpirun here starts ranks as Open MPI does: the
-agent before each, a process group for each, and the variables by which a rank is known."""
+"""The helper around mpirun and around its ranks, as real processes. The fake mpirun starts ranks as Open MPI does: an
+agent and a process group for each, and the variables that identify a rank."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ while ranks:
 sys.exit(code if code >= 0 else 128 - code)
 """
 AFTER = "until grep -q mine log; do sleep 0.02; done"
-"""It has been passed on, and so been seen."""
+"""The line was forwarded, so the helper has read it."""
 TRACEBACK = "echo Traceback \\(most recent call last\\): >&2"
 RAISES = f"{TRACEBACK}; echo ValueError: mine >&2"
 PEER_FAILS = f"{AFTER}; {TRACEBACK}; echo HorovodInternalError: a peer is gone >&2"
@@ -61,7 +61,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def helper(tmp_path) -> Path:
-    """The files as the pods of a job have them."""
+    """The files as in the pods of a job."""
     of = job(framework="horovod", horovod={"controller": "mpi"}, roles={"worker": 2, "launcher": 1})
     made = pods.objects(of, Status(), Platform(helper_image="", local=True))
     [files] = [thing["data"] for thing in made.companions if thing["kind"] == "ConfigMap"]
@@ -100,7 +100,7 @@ def start(helper) -> Iterator[Start]:
 
 @pytest.fixture
 def mpirun(start, tmp_path) -> Callable[..., tuple[int, str, str]]:
-    """Exit status, stdout and stderr of a launcher whose mpirun runs these ranks, each a script."""
+    """Exit status, stdout and stderr of a launcher whose mpirun runs these ranks, given as scripts."""
 
     def run(*ranks: str, **env: str) -> tuple[int, str, str]:
         with (tmp_path / "log").open("w") as log:
@@ -118,13 +118,13 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_what_ranks_say_is_passed_on_as_it_is_and_nothing_is_added_where_all_is_well(mpirun, tmp_path):
+def test_output_of_ranks_passes_unchanged_and_nothing_is_added_on_success(mpirun, tmp_path):
     lines = "".join(f"line {number} of many, which fill more than a pipe\n" for number in range(20_000))
     (tmp_path / "lines").write_text(lines)
     assert mpirun("echo out; cat lines >&2", "true") == (0, "out\n", lines)
 
 
-# Sentence, the ranks' scripts; exit status, then rank, exit code, signal and last line that are told.
+# Name, scripts of the ranks; exit status, then the reported rank, exit code, signal and last line.
 FIRST = [
     (
         "the rank that raised is named though its peer ended before it",
@@ -155,7 +155,7 @@ FIRST = [
         (3, 1, 3, None, "no data is mine"),
     ),
     (
-        "where nobody else is the cause, who failed by a peer's end is named",
+        "without another cause, the rank that failed because its peer ended is named",
         (f"echo {SHUT_DOWN} >&2; exit 1", "sleep 1"),
         (1, 0, 1, None, SHUT_DOWN),
     ),
@@ -164,15 +164,15 @@ FIRST = [
         (f"{RAISES}; {HANGS}", f"{AFTER}; kill -9 $$"),
         (137, 1, 137, 9, "rank 1 was ended by signal 9"),
     ),
-    ("an exit code is told", (HANGS, "echo again >&2; exit 138"), (138, 1, 138, None, "again")),
-    ("a rank that says nothing is told too", (HANGS, "exit 3"), (3, 1, 3, None, "rank 1 exited with code 3")),
+    ("an exit code is reported", (HANGS, "echo again >&2; exit 138"), (138, 1, 138, None, "again")),
+    ("a rank without output is reported too", (HANGS, "exit 3"), (3, 1, 3, None, "rank 1 exited with code 3")),
     (
-        "a rank that ends with an error for being told to end is no cause",
+        "a rank that ends with an error after SIGTERM is not the cause",
         ("until [ -e up ]; do sleep 0.02; done; exit 3", f"trap '{RAISES}; exit 143' TERM; touch up; {IDLE} & wait"),
         (3, 0, 3, None, "rank 0 exited with code 3"),
     ),
     (
-        "a program that is not there is told of by its name",
+        "a missing program is reported by its name",
         ("exec ./mpi_rank.sh",),
         (126, 0, 126, None, "sh: 1: exec: ./mpi_rank.sh: Permission denied"),
     ),
@@ -180,7 +180,7 @@ FIRST = [
 
 
 @table(*FIRST)
-def test_first(case, mpirun):
+def test_the_first_failure_is_chosen(case, mpirun):
     ranks, expected = case
     code, _, err = mpirun(*ranks)
     found = read_mpirun_report(as_kubelet(err))
@@ -199,7 +199,7 @@ def test_the_report_is_the_end_of_the_log_and_fits_into_a_termination_message(mp
     assert found.message.splitlines()[-2:] == [f"{line} 99", f"{line} 100"]
 
 
-def test_where_the_command_goes_on_after_a_failure_another_failure_is_told(start):
+def test_when_the_command_continues_after_a_failure_the_later_failure_is_reported(start):
     once = f"'{sys.executable}' mpirun"
     both = f"NAMESPACE=1 {once} 'exit 3' 'exit 3'; NAMESPACE=2 {once} true 'echo the other >&2; exit 4'"
     _, err = start("launch", "127.0.0.1", "sh", "-c", both).communicate(timeout=SOON)
@@ -207,16 +207,16 @@ def test_where_the_command_goes_on_after_a_failure_another_failure_is_told(start
     assert (found.rank, found.exit_code, found.message) == (1, 4, "the other")
 
 
-def test_where_the_command_ends_well_after_a_failure_nothing_is_told(start):
+def test_when_the_command_succeeds_after_a_failure_nothing_is_reported(start):
     command = f"'{sys.executable}' mpirun 'exit 3' || true"
     process = start("launch", "127.0.0.1", "sh", "-c", command)
     assert process.communicate(timeout=SOON) == ("mpirun ends the others\n", "")
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("python", [None, "#!/bin/sh\nexit 1\n"], ids=["no Python", "a Python of long ago"])
+@pytest.mark.parametrize("python", [None, "#!/bin/sh\nexit 1\n"], ids=["no Python", "an old Python"])
 @pytest.mark.parametrize("mode", ["launch", "rank"])
-def test_without_a_python_for_it_the_command_runs_as_it_is(mode, python, start, tmp_path):
+def test_without_python_the_command_runs_unchanged(mode, python, start, tmp_path):
     (tmp_path / "bin").mkdir()
     for name in ("sh", "echo"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))
@@ -228,12 +228,12 @@ def test_without_a_python_for_it_the_command_runs_as_it_is(mode, python, start, 
     assert process.returncode == 7
 
 
-def test_an_agent_of_the_users_own_is_left_alone(mpirun):
+def test_a_launch_agent_of_the_user_is_kept(mpirun):
     assert mpirun("exit 3", OMPI_MCA_orte_fork_agent="/usr/bin/env X=1")[::2] == (3, "")
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:1:key", "no-such-host.invalid:1:key"])
-def test_a_rank_ends_as_its_program_does_where_nobody_can_be_told(where, start):
+def test_a_rank_ends_like_its_program_when_the_launcher_is_unreachable(where, start):
     begun = time.monotonic()
     process = start("rank", where, "sh", "-c", "echo words >&2; exit 5", OMPI_COMM_WORLD_RANK="0")
     assert process.communicate(timeout=SOON) == ("", "words\n")
@@ -248,7 +248,7 @@ def test_a_program_that_cannot_be_started_is_named(mode, start):
 
 
 def test_a_rank_ends_by_the_signal_that_ended_its_program(start):
-    """mpirun says then what it would have said."""
+    """So that mpirun prints its usual message."""
     process = start("rank", "127.0.0.1:1:key", "sh", "-c", "kill -SEGV $$", OMPI_COMM_WORLD_RANK="0")
     assert process.wait(timeout=SOON) == -signal.SIGSEGV
 
@@ -256,8 +256,8 @@ def test_a_rank_ends_by_the_signal_that_ended_its_program(start):
 TRAPS = 'for name in USR1 TERM; do trap "echo $name >> got" $name; done; touch up; while :; do sleep 0.05; done'
 
 
-def test_what_mpirun_hands_on_reaches_the_program_once(start, tmp_path):
-    """SIGUSR1 is sent to the process that mpirun knows, SIGTERM to its group."""
+def test_a_signal_from_mpirun_reaches_the_program_once(start, tmp_path):
+    """mpirun sends SIGUSR1 to its child process and SIGTERM to the process group."""
     process = start("rank", "127.0.0.1:1:key", "sh", "-c", TRAPS, OMPI_COMM_WORLD_RANK="0")
     wait_for((tmp_path / "up").exists)
     os.kill(process.pid, signal.SIGUSR1)
@@ -270,17 +270,21 @@ def test_what_mpirun_hands_on_reaches_the_program_once(start, tmp_path):
     assert process.poll() is None
 
 
-def test_what_the_launcher_is_told_its_command_is_told(start, tmp_path):
+def test_a_signal_to_the_launcher_reaches_its_command(start, tmp_path):
     process = start(
-        "launch", "127.0.0.1", "sh", "-c", "trap 'echo told; exit 9' TERM; touch up; sleep 30 >/dev/null 2>&1 & wait"
+        "launch",
+        "127.0.0.1",
+        "sh",
+        "-c",
+        "trap 'echo ended; exit 9' TERM; touch up; sleep 30 >/dev/null 2>&1 & wait",
     )
     wait_for((tmp_path / "up").exists)
     process.terminate()
-    assert process.communicate(timeout=SOON)[0] == "told\n"
+    assert process.communicate(timeout=SOON)[0] == "ended\n"
     assert process.returncode == 9
 
 
-def test_processes_that_a_program_leaves_behind_may_go_on_writing_where_it_ended_well_and_hold_nobody_up_where_not(
+def test_processes_left_behind_keep_their_output_after_success_and_do_not_delay_a_failure(
     start,
 ):
     env = {"OMPI_COMM_WORLD_RANK": "0"}
@@ -295,15 +299,15 @@ def test_processes_that_a_program_leaves_behind_may_go_on_writing_where_it_ended
     [b"", b"\n", b"{}\n", b"[]\n", b"x" * 100_000, b'{"key": "guess", "ago": 1e9}\n', None],
     ids=["nothing", "a line", "no key", "a list", "too much", "a wrong key", "no number"],
 )
-def test_strangers_are_not_listened_to(said, start, tmp_path):
+def test_messages_without_the_key_are_ignored(said, start, tmp_path):
     env = {"OMPI_COMM_WORLD_RANK": "0"}
     command = "echo $OMPI_MCA_orte_fork_agent > agent; mv agent up; until [ -e go ]; do sleep 0.02; done"
     process = start("launch", "127.0.0.1", "sh", "-c", f"{command}; $OMPI_MCA_orte_fork_agent sh -c 'exit 3'", **env)
     wait_for((tmp_path / "up").exists)
     host, port, key = (tmp_path / "up").read_text().split()[-1].split(":")
-    known = {"key": key, "ago": "long", "job": "", "rank": 0, "code": 1, "lines": ""}
+    valid = {"key": key, "ago": "long", "job": "", "rank": 0, "code": 1, "lines": ""}
     with socket.create_connection((host, int(port))) as stranger, contextlib.suppress(OSError):
-        stranger.sendall(json.dumps(known).encode() + b"\n" if said is None else said)
+        stranger.sendall(json.dumps(valid).encode() + b"\n" if said is None else said)
         stranger.shutdown(socket.SHUT_WR)
         stranger.recv(16)
     (tmp_path / "go").touch()
@@ -312,5 +316,5 @@ def test_strangers_are_not_listened_to(said, start, tmp_path):
 
 
 def as_kubelet(text: str) -> str:
-    """FallbackToLogsOnError: the last 80 lines, of these the last 2048 bytes."""
+    """FallbackToLogsOnError: the last 80 lines, and at most the last 2048 bytes of them."""
     return "".join(text.splitlines(keepends=True)[-80:]).encode()[-2048:].decode(errors="ignore")

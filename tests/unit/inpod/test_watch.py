@@ -1,4 +1,5 @@
-"""What reads a program's output: real processes, a hub of the tests, and the helpers as `allranks inject` lays them."""
+"""The helper that reads a program's output: real processes, a fake report server, helpers copied by `allranks
+inject`."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def hub(tmp_path: Path) -> Iterator[FakeReportServer]:
 
 @pytest.fixture
 def start(helpers, hub) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts `watch.py -- PROGRAM...`, by default with a pattern and a hub."""
+    """Starts `watch.py -- PROGRAM...`, by default with a pattern and a report server."""
     started: list[subprocess.Popen[bytes]] = []
 
     def one(*program: str, **env: str | None) -> subprocess.Popen[bytes]:
@@ -91,7 +92,7 @@ os.write(2, b"\x1b[31mred\x1b[0m\n" + b"x" * 300_000)
     assert err == b"\x1b[31mred\x1b[0m\n" + b"x" * 300_000
 
 
-def test_output_passes_as_it_comes(start):
+def test_output_passes_without_delay(start):
     process = start("sh", "-c", "printf 'no newline'; exec sleep 30")
     assert process.stdout.read1(100) == b"no newline"
     process.terminate()
@@ -119,7 +120,10 @@ def test_one_pipe_for_both_streams_keeps_their_order(helpers, hub):
 def test_the_exit_code_is_the_programs(start, program, status, pattern):
     process = start("sh", "-c", program, ALLRANKS_LOG_PATTERN=pattern)
     code, _, err = ended(process)
-    assert (code if code >= 0 else 128 - code, err) == (status, b"")  # without a pattern it *is* the program
+    assert (code if code >= 0 else 128 - code, err) == (
+        status,
+        b"",
+    )  # without a pattern exec replaces the helper
 
 
 @pytest.mark.parametrize(("program", "status"), [("/none/such", 127), ("/", 126)])
@@ -131,7 +135,7 @@ def test_a_program_that_cannot_be_started(start, program, status, pattern):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
-def test_signals_are_handed_on(start, number):
+def test_signals_are_forwarded(start, number):
     program = f"""
 import signal, sys
 signal.signal({int(number)}, lambda number, _: sys.exit(40 + number))
@@ -144,7 +148,7 @@ signal.pause()
     assert process.wait(15) == 40 + number
 
 
-def test_a_process_that_is_left_behind_does_not_hold_up_the_end(start):
+def test_a_process_left_behind_does_not_delay_the_end(start):
     process = start("sh", "-c", "sleep 60 & echo left $!")
     began = time.monotonic()
     assert process.wait(20) == 0
@@ -152,7 +156,7 @@ def test_a_process_that_is_left_behind_does_not_hold_up_the_end(start):
     os.kill(int(process.stdout.read1(100).split()[1]), signal.SIGKILL)
 
 
-def test_a_program_learns_that_nobody_reads_its_output(start):
+def test_a_program_notices_that_its_output_is_closed(start):
     process = start("yes")
     assert process.stdout.read(2) == b"y\n"
     process.stdout.close()
@@ -163,7 +167,7 @@ def test_a_program_learns_that_nobody_reads_its_output(start):
 # --- what the program finds ------------------------------------------------------------------------------------------
 
 
-def test_the_library_is_there_for_the_program(start, helpers):
+def test_the_program_can_import_the_library(start, helpers):
     program = "from allranks.report import report; report(step=3); import allranks; print(allranks.__file__)"
     status, out, err = ended(start(*python(program)))
     assert (status, out.decode(), err) == (0, f"{helpers}/python/allranks/__init__.py\n", b"")
@@ -178,11 +182,11 @@ def test_without_a_pattern_the_program_takes_the_place_of_the_helper(start, help
 @pytest.mark.parametrize(
     "env", [{"ALLRANKS_REPORT_URL": None}, {"ALLRANKS_REPORT_TOKEN_FILE": None}, {"ALLRANKS_LOG_PATTERN": "("}]
 )
-def test_where_there_is_nobody_to_report_to_it_does_nothing(start, env):
+def test_without_a_report_server_it_does_nothing(start, env):
     process = start("sh", "-c", "echo $$", **env)
     status, out, err = ended(process)
     assert (status, out) == (0, b"%d\n" % process.pid)
-    assert (b"is no regular expression" in err) == ("ALLRANKS_LOG_PATTERN" in env)
+    assert (b"is not a regular expression" in err) == ("ALLRANKS_LOG_PATTERN" in env)
 
 
 def test_the_environments_own_sitecustomize_runs_too(start, tmp_path):
@@ -213,7 +217,7 @@ def test_one_process_in_a_pod_has_its_rank(start, hub):
     assert hub.messages[-1]["rank"] == 3
 
 
-def test_a_pattern_that_is_catastrophically_slow_holds_up_nothing(start, hub):
+def test_a_catastrophically_slow_pattern_delays_nothing(start, hub):
     program = r"""
 import sys, time
 print("a" * 5000 + "!")
@@ -231,7 +235,7 @@ time.sleep(1)
     assert time.monotonic() - began < 8
     status, _, err = ended(process)
     assert (status, len(out.split())) == (0, 20002)
-    assert err == b"allranks: progress.logPattern takes longer than 0.5 s for a line: left out\n"
+    assert err == b"allranks: progress.logPattern takes longer than 0.5 s for a line: the line is skipped\n"
 
 
 def test_a_program_that_writes_much_is_not_slowed_down(start):
@@ -244,7 +248,7 @@ def test_a_program_that_writes_much_is_not_slowed_down(start):
     assert time.monotonic() - began < 20
 
 
-def test_stacks_of_programs_that_know_nothing_of_us(start, hub):
+def test_stacks_of_programs_that_do_not_use_the_library(start, hub):
     program = r"""
 import subprocess, sys, time
 def lost_collective():
@@ -267,7 +271,7 @@ sys.exit(subprocess.call([sys.executable, "-c", open("/proc/self/cmdline").read(
     process.wait(15)
 
 
-def test_what_cannot_show_its_stacks_is_said(start, hub):
+def test_a_program_that_cannot_dump_its_stacks_is_reported(start, hub):
     hub.answers = [ok(60, "hang-1")]
     process = start("sleep", "60")
     assert process.stderr.readline() == (
@@ -314,7 +318,7 @@ def test_numbers_in_groups(groups, found):
     assert log_progress_matcher.values(groups) == found
 
 
-def test_lines_that_come_together_are_one_report_until_a_checkpoint():
+def test_lines_that_arrive_together_are_one_report_up_to_a_checkpoint():
     found: list[dict[str, Any]] = []
     for new in (
         {"step": 1, "samples": 8, "metrics": {"loss": 2.0}},

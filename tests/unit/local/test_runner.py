@@ -1,4 +1,4 @@
-"""The loop of `allranks run`: what it decides from, and when all is over."""
+"""The reconcile loop of `allranks run`: its input, and when it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from allranks.core.model import Event, Exit, Observed, Plan, Pod
 from allranks.core.reconcile import reconcile
 from allranks.local import LocalRun, Options, runner
-from allranks.local.pod import Surroundings, view_of
+from allranks.local.pod import PodHost, initial_status
 from allranks.local.prepare import PodPlan
 from support.builders import job
 
@@ -23,9 +23,9 @@ class Brief:
 
     last: Brief
 
-    def __init__(self, plan: PodPlan, logs: Path, grace: float | None, around: Surroundings) -> None:
-        self.view = replace(view_of(plan.manifest), phase="Running", started_at=datetime.now(UTC))
-        self.alive, self.grace, self.gone, self._around = False, 0.0, asyncio.Event(), around
+    def __init__(self, plan: PodPlan, logs: Path, grace: float | None, host: PodHost) -> None:
+        self.status = replace(initial_status(plan.manifest), phase="Running", started_at=datetime.now(UTC))
+        self.alive, self.grace, self.gone, self._host = False, 0.0, asyncio.Event(), host
         Brief.last = self
 
     def start(self) -> None:
@@ -33,14 +33,14 @@ class Brief:
 
     def end(self) -> None:
         ending = Exit(1, datetime.now(UTC))
-        self.view, self.alive = replace(self.view, phase="Failed", exit=ending), False
-        self._around.changed()
+        self.status, self.alive = replace(self.status, phase="Failed", exit=ending), False
+        self._host.changed()
 
     def delete(self, grace: float | None = None) -> None:
         self.gone.set()
 
 
-class Nobody:
+class NullListener:
     def status(self, *_: Any) -> None: ...
 
     def event(self, event: Event) -> None: ...
@@ -48,17 +48,17 @@ class Nobody:
     def output(self, pod: Pod, container: str, data: bytes) -> None: ...
 
 
-def test_a_pod_that_ends_just_after_the_last_decision_is_decided_about(
+def test_a_pod_that_ends_right_after_a_reconcile_is_reconciled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decide(observed: Observed) -> Plan:
         plan = reconcile(observed)
         if plan.empty and [pod.phase for pod in observed.pods] == ["Running"]:
-            asyncio.get_running_loop().call_soon(Brief.last.end)  # nothing has changed, says the plan, and then it has
+            asyncio.get_running_loop().call_soon(Brief.last.end)  # a change right after an empty plan
         return plan
 
     monkeypatch.setattr(runner, "LocalPod", Brief)
     one = job(roles={"worker": {}}, command=["train"], restart={"maxRestarts": 0})
     run = LocalRun(one, Options(run_dir=tmp_path / "run"), reconcile=decide)
-    how = asyncio.run(asyncio.wait_for(run.run(Nobody()), 60))
+    how = asyncio.run(asyncio.wait_for(run.run(NullListener()), 60))
     assert (how, run.status.phase) == ("finished", "Failed")

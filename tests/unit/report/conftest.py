@@ -1,4 +1,4 @@
-"""A hub for each test, and a client of it that ends with the test."""
+"""A fake report server for each test, and a client that ends with the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def hub(tmp_path: Path) -> Iterator[FakeReportServer]:
 
 
 @pytest.fixture
-def client(hub: FakeReportServer, told: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Client]]:
+def client(
+    hub: FakeReportServer, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Client]]:
     for name in ("RANK", "LOCAL_RANK", "ALLRANKS_HANG_SECONDS"):
         monkeypatch.delenv(name, raising=False)
     made: list[Client] = []
@@ -34,9 +36,9 @@ def client(hub: FakeReportServer, told: list[str], monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was said on stderr."""
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The warnings on stderr."""
     lines: list[str] = []
     monkeypatch.setattr(warn, "write", lines.append)
-    monkeypatch.setattr(warn, "_told", set())
+    monkeypatch.setattr(warn, "_warned", set())
     return lines

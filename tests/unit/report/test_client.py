@@ -1,4 +1,4 @@
-"""The client against a hub: what it sends and when, and that nothing of it disturbs the program."""
+"""The client with a fake report server: what it sends, when, and that it never disturbs the program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_first_step_is_sent_at_once(hub, client):
     one = client()
-    hub.wait(lambda messages: messages)  # the hub says: the next one in a minute
+    hub.wait(lambda messages: messages)  # the server requests the next one in a minute
     note(one, epoch=0)
     note(one, step=1, total_steps=10, epoch=0, loss=0.5)
     found = hub.wait(lambda messages: len(messages) > 1 or messages[0]["step"])
@@ -48,14 +48,14 @@ def test_a_checkpoint_is_sent_at_once_but_no_more_than_one_in_a_second(hub, clie
     assert found["checkpoint"]["ago"] < 5
 
 
-def test_the_interval_is_the_hubs(hub, client):
+def test_the_server_sets_the_interval(hub, client):
     hub.answers = [ok(interval=0.1)]
     client()
-    hub.wait(lambda messages: len(messages) > 5)  # also when nothing is new
+    hub.wait(lambda messages: len(messages) > 5)  # also without new values
 
 
 @pytest.mark.parametrize("interval", [None, "soon", -1, float("nan"), True, [5]])
-def test_an_interval_that_is_none_changes_nothing(hub, client, interval, quick):
+def test_an_invalid_interval_changes_nothing(hub, client, interval, quick):
     hub.answers = [lambda message: (200, {}, {"interval": interval})]
     client()
     hub.wait(lambda messages: len(messages) > 1)
@@ -68,7 +68,7 @@ def test_all_messages_go_over_one_connection(hub, client):
     assert len(set(map(id, hub.connections))) == 1
 
 
-def test_a_connection_that_was_closed_meanwhile_is_made_anew(hub, client):
+def test_a_closed_connection_is_opened_again(hub, client):
     hub.answers = [lambda message: (200, {"X-Closes": "yes"}, {"interval": 0.1})]
     client()
     hub.wait(lambda messages: len(messages) > 3)
@@ -76,21 +76,21 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew(hub, client):
     assert hub.at[3] - hub.at[0] < 2  # the pause after a failure
 
 
-def test_the_end_is_sent(hub, client):
+def test_the_last_report_is_sent_at_the_end(hub, client):
     one = client()
     note(one, step=7)
     hub.wait(lambda messages: messages)
     note(one, step=8)
     one.finish()
     assert (hub.messages[-1]["step"], hub.messages[-1]["done"]) == (8, True)
-    note(one, step=9, checkpoint=True)  # too late, and harmless
+    note(one, step=9, checkpoint=True)  # too late: ignored
 
 
 # --- what ------------------------------------------------------------------------------------------------------------
 
 
 class Tensor:
-    """As PyTorch's and TensorFlow's are, as far as we look."""
+    """The parts of a PyTorch or TensorFlow tensor that the library uses."""
 
     def __init__(self, value, device="cuda:0", wait=0.0):
         self.value, self.device, self.wait = value, device, wait
@@ -100,13 +100,13 @@ class Tensor:
         return np.float32(self.value)
 
     def __index__(self):
-        raise AssertionError("a GPU was asked in the program's thread")
+        raise AssertionError("read from a GPU in the program's thread")
 
     __float__ = __index__
 
 
 @pytest.mark.parametrize("step", [12, np.int64(12), 12.0, np.array(12), True + 11], ids=repr)
-def test_a_step_may_be_whatever_is_whole(hub, client, step):
+def test_a_step_may_be_any_integer_type(hub, client, step):
     one = client()
     note(one, step=step)
     assert hub.wait(lambda messages: messages and messages[-1]["step"] is not None)["step"] == 12
@@ -117,17 +117,17 @@ def test_a_step_may_be_whatever_is_whole(hub, client, step):
     [-1, 1.5, "12x", float("nan"), 2**60, object(), Tensor(3)],
     ids=lambda value: type(value).__name__ + str(value)[:12].partition(" object")[0],
 )
-def test_a_step_that_is_none_is_left_out_and_said_once(hub, client, told, step):
+def test_an_invalid_step_is_dropped_with_one_warning(hub, client, warnings, step):
     one = client()
     for _ in range(3):
         note(one, step=step, epoch=4)
     one.finish()
     assert (hub.messages[-1]["step"], hub.messages[-1]["epoch"]) == (None, 4)
-    assert len(told) == 1
-    assert told[0].startswith("allranks: report(): step is left out: ")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("allranks: report(): step is dropped: ")
 
 
-def test_metrics_are_numbers_of_any_kind(hub, client):
+def test_metrics_may_be_any_numeric_type(hub, client):
     one = client()
     note(one, a=1, b=0.5, c=np.float32(0.25), d=np.array(2), e=np.float64(3), f=True)
     note(one, b=0.75)
@@ -135,7 +135,7 @@ def test_metrics_are_numbers_of_any_kind(hub, client):
     assert hub.messages[-1]["metrics"] == {"a": 1.0, "b": 0.75, "c": 0.25, "d": 2.0, "e": 3.0, "f": 1.0}
 
 
-def test_a_metric_that_is_not_finite_is_left_out_until_it_is(hub, client, told):
+def test_a_metric_is_dropped_while_it_is_not_finite(hub, client, warnings):
     one = client()
     hub.wait(lambda messages: messages)
     note(one, loss=0.5, x=1.0)
@@ -143,20 +143,20 @@ def test_a_metric_that_is_not_finite_is_left_out_until_it_is(hub, client, told):
     note(one, loss=float("nan"), x=2.0)
     one.finish()
     assert hub.messages[-1]["metrics"] == {"x": 2.0}
-    assert told == [
-        "allranks: report(): loss is nan: left out until it is finite\n",
-        "allranks: report(): x is inf: left out until it is finite\n",
+    assert warnings == [
+        "allranks: report(): loss is nan: dropped until it is finite\n",
+        "allranks: report(): x is inf: dropped until it is finite\n",
     ]
 
 
-def test_metrics_have_names_and_a_number_that_are_bounded(hub, client, told):
+def test_the_number_and_names_of_metrics_are_bounded(hub, client, warnings):
     one = client()
     note(one, **{"loss mean": 1.0, "": 1.0, "x" * 64: 1.0, "val/top-1_a.b": 1.0}, text="none", list=[1, 2])
     note(one, **{f"m{number}": float(number) for number in range(100)})
     one.finish()
     assert len(hub.messages[-1]["metrics"]) == 32
     assert hub.messages[-1]["metrics"]["val/top-1_a.b"] == 1.0
-    assert len(told) == 6
+    assert len(warnings) == 6
 
 
 def test_a_number_on_a_gpu_is_fetched_in_the_background(hub, client, monkeypatch):
@@ -169,7 +169,7 @@ def test_a_number_on_a_gpu_is_fetched_in_the_background(hub, client, monkeypatch
     assert hub.messages[-1]["metrics"] == {"loss": 0.5}
 
 
-def test_a_gpu_that_hangs_does_not_hold_up_the_messages(hub, client):
+def test_a_hung_gpu_does_not_delay_messages(hub, client):
     hub.answers = [ok(interval=0.05)]
     one = client()
     note(one, step=1, loss=Tensor(0.5, wait=30.0), x=1.0)
@@ -206,11 +206,11 @@ def test_the_token_is_read_again_when_it_changes(hub, client):
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
-def test_what_may_pass_is_tried_again(hub, client, told, quick, status):
+def test_transient_errors_are_retried(hub, client, warnings, quick, status):
     hub.answers = [lambda message: (status, {}, {})] * 2 + [ok()]
     note(client(), step=5)
     assert hub.wait(lambda messages: len(messages) > 2)["step"] == 5
-    assert told == []
+    assert warnings == []
 
 
 def test_retry_after_is_respected(hub, client, quick):
@@ -224,37 +224,37 @@ def test_retry_after_is_respected(hub, client, quick):
 
 def test_pauses_grow_and_are_bounded(monkeypatch):
     monkeypatch.setattr(transport.random, "uniform", lambda low, high: 1.0)
-    one = transport.Wire("http://127.0.0.1:1/v1/report", "/none")
-    pauses = [one.pause(transport.Failed("away"), 5.0) for _ in range(20)]
+    one = transport.Transport("http://127.0.0.1:1/v1/report", "/none")
+    pauses = [one.pause(transport.SendFailed("away"), 5.0) for _ in range(20)]
     assert pauses[:5] == [5.0, 5.0, 8.0, 16.0, 32.0]
     assert set(pauses[5:]) == {60.0}
-    assert one.pause(transport.Failed("busy", retry_after=1e9), 5.0) <= 700
+    assert one.pause(transport.SendFailed("busy", retry_after=1e9), 5.0) <= 700
 
 
-def test_a_message_that_is_refused_is_dropped_and_said_once(hub, client, told, quick):
+def test_a_rejected_message_is_dropped_with_one_warning(hub, client, warnings, quick):
     hub.answers = [lambda message: (400, {}, {"error": "no step"})]
     client()
     hub.wait(lambda messages: len(messages) > 2)
-    assert told == ['allranks: the operator refused a report: 400 {"error": "no step"}\n']
+    assert warnings == ['allranks: the operator rejected a report: 400 {"error": "no step"}\n']
 
 
-def test_an_attempt_that_is_over_is_the_end(hub, client, told, quick):
+def test_reports_end_with_the_attempt(hub, client, warnings, quick):
     hub.answers = [lambda message: (409, {}, {})]
     one = client()
     assert one._over.wait(10)
     note(one, step=3, checkpoint=True)
     one.finish()
     assert len(hub.messages) == 1
-    assert told == []
+    assert warnings == []
 
 
 @pytest.mark.parametrize("content", [b"", b"no JSON", b"[1]", b"\xff\xfe"])
-def test_an_answer_that_is_none_harms_nobody(content):
+def test_an_invalid_answer_is_ignored(content):
     assert transport.as_object(content) == {}
 
 
-def test_nobody_listens(hub, client, told, quick):
-    """The operator comes later, or comes back."""
+def test_no_server_is_listening(hub, client, warnings, quick):
+    """The operator starts later, or restarts."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     one = client(f"http://127.0.0.1:{port}/v1/report")
@@ -262,10 +262,10 @@ def test_nobody_listens(hub, client, told, quick):
     began = time.monotonic()
     one.finish(20)
     assert time.monotonic() - began < 10
-    assert told == []
+    assert warnings == []
 
 
-def test_a_server_that_says_nothing_holds_up_the_end_for_a_second_only(hub, client):
+def test_a_silent_server_delays_the_end_by_one_second_only(hub, client):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         one = client(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/report")
         note(one, step=1)
@@ -274,7 +274,7 @@ def test_a_server_that_says_nothing_holds_up_the_end_for_a_second_only(hub, clie
         assert 0.9 < time.monotonic() - began < 3
 
 
-def test_no_token_yet(hub, client, told, quick):
+def test_a_missing_token_file(hub, client, warnings, quick):
     hub.token_file.unlink()
     note(client(), step=1)
     late = Path(f"{hub.token_file}.late")
@@ -282,13 +282,13 @@ def test_no_token_yet(hub, client, told, quick):
     assert hub.messages == []
     late.replace(hub.token_file)
     hub.wait(lambda messages: messages)
-    assert (hub.tokens[0], told) == ("secret-3", [])
+    assert (hub.tokens[0], warnings) == ("secret-3", [])
 
 
-def test_stacks_are_asked_for_once_by_each_token(hub, client):
+def test_each_stack_dump_id_dumps_stacks_once(hub, client):
     hub.answers = [ok(0.05, "a"), ok(0.05, "a"), ok(0.05), ok(0.05, "a"), ok(0.05, "b")]
-    asked: list[str] = []
+    requested: list[str] = []
     one = client()
-    one.answer_stacks = asked.append
+    one.answer_stacks = requested.append
     hub.wait(lambda messages: len(messages) > 8)
-    assert asked == ["a", "b"]
+    assert requested == ["a", "b"]

@@ -1,6 +1,6 @@
-"""The helpers with real frameworks, one process each; `tests/frameworks/train/test_reports.py` has them among ranks.
+"""The helpers with real frameworks in one process; `tests/frameworks/train/test_reports.py` tests them with ranks.
 
-Lightning is not installed anywhere here: its callback is held to a trainer that does what Lightning documents.
+Lightning is not installed: a fake trainer calls the hooks of its callback in the documented order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(frameworks, hub) -> Callable[..., subprocess.CompletedProcess[str]]:
 TORCH = """
 import time, torch
 from allranks.report import report, waiting
-from allranks.report.pytorch import watch
+from allranks.report.pytorch import instrument
 torch.set_num_threads(1)
 class Slow(torch.autograd.Function):
     @staticmethod
@@ -50,8 +50,8 @@ class Slow(torch.autograd.Function):
         return gradient
 net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
 optimizer = torch.optim.Adam(net.parameters())
-optimizer.register_step_pre_hook(lambda *_: time.sleep(0.05))  # the others
-watch(net)
+optimizer.register_step_pre_hook(lambda *_: time.sleep(0.05))  # waiting for other ranks
+instrument(net)
 for step in range(1, 21):
     if step % 5 == 0:
         net.eval(); time.sleep(0.2); net(torch.ones(1, 4)); net.train()
@@ -67,21 +67,21 @@ for step in range(1, 21):
 """
 
 
-def test_pytorch_the_time_of_own_work(hub, run):
-    """0.02 s of data and twice 0.03 s of backward pass, the last gradient of which is there before `Slow` ends it."""
+def test_pytorch_busy_time(hub, run):
+    """0.02 s of data and twice 0.03 s of backward pass. The last gradient is ready before `Slow` ends it."""
     done = run(TORCH)
     assert (done.returncode, done.stderr) == (0, "")
     last = hub.messages[-1]
     assert (last["step"], sorted(last["metrics"])) == (20, ["grad", "loss"])
     means = [message["busySeconds"] for message in hub.messages if message["busySeconds"]]
-    # A busy machine makes some longer and none shorter.
+    # A busy machine makes some longer, but none shorter.
     assert 0.05 <= min(means) < 0.12, means
     assert last["stepSeconds"] > 0.15
 
 
-def test_pytorch_outside_of_a_job_sets_no_hooks(run):
+def test_pytorch_outside_a_job_sets_no_hooks(run):
     done = run(
-        "import torch\nfrom allranks.report.pytorch import watch\nnet = torch.nn.Linear(2, 2)\nwatch(net)\n"
+        "import torch\nfrom allranks.report.pytorch import instrument\nnet = torch.nn.Linear(2, 2)\ninstrument(net)\n"
         "assert not net._forward_hooks and not net.weight._post_accumulate_grad_hooks",
         inside=False,
     )
@@ -101,7 +101,7 @@ print(tf.keras.callbacks.Callback.__module__)
 
 
 @pytest.mark.parametrize(("legacy", "whose"), [("0", "keras."), ("1", "tf_keras.")], ids=["Keras 3", "legacy Keras"])
-def test_keras_fit_and_fit_again(hub, run, legacy, whose):
+def test_keras_reports_of_two_calls_of_fit(hub, run, legacy, whose):
     done = run(KERAS, TF_USE_LEGACY_KERAS=legacy)
     assert done.returncode == 0, done.stderr
     assert "allranks" not in done.stderr
@@ -112,10 +112,10 @@ def test_keras_fit_and_fit_again(hub, run, legacy, whose):
     assert {"loss", "accuracy"} <= set(last["metrics"])
 
 
-MARK = """
+CUSTOM_LOOP = """
 import time, tensorflow as tf
 from allranks.report import report, waiting
-from allranks.report.keras import mark
+from allranks.report.keras import mark_gradients_ready
 v = tf.Variable(1.0)
 def others():
     time.sleep(0.05)
@@ -124,7 +124,7 @@ def others():
 def step():
     with tf.GradientTape() as tape:
         loss = v * v
-    gradients = mark([tape.gradient(loss, v), None])
+    gradients = mark_gradients_ready([tape.gradient(loss, v), None])
     with tf.control_dependencies([gradients[0]]):
         waited = tf.numpy_function(others, [], tf.float64)
     with tf.control_dependencies([waited]):
@@ -140,18 +140,18 @@ print(len([op for op in step.get_concrete_function().graph.get_operations() if "
 """
 
 
-def test_tensorflow_the_time_of_own_work(hub, run):
-    done = run(MARK)
+def test_tensorflow_busy_time(hub, run):
+    done = run(CUSTOM_LOOP)
     assert (done.returncode, done.stdout.strip()) == (0, "2"), done.stderr
     last = hub.messages[-1]
     assert last["metrics"]["loss"] > 0
     means = [message["busySeconds"] for message in hub.messages if message["busySeconds"]]
-    assert 0.02 <= min(means) < 0.045, means  # a busy machine makes some longer and none shorter
+    assert 0.02 <= min(means) < 0.045, means  # a busy machine makes some longer, but none shorter
     assert last["stepSeconds"] > 0.1
 
 
-def test_tensorflow_outside_of_a_job_adds_nothing_to_the_graph(run):
-    done = run(MARK, inside=False)
+def test_tensorflow_outside_a_job_adds_nothing_to_the_graph(run):
+    done = run(CUSTOM_LOOP, inside=False)
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
 
 
@@ -178,13 +178,13 @@ for epoch in range(2):
         trainer.global_step += 1
         callback.on_train_batch_end(trainer, None, None, None, batch)
         if batch == 1:
-            callback.on_save_checkpoint(trainer, None, {})  # as ModelCheckpoint has it, between two hooks of ours
+            callback.on_save_checkpoint(trainer, None, {})  # as ModelCheckpoint does, between two hooks
     callback.on_train_epoch_end(trainer, None)
 callback.on_train_end(trainer, None)
 """
 
 
-def test_lightning_as_it_documents_its_hooks(hub, run):
+def test_lightning_hooks_in_their_documented_order(hub, run):
     done = run(LIGHTNING)
     assert (done.returncode, done.stderr) == (0, "")
     last = hub.messages[-1]

@@ -1,4 +1,4 @@
-"""How far a rank is, by numbers that are given: no clock, no thread, no network."""
+"""The progress of a rank from given numbers: no clock, no thread, no network."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from allranks.report.state import Means, State, advance, message
 def reports(*calls: tuple[float, dict]) -> State:
     state = State()
     for now, call in calls:
-        known = {"step": None, "total_steps": None, "epoch": None, "samples": None, "checkpoint": False, "busy": None}
-        state = advance(state, now, **(known | call))
+        unset = dict.fromkeys(("step", "total_steps", "epoch", "samples", "busy")) | {"checkpoint": False}
+        state = advance(state, now, **(unset | call))
     return state
 
 
-def said(state: State, now: float, means: Means | None = None) -> dict:
+def message_of(state: State, now: float, means: Means | None = None) -> dict:
     means = means or Means()
     means.update(state, (0.0, 0))
     return message(state, means, {}, now, None, False)
 
 
-def test_a_rank_that_has_said_nothing_yet(monkeypatch):
+def test_a_rank_without_reports(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert said(State(), 10.0) == {
+    assert message_of(State(), 10.0) == {
         "rank": None,
         "localRank": 0,
         "step": None,
@@ -42,49 +42,49 @@ def test_a_rank_that_has_said_nothing_yet(monkeypatch):
     }
 
 
-def test_what_is_left_out_of_a_report_stays_as_it_was():
+def test_omitted_values_keep_their_last_value():
     state = reports((1.0, {"step": 3, "total_steps": 9, "epoch": 1}), (2.0, {"samples": 4}))
     assert (state.step, state.total_steps, state.epoch) == (3, 9, 1)
 
 
-def test_the_first_report_tells_nothing_of_the_time_of_a_step():
-    """The program may have compiled for minutes before."""
-    found = said(reports((100.0, {"step": 1, "samples": 32})), 100.5)
+def test_the_first_report_has_no_step_time():
+    """Before it the program may have compiled for minutes."""
+    found = message_of(reports((100.0, {"step": 1, "samples": 32})), 100.5)
     assert (found["stepSeconds"], found["samplesPerSecond"], found["idle"]) == (None, None, 0.5)
 
 
-def test_means_are_over_the_steps_also_where_not_each_is_reported():
+def test_means_cover_steps_that_are_not_reported_one_by_one():
     state = reports(
         (0.0, {"step": 10, "samples": 1}), (4.0, {"step": 30, "samples": 80}), (6.0, {"step": 40, "samples": 40})
     )
-    found = said(state, 6.0)
+    found = message_of(state, 6.0)
     assert (found["stepSeconds"], found["samplesPerSecond"]) == (0.2, 20.0)
 
 
-def test_means_are_those_since_the_last_message_that_had_some():
+def test_means_cover_the_time_since_the_last_message_with_new_steps():
     means = Means()
     state = reports((0.0, {"step": 1}), (1.0, {"step": 2, "busy": 0.5}))
-    assert said(state, 1.0, means)["stepSeconds"] == 1.0
-    assert said(state, 3.0, means)["stepSeconds"] == 1.0  # none since
+    assert message_of(state, 1.0, means)["stepSeconds"] == 1.0
+    assert message_of(state, 3.0, means)["stepSeconds"] == 1.0  # no new step
     state = advance(state, 4.0, 3, None, None, None, False, 2.5)
-    found = said(state, 4.0, means)
+    found = message_of(state, 4.0, means)
     assert (found["stepSeconds"], found["busySeconds"]) == (3.0, 2.5)
 
 
-def test_a_step_that_goes_back_is_no_progress_and_takes_no_time():
-    """Elastic Horovod goes back to its last commit, in the same process."""
+def test_a_step_that_goes_back_is_not_progress_and_takes_no_time():
+    """Elastic Horovod returns to its last commit in the same process."""
     state = reports((0.0, {"step": 10}), (1.0, {"step": 11}), (5.0, {"step": 8}), (6.0, {"step": 9}))
     assert (state.step, state.steps, state.step_seconds) == (9, 2, 2.0)
-    assert said(state, 6.5)["idle"] == 0.5
+    assert message_of(state, 6.5)["idle"] == 0.5
 
 
-def test_the_same_step_again_is_no_progress():
-    assert said(reports((0.0, {"step": 10}), (7.0, {"step": 10})), 8.0)["idle"] == 8.0
+def test_the_same_step_again_is_not_progress():
+    assert message_of(reports((0.0, {"step": 10}), (7.0, {"step": 10})), 8.0)["idle"] == 8.0
 
 
 def test_a_checkpoint_is_that_of_its_step_and_gets_older():
     state = reports((0.0, {"step": 5}), (1.0, {"checkpoint": True}), (2.0, {"step": 6}))
-    assert said(state, 3.5)["checkpoint"] == {"step": 5, "ago": 2.5}
+    assert message_of(state, 3.5)["checkpoint"] == {"step": 5, "ago": 2.5}
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_a_ranks_number_is_the_launchers(monkeypatch, variables, found):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    told = said(State(), 0.0)
-    assert (told["rank"], told["localRank"]) == found
+    sent = message_of(State(), 0.0)
+    assert (sent["rank"], sent["localRank"]) == found
 
 
 @pytest.fixture
@@ -121,12 +121,12 @@ def test_busy_is_from_the_end_of_a_step_to_the_last_gradient(clock):
         meter.work_done()
         clock[0] += 0.5
         meter.work_done()
-        clock[0] += 7.0  # the others
+        clock[0] += 7.0  # waiting for other ranks
         meter.step_over()
     assert meter.totals == (1.5, 2)
 
 
-def test_time_in_a_collective_is_no_work(clock):
+def test_time_in_a_collective_is_not_busy_time(clock):
     meter = Meter()
     meter.step_over()
     with meter.wait:
@@ -141,7 +141,7 @@ def test_time_in_a_collective_is_no_work(clock):
     assert meter.totals == (0.5, 1)
 
 
-def test_a_rank_waits_when_its_part_of_a_step_is_done_or_within_a_collective():
+def test_a_rank_waits_after_its_part_of_a_step_or_inside_a_collective():
     meter = Meter()
     assert meter.waits() is None
     meter.step_over()
@@ -155,7 +155,7 @@ def test_a_rank_waits_when_its_part_of_a_step_is_done_or_within_a_collective():
     assert meter.waits() is False
 
 
-def test_an_evaluation_or_a_checkpoint_between_two_steps_is_in_none(clock):
+def test_an_evaluation_or_a_checkpoint_between_two_steps_belongs_to_neither(clock):
     meter = Meter()
     meter.step_over()
     clock[0] += 60.0
@@ -166,7 +166,7 @@ def test_an_evaluation_or_a_checkpoint_between_two_steps_is_in_none(clock):
     assert meter.totals == (0.5, 1)
 
 
-def test_steps_that_are_reported_together_cannot_be_told_apart(clock):
+def test_steps_that_are_reported_together_have_no_busy_time(clock):
     meter = Meter()
     meter.step_over()
     clock[0] += 5.0

@@ -18,7 +18,7 @@ import uvloop
 
 from allranks import open_files
 from allranks.report.state import Means, State, message
-from allranks.report.transport import Failed, Over, Wire
+from allranks.report.transport import AttemptOver, SendFailed, Transport
 from allranks.telemetry import connections, server
 from allranks.telemetry.connections import Limits
 from allranks.telemetry.schema import BODY_BYTES
@@ -158,12 +158,12 @@ def test_a_report_is_accepted_and_the_connection_is_kept() -> None:
 def test_the_server_accepts_the_messages_of_the_library_and_the_library_its_responses(tmp_path: Path) -> None:
     token = tmp_path / "token"
 
-    def post(wire: Wire, state: State) -> dict[str, Any]:
+    def post(wire: Transport, state: State) -> dict[str, Any]:
         return wire.post(message(state, Means(), {"loss": 0.5}, 12.0, waiting=False, done=False))
 
     async def scenario() -> None:
         async with serving() as world:
-            wire = Wire(f"http://127.0.0.1:{world.server.port}{server.PATH}", str(token))
+            wire = Transport(f"http://127.0.0.1:{world.server.port}{server.PATH}", str(token))
             state = State(step=8, total_steps=10, epoch=1, stepped_at=10.0, checkpoint_step=5, checkpoint_at=9.0)
             token.write_text("token-0")
             assert await asyncio.to_thread(post, wire, state) == {"interval": 5.0, "stacks": ""}
@@ -171,12 +171,12 @@ def test_the_server_accepts_the_messages_of_the_library_and_the_library_its_resp
             assert (rank.step, rank.total_steps, rank.epoch, rank.checkpoint_step) == (8, 10, 1, 5)
             assert (rank.metrics, rank.waiting, rank.done) == ({"loss": 0.5}, False, False)
             token.write_text("somebody's")
-            with pytest.raises(Failed, match="401"):
+            with pytest.raises(SendFailed, match="401"):
                 await asyncio.to_thread(post, wire, state)
             token.write_text("token-0")
             await asyncio.to_thread(post, wire, state)
             world.store.snapshot(("team", "demo"), "uid-1", 1)
-            with pytest.raises(Over):
+            with pytest.raises(AttemptOver):
                 await asyncio.to_thread(post, wire, state)
             wire.close()
 

@@ -1,1 +1,1 @@
-"""What `watch.py` puts on the PYTHONPATH of the programs that it runs; nothing else may be found there."""
+"""The directory that `watch.py` adds to the PYTHONPATH of programs. It must contain nothing else."""

@@ -1,7 +1,7 @@
-"""Lets every Python that `watch.py` starts show its stacks when asked by a signal: Python imports this file at start.
+"""Makes every Python below `watch.py` dump its stacks on a signal: Python imports this file at start.
 
-The handler is in C and needs no lock of the interpreter, so it answers from within a hung collective too. What the
-environment itself has as `sitecustomize` runs as well.
+The handler is in C and does not need the GIL, so it also works inside a hung collective. A `sitecustomize` of the
+environment itself runs as well.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 def main() -> None:
     _show_stacks_on_signal(os.environ.get("ALLRANKS_STACKS_SIGNAL", ""))
-    _run_the_environments_own()
+    _run_original_sitecustomize()
 
 
 def _show_stacks_on_signal(number: str) -> None:
@@ -20,13 +20,13 @@ def _show_stacks_on_signal(number: str) -> None:
         return
     import faulthandler
 
-    try:  # noqa: SIM105 (contextlib is not imported yet, and all Pythons would wait for it)
+    try:  # noqa: SIM105 (importing contextlib would delay the start of every Python)
         faulthandler.register(int(number), file=2, all_threads=True)
     except (AttributeError, OSError, RuntimeError, ValueError):
         pass  # no such signal here, or no stderr
 
 
-def _run_the_environments_own() -> None:
+def _run_original_sitecustomize() -> None:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 

@@ -1,4 +1,4 @@
-"""A driver without ranks that talk to each other: it starts a rank in each slot of each host that it finds, at once."""
+"""A fake driver: it starts a rank in each slot of each host at once. The ranks do not communicate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Registry:
 
 
 class Manager:
-    """Both Horovod's host manager and the hosts that it finds."""
+    """Horovod's host manager and its hosts."""
 
     def __init__(self, discovery: HostDiscovery) -> None:
         self.discovery, self.banned = discovery, set[str]()

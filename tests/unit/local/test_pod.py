@@ -1,4 +1,4 @@
-"""Pods as processes: what a kubelet and a PID namespace do on a cluster holds on this machine."""
+"""Pods as processes: this machine does what a kubelet and a PID namespace do on a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from allranks.core.model import Pod
-from allranks.local import Backoff, Broken, oom, shim
+from allranks.local import Backoff, LocalRunError, oom, shim
 from allranks.local.environment import machine_environment
 from allranks.local.pod import LocalPod
 from allranks.local.prepare import Machine, PodPlan, prepare
@@ -25,7 +25,7 @@ MARK = "TEST_OF_PROCESSES"
 
 STUBBORN = """
 import os, signal, sys, time
-# Ignores SIGTERM, and has a child in a session of its own whose parent is gone.
+# Ignores SIGTERM, and has an orphaned grandchild in its own session.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
@@ -41,7 +41,7 @@ print("ready", flush=True)
 
 
 class World:
-    """One test's pods: started as the driver starts them, found again by a mark in their environment."""
+    """The pods of one test: started like those of a run, identified by a mark in their environment."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
@@ -49,10 +49,10 @@ class World:
         self.files = 1024
         self.backoff = Backoff(first=0.01, longest=0.02)
         self.node = "here"
-        self.starting = asyncio.Lock()
-        self.views: list[Pod] = []
+        self.start_lock = asyncio.Lock()
+        self.statuses: list[Pod] = []
         self.printed = b""
-        self.broke: list[Exception] = []
+        self.errors: list[Exception] = []
         self.environ: dict[str, str] = dict(os.environ)
         self.mapped: dict[str, Path] = {}
         self.shown_gpus: dict[str, str] = {}
@@ -76,13 +76,13 @@ class World:
             self.volumes.make(manifest["metadata"]["name"], volume)
         self.volumes.make_folders(plan.folders)
         self._wake = asyncio.Event()
-        self.starting = asyncio.Lock()
+        self.start_lock = asyncio.Lock()
         self.one = LocalPod(plan, self.tmp_path, None, self)
         self.one.start()
         return self.one
 
     async def until(self, condition: Callable[[], Any], seconds: float = 20) -> None:
-        """Awaits what the pod reports."""
+        """Waits for a condition on the pod."""
         async with asyncio.timeout(seconds):
             while not condition():
                 self._wake.clear()
@@ -92,7 +92,7 @@ class World:
         """Runs a pod to its end."""
         pod = self.pod(manifest)
         await self.until(lambda: not pod.alive)
-        return pod.view
+        return pod.status
 
     def run(self, *command: str, **pod: Any) -> Pod:
         return asyncio.run(self.over(self.manifest(*command, **pod)))
@@ -104,27 +104,27 @@ class World:
     def log(self) -> str:
         return (self.tmp_path / "job-worker-0-0.log").read_text()
 
-    # What `LocalPod` needs of the driver.
+    # Implements `PodHost`.
 
     def changed(self) -> None:
-        self.views.append(self.one.view)
+        self.statuses.append(self.one.status)
         asyncio.get_running_loop().call_soon(self._wake.set)
 
     def output(self, pod: Pod, container: str, data: bytes) -> None:
         self.printed += data
         self._wake.set()
 
-    def broken(self, error: Exception) -> None:
-        self.broke.append(error)
+    def fail(self, error: Exception) -> None:
+        self.errors.append(error)
         self._wake.set()
 
-    def lost_shim(self) -> None:
+    def shim_killed(self) -> None:
         self._wake.set()
 
-    async def gpus(self, pod: str, count: int) -> Mapping[str, str]:
+    async def acquire_gpus(self, pod: str, count: int) -> Mapping[str, str]:
         return self.shown_gpus
 
-    def release(self, pod: str) -> None: ...
+    def release_gpus(self, pod: str) -> None: ...
 
 
 @pytest.fixture
@@ -132,11 +132,11 @@ def world(tmp_path: Path) -> Iterator[World]:
     here = World(tmp_path)
     yield here
     assert left(here.mark) == [], "a process outlived its pod"
-    assert here.broke == []
+    assert here.errors == []
 
 
 def left(mark: str) -> list[str]:
-    """Command lines of processes that carry the mark."""
+    """Command lines of processes with the mark."""
     marked = [process for process in Path("/proc").glob("[0-9]*") if _carries(process, mark)]
     return [(process / "cmdline").read_bytes().replace(b"\0", b" ").decode() for process in marked if process.exists()]
 
@@ -169,9 +169,9 @@ def eventually(condition: Callable[[], bool]) -> None:
     ],
 )
 def test_exit_codes_are_those_a_kubelet_reports(world: World, program: str, phase: str, code: int, reason: str) -> None:
-    view = world.run("sh", "-c", program)
-    assert view.exit is not None
-    assert (view.phase, view.exit.code, view.exit.reason) == (phase, code, reason)
+    status = world.run("sh", "-c", program)
+    assert status.exit is not None
+    assert (status.phase, status.exit.code, status.exit.reason) == (phase, code, reason)
 
 
 @pytest.mark.parametrize(
@@ -183,16 +183,16 @@ def test_exit_codes_are_those_a_kubelet_reports(world: World, program: str, phas
         ("exit 1", (0, 1), "Error"),
         ("true", (0, 1), "Completed"),
     ],
-    ids=["killed for memory", "killed by somebody", "a rank of a launcher", "failed beside one that was", "well"],
+    ids=["killed for memory", "killed by a signal", "a rank of a launcher", "failed beside an OOM kill", "succeeded"],
 )
-def test_what_the_kernel_killed_for_memory_is_told_so(
+def test_a_process_killed_for_memory_is_reported_as_oomkilled(
     world: World, monkeypatch: pytest.MonkeyPatch, program: str, kills: tuple[int, int], reason: str
 ) -> None:
     counts = iter([kills[0], *[kills[1]] * 9])
-    monkeypatch.setattr("allranks.local.oom.kills", lambda: next(counts))
-    view = world.run("sh", "-c", program)
-    assert view.exit is not None
-    assert view.exit.reason == reason
+    monkeypatch.setattr("allranks.local.oom.count_kills", lambda: next(counts))
+    status = world.run("sh", "-c", program)
+    assert status.exit is not None
+    assert status.exit.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -200,37 +200,37 @@ def test_what_the_kernel_killed_for_memory_is_told_so(
     [("4:memory:/a/b\n0::/\n", "memory/a/b/memory.oom_control"), ("0::/user/x\n", "user/x/memory.events")],
     ids=["cgroups v1", "cgroups v2"],
 )
-def test_the_kernel_counts_whom_it_killed(tmp_path: Path, own: str, file: str) -> None:
+def test_oom_kills_are_read_from_the_cgroup(tmp_path: Path, own: str, file: str) -> None:
     (tmp_path / "own").write_text(own)
-    assert oom.kills(tmp_path / "own", tmp_path) == 0
+    assert oom.count_kills(tmp_path / "own", tmp_path) == 0
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text("under_oom 0\noom_kill 3\n")
-    assert oom.kills(tmp_path / "own", tmp_path) == 3
+    assert oom.count_kills(tmp_path / "own", tmp_path) == 3
 
 
 def test_a_command_that_does_not_exist_is_a_start_error_that_names_it(world: World) -> None:
-    view = world.run("no-such-program", "--flag")
-    assert view.exit is not None
-    assert (view.phase, view.exit.code, view.exit.reason) == ("Failed", 128, "StartError")
-    assert view.exit.message == 'exec: "no-such-program": executable file not found in $PATH'
-    assert "Running" not in [seen.phase for seen in world.views]
+    status = world.run("no-such-program", "--flag")
+    assert status.exit is not None
+    assert (status.phase, status.exit.code, status.exit.reason) == ("Failed", 128, "StartError")
+    assert status.exit.message == 'exec: "no-such-program": executable file not found in $PATH'
+    assert "Running" not in [status.phase for status in world.statuses]
 
 
 def test_a_file_that_is_not_executable_is_a_start_error(world: World) -> None:
     script = world.tmp_path / "train.py"
     script.write_text("print('hi')")
-    view = world.run(str(script))
-    assert view.exit is not None
-    assert view.exit.reason == "StartError"
-    assert view.exit.message == f'exec: "{script}": permission denied'
+    status = world.run(str(script))
+    assert status.exit is not None
+    assert status.exit.reason == "StartError"
+    assert status.exit.message == f'exec: "{script}": permission denied'
 
 
 def test_a_command_is_searched_in_the_containers_own_path(world: World) -> None:
     program = world.tmp_path / "mine"
     program.write_text("#!/bin/sh\necho found\n")
     program.chmod(0o755)
-    view = world.run("mine", container={"env": [{"name": "PATH", "value": str(world.tmp_path)}]})
-    assert (view.phase, world.log) == ("Succeeded", "found\n")
+    status = world.run("mine", container={"env": [{"name": "PATH", "value": str(world.tmp_path)}]})
+    assert (status.phase, world.log) == ("Succeeded", "found\n")
 
 
 def test_the_message_of_a_failure_is_the_end_of_the_log_and_success_has_none(world: World) -> None:
@@ -243,28 +243,28 @@ def test_the_message_of_a_failure_is_the_end_of_the_log_and_success_has_none(wor
 
 
 def test_the_message_is_bounded_and_shows_the_last_state_of_a_progress_bar(world: World) -> None:
-    view = world.python("print('x' * 100_000); print('\\r'.join(f'{n}%' for n in range(99))); exit(1)")
-    assert view.exit is not None
-    assert len(view.exit.message) == 8192
-    assert view.exit.message.endswith("xxx\n98%")
+    status = world.python("print('x' * 100_000); print('\\r'.join(f'{n}%' for n in range(99))); exit(1)")
+    assert status.exit is not None
+    assert len(status.exit.message) == 8192
+    assert status.exit.message.endswith("xxx\n98%")
 
 
-def test_the_log_holds_every_byte_even_of_what_is_no_text(world: World) -> None:
-    view = world.python(
+def test_the_log_contains_every_byte_of_binary_output(world: World) -> None:
+    status = world.python(
         "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4000); print('error', file=sys.stderr)"
     )
-    assert view.phase == "Succeeded"
+    assert status.phase == "Succeeded"
     raw = (world.tmp_path / "job-worker-0-0.log").read_bytes()
     assert len(raw) == 256 * 4000 + len("error\n")
     assert raw == world.printed
 
 
 def test_the_time_of_the_end_is_when_the_first_process_ended_not_when_it_was_noticed(world: World) -> None:
-    view = world.python("import time; print(time.time(), flush=True)")
-    assert view.exit is not None
-    assert view.started_at is not None
-    assert 0 <= view.exit.finished_at.timestamp() - float(world.log) < 0.5
-    assert view.started_at < view.exit.finished_at
+    status = world.python("import time; print(time.time(), flush=True)")
+    assert status.exit is not None
+    assert status.started_at is not None
+    assert 0 <= status.exit.finished_at.timestamp() - float(world.log) < 0.5
+    assert status.started_at < status.exit.finished_at
 
 
 def test_standard_input_is_empty(world: World) -> None:
@@ -281,17 +281,17 @@ def test_a_request_larger_than_a_sockets_buffer_arrives_whole(world: World) -> N
 # A pod is like a PID namespace.
 
 
-def test_what_the_first_process_leaves_behind_is_killed_with_its_end(world: World) -> None:
-    view = world.python(STUBBORN.format(then="sys.exit(5)"))
-    assert view.exit is not None
-    assert view.exit.code == 5
+def test_processes_left_behind_are_killed_when_the_first_process_ends(world: World) -> None:
+    status = world.python(STUBBORN.format(then="sys.exit(5)"))
+    assert status.exit is not None
+    assert status.exit.code == 5
     assert left(world.mark) == []
 
 
 def test_leftovers_are_killed_when_the_first_process_is_killed(world: World) -> None:
-    view = world.python(STUBBORN.format(then="os.kill(os.getpid(), 9)"))
-    assert view.exit is not None
-    assert view.exit.code == 137
+    status = world.python(STUBBORN.format(then="os.kill(os.getpid(), 9)"))
+    assert status.exit is not None
+    assert status.exit.code == 137
     assert left(world.mark) == []
 
 
@@ -315,9 +315,9 @@ time.sleep(0.2)
 
 
 def test_a_program_that_kills_its_own_group_or_session_ends_like_any_other(world: World) -> None:
-    view = world.run("sh", "-c", "kill -TERM 0; sleep 10")
-    assert view.exit is not None
-    assert view.exit.code == 143
+    status = world.run("sh", "-c", "kill -TERM 0; sleep 10")
+    assert status.exit is not None
+    assert status.exit.code == 143
 
 
 def test_deletion_is_sigterm_to_the_first_process_alone(world: World) -> None:
@@ -327,16 +327,16 @@ def test_deletion_is_sigterm_to_the_first_process_alone(world: World) -> None:
         pod = world.pod(world.manifest("sh", "-c", program))
         await world.until(lambda: b"ready" in world.printed)
         pod.delete()
-        assert pod.view.deleted_at is not None
+        assert pod.status.deleted_at is not None
         await asyncio.wait_for(pod.gone.wait(), 30)
-        return pod.view
+        return pod.status
 
-    view = asyncio.run(scenario())
-    assert view.exit is not None
-    assert (view.phase, view.exit.code, world.log) == ("Succeeded", 0, "ready\nsaved\n")
+    status = asyncio.run(scenario())
+    assert status.exit is not None
+    assert (status.phase, status.exit.code, world.log) == ("Succeeded", 0, "ready\nsaved\n")
 
 
-def test_what_is_left_after_the_grace_period_is_killed_with_its_whole_tree(world: World) -> None:
+def test_the_whole_process_tree_is_killed_after_the_grace_period(world: World) -> None:
     async def scenario() -> tuple[Pod, float]:
         manifest = world.manifest(
             sys.executable, "-c", STUBBORN.format(then="time.sleep(1000)"), terminationGracePeriodSeconds=0.3
@@ -346,15 +346,15 @@ def test_what_is_left_after_the_grace_period_is_killed_with_its_whole_tree(world
         began = time.monotonic()
         pod.delete()
         await asyncio.wait_for(pod.gone.wait(), 30)
-        return pod.view, time.monotonic() - began
+        return pod.status, time.monotonic() - began
 
-    view, took = asyncio.run(scenario())
-    assert view.exit is not None
-    assert view.exit.code == 137
+    status, took = asyncio.run(scenario())
+    assert status.exit is not None
+    assert status.exit.code == 137
     assert 0.3 <= took < 3
 
 
-def test_asking_again_with_less_grace_shortens_the_wait(world: World) -> None:
+def test_a_second_deletion_can_only_shorten_the_grace_period(world: World) -> None:
     async def scenario() -> None:
         pod = world.pod(world.manifest(sys.executable, "-c", STUBBORN.format(then="time.sleep(1000)")))
         await world.until(lambda: b"ready" in world.printed)
@@ -366,7 +366,7 @@ def test_asking_again_with_less_grace_shortens_the_wait(world: World) -> None:
     asyncio.run(scenario())
 
 
-def test_a_pod_deleted_before_it_began_never_runs_and_goes(world: World) -> None:
+def test_a_pod_deleted_before_its_start_never_runs(world: World) -> None:
     async def scenario() -> None:
         pod = world.pod(world.manifest("sh", "-c", "echo ran"))
         pod.delete()
@@ -382,33 +382,33 @@ def test_a_killed_shim_takes_its_first_process_along(world: World) -> None:
         await world.until(lambda: b"ready" in world.printed)
         os.kill(pod.shims()[0], signal.SIGKILL)
         await world.until(lambda: not pod.alive)
-        return pod.view
+        return pod.status
 
-    view = asyncio.run(scenario())
-    assert view.exit is not None
-    assert (view.phase, view.exit.code) == ("Failed", 137)
-    eventually(lambda: left(world.mark) == ["sleep 1000 "])  # here nobody's child; the driver adopts what a shim leaves
+    status = asyncio.run(scenario())
+    assert status.exit is not None
+    assert (status.phase, status.exit.code) == ("Failed", 137)
+    eventually(lambda: left(world.mark) == ["sleep 1000 "])  # an orphan here; a run adopts and kills it
     orphan = next(pid for pid in Path("/proc").glob("[0-9]*") if _carries(pid, world.mark))
     os.kill(int(orphan.name), signal.SIGKILL)
     eventually(lambda: not left(world.mark))
 
 
-def test_a_signal_to_the_shim_is_for_the_program(world: World) -> None:
+def test_a_signal_to_the_shim_is_forwarded_to_the_program(world: World) -> None:
     async def scenario() -> Pod:
         pod = world.pod(
-            world.manifest("sh", "-c", "trap 'echo told; exit 7' USR1; echo ready; while :; do sleep 0.05; done")
+            world.manifest("sh", "-c", "trap 'echo received; exit 7' USR1; echo ready; while :; do sleep 0.05; done")
         )
         await world.until(lambda: b"ready" in world.printed)
         os.kill(pod.shims()[0], signal.SIGUSR1)
         await world.until(lambda: not pod.alive)
-        return pod.view
+        return pod.status
 
-    view = asyncio.run(scenario())
-    assert view.exit is not None
-    assert view.exit.code == 7
+    status = asyncio.run(scenario())
+    assert status.exit is not None
+    assert status.exit.code == 7
 
 
-def test_programs_get_default_signals_and_the_limit_of_open_files_that_was(world: World) -> None:
+def test_programs_get_default_signals_and_the_original_limit_of_open_files(world: World) -> None:
     world.files = 321
     program = """
 import resource, signal
@@ -426,7 +426,7 @@ print(ignored & ours, blocked)
 
 @pytest.fixture
 def no_subreaper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shim that takes this for a system without subreapers and without /proc, such as macOS."""
+    """A shim that runs as on a system without subreapers and /proc, such as macOS."""
     program = f"""
 import os, runpy, sys
 sys.platform = "darwin"
@@ -439,15 +439,15 @@ runpy.run_path({shim.__file__!r}, run_name="__main__")
 
 @pytest.mark.usefixtures("no_subreaper")
 def test_without_a_subreaper_the_group_of_the_first_process_is_killed_with_its_end(world: World) -> None:
-    view = world.run("sh", "-c", "(trap '' TERM; sleep 1000) & exit 3")
-    assert view.exit is not None
-    assert view.exit.code == 3
+    status = world.run("sh", "-c", "(trap '' TERM; sleep 1000) & exit 3")
+    assert status.exit is not None
+    assert status.exit.code == 3
     eventually(lambda: not left(world.mark))
 
 
 @pytest.mark.usefixtures("no_subreaper")
 @pytest.mark.parametrize("grace", [0, 10])
-def test_without_a_subreaper_deletion_kills_what_descended_from_the_first_process(world: World, grace: float) -> None:
+def test_without_a_subreaper_deletion_kills_descendants_of_the_first_process(world: World, grace: float) -> None:
     program = """
 import subprocess, time
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -470,11 +470,11 @@ time.sleep(1000)
 
 def test_on_failure_restarts_in_place_until_it_succeeds(world: World) -> None:
     program = "echo run >> runs; [ $(wc -l < runs) -ge 3 ] && exit 0; echo broke; exit 4"
-    view = world.run("sh", "-c", program, restartPolicy="OnFailure")
-    assert view.phase == "Succeeded"
+    status = world.run("sh", "-c", program, restartPolicy="OnFailure")
+    assert status.phase == "Succeeded"
     assert world.log == "broke\nbroke\n"
-    waiting = [seen for seen in world.views if seen.waiting_reason == "CrashLoopBackOff"]
-    assert [seen.phase for seen in waiting] == ["Running"]  # the first restart does not wait
+    waiting = [status for status in world.statuses if status.waiting_reason == "CrashLoopBackOff"]
+    assert [status.phase for status in waiting] == ["Running"]  # the first restart does not wait
     assert waiting[0].exit is not None
     assert waiting[0].exit.code == 4
 
@@ -484,7 +484,7 @@ def test_deletion_ends_the_wait_for_a_restart(world: World) -> None:
 
     async def scenario() -> None:
         pod = world.pod(world.manifest("false", restartPolicy="Always"))
-        await world.until(lambda: pod.view.waiting_reason == "CrashLoopBackOff")
+        await world.until(lambda: pod.status.waiting_reason == "CrashLoopBackOff")
         pod.delete()
         await asyncio.wait_for(pod.gone.wait(), 30)
 
@@ -501,26 +501,26 @@ def test_init_containers_run_one_after_the_other_before_the_rest(world: World) -
         {"name": "one", "command": ["sh", "-c", "echo one >> order"]},
         {"name": "two", "command": ["sh", "-c", "echo two >> order"]},
     ]
-    view = world.run("sh", "-c", "cat order", initContainers=init)
-    assert (view.phase, world.log) == ("Succeeded", "one\ntwo\n")
+    status = world.run("sh", "-c", "cat order", initContainers=init)
+    assert (status.phase, world.log) == ("Succeeded", "one\ntwo\n")
 
 
-def test_an_init_container_that_fails_fails_the_pod_and_says_so(world: World) -> None:
+def test_a_failed_init_container_fails_the_pod_with_a_message(world: World) -> None:
     init = [{"name": "fetch", "command": ["sh", "-c", "echo no route; exit 6"]}]
-    view = world.run("echo", "never", initContainers=init)
-    assert view.exit is not None
-    assert (view.phase, view.exit.code) == ("Failed", 6)
-    assert view.exit.message == "init container fetch failed\nno route"
+    status = world.run("echo", "never", initContainers=init)
+    assert status.exit is not None
+    assert (status.phase, status.exit.code) == ("Failed", 6)
+    assert status.exit.message == "init container fetch failed\nno route"
     assert not (world.tmp_path / "job-worker-0-0.log").exists()
 
 
-def test_an_init_container_is_restarted_as_the_policy_says(world: World) -> None:
+def test_an_init_container_is_restarted_according_to_the_policy(world: World) -> None:
     init = [{"name": "fetch", "command": ["sh", "-c", "echo x >> tries; [ $(wc -l < tries) -ge 3 ]"]}]
     assert world.run("cat", "tries", initContainers=init, restartPolicy="OnFailure").phase == "Succeeded"
     assert world.log == "x\nx\nx\n"
 
 
-def test_the_program_allranks_is_this_very_installation(world: World) -> None:
+def test_the_program_allranks_is_this_installation(world: World) -> None:
     init = [{"name": "helper", "command": ["allranks", "--version"]}]
     world.environ["PATH"] = "/usr/bin:/bin"
     assert world.run("true", initContainers=init).phase == "Succeeded"
@@ -529,15 +529,15 @@ def test_the_program_allranks_is_this_very_installation(world: World) -> None:
 
 def test_the_pod_is_over_when_all_main_containers_are(world: World) -> None:
     beside = [{"name": "exporter", "command": ["sh", "-c", "while [ ! -e done ]; do sleep 0.01; done; echo served"]}]
-    view = world.run("sh", "-c", "touch done", beside=beside)
-    assert view.phase == "Succeeded"
+    status = world.run("sh", "-c", "touch done", beside=beside)
+    assert status.phase == "Succeeded"
     assert (world.tmp_path / "job-worker-0-0.exporter.log").read_text() == "served\n"
 
 
 def test_a_failed_container_beside_the_trainer_fails_the_pod(world: World) -> None:
-    view = world.run("true", beside=[{"name": "exporter", "command": ["false"]}])
-    assert view.exit is not None
-    assert (view.phase, view.exit.code) == ("Failed", 0)
+    status = world.run("true", beside=[{"name": "exporter", "command": ["false"]}])
+    assert status.exit is not None
+    assert (status.phase, status.exit.code) == ("Failed", 0)
 
 
 def test_a_sidecar_runs_beside_the_main_containers_and_ends_after_them(world: World) -> None:
@@ -546,45 +546,45 @@ def test_a_sidecar_runs_beside_the_main_containers_and_ends_after_them(world: Wo
         "restartPolicy": "Always",
         "command": ["sh", "-c", "trap 'echo bye; exit' TERM; touch up; while :; do sleep 0.01; done"],
     }
-    view = world.run("sh", "-c", "while [ ! -e up ]; do sleep 0.01; done", initContainers=[sidecar])
-    assert view.phase == "Succeeded"
+    status = world.run("sh", "-c", "while [ ! -e up ]; do sleep 0.01; done", initContainers=[sidecar])
+    assert status.phase == "Succeeded"
     assert (world.tmp_path / "job-worker-0-0.proxy.log").read_text() == "bye\n"
 
 
 def test_phases_go_from_pending_to_running_to_the_end(world: World) -> None:
     world.run("true")
-    assert list(dict.fromkeys(seen.phase for seen in world.views)) == ["Pending", "Running", "Succeeded"]
+    assert list(dict.fromkeys(status.phase for status in world.statuses)) == ["Pending", "Running", "Succeeded"]
 
 
-def test_a_full_disk_ends_the_run_with_a_sentence(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_run_with_a_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalPod, "log_path", lambda self, container: Path("/dev/full"))
     assert world.run("echo", "hello").phase == "Succeeded"
-    assert [str(error) for error in world.broke] == [
+    assert [str(error) for error in world.errors] == [
         "the log /dev/full cannot be written: the disk is full: make room and run again"
     ]
-    world.broke.clear()
+    world.errors.clear()
 
 
-def test_too_many_open_files_end_the_run_with_a_sentence(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_end_the_run_with_a_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("allranks.local.process.subprocess.Popen", no_more)
     world.run("echo", "hello")
-    assert [str(error) for error in world.broke] == [
+    assert [str(error) for error in world.errors] == [
         "echo cannot be started: too many open files: raise the limit (ulimit -n) or run fewer replicas"
     ]
-    assert isinstance(world.broke.pop(), Broken)
+    assert isinstance(world.errors.pop(), LocalRunError)
 
 
-def test_a_fault_of_our_own_is_told_and_leaves_nothing(world: World) -> None:
+def test_an_internal_error_is_reported_and_leaves_no_process(world: World) -> None:
     def fault(pod: Pod, container: str, data: bytes) -> None: ...
 
     async def scenario() -> None:
         pod = world.pod(world.manifest("sleep", "1000", initContainers=[{"name": "x", "command": ["true"]}]))
-        pod._show = fault  # type: ignore[assignment]
+        pod._update_status = fault  # type: ignore[assignment]
         await world.until(lambda: not pod.alive)
 
     asyncio.run(scenario())
-    assert [type(error) for error in world.broke] == [TypeError]
-    world.broke.clear()
+    assert [type(error) for error in world.errors] == [TypeError]
+    world.errors.clear()
