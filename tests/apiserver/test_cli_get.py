@@ -1,4 +1,4 @@
-"""`allranks get`, `list`, `describe`, and what every command says when a cluster's answer is no."""
+"""`allranks get`, `list` and `describe`, and errors of the API server that all commands print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNNING = {"ready": "3/3", "restarts": {"counted": 1}, "progress": {"summary": "
 # --- get and list ----------------------------------------------------------------------------------------------------
 
 
-def test_get_prints_the_columns_that_kubectl_prints(allranks, control_plane, job, namespace):
+def test_get_prints_the_columns_of_kubectl(allranks, control_plane, job, namespace):
     job.status(**RUNNING, lastFailure=failure())
     for wide in ([], ["-o", "wide"]):
         ours = allranks("get", *wide).stdout.split()
@@ -39,20 +39,20 @@ def test_list_is_get_without_names(allranks, job):
     assert allranks("list", "-o", "name").stdout == "distributedtraining.allranks.dev/penguins\n"
 
 
-def test_no_jobs_is_a_sentence_on_stderr_and_no_table(allranks, namespace):
+def test_no_jobs_is_a_message_on_stderr(allranks, namespace):
     assert allranks("get") == (0, "", f"No jobs in namespace {namespace}.\n")
     assert allranks("get", "-l", "team=nlp") == (0, "", f"No jobs with team=nlp in namespace {namespace}.\n")
 
 
 @pytest.mark.parametrize("name", ["penguins", "dt/penguins", "distributedtraining.allranks.dev/penguins"])
-def test_a_job_may_be_named_as_for_kubectl(allranks, job, name):
+def test_a_job_can_be_named_as_in_kubectl(allranks, job, name):
     assert allranks("get", name, "-o", "name").stdout == "distributedtraining.allranks.dev/penguins\n"
 
 
-def test_another_kind_is_refused_with_status_2(allranks):
+def test_another_kind_has_status_2(allranks):
     result = allranks("get", "pod/penguins")
     assert result.exit_code == 2
-    assert "pod/penguins: only jobs are served here (NAME or dt/NAME): use kubectl for pod." in result.stderr
+    assert "pod/penguins: this command supports only jobs (NAME or dt/NAME): use kubectl for pod." in result.stderr
 
 
 def test_objects_as_yaml_and_json(allranks, job):
@@ -73,7 +73,7 @@ def test_labels_and_all_namespaces(allranks, control_plane, namespace):
     assert rows == [["NAMESPACE", "NAME"], [namespace, "a"], [namespace, "b"]]
 
 
-def test_watch_prints_a_line_for_every_change_that_a_column_shows(allranks, job, control_plane):
+def test_watch_prints_a_line_for_every_visible_change(allranks, job, control_plane):
     with allranks.start("get", "-w") as watching:
         watching.until("penguins")
         job.status(phase="Pending", ready="0/3")
@@ -100,7 +100,7 @@ def test_watch_as_json_prints_whole_objects(allranks, job):
 # --- describe --------------------------------------------------------------------------------------------------------
 
 
-def test_describe_tells_what_it_is_how_it_is_and_why_it_failed(allranks, job, control_plane, namespace):
+def test_describe_shows_phase_pods_failures_and_events(allranks, job, control_plane, namespace):
     master, first, second = job.pods()
     job.run(master)
     job.waits(first, "ImagePullBackOff", "no such image")
@@ -131,24 +131,24 @@ def test_describe_tells_what_it_is_how_it_is_and_why_it_failed(allranks, job, co
     time.sleep(1)  # events carry whole seconds
     made = event(namespace, "DistributedTraining", "penguins", "RankFailed", "worker-1 failed", job.uid)
     control_plane.api.create(made, namespace)
-    told = allranks("describe", "penguins").stdout
-    assert "Phase:       Failed: worker-1 failed for the fourth time\n" in told
-    assert "Restarts:    3 of at most 3; 1 by disruptions, which do not count (Error 3, Evicted 1)\n" in told
-    rows = {row.split()[1]: row.split() for row in told.splitlines() if row.lstrip()[:2] in ("0 ", "1 ", "2 ")}
+    output = allranks("describe", "penguins").stdout
+    assert "Phase:       Failed: worker-1 failed for the fourth time\n" in output
+    assert "Restarts:    3 of at most 3; 1 by disruptions, which do not count (Error 3, Evicted 1)\n" in output
+    rows = {row.split()[1]: row.split() for row in output.splitlines() if row.lstrip()[:2] in ("0 ", "1 ", "2 ")}
     assert rows["master-0"][:5] == ["0", "master-0", "0", "<none>", "Running"]
     assert rows["worker-0"][4] == "ImagePullBackOff"
     assert rows["worker-1"][4:-1] == ["Failed", "0", "OOMKilled,", "signal", "9", "(SIGKILL)"]
-    assert "  worker-1 (rank 2) in attempt 0, after 12.5s: exit code 1\n" in told
-    assert "  | Traceback\n  | ValueError: negative\n" in told
-    [past] = told.partition("Past attempts:\n")[2].partition("Last failure:")[0].splitlines()[1:]
+    assert "  worker-1 (rank 2) in attempt 0, after 12.5s: exit code 1\n" in output
+    assert "  | Traceback\n  | ValueError: negative\n" in output
+    [past] = output.partition("Past attempts:\n")[2].partition("Last failure:")[0].splitlines()[1:]
     assert past.split()[0] == "0"
     assert past.endswith("worker-1 failed with exit code 1 (Error)   yes")
-    scheduling, failed = told.partition("Events:\n")[2].splitlines()[1:]
+    scheduling, failed = output.partition("Events:\n")[2].splitlines()[1:]
     assert scheduling.split("   ")[1:] == ["Warning", "FailedScheduling", "2 pods", "0/3 nodes are available"]
     assert failed.split()[-5:] == ["Warning", "RankFailed", "job", "worker-1", "failed"]
 
 
-def test_describe_tells_how_far_it_is_where_its_time_went_and_who_is_slow(allranks, job):
+def test_describe_shows_progress_times_and_stragglers(allranks, job):
     now = stamp()
     slow = {"rank": 3, "replica": "worker-2", "node": "node-9", "slowdown": 2.31}
     progress = {
@@ -168,20 +168,20 @@ def test_describe_tells_how_far_it_is_where_its_time_went_and_who_is_slow(allran
     }
     times = {"queued": 12, "starting": 18, "productive": 240, "lost": 50, "byReason": {"Error": 50}, "measured": True}
     job.status(progress=progress, times=times | {"state": "over", "since": now})
-    told = allranks("describe", "penguins").stdout
+    output = allranks("describe", "penguins").stdout
     metrics, rates = "epoch 9, loss 0.5132, accuracy 0.9", "2 steps/s, 512 samples/s, done in 5m55s"
-    assert f"Progress:    600/1310 45%, {metrics}, {rates}, reported " in told
-    assert "Checkpoint:  step 560, " in told
-    assert ", queued 12s, starting 18s, productive 4m, lost 50s\n" in told
-    assert "Goodput:     77.9%; lost by Error 50s\n" in told
-    [row] = told.partition("Stragglers:\n")[2].partition("Events:")[0].splitlines()[1:]
+    assert f"Progress:    600/1310 45%, {metrics}, {rates}, reported " in output
+    assert "Checkpoint:  step 560, " in output
+    assert ", queued 12s, starting 18s, productive 4m, lost 50s\n" in output
+    assert "Goodput:     77.9%; lost by Error 50s\n" in output
+    [row] = output.partition("Stragglers:\n")[2].partition("Events:")[0].splitlines()[1:]
     assert row.split() == ["3", "worker-2", "node-9", "2.3x"]
 
 
-def test_describe_of_a_job_that_nobody_has_looked_at_says_so(allranks, job):
-    told = allranks("describe", "dt/penguins").stdout
-    assert "Phase:       (nobody has looked at it yet: is the operator running?)\n" in told
-    assert "Pods:\n  none\n" in told
+def test_describe_of_a_job_without_status(allranks, job):
+    output = allranks("describe", "dt/penguins").stdout
+    assert "Phase:       (not processed yet: is the operator running?)\n" in output
+    assert "Pods:\n  none\n" in output
 
 
 def event(namespace: str, kind: str, name: str, reason: str, message: str, uid: str = "") -> dict:
@@ -199,24 +199,25 @@ def event(namespace: str, kind: str, name: str, reason: str, message: str, uid: 
     }
 
 
-# --- when the answer is no -------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_is_not_there_is_told_with_those_that_look_like_it(allranks, job, namespace):
+def test_a_missing_job_suggests_similar_names(allranks, job, namespace):
     for command in (["get"], ["describe"], ["logs"], ["wait"], ["delete"], ["suspend"], ["scale", "--replicas=2"]):
         result = allranks(command[0], "penguin", *command[1:])
-        told = f"error: there is no job penguin in namespace {namespace}, did you mean penguins?\n"
-        assert result == (1, "", told), command
+        error = f"error: there is no job penguin in namespace {namespace}, did you mean penguins?\n"
+        assert result == (1, "", error), command
 
 
-def test_a_job_of_another_namespace_is_told_with_it(control_plane, namespace):
+def test_a_missing_job_names_the_namespace_that_has_it(control_plane, namespace):
     JobOnCluster(control_plane.api, namespace, "albatross")
     elsewhere = Commands(control_plane.kubeconfig, "default")
-    told = f"error: there is no job albatross in namespace default, but in {namespace}: choose it with -n\n"
-    assert elsewhere("get", "albatross") == (1, "", told)
+    hint = f"but there is one in {namespace}: select the namespace with -n"
+    error = f"error: there is no job albatross in namespace default, {hint}\n"
+    assert elsewhere("get", "albatross") == (1, "", error)
 
 
-def test_a_forbidden_request_is_told_with_what_to_ask_for(control_plane, namespace, tmp_path):
+def test_a_forbidden_request_names_the_missing_role(control_plane, namespace, tmp_path):
     api = control_plane.api
     token = api.request(
         "POST",
@@ -226,21 +227,21 @@ def test_a_forbidden_request_is_told_with_what_to_ask_for(control_plane, namespa
     config = yaml.safe_load(control_plane.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": token}
     (tmp_path / "config").write_text(yaml.safe_dump(config))
-    nobody = Commands(tmp_path / "config", namespace)
-    result = nobody("get")
+    stranger = Commands(tmp_path / "config", namespace)
+    result = stranger("get")
     assert result.exit_code == 1
     assert result.stderr == (
         f"error: system:serviceaccount:{namespace}:default may not list distributedtrainings in namespace {namespace}: "
         f"ask an admin of {control_plane.url} for a Role with verb list on distributedtrainings.allranks.dev\n"
     )
-    everywhere = nobody("get", "-A")
+    everywhere = stranger("get", "-A")
     assert "may not list distributedtrainings in all namespaces, or name one with -n: ask" in everywhere.stderr
     config["users"][0]["user"] = {"token": "wrong"}
     (tmp_path / "config").write_text(yaml.safe_dump(config))
-    assert "does not accept your credentials: log in again" in nobody("get").stderr
+    assert "does not accept your credentials: log in again" in stranger("get").stderr
 
 
-def test_a_cluster_that_does_not_answer_is_told(tmp_path):
+def test_a_cluster_that_does_not_answer(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         server = f"https://127.0.0.1:{free.getsockname()[1]}"
@@ -253,14 +254,14 @@ def test_a_cluster_that_does_not_answer_is_told(tmp_path):
     assert result.stderr.endswith("kubectl config get-contexts lists yours\n")
 
 
-def test_a_kubeconfig_that_does_not_serve_is_told(control_plane, tmp_path):
+def test_an_unusable_kubeconfig(control_plane, tmp_path):
     allranks = Commands(tmp_path / "config", "team")
     assert f"--kubeconfig {tmp_path / 'config'}: there is no such file" in allranks("get").stderr
-    for text, told in (("a: [", "is not YAML"), ("a: 1", "is not a kubeconfig"), ("", "is not a kubeconfig")):
+    for text, error in (("a: [", "is not YAML"), ("a: 1", "is not a kubeconfig"), ("", "is not a kubeconfig")):
         (tmp_path / "config").write_text(text)
         result = allranks("get")
         assert result.exit_code == 1
-        assert told in result.stderr
+        assert error in result.stderr
         assert "Traceback" not in result.stderr
     (tmp_path / "config").write_text(kubeconfig("https://127.0.0.1:1"))
     result = allranks("get", "--context", "nowhere")
@@ -268,7 +269,7 @@ def test_a_kubeconfig_that_does_not_serve_is_told(control_plane, tmp_path):
     assert result.stderr.endswith("there are there\n")
 
 
-def test_a_login_that_fails_is_told_and_none_at_all_too(control_plane, tmp_path):
+def test_failed_and_missing_credentials(control_plane, tmp_path):
     config = yaml.safe_load(control_plane.kubeconfig.read_text())
     login = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/no/such/program", "interactiveMode": "Never"}
     allranks = Commands(tmp_path / "config", "team")
@@ -283,7 +284,7 @@ def test_a_login_that_fails_is_told_and_none_at_all_too(control_plane, tmp_path)
     assert "the request had no credentials: the kubeconfig has none for this context" in allranks("get").stderr
 
 
-def test_a_certificate_that_is_not_to_be_trusted_is_told(control_plane, tmp_path):
+def test_an_untrusted_certificate(control_plane, tmp_path):
     (tmp_path / "config").write_text(kubeconfig(control_plane.url))
     result = Commands(tmp_path / "config", "team")("get")
     assert result.exit_code == 1

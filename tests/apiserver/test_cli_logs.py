@@ -1,4 +1,4 @@
-"""`allranks logs` through the real `pods/log` of an API server; the kubelet behind it is a test tool."""
+"""`allranks logs` through the `pods/log` endpoint of a real API server, with a simulated kubelet."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_lines_of_all_ranks_are_merged_by_time_with_their_rank_in_front(allranks
     ]
 
 
-def test_ranks_roles_and_indices_are_chosen(allranks, job, kubelet, namespace):
+def test_ranks_roles_and_indices_are_selected(allranks, job, kubelet, namespace):
     for pod in job.pods(kubelet.node):
         job.run(pod)
         kubelet.write(namespace, pod, pod, at=at(1))
@@ -60,13 +60,13 @@ def test_ranks_roles_and_indices_are_chosen(allranks, job, kubelet, namespace):
     ]
 
 
-def test_a_rank_or_role_that_the_job_lacks_is_told_with_status_2(allranks, job):
+def test_an_unknown_rank_or_role_has_status_2(allranks, job):
     wrong = allranks("logs", "penguins", "--rank", "3")
     assert wrong.exit_code == 2
     assert "penguins has no rank 3: its ranks are 0 to 2 (one for each pod)." in wrong.stderr
     wrong = allranks("logs", "penguins", "--role", "ps")
     assert wrong.exit_code == 2
-    assert "penguins has no role ps: it has master and worker." in wrong.stderr
+    assert "penguins has no role ps: its roles are master and worker." in wrong.stderr
 
 
 def test_tail_since_and_timestamps(allranks, job, kubelet, namespace):
@@ -76,11 +76,11 @@ def test_tail_since_and_timestamps(allranks, job, kubelet, namespace):
     kubelet.write(namespace, pod, "a", "b", "c")
     assert allranks("logs", "penguins", "--tail", "2").stdout == "master-0 | b\nmaster-0 | c\n"
     assert allranks("logs", "penguins", "--since", "10m", "--tail", "10").stdout.split()[2::3] == ["a", "b", "c"]
-    told = allranks("logs", "penguins", "--timestamps", "--tail", "1").stdout
-    assert re.fullmatch(r"master-0 \| \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z c\n", told)
+    output = allranks("logs", "penguins", "--timestamps", "--tail", "1").stdout
+    assert re.fullmatch(r"master-0 \| \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z c\n", output)
 
 
-def test_control_characters_do_not_reach_the_screen_and_long_lines_are_whole(allranks, job, kubelet, namespace):
+def test_control_characters_are_removed_and_long_lines_are_printed_whole(allranks, job, kubelet, namespace):
     pod = job.pods(kubelet.node)[0]
     job.run(pod)
     kubelet.write(namespace, pod, "\x1b]0;title\x07\x1b[31mred\x1b[2J", "10%\r50%\r100%", "x" * 300_000)
@@ -88,31 +88,31 @@ def test_control_characters_do_not_reach_the_screen_and_long_lines_are_whole(all
     assert (red, bar, long) == ("master-0 | red", "master-0 | 100%", f"master-0 | {'x' * 300_000}")
 
 
-def test_ranks_that_have_not_begun_are_told_and_are_no_error_beside_those_that_have(allranks, job, kubelet, namespace):
+def test_ranks_without_a_log_are_reported_on_stderr(allranks, job, kubelet, namespace):
     master, worker, _ = job.pods(kubelet.node)
     job.run(master)
     job.waits(worker, "ImagePullBackOff", "no such image")
     kubelet.write(namespace, master, "here")
     result = allranks("logs", "penguins")
     assert (result.exit_code, result.stdout) == (0, "master-0 | here\n")
-    assert "worker-0 has printed nothing: ImagePullBackOff" in result.stderr
+    assert "worker-0 has no log: ImagePullBackOff" in result.stderr
 
 
-def test_a_job_without_pods_is_told_with_status_1(allranks, job):
+def test_a_job_without_pods_has_status_1(allranks, job):
     result = allranks("logs", "penguins")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "error: penguins is Pending and has no such pods yet: -f waits for them\n"
+    assert result.stderr == "error: penguins is Pending and the selected pods do not exist yet: -f waits for them\n"
 
 
-def test_an_attempt_whose_pods_are_gone_is_told(allranks, job, kubelet):
+def test_an_attempt_whose_pods_are_deleted_is_an_error(allranks, job, kubelet):
     job.status(attempt=2)
     job.pods(kubelet.node, attempt=2)
     result = allranks("logs", "penguins", "--attempt", "0")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: no pod of attempt 0 is left, and its logs have gone with them")
+    assert result.stderr.startswith("error: the pods of attempt 0 are deleted, and their logs with them")
 
 
-def test_only_the_present_attempt_is_read_unless_another_one_is_asked_for(allranks, job, kubelet, namespace):
+def test_only_the_current_attempt_is_read_by_default(allranks, job, kubelet, namespace):
     job.status(attempt=1)
     for attempt in (0, 1):
         pod = job.pods(kubelet.node, attempt=attempt)[0]
@@ -122,11 +122,11 @@ def test_only_the_present_attempt_is_read_unless_another_one_is_asked_for(allran
     assert allranks("logs", "penguins", "--attempt", "0").stdout == "master-0 | of attempt 0\n"
 
 
-def test_follow_waits_for_ranks_goes_on_over_a_restart_and_ends_with_the_job(allranks, job, kubelet, namespace):
+def test_follow_waits_for_ranks_survives_a_restart_and_ends_with_the_job(allranks, job, kubelet, namespace):
     master, *workers = job.pods(kubelet.node)
     job.status(phase="Pending", ready="0/3")
     with allranks.start("logs", "penguins", "-f") as logs:
-        logs.until("penguins is Pending, 0/3 pods running: waiting for its ranks")
+        logs.until("penguins is Pending, 0/3 pods running: waiting for the ranks")
         kubelet.write(namespace, master, "epoch 1")
         job.run(master, *workers)
         logs.until("master-0 | epoch 1")
@@ -135,7 +135,7 @@ def test_follow_waits_for_ranks_goes_on_over_a_restart_and_ends_with_the_job(all
         logs.until("worker-1 | ValueError")
         job.end(workers[1], 1)
         job.status(phase="Restarting", attempt=1, lastFailure=failure())
-        logs.until("attempt 1 begins (worker-1 in attempt 0: exit code 1: ValueError: negative learning rate)")
+        logs.until("attempt 1 started (worker-1 in attempt 0: exit code 1: ValueError: negative learning rate)")
         for pod in (master, *workers):
             job.delete_pod(pod)
         master = job.pods(kubelet.node, attempt=1)[0]
@@ -150,7 +150,7 @@ def test_follow_waits_for_ranks_goes_on_over_a_restart_and_ends_with_the_job(all
         assert logs.lines[-1] == "master-0 | done"
 
 
-def test_a_log_that_is_cut_is_resumed_without_losing_or_repeating_a_line(allranks, job, kubelet, namespace):
+def test_an_interrupted_log_resumes_without_lost_or_repeated_lines(allranks, job, kubelet, namespace):
     pod = job.pods(kubelet.node)[0]
     job.run(pod)
     job.status()
@@ -158,18 +158,18 @@ def test_a_log_that_is_cut_is_resumed_without_losing_or_repeating_a_line(allrank
     with allranks.start("logs", "penguins", "-f", "--no-prefix") as logs:
         for number in range(50, 53):
             logs.until(f"line {number - 1}")
-            time.sleep(0.2)  # until it follows
+            time.sleep(0.2)  # time for the new request
             kubelet.cut(namespace, pod)
             kubelet.write(namespace, pod, f"line {number}")
         kubelet.end(namespace, pod)
         job.end(pod)
         job.status(phase="Succeeded")
         assert logs.end() == 0
-    told = [line for line in logs.lines if line.startswith("line")]
-    assert told == [f"line {number}" for number in range(53)]
+    lines = [line for line in logs.lines if line.startswith("line")]
+    assert lines == [f"line {number}" for number in range(53)]
 
 
-def test_sixty_four_ranks_are_followed_at_once_in_one_thread(control_plane, allranks, kubelet, namespace):
+def test_sixty_four_ranks_are_followed_in_one_thread(control_plane, allranks, kubelet, namespace):
     job = JobOnCluster(control_plane.api, namespace, "many", roles={"worker": 64})
     pods = job.pods(kubelet.node)
     job.status(ready="64/64")
@@ -200,7 +200,7 @@ def _proc(running) -> str:
         return file.read()
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(allranks, job, kubelet, namespace, control_plane):
+def test_a_closed_pipe_ends_it_silently(allranks, job, kubelet, namespace, control_plane):
     pod = job.pods(kubelet.node)[0]
     job.run(pod)
     job.status()
@@ -219,7 +219,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(allranks, job, kubelet, namespa
         assert "Traceback" not in piped.stderr.read()
 
 
-def test_ctrl_c_leaves_the_job_alone_and_says_so(allranks, job, kubelet, namespace):
+def test_ctrl_c_does_not_stop_the_job(allranks, job, kubelet, namespace):
     pod = job.pods(kubelet.node)[0]
     job.run(pod)
     job.status()
@@ -228,4 +228,4 @@ def test_ctrl_c_leaves_the_job_alone_and_says_so(allranks, job, kubelet, namespa
         logs.until("here")
         logs.interrupt()
         assert logs.end() == 130
-    assert logs.lines[-1] == "penguins goes on"
+    assert logs.lines[-1] == "penguins continues"

@@ -27,7 +27,7 @@ JOB = "distributedtraining.allranks.dev/penguins"
 # --- submit ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_document_is_created_and_the_same_again_is_unchanged(allranks, control_plane, namespace):
+def test_documents_are_created_and_unchanged_when_submitted_again(allranks, control_plane, namespace):
     manifests = text(CLAIM, document())
     created = f"persistentvolumeclaim/runs created\n{JOB} created\n"
     assert allranks("submit", "-", stdin=manifests) == (0, created, "")
@@ -35,7 +35,7 @@ def test_every_document_is_created_and_the_same_again_is_unchanged(allranks, con
     assert allranks("submit", "-", stdin=manifests) == (0, created.replace("created", "unchanged"), "")
 
 
-def test_a_field_that_may_change_is_configured_and_one_that_was_taken_out_goes(allranks, control_plane, namespace):
+def test_changed_fields_are_configured_and_removed_fields_are_removed(allranks, control_plane, namespace):
     allranks("submit", "-", stdin=text(document(ttlSecondsAfterFinished=60)))
     changed = document(suspend=True, roles={"worker": 3})
     assert allranks("submit", "-", stdin=text(changed)).stdout == f"{JOB} configured\n"
@@ -45,18 +45,17 @@ def test_a_field_that_may_change_is_configured_and_one_that_was_taken_out_goes(a
     assert allranks("submit", "-", stdin=text(changed)).stdout == f"{JOB} unchanged\n"
 
 
-def test_one_that_may_not_change_is_told_with_what_to_do(allranks):
+def test_an_immutable_field_is_an_error_with_advice(allranks):
     allranks("submit", "-", stdin=text(document()))
     result = allranks("submit", "-", "--set", "image=other:2", stdin=text(document()))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines() == [
-        f"error: {JOB} is there and differs: spec.image: cannot change while the job lives: make a new job",
-        f"error: {JOB}: delete it first (allranks delete penguins), or give this one another name "
-        "(--set metadata.name=...)",
+        f"error: {JOB} already exists and differs: spec.image: cannot change while the job lives: make a new job",
+        f"error: {JOB}: delete it first (allranks delete penguins), or use another name (--set metadata.name=...)",
     ]
 
 
-def test_a_job_that_is_over_is_told_to_be(allranks, job):
+def test_submitting_a_finished_job_again_gives_advice(allranks, job):
     job.status(phase="Succeeded", completionTime=stamp())
     made = {**job.manifest, "metadata": {"name": "penguins"}}
     result = allranks("submit", "-", stdin=text(made))
@@ -64,7 +63,7 @@ def test_a_job_that_is_over_is_told_to_be(allranks, job):
     assert result.stdout.startswith(f"{JOB} unchanged: it is Succeeded; to run it again, allranks delete penguins")
 
 
-def test_a_bad_manifest_is_told_as_validate_tells_it_and_nothing_is_sent(allranks, control_plane, namespace):
+def test_with_an_invalid_manifest_nothing_is_sent(allranks, control_plane, namespace):
     bad = text(document("good"), document(roles={"worker": {"replica": 1}}))
     result = allranks("submit", "-", stdin=bad)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -72,58 +71,58 @@ def test_a_bad_manifest_is_told_as_validate_tells_it_and_nothing_is_sent(allrank
     assert control_plane.api.list("DistributedTraining", namespace) == []
 
 
-def test_a_dry_run_is_the_servers_and_leaves_nothing(allranks, control_plane, namespace):
+def test_a_dry_run_creates_nothing(allranks, control_plane, namespace):
     result = allranks("submit", "-", "--dry-run", stdin=text(CLAIM, document()))
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines()[1] == f"{JOB} created (dry run by the server)"
     assert control_plane.api.list("DistributedTraining", namespace) == []
 
 
-def test_what_the_server_alone_can_see_is_told(allranks):
+def test_errors_of_the_api_server_are_printed(allranks):
     claim = {**CLAIM, "spec": {**CLAIM["spec"], "accessModes": ["Sometimes"]}}
     odd = {"apiVersion": "x.dev/v1", "kind": "Odd", "metadata": {"name": "odd"}}
     result = allranks("submit", "-", stdin=text(claim, odd, document()))
     assert (result.exit_code, result.stdout) == (1, f"{JOB} created\n")
     first, second = result.stderr.splitlines()
     assert first.startswith('error: persistentvolumeclaim/runs: spec.accessModes: Unsupported value: "Sometimes"')
-    assert second == "error: the cluster knows no Odd of x.dev/v1: is its apiVersion right?"
+    assert second == "error: the cluster does not serve Odd in x.dev/v1: check its apiVersion"
 
 
-def test_two_namespaces_are_one_too_many(allranks):
+def test_conflicting_namespaces_are_an_error(allranks):
     made = document()
     made["metadata"]["namespace"] = "other"
     result = allranks("submit", "-", stdin=text(made))
     assert result.exit_code == 1
-    assert "is of namespace other, and -n says " in result.stderr
+    assert "is in namespace other, but -n is " in result.stderr
 
 
-def test_a_namespace_that_is_not_there_is_told(control_plane):
+def test_a_missing_namespace_is_an_error(control_plane):
     result = Commands(control_plane.kubeconfig, "nowhere")("submit", "-", stdin=text(document()))
     assert result.exit_code == 1
     assert "namespace nowhere does not exist: choose another with -n" in result.stderr
 
 
-def test_a_pool_belongs_to_no_namespace(allranks, control_plane, namespace):
+def test_a_pool_is_cluster_scoped(allranks, control_plane, namespace):
     pool = {
         "apiVersion": "allranks.dev/v1alpha1",
         "kind": "TrainingPool",
         "metadata": {"name": namespace},
         "spec": {"nodeSelector": {"gpu": "h100"}},
     }
-    told = f"trainingpool.allranks.dev/{namespace} created\n"
+    line = f"trainingpool.allranks.dev/{namespace} created\n"
     try:
-        assert allranks("submit", "-", stdin=text(pool)) == (0, told, "")
+        assert allranks("submit", "-", stdin=text(pool)) == (0, line, "")
         pool["spec"]["nodeSelector"]["gpu"] = "h200"
-        assert allranks("submit", "-", stdin=text(pool)).stdout == told.replace("created", "configured")
-        assert allranks("submit", "-", stdin=text(pool)).stdout == told.replace("created", "unchanged")
+        assert allranks("submit", "-", stdin=text(pool)).stdout == line.replace("created", "configured")
+        assert allranks("submit", "-", stdin=text(pool)).stdout == line.replace("created", "unchanged")
     finally:
         control_plane.api.delete("TrainingPool", None, namespace)
 
 
-def test_submit_may_follow_the_job_to_its_end(allranks, control_plane, namespace, tmp_path):
+def test_submit_can_follow_the_job(allranks, control_plane, namespace, tmp_path):
     def status(**fields: object) -> None:
-        known = {"startTime": stamp(), "ready": "2/2"}
-        control_plane.api.patch("DistributedTraining", namespace, "penguins", {"status": known | fields}, "status")
+        status = {"startTime": stamp(), "ready": "2/2"}
+        control_plane.api.patch("DistributedTraining", namespace, "penguins", {"status": status | fields}, "status")
 
     (tmp_path / "job.yaml").write_text(text(document()))
     with allranks.start("submit", str(tmp_path / "job.yaml"), "--logs") as following:
@@ -135,7 +134,7 @@ def test_submit_may_follow_the_job_to_its_end(allranks, control_plane, namespace
         assert following.end() == 1
 
 
-def test_submit_may_print_names_for_scripts(allranks):
+def test_submit_can_print_names(allranks):
     assert allranks("submit", "-", "-o", "name", stdin=text(document())).stdout == f"{JOB}\n"
 
 
@@ -149,19 +148,19 @@ def test_suspend_and_resume(allranks, job, control_plane):
     assert allranks("resume", "penguins").stdout == "penguins is not suspended\n"
     assert allranks("suspend", "penguins").stdout == "penguins suspended\n"
     assert suspended()
-    assert allranks("suspend", "dt/penguins").stdout == "penguins is suspended already\n"
+    assert allranks("suspend", "dt/penguins").stdout == "penguins is already suspended\n"
     assert allranks("resume", "penguins").stdout == "penguins resumed\n"
     assert not suspended()
 
 
-def test_a_job_that_is_over_is_neither_suspended_nor_scaled(allranks, job):
+def test_a_finished_job_cannot_be_suspended_or_scaled(allranks, job):
     job.status(phase="Failed", completionTime=stamp())
     assert allranks("suspend", "penguins") == (1, "", "error: penguins is Failed: there is nothing to suspend\n")
-    told = "error: penguins is Failed: submit a new job with the size that you want\n"
-    assert allranks("scale", "penguins", "--replicas", "4") == (1, "", told)
+    error = "error: penguins is Failed: submit a new job with the size you want\n"
+    assert allranks("scale", "penguins", "--replicas", "4") == (1, "", error)
 
 
-def test_scale_says_what_it_does_to_a_job_that_is_not_elastic(allranks, job, control_plane):
+def test_scale_prints_its_effect_on_a_job_that_is_not_elastic(allranks, job, control_plane):
     job.status()
     assert allranks("scale", "penguins", "--replicas", "4").stdout == (
         "penguins scaled from 2 to 4 workers: it is not elastic, so all ranks restart at the new size, "
@@ -169,28 +168,32 @@ def test_scale_says_what_it_does_to_a_job_that_is_not_elastic(allranks, job, con
     )
     spec = control_plane.api.get("DistributedTraining", job.namespace, "penguins")["spec"]
     assert spec["roles"]["worker"]["replicas"] == 4
-    assert allranks("scale", "penguins", "--replicas", "4").stdout == "penguins has 4 workers already\n"
+    assert allranks("scale", "penguins", "--replicas", "4").stdout == "penguins already has 4 workers\n"
 
 
 @pytest.mark.parametrize(
-    ("framework", "replicas", "told"),
+    ("framework", "replicas", "effect"),
     [
-        ("pytorch", 4, "all ranks restart when there is room for more, from the beginning unless the program saves"),
+        (
+            "pytorch",
+            4,
+            "all ranks restart when there is capacity for more, from the beginning unless the program saves",
+        ),
         ("pytorch", 1, "all ranks restart at the new size, from the beginning unless the program saves"),
-        ("horovod", 4, "the others go on meanwhile"),
+        ("horovod", 4, "the other ranks keep running"),
     ],
 )
-def test_scale_says_what_it_does_to_an_elastic_job(framework, replicas, told, allranks, control_plane, namespace):
+def test_scale_prints_its_effect_on_an_elastic_job(framework, replicas, effect, allranks, control_plane, namespace):
     bounds = {"minReplicas": 1, "maxReplicas": 4}
     JobOnCluster(control_plane.api, namespace, framework=framework, roles={"worker": 2}, elastic=bounds).status()
     of = "worker" if replicas == 1 else "workers"
-    begin = f"penguins scaled from 2 to {replicas} {of}: {told}"
+    begin = f"penguins scaled from 2 to {replicas} {of}: {effect}"
     assert allranks("scale", "penguins", "--replicas", str(replicas)).stdout.startswith(begin)
-    told = "error: penguins is elastic from 1 to 4 workers (spec.elastic): 5 is outside\n"
-    assert allranks("scale", "penguins", "--replicas", "5") == (1, "", told)
+    error = "error: penguins is elastic from 1 to 4 workers (spec.elastic): 5 is outside that range\n"
+    assert allranks("scale", "penguins", "--replicas", "5") == (1, "", error)
 
 
-def test_kubectl_scales_an_elastic_job_within_its_bounds_only(control_plane, namespace):
+def test_kubectl_scale_respects_the_elastic_bounds(control_plane, namespace):
     JobOnCluster(control_plane.api, namespace, roles={"worker": 2}, elastic={"minReplicas": 1, "maxReplicas": 4})
 
     def scale(replicas: int) -> int:
@@ -204,23 +207,23 @@ def test_kubectl_scales_an_elastic_job_within_its_bounds_only(control_plane, nam
         scale(5)
 
 
-def test_a_job_without_workers_is_not_scaled(allranks, control_plane, namespace):
+def test_a_job_without_workers_cannot_be_scaled(allranks, control_plane, namespace):
     JobOnCluster(control_plane.api, namespace, roles={"master": 1})
-    told = "error: penguins has only master: a job is scaled by its workers\n"
-    assert allranks("scale", "penguins", "--replicas", "4") == (1, "", told)
+    error = "error: penguins has no workers to scale: its roles are master\n"
+    assert allranks("scale", "penguins", "--replicas", "4") == (1, "", error)
 
 
 # --- delete ----------------------------------------------------------------------------------------------------------
 
 
-def test_delete_by_name_waits_for_job_and_pods_if_asked(allranks, job, control_plane):
+def test_delete_can_wait_for_the_job_and_its_pods(allranks, job, control_plane):
     pods = job.pods()
     assert allranks("delete", "penguins", "--wait", "--timeout", "30s") == (0, "penguins deleted\n", "")
     assert control_plane.api.find("DistributedTraining", job.namespace, "penguins") is None
     assert [pod for pod in pods if control_plane.api.find("Pod", job.namespace, pod)] == []
 
 
-def test_delete_by_labels_and_of_what_is_not_there(allranks, control_plane, namespace):
+def test_delete_by_labels_and_of_a_missing_job(allranks, control_plane, namespace):
     made = document()
     made["metadata"] = {"name": "penguins", "namespace": namespace, "labels": {"team": "nlp"}}
     control_plane.api.create(made)
@@ -229,16 +232,16 @@ def test_delete_by_labels_and_of_what_is_not_there(allranks, control_plane, name
     assert allranks("delete").exit_code == 2
 
 
-def test_pods_that_are_left_when_the_time_is_over_are_told_with_status_124(allranks, job, control_plane, namespace):
+def test_delete_timeout_prints_the_remaining_pods_with_status_124(allranks, job, control_plane, namespace):
     pod = job.pods()[0]
     control_plane.api.patch("Pod", namespace, pod, {"metadata": {"finalizers": ["tests.dev/stay"]}})
     result = allranks("delete", "penguins", "--wait", "--timeout", "2s")
     control_plane.api.patch("Pod", namespace, pod, {"metadata": {"finalizers": None}})
     assert result.exit_code == 124
-    assert "the time is over: 1 pod is still there" in result.stderr
+    assert "timed out: 1 pod is still there" in result.stderr
 
 
-def test_orphaned_pods_stay(allranks, job, control_plane, namespace):
+def test_orphaned_pods_are_kept(allranks, job, control_plane, namespace):
     pod = job.pods()[0]
     assert allranks("delete", "penguins", "--cascade", "orphan", "--wait", "--timeout", "20s").exit_code == 0
     assert control_plane.api.find("Pod", namespace, pod)

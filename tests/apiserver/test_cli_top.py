@@ -1,4 +1,4 @@
-"""`allranks top` and `allranks report` of a job that a real API server has."""
+"""`allranks top` and `allranks report` on a job of a real API server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from support.commands import stamp
 
 
-def test_what_the_status_has_is_shown_and_told(allranks, job, namespace):
+def test_top_and_report_show_the_status(allranks, job, namespace):
     now = stamp()
     curve = [{"time": now, "attempt": 0, "step": step, "value": 1 / (step + 1)} for step in range(64)]
     ranks = [{"rank": n, "replica": f"worker-{n}", "step": 63 - n, "lag": n, "busySeconds": 0.25} for n in range(3)]
@@ -29,17 +29,17 @@ def test_what_the_status_has_is_shown_and_told(allranks, job, namespace):
     assert "lost by NodeLost 20s" in one
     data = json.loads(allranks("top", "-o", "json").stdout)
     assert [found["progress"]["summary"] for found in data["jobs"]] == ["63/126 50%"]
-    told = allranks("report", "penguins")
-    assert (told.exit_code, told.stderr) == (0, "")
-    assert told.stdout.startswith("penguins is Running: attempt 0, 3/3 pods running\n")
+    report = allranks("report", "penguins")
+    assert (report.exit_code, report.stderr) == (0, "")
+    assert report.stdout.startswith("penguins is Running: attempt 0, 3/3 pods running\n")
     assert allranks("report", "penguins", "-o", "html").stdout.startswith("<!DOCTYPE html>")
 
 
-def test_a_job_that_is_not_there_is_told(allranks, job, namespace):
+def test_a_missing_job_is_an_error(allranks, job, namespace):
     for command in ("top", "report"):
-        told = f"error: there is no job penguin in namespace {namespace}, did you mean penguins?\n"
-        assert allranks(command, "penguin") == (1, "", told), command
+        error = f"error: there is no job penguin in namespace {namespace}, did you mean penguins?\n"
+        assert allranks(command, "penguin") == (1, "", error), command
 
 
-def test_top_follows_a_job_on_a_pipe_once(allranks, namespace):
+def test_top_without_a_terminal_prints_once(allranks, namespace):
     assert allranks("top") == (0, f"No jobs in namespace {namespace}.\n", "")

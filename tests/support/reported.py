@@ -1,4 +1,4 @@
-"""Jobs as the API has them, with what their ranks reported: times worked out by hand, nothing left to the clock."""
+"""Jobs with reported progress, in the form of the API. All times are fixed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.builders import NOW, manifest
 
 
 def stamp(seconds: float) -> str:
-    """So long after the job's creation."""
+    """The timestamp of this many seconds after the creation of the job."""
     return (NOW + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -26,7 +26,7 @@ def job(name: str = "penguins", status: dict[str, Any] | None = None, **spec: An
 
 
 def failure(attempt: int, **fields: Any) -> dict[str, Any]:
-    known = {
+    defaults = {
         "attempt": attempt,
         "role": "worker",
         "index": 1,
@@ -36,7 +36,7 @@ def failure(attempt: int, **fields: Any) -> dict[str, Any]:
         "reason": "Error",
         "time": stamp(300),
     }
-    return known | fields
+    return defaults | fields
 
 
 # 0: created; 12 s until a node was free; first step at 30; killed at 300, 30 s after a checkpoint.
@@ -53,7 +53,7 @@ KILLED = {
     "lostSeconds": 30,
     "failure": failure(0, exitCode=137, signal=9, message="step 540 loss 0.71"),
 }
-# First step at 320; no step after 500; found out at 620, 140 s after its checkpoint.
+# First step at 320, last step at 500, hang detected at 620, 140 s after the checkpoint.
 HUNG = {
     "attempt": 1,
     "startTime": stamp(300),
@@ -88,7 +88,7 @@ TIMES = {
 
 
 def curve() -> list[dict[str, Any]]:
-    """60 points; after a restart the step goes back to that of the checkpoint."""
+    """60 points. A restart returns to the step of the checkpoint."""
     made = []
     for attempt, first, begin, end in ((0, 0, 30, 300), (1, 480, 320, 500), (2, 800, 645, 900)):
         for number in range(20):
@@ -122,7 +122,7 @@ RANKS = [
 
 
 def finished(name: str = "penguins") -> dict[str, Any]:
-    """It was killed once, hung once and came to its end."""
+    """A job that was killed, hung and succeeded."""
     status = {
         "phase": "Succeeded",
         "attempt": 2,
@@ -144,7 +144,7 @@ def finished(name: str = "penguins") -> dict[str, Any]:
 
 
 def running(name: str = "penguins") -> dict[str, Any]:
-    """The same at 500 s: in its second attempt, with a rank that is slow."""
+    """The same job at 500 s: its second attempt, with a straggler."""
     slow = {"rank": 3, "replica": "worker-2", "node": "node-9", "slowdown": 2.31}
     points = [point for point in curve() if point["attempt"] < 2][:32]
     progress = {
@@ -197,7 +197,7 @@ def running(name: str = "penguins") -> dict[str, Any]:
 
 
 def silent(name: str = "digits") -> dict[str, Any]:
-    """A job that reports nothing, at 500 s."""
+    """A job without reports, at 500 s."""
     status = {
         "phase": "Running",
         "ready": "4/4",

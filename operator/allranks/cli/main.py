@@ -1,4 +1,4 @@
-"""The command `allranks`: which subcommands there are, and how errors are told."""
+"""The command `allranks` and its subcommands."""
 
 from __future__ import annotations
 
@@ -11,30 +11,27 @@ from allranks.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("allranks.cli.commands.run:run", "Run a job on this machine."),
-    "validate": ("allranks.cli.commands.render:validate", "Check a manifest, with every error at once."),
-    "render": ("allranks.cli.commands.render:render", "Print the objects that the cluster would get."),
-    "submit": ("allranks.cli.commands.submit:submit", "Create a job on a cluster, and follow it if you like."),
-    "get": ("allranks.cli.commands.get:get", "Print jobs, as a table or whole; watch them."),
-    "list": ("allranks.cli.commands.get:list_", "Print the jobs of a namespace."),
-    "describe": (
-        "allranks.cli.commands.describe:describe",
-        "Tell about a job: ranks, the last failure, events.",
-    ),
-    "top": ("allranks.cli.commands.top:top", "Show what jobs are doing, live: progress, rates, ranks, goodput."),
-    "report": ("allranks.cli.commands.report:report", "Tell what became of a job, on one page: text, HTML or JSON."),
-    "logs": ("allranks.cli.commands.logs:logs", "Print what all ranks print, merged."),
-    "wait": ("allranks.cli.commands.wait:wait", "Wait until a job is over."),
-    "suspend": ("allranks.cli.commands.change:suspend", "Delete a job's pods and keep the job."),
-    "resume": ("allranks.cli.commands.change:resume", "Let a suspended job go on."),
-    "scale": ("allranks.cli.commands.change:scale", "Change the number of workers."),
-    "delete": ("allranks.cli.commands.change:delete", "Delete jobs and all that belongs to them."),
-    "operator": ("allranks.cli.commands.operator:operator", "Run the operator: carry out jobs on a cluster."),
+    "validate": ("allranks.cli.commands.validate:validate", "Validate a manifest and print every error."),
+    "render": ("allranks.cli.commands.render:render", "Print the objects that the operator creates for a job."),
+    "submit": ("allranks.cli.commands.submit:submit", "Create jobs on a cluster."),
+    "get": ("allranks.cli.commands.get:get", "Print jobs as a table, YAML or JSON; watch them."),
+    "list": ("allranks.cli.commands.list:list_", "Print the jobs of a namespace."),
+    "describe": ("allranks.cli.commands.describe:describe", "Show details of a job: ranks, last failure, events."),
+    "top": ("allranks.cli.commands.top:top", "Show live progress, rates, ranks and goodput of jobs."),
+    "report": ("allranks.cli.commands.report:report", "Print a one-page report on a job, as text, HTML or JSON."),
+    "logs": ("allranks.cli.commands.logs:logs", "Print the merged logs of all ranks."),
+    "wait": ("allranks.cli.commands.wait:wait", "Wait until a job has finished."),
+    "suspend": ("allranks.cli.commands.suspend:suspend", "Suspend jobs: delete their pods and keep the jobs."),
+    "resume": ("allranks.cli.commands.resume:resume", "Resume suspended jobs."),
+    "scale": ("allranks.cli.commands.scale:scale", "Change the number of workers of a job."),
+    "delete": ("allranks.cli.commands.delete:delete", "Delete jobs and everything they own."),
+    "operator": ("allranks.cli.commands.operator:operator", "Run the operator, which runs the jobs of a cluster."),
     "inject": (
         "allranks.cli.commands.inject:inject",
-        "Copy the in-pod helpers into a directory (for init containers).",
+        "Copy the in-pod helpers into a directory, for init containers.",
     ),
 }
-"""Name -> (where the command is, what it does): the command's module is imported when it is used."""
+"""Name -> (module:attribute, one-line help). The module is imported when the command is used."""
 
 SECTIONS = {
     "On this machine": ("run", "validate", "render"),
@@ -43,11 +40,11 @@ SECTIONS = {
         *("suspend", "resume", "scale", "delete"),
     ),
 }
-"""How the help groups them; the rest is what pods of a cluster run."""
+"""Groups in the help. The other commands run in pods."""
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name and imports one only to run it or to print its own help."""
+    """Imports a command only to run it or to print its help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -83,9 +80,9 @@ Examples:
 def cli() -> None:
     """Distributed training jobs, on Kubernetes and on this machine.
 
-    A job is a manifest of kind DistributedTraining: PyTorch, TensorFlow or Horovod ranks that are started together,
-    told of one another, watched, and restarted for the right reason.
+    A job is a manifest of kind DistributedTraining: a group of PyTorch, TensorFlow or Horovod ranks. allranks starts
+    the ranks together, connects them, monitors them and restarts them after failures.
     """
-    # A reader that went away (`allranks render | head`) is not an error.
+    # Text that the terminal encoding cannot show must not raise an error.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")

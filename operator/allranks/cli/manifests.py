@@ -1,4 +1,4 @@
-"""Reads manifests: files or stdin, several documents in each, with values overridden on the command line."""
+"""Reads manifests from files or stdin, and applies overrides of the command line."""
 
 from __future__ import annotations
 
@@ -22,23 +22,21 @@ _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_FastLoader):  # type: ignore[misc]
-    """Refuses a key that a mapping has twice: YAML forbids it, and PyYAML would drop the first in silence."""
+    """Rejects duplicate keys: YAML forbids them, but PyYAML silently drops the first."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set()
+        names = set()
         for key, _ in node.value:
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None
-            if name is not None and name in seen and key.value != "<<":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value} is there twice", key.start_mark
-                )
-            seen.add(name)
+            if name is not None and name in names and key.value != "<<":
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
+            names.add(name)
         return super().construct_mapping(node, deep)
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """An object in the file that is neither a job nor a pool: a claim, a config map."""
+    """An object that is neither a job nor a pool, for example a claim or a config map."""
 
     kind: str
     name: str
@@ -47,24 +45,24 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the files hold, in their order."""
+    """The content of the files, in their order."""
 
     jobs: tuple[Job, ...]
     others: tuple[Other, ...]
     pools: tuple[Pool, ...] = ()
     documents: tuple[dict[str, Any], ...] = ()
-    """All of them as they are written, with the overrides laid over the jobs."""
+    """All documents as written, with the overrides applied to the jobs."""
 
     def pool(self, name: str) -> Pool | None:
-        """The TrainingPool of that name, if the files hold it; the last, as if they were applied in their order."""
+        """The TrainingPool with this name, if any. The last one wins, as with `kubectl apply`."""
         return next((pool for pool in reversed(self.pools) if pool.name == name), None)
 
 
 def load(files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool = False) -> Loaded:
-    """The jobs in `files` (`-` is stdin), with each `path=value` of `sets` laid over their spec, and the pools.
+    """Reads the objects in `files` (`-` is stdin), and applies each `path=value` of `sets` to the jobs.
 
-    There must be a job, or at least a pool where `pools_suffice`. Raises InvalidManifest with the problems of all
-    documents, each path beginning with its file and object.
+    The files must contain a job; with `pools_suffice` a pool is enough. Raises InvalidManifest with the problems of
+    all documents; each path starts with the file and the object.
     """
     overrides = [_parse_set(item) for item in sets]
     jobs: list[Job] = []
@@ -96,7 +94,7 @@ def load(files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool 
                 (f"{source}: {name}: {path}" if path else f"{source}: {name}", m) for path, m in error.problems
             ]
     if not jobs and not (found and pools_suffice) and not problems:
-        problems.append((", ".join("stdin" if file == "-" else file for file in files), f"no {KIND} in it"))
+        problems.append((", ".join("stdin" if file == "-" else file for file in files), f"contains no {KIND}"))
     if problems:
         raise InvalidManifest(problems)
     return Loaded(tuple(jobs), tuple(others), tuple(found), tuple(written))
@@ -120,14 +118,14 @@ def _documents(files: Iterable[str], problems: list[tuple[str, str]]) -> Iterato
         except OSError as error:
             problems.append((source, f"cannot be read: {(error.strerror or str(error)).lower()}"))
         except UnicodeDecodeError:
-            problems.append((source, "is not a text file in UTF-8"))
+            problems.append((source, "is not a UTF-8 text file"))
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark
             where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
             problems.append((where, f"is not YAML: {error.problem or error.context}"))
         except yaml.YAMLError as error:
             problems.append((source, f"is not YAML: {str(error).splitlines()[0]}"))
-        except ValueError as error:  # a timestamp with a thirteenth month
+        except ValueError as error:  # for example month 13 in a timestamp
             problems.append((source, f"is not YAML: {error}"))
         else:
             yield from ((source, document) for document in documents)
@@ -158,9 +156,9 @@ def _parse_set(item: str) -> tuple[list[str], Any]:
 
 
 def _set(document: dict[str, Any], path: list[str], value: Any) -> None:
-    """Puts `value` at `path` (below spec unless it begins with metadata); makes the maps on the way.
+    """Sets `value` at `path`, and creates missing maps.
 
-    Raises InvalidManifest where the path leads through something that is no map, or to an item that a list lacks.
+    Raises InvalidManifest if the path leads through a value that is not a map, or to a missing list item.
     """
     here: Any = document
     for depth, step in enumerate(path):

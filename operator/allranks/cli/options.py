@@ -1,4 +1,4 @@
-"""What all commands on a cluster share: options, how a job is named, exit statuses, Ctrl-C, errors in one sentence."""
+"""What commands share: options, exit statuses, error messages, Ctrl-C, and how a job is named and looked up."""
 
 from __future__ import annotations
 
@@ -15,115 +15,155 @@ from typing import Any, TextIO
 import click
 
 from allranks.api.job import GROUP, KIND, PLURAL
-from allranks.cli.commands.render import complain
-from allranks.errors import AllranksError, ClusterError
+from allranks.cli.format import duration
+from allranks.errors import AllranksError, ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.paths import job_path
 
-OK, FAILED, TIMED_OUT = 0, 1, 124
-"""Exit statuses; 124 as timeout(1) has it. 2 is click's, for wrong usage, and a bad manifest's."""
+OK, FAILED, BAD_MANIFEST, TIMED_OUT = 0, 1, 2, 124
+"""Exit statuses. 124 is that of timeout(1). 2 is also click's, for wrong usage."""
 
 _KINDS = frozenset({"dt", PLURAL, KIND.lower(), f"{PLURAL}.{GROUP}", f"{KIND.lower()}.{GROUP}"})
 
 
-def on_cluster(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
-    """Makes `async command(cluster, **options) -> exit status` one that click can call, with the options for where."""
-
-    @where_options
-    @functools.wraps(command)
-    def called(where: Where, **options: Any) -> None:
-        sys.exit(connected(command, where, options))
-
-    return called
+# --- manifests -------------------------------------------------------------------------------------------------------
 
 
-def where_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives `command(where, **options)` the options that say which cluster, and which namespace."""
+def files_argument(command: Callable[..., None]) -> Callable[..., None]:
+    """`FILE...` and kubectl's `-f FILE`: the command gets both as `files`, at least one."""
 
     @functools.wraps(command)
-    def called(namespace: str | None, context: str | None, kubeconfig: str | None, **options: Any) -> None:
-        command(Where(namespace, context, kubeconfig), **options)
+    def with_files(files: tuple[str, ...], filenames: tuple[str, ...], **options: Any) -> None:
+        if not files and not filenames:
+            raise click.UsageError("no manifest given: specify a FILE, or - for standard input.")
+        command(files=(*files, *filenames), **options)
 
-    for option in reversed(_WHERE):
-        called = option(called)
-    return called
+    option = click.option("-f", "--filename", "filenames", multiple=True, metavar="FILE", help="The same as FILE.")
+    return click.argument("files", nargs=-1, metavar="FILE...")(option(with_files))
 
 
-_WHERE = (
-    click.option("-n", "--namespace", metavar="NAME", help="Namespace. [default: the context's, else default]"),
-    click.option("--context", metavar="NAME", help="Context of the kubeconfig. [default: its current one]"),
-    click.option("--kubeconfig", metavar="FILE", help="Kubeconfig. [default: $KUBECONFIG, ~/.kube/config, the pod's]"),
+set_option = click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Override a field, for example roles.worker.replicas=2. Repeatable.",
 )
 
 
-def connected(command: Callable[..., Awaitable[int]], where: Where, options: dict[str, Any]) -> int:
-    """Connects and carries the command out. Its exit status; errors are told."""
-    told = {"interrupted": ""}
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def print_error(error: AllranksError) -> None:
+    """Prints `error: ...` to stderr, one line for each problem."""
+    if isinstance(error, InvalidManifest):
+        lines = [f"{path}: {message}" if path else message for path, message in error.problems]
+    else:
+        lines = str(error).splitlines()
+    for line in lines:
+        click.echo(f"{click.style('error:', fg='red')} {line}", err=True)
+
+
+# --- clusters --------------------------------------------------------------------------------------------------------
+
+
+def on_cluster(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
+    """Turns `async command(cluster, **options) -> exit status` into a click callback with the cluster options."""
+
+    @cluster_options
+    @functools.wraps(command)
+    def run(where: Where, **options: Any) -> None:
+        sys.exit(run_on_cluster(command, where, options))
+
+    return run
+
+
+def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that select a cluster and a namespace to `command(where, **options)`."""
+
+    @functools.wraps(command)
+    def run(namespace: str | None, context: str | None, kubeconfig: str | None, **options: Any) -> None:
+        command(Where(namespace, context, kubeconfig), **options)
+
+    for option in reversed(_CLUSTER_OPTIONS):
+        run = option(run)
+    return run
+
+
+_CLUSTER_OPTIONS = (
+    click.option("-n", "--namespace", metavar="NAME", help="The namespace. [default: that of the context, or default]"),
+    click.option("--context", metavar="NAME", help="The kubeconfig context. [default: the current context]"),
+    click.option(
+        "--kubeconfig",
+        metavar="FILE",
+        help="The kubeconfig file. [default: $KUBECONFIG, ~/.kube/config, or the pod's service account]",
+    ),
+)
+
+
+def run_on_cluster(command: Callable[..., Awaitable[int]], where: Where, options: dict[str, Any]) -> int:
+    """Connects, runs the command and prints its errors. Returns the exit status."""
+    on_interrupt = ""
 
     async def main() -> int:
+        nonlocal on_interrupt
         async with Cluster.connect(where) as cluster:
             try:
                 return await command(cluster, **options)
             finally:
-                told["interrupted"] = cluster.interrupted
+                on_interrupt = cluster.interrupted
 
     try:
         return asyncio.run(main())
     except KeyboardInterrupt:
-        if told["interrupted"]:
-            click.echo(told["interrupted"], err=True)
+        if on_interrupt:
+            click.echo(on_interrupt, err=True)
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # Whoever read our output has gone, as with `| head`; what is still in the buffer has nowhere to go.
+        # The reader of our output has exited, as with `| head`: what is still buffered goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except AllranksError as error:
-        tell(error)
+        print_error(error)
         return FAILED
 
 
-def tell(error: AllranksError) -> None:
-    """Prints an error for people, each of its lines as one."""
-    for line in str(error).splitlines():
-        complain(AllranksError(line))
-
-
 def job_name(given: str) -> str:
-    """`penguins` of `penguins`, `dt/penguins`, `distributedtraining.allranks.dev/penguins`. Raises UsageError."""
+    """`penguins` for `penguins`, `dt/penguins`, `distributedtraining.allranks.dev/penguins`. Raises UsageError."""
     kind, slash, name = given.rpartition("/")
     if slash and kind.lower() not in _KINDS:
-        raise click.UsageError(f"{given}: only jobs are served here (NAME or dt/NAME): use kubectl for {kind}.")
+        raise click.UsageError(f"{given}: this command supports only jobs (NAME or dt/NAME): use kubectl for {kind}.")
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name):
-        raise click.UsageError(f"{given!r} is no name of a job: lower-case letters, digits and '-'.")
+        raise click.UsageError(f"{given!r} is not a valid job name: use lower-case letters, digits and '-'.")
     return name
 
 
 def names_callback(_context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> tuple[str, ...]:
-    # `kubectl get dt NAME` out of habit.
+    # Users of kubectl type `get dt NAME`.
     words = given[1:] if given and given[0] in _KINDS else given
     return tuple(job_name(word) for word in words)
 
 
-def name_callback(_context: click.Context, _parameter: click.Parameter, given: str) -> str:
-    return job_name(given)
+def name_callback(_context: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+    return job_name(given) if given else None
 
 
 async def get_job(cluster: Cluster, name: str) -> Manifest:
-    """Raises ClusterError; for a name that is not there, with those that look like it."""
+    """Raises ClusterError; if there is no such job, the error suggests similar names."""
     try:
         return await cluster.get(job_path(cluster.namespace, name))
     except ClusterError as error:
-        raise await not_found(cluster, name, error) from error
+        raise await with_suggestion(cluster, name, error) from error
 
 
-async def not_found(cluster: Cluster, name: str, error: ClusterError) -> ClusterError:
-    """The same error, but where a job is not found, with its near names and its namesakes elsewhere."""
+async def with_suggestion(cluster: Cluster, name: str, error: ClusterError) -> ClusterError:
+    """If the error is that the job does not exist: the error with similar names, or other namespaces that have it."""
     if error.reason != "NotFound" or f'"{name}" not found' not in str(error):
         return error
     hint = ""
     try:
-        there = await cluster.get(job_path(cluster.namespace))
-        names = [item["metadata"]["name"] for item in there["items"]]
+        jobs = await cluster.get(job_path(cluster.namespace))
+        names = [item["metadata"]["name"] for item in jobs["items"]]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.6) or [n for n in names if name in n or n in name]
         if near:
             hint = f", did you mean {joined(near[:3], 'or')}?"
@@ -131,12 +171,41 @@ async def not_found(cluster: Cluster, name: str, error: ClusterError) -> Cluster
             everywhere = await cluster.get(job_path(None), {"fieldSelector": f"metadata.name={name}"})
             elsewhere = [item["metadata"]["namespace"] for item in everywhere["items"]]
             if elsewhere:
-                hint = f", but in {joined(elsewhere[:3], 'and')}: choose it with -n"
+                hint = f", but there is one in {joined(elsewhere[:3], 'and')}: select the namespace with -n"
             elif names:
-                hint = ": allranks get lists those that are there"
+                hint = ": allranks get lists the jobs"
     except ClusterError:
-        pass  # not allowed to look around
+        pass  # without permission to list jobs there is no hint
     return ClusterError(f"there is no job {name} in namespace {cluster.namespace}{hint}", 404, "NotFound")
+
+
+async def for_each_job(
+    cluster: Cluster,
+    names: Iterable[str],
+    change: Callable[[Manifest], Awaitable[str]],
+    *,
+    ignore_not_found: bool = False,
+) -> int:
+    """Calls `change` for one job after the other and prints its result. An error does not stop the rest."""
+    status = OK
+    for name in names:
+        try:
+            click.echo(await change(await get_job(cluster, name)))
+        except ClusterError as error:
+            if error.status == 404 and ignore_not_found:
+                continue
+            print_error(await with_suggestion(cluster, name, error))
+            status = FAILED
+    return status
+
+
+async def patch_job(cluster: Cluster, name: str, spec: dict[str, Any], subresource: str = "") -> None:
+    """Merges `spec` into the spec of the job, or of a subresource such as scale."""
+    path = job_path(cluster.namespace, name, subresource)
+    await cluster.request("PATCH", path, {"fieldManager": "allranks"}, {"spec": spec})
+
+
+# --- small parts -----------------------------------------------------------------------------------------------------
 
 
 def joined(words: Iterable[str], last: str) -> str:
@@ -145,25 +214,8 @@ def joined(words: Iterable[str], last: str) -> str:
     return f"{', '.join(front)} {last} {end}" if front else end
 
 
-def colours(stream: TextIO) -> bool:
+def use_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR")
-
-
-def seconds(text: str) -> float:
-    """Seconds of `90`, `90s`, `1m30s`, `2h`, `1d`. Raises BadParameter."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd])", text)
-    if text and "".join(number + unit for number, unit in parts) == text:
-        return sum(float(number) * _UNITS[unit] for number, unit in parts)
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise click.BadParameter(f"{text} is no duration: write 90s, 5m or 1h30m")
-    return value
-
-
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Duration(click.ParamType[float]):
@@ -172,4 +224,7 @@ class Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        return value if isinstance(value, float) else seconds(str(value))
+        try:
+            return value if isinstance(value, float) else duration.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)

@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and with which exit status. `allranks run` has tests of its own."""
+"""Output and exit status of commands that need no cluster, except `allranks run`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_names_every_command_and_gives_examples(flag):
+def test_help_lists_every_command_and_has_examples(flag):
     result = allranks(flag)
     assert result.exit_code == 0
     for name, (_, what) in COMMANDS.items():
@@ -57,14 +57,14 @@ def test_version():
     assert allranks("--version").stdout == f"allranks, version {__version__}\n"
 
 
-def test_python_m_allranks_is_the_same():
+def test_python_m_allranks_is_the_same_command():
     done = subprocess.run(
         [sys.executable, "-m", "allranks", "--version"], capture_output=True, text=True, timeout=30, check=True
     )
     assert done.stdout == f"allranks, version {__version__}\n"
 
 
-def test_an_unknown_command_is_told_with_status_2():
+def test_an_unknown_command_has_status_2():
     result = allranks("rnu")
     assert result.exit_code == 2
     assert "No such command 'rnu'" in result.stderr
@@ -73,13 +73,13 @@ def test_an_unknown_command_is_told_with_status_2():
 # --- validate --------------------------------------------------------------------------------------------------------
 
 
-def test_a_good_manifest_is_told_in_one_line(here):
+def test_a_valid_manifest_prints_one_line(here):
     (here / "job.yaml").write_text(JOB)
     result = allranks("validate", "job.yaml")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "job is valid: pytorch, 2 pods\n", "")
 
 
-def test_a_bad_manifest_is_told_every_error_with_file_job_and_field_and_status_2(here):
+def test_an_invalid_manifest_prints_every_error_with_file_job_and_field(here):
     (here / "job.yaml").write_text(BAD)
     result = allranks("validate", "job.yaml")
     assert (result.exit_code, result.stdout) == (2, "")
@@ -89,12 +89,12 @@ def test_a_bad_manifest_is_told_every_error_with_file_job_and_field_and_status_2
     ]
 
 
-def test_a_bad_manifest_as_json():
+def test_an_invalid_manifest_as_json():
     result = allranks("validate", "-", "-o", "json", stdin=BAD)
     assert result.exit_code == 2
-    told = json.loads(result.stdout)
-    assert told["valid"] is False
-    assert sorted(told["problems"], key=lambda problem: problem["path"]) == [
+    result_data = json.loads(result.stdout)
+    assert result_data["valid"] is False
+    assert sorted(result_data["problems"], key=lambda problem: problem["path"]) == [
         {
             "path": "stdin: job: spec.roles.worker.replica",
             "message": "unknown field, did you mean replicas?",
@@ -103,14 +103,14 @@ def test_a_bad_manifest_as_json():
     ]
 
 
-def test_good_manifests_as_json():
+def test_valid_manifests_as_json():
     result = allranks(
         "validate", "-", "-o", "json", stdin=f"{JOB}---\n{CLAIM}---\n{yaml.safe_dump(manifest(name='b'))}"
     )
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"valid": True, "jobs": ["job", "b"], "pools": []})
 
 
-def test_pools_are_checked_too_alone_or_with_jobs():
+def test_pools_are_validated_alone_or_with_jobs():
     alone = allranks("validate", "-", stdin=POOL)
     assert (alone.exit_code, alone.stdout) == (0, "gpu is valid: a TrainingPool\n")
     both = allranks("validate", "-", "-o", "json", stdin=f"{POOL}---\n{JOB}")
@@ -131,7 +131,7 @@ def test_pools_are_checked_too_alone_or_with_jobs():
         "spec.template.spec.restartPolicy: must be Never or OnFailure: a rank that ended would run again",
     ),
 )
-def test_a_bad_pool_is_refused(case):
+def test_an_invalid_pool_is_rejected(case):
     spec, message = case
     document = yaml.safe_dump(yaml.safe_load(POOL) | {"spec": spec})
     for command in ("validate", "render"):
@@ -139,7 +139,7 @@ def test_a_bad_pool_is_refused(case):
         assert (result.exit_code, result.stderr) == (2, f"error: stdin: gpu: {message}\n")
 
 
-def test_all_documents_of_all_files_are_checked(here):
+def test_all_documents_of_all_files_are_validated(here):
     (here / "a.yaml").write_text(f"{JOB}---\n{BAD}---\n")
     (here / "b.yaml").write_text(yaml.safe_dump(manifest(name="B")))
     result = allranks("validate", "a.yaml", "b.yaml", "gone.yaml")
@@ -150,7 +150,7 @@ def test_all_documents_of_all_files_are_checked(here):
     ]
 
 
-def test_what_is_wrong_inside_a_template_is_told_too():
+def test_errors_inside_a_template_are_printed():
     document = manifest(template={"spec": {"restartPolicy": "Always"}})
     result = allranks("validate", "-", stdin=yaml.safe_dump(document))
     assert (result.exit_code, result.stderr) == (
@@ -160,13 +160,13 @@ def test_what_is_wrong_inside_a_template_is_told_too():
     )
 
 
-# Sentence, what is on stdin, what is told.
+# Case, content of stdin, error.
 UNREADABLE: list[tuple[str, str | bytes, str]] = [
-    ("YAML that ends too early", "a: [1\nb: 2", "stdin:2:2: is not YAML: did not find expected ',' or ']'"),
-    ("a colon too many", "spec:\n  a: b: c", "stdin:2:7: is not YAML: mapping values are not allowed in this context"),
+    ("truncated YAML", "a: [1\nb: 2", "stdin:2:2: is not YAML: did not find expected ',' or ']'"),
+    ("an extra colon", "spec:\n  a: b: c", "stdin:2:7: is not YAML: mapping values are not allowed in this context"),
     ("a tab", "\ta: 1", "stdin:1:1: is not YAML: found character that cannot start any token"),
     (
-        "a tag that would run code",
+        "a Python tag",
         "a: !!python/name:x 1",
         "stdin:1:4: is not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:x'",
     ),
@@ -175,24 +175,24 @@ UNREADABLE: list[tuple[str, str | bytes, str]] = [
         "a: \x01",
         "stdin: is not YAML: unacceptable character #x0001: control characters are not allowed",
     ),
-    ("a date that is none", "a: 2026-13-45", "stdin: is not YAML: month must be in 1..12"),
-    ("what is not UTF-8", b"a: \xff\xfe", "stdin: is not a text file in UTF-8"),
-    ("nothing", "", "stdin: no DistributedTraining in it"),
-    ("a comment", "# later\n", "stdin: no DistributedTraining in it"),
-    ("something else", CLAIM, "stdin: no DistributedTraining in it"),
+    ("an invalid date", "a: 2026-13-45", "stdin: is not YAML: month must be in 1..12"),
+    ("invalid UTF-8", b"a: \xff\xfe", "stdin: is not a UTF-8 text file"),
+    ("an empty file", "", "stdin: contains no DistributedTraining"),
+    ("a comment", "# later\n", "stdin: contains no DistributedTraining"),
+    ("another kind", CLAIM, "stdin: contains no DistributedTraining"),
     ("a list", "[1]", "stdin: (no name): a manifest is a mapping, this is a list"),
     ("a word", "hello", "stdin: (no name): a manifest is a mapping, this is a string"),
 ]
 
 
 @table(*UNREADABLE)
-def test_what_cannot_be_read_is_told_with_its_line(case):
-    text, told = case
+def test_unreadable_yaml_is_reported_with_its_line(case):
+    text, error = case
     result = allranks("validate", "-", stdin=text)
-    assert (result.exit_code, result.stderr) == (2, f"error: {told}\n")
+    assert (result.exit_code, result.stderr) == (2, f"error: {error}\n")
 
 
-def test_a_file_that_cannot_be_read_is_told(here):
+def test_unreadable_files_are_reported(here):
     (here / "d").mkdir()
     (here / "latin.yaml").write_bytes(b"a: \xe9\n")
     result = allranks("validate", "gone.yaml", "d", "latin.yaml")
@@ -201,7 +201,7 @@ def test_a_file_that_cannot_be_read_is_told(here):
         [
             "error: gone.yaml: cannot be read: no such file or directory",
             "error: d: cannot be read: is a directory",
-            "error: latin.yaml: is not a text file in UTF-8",
+            "error: latin.yaml: is not a UTF-8 text file",
         ],
     )
 
@@ -219,7 +219,7 @@ def names(objects: list[dict[str, Any]]) -> list[str]:
     return [f"{thing['kind']} {thing['metadata']['name']}" for thing in objects]
 
 
-def test_render_prints_the_objects_that_the_cluster_would_get():
+def test_render_prints_the_objects_of_the_first_attempt():
     assert names(rendered()) == ["Service job", "Pod job-worker-0-0", "Pod job-worker-1-0"]
 
 
@@ -228,30 +228,30 @@ def test_render_prints_the_objects_of_every_job():
     assert names(rendered(stdin=two))[3:] == ["Service b", "Pod b-worker-0-0"]
 
 
-def test_render_as_json_is_one_object_a_line_and_the_same():
+def test_render_as_json_prints_the_same_objects_one_a_line():
     result = allranks("render", "-", "-o", "json", stdin=JOB)
     assert [json.loads(line) for line in result.stdout.splitlines()] == rendered()
 
 
-def test_render_has_no_anchors_which_kubectl_would_show_nobody():
+def test_render_prints_no_yaml_anchors():
     result = allranks("render", "-", stdin=JOB)
     assert "&id" not in result.stdout
     assert "*id" not in result.stdout
 
 
-def test_render_of_a_bad_manifest_prints_errors_and_nothing_else():
+def test_render_of_an_invalid_manifest_prints_only_errors():
     result = allranks("render", "-", stdin=BAD)
     assert (result.exit_code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 2
 
 
-def test_render_names_the_helper_image_that_it_is_given():
+def test_render_uses_the_given_helper_image():
     job = yaml.safe_dump(manifest("horovod", {"worker": 1}))
     (pod,) = (thing for thing in rendered("--helper-image", "mine:2", stdin=job) if thing["kind"] == "Pod")
     assert pod["spec"]["initContainers"][0]["image"] == "mine:2"
 
 
-def test_a_uid_is_the_API_servers_to_give():
+def test_rendered_owner_references_have_a_zero_uid():
     (owner,) = rendered()[0]["metadata"]["ownerReferences"]
     assert owner["uid"] == "00000000-0000-0000-0000-000000000000"
 
@@ -265,18 +265,18 @@ def limits(result: Result) -> list[dict[str, int] | None]:
     return [document["spec"]["containers"][0].get("resources", {}).get("limits") for document in made]
 
 
-def test_render_lays_a_pool_that_is_in_the_files_under_the_jobs_that_name_it(here):
+def test_render_applies_a_pool_in_the_files_to_the_jobs_that_name_it(here):
     (here / "pool.yaml").write_text(POOL)
     result = allranks("render", "-", "-f", "pool.yaml", stdin=f"{on_pool()}---\n{JOB}")
     assert (result.exit_code, limits(result)) == (0, [{"nvidia.com/gpu": 8}, {"nvidia.com/gpu": 8}, None, None])
 
 
-def test_render_takes_the_last_pool_of_a_name_as_applying_the_files_would():
+def test_render_uses_the_last_pool_with_a_name():
     second = POOL.replace("8", "4")
     assert limits(allranks("render", "-", stdin=f"{POOL}---\n{second}---\n{on_pool()}"))[0] == {"nvidia.com/gpu": 4}
 
 
-def test_render_of_a_job_whose_pool_is_not_in_the_files_says_what_to_add():
+def test_render_of_a_job_without_its_pool_says_what_to_add():
     result = allranks("render", "-", stdin=on_pool())
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
@@ -285,26 +285,26 @@ def test_render_of_a_job_whose_pool_is_not_in_the_files_says_what_to_add():
     )
 
 
-def test_render_of_a_pool_alone_has_nothing_to_print():
+def test_render_of_only_a_pool_is_an_error():
     result = allranks("render", "-", stdin=POOL)
-    assert (result.exit_code, result.stderr) == (2, "error: stdin: no DistributedTraining in it\n")
+    assert (result.exit_code, result.stderr) == (2, "error: stdin: contains no DistributedTraining\n")
 
 
-def test_run_uses_no_pool_as_it_describes_other_machines():
+def test_run_ignores_pools():
     result = allranks("run", "-", "--dry-run", stdin=f"{POOL}---\n{on_pool()}")
     assert (result.exit_code, limits(result)) == (0, [None, None])
 
 
 # --- --set -----------------------------------------------------------------------------------------------------------
 
-# Sentence, overrides, path in the first pod, value there.
+# Case, overrides, path in the first pod, value.
 SETS = [
     ("a field of spec", ["image=b:2"], ("spec", "containers", 0, "image"), "b:2"),
     ("a field with spec in front", ["spec.image=b:2"], ("spec", "containers", 0, "image"), "b:2"),
     ("a list", ["command=[a, b]"], ("spec", "containers", 0, "command"), ["a", "b"]),
     ("an item of a list", ["command[1]=other.py"], ("spec", "containers", 0, "command"), ["python3", "other.py"]),
     ("the name", ["metadata.name=other"], ("metadata", "name"), "other-worker-0-0"),
-    ("maps on the way are made", ["template.spec.nodeSelector.gpu=h100"], ("spec", "nodeSelector"), {"gpu": "h100"}),
+    ("missing maps are created", ["template.spec.nodeSelector.gpu=h100"], ("spec", "nodeSelector"), {"gpu": "h100"}),
     (
         "a name with dots in brackets",
         ["resources.limits[nvidia.com/gpu]=2"],
@@ -337,7 +337,7 @@ def test_set_applies_to_every_job():
     assert names(objects) == ["Service job", "Pod job-worker-0-0", "Service b", "Pod b-worker-0-0"]
 
 
-# Sentence, override, what is told.
+# Case, override, error.
 BAD_SETS = [
     ("without a value", "image", "--set image: must be path=value, for example roles.worker.replicas=2"),
     ("without a path", "=1", "--set =1: must be path=value, for example roles.worker.replicas=2"),
@@ -348,7 +348,7 @@ BAD_SETS = [
     ),
     ("an unknown field", "imag=1", "stdin: job: spec.imag: unknown field, did you mean image?"),
     ("a path through a string", "image.x=1", "stdin: job: spec.image.x: --set: spec.image is not a map"),
-    ("an item that is not there", "command[7]=x", "stdin: job: spec.command.7: --set: the list has no item 7"),
+    ("a missing item", "command[7]=x", "stdin: job: spec.command.7: --set: the list has no item 7"),
     (
         "a wrong type",
         "roles.worker.replicas=two",
@@ -359,15 +359,15 @@ BAD_SETS = [
 
 @table(*BAD_SETS)
 def test_bad_set(case):
-    override, told = case
+    override, error = case
     result = allranks("validate", "-", "--set", override, stdin=JOB)
-    assert (result.exit_code, result.stderr) == (2, f"error: {told}\n")
+    assert (result.exit_code, result.stderr) == (2, f"error: {error}\n")
 
 
 # --- inject ----------------------------------------------------------------------------------------------------------
 
 
-def test_inject_copies_the_helpers_and_the_report_library_and_nothing_else(here):
+def test_inject_copies_only_the_helpers_and_the_report_library(here):
     assert allranks("inject", "made/here").exit_code == 0
     made = here / "made" / "here"
     copied = {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()}
@@ -382,7 +382,7 @@ def test_inject_copies_the_helpers_and_the_report_library_and_nothing_else(here)
     ]
 
 
-def test_a_program_reports_with_what_inject_has_copied(here):
+def test_a_program_can_report_with_the_copied_library(here):
     assert allranks("inject", "made").exit_code == 0
     program = "from allranks.report import report; report(step=1); import sys; print(sys.modules['allranks'].__file__)"
     done = subprocess.run(
@@ -395,21 +395,21 @@ def test_a_program_reports_with_what_inject_has_copied(here):
     assert (done.stdout, done.stderr) == (f"{here}/made/python/allranks/__init__.py\n", "")
 
 
-def test_inject_twice_is_harmless(here):
+def test_inject_can_run_twice(here):
     assert [allranks("inject", ".").exit_code for _ in range(2)] == [0, 0]
 
 
-def test_inject_where_it_cannot_write_says_so(here):
+def test_inject_into_a_directory_that_is_not_writable(here):
     (here / "file").write_text("")
     result = allranks("inject", "file/below")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: cannot write to file/below: ")
 
 
-# --- which files -----------------------------------------------------------------------------------------------------
+# --- FILE arguments --------------------------------------------------------------------------------------------------
 
 
-def test_files_may_be_given_as_kubectl_takes_them(here):
+def test_files_can_be_given_with_f_as_in_kubectl(here):
     (here / "one.yaml").write_text(JOB)
     assert allranks("validate", "-f", "-", stdin=JOB).exit_code == 0
     both = allranks("validate", "one.yaml", "-f", "one.yaml")
@@ -417,7 +417,7 @@ def test_files_may_be_given_as_kubectl_takes_them(here):
 
 
 @pytest.mark.parametrize("command", ["validate", "render", "run"])
-def test_no_file_at_all_is_told(command):
+def test_a_missing_file_argument_is_an_error(command):
     result = allranks(command)
     assert result.exit_code == 2
-    assert "which manifest? Give a FILE, or - for standard input." in result.stderr
+    assert "no manifest given: specify a FILE, or - for standard input." in result.stderr

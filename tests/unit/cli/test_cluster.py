@@ -1,4 +1,4 @@
-"""The parts of the commands on a cluster that need none: tables, events, durations."""
+"""Parts of the cluster commands that can be tested without a cluster: tables, events, durations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from allranks.cli.commands.submit import difference
-from allranks.cli.format.events import happenings
-from allranks.cli.format.table import Table, cell, span
-from allranks.cli.options import joined, seconds
+from allranks.cli.format.duration import human, parse
+from allranks.cli.format.events import group_events
+from allranks.cli.format.table import Table, cell
+from allranks.cli.options import joined
 
 
 @pytest.mark.parametrize(
-    ("total", "told"),
+    ("seconds", "text"),
     [
         (0, "0s"),
         (119, "119s"),
@@ -28,27 +29,27 @@ from allranks.cli.options import joined, seconds
         (-5, "0s"),
     ],
 )
-def test_ages_are_told_as_kubectl_tells_them(total, told):
-    assert span(total) == told
+def test_ages_are_printed_as_kubectl_prints_them(seconds, text):
+    assert human(seconds) == text
 
 
-def test_rows_that_come_later_keep_to_the_columns():
+def test_later_rows_keep_the_column_widths():
     rows = Table(["Name", "Phase"])
     assert list(rows.lines([["penguins", "Running"]])) == ["NAME       PHASE", "penguins   Running"]
     assert list(rows.lines([["a", None]])) == ["a"]
     assert cell("two\nlines\x07") == "two lines"
 
 
-@pytest.mark.parametrize(("text", "told"), [("90", 90), ("1m30s", 90), ("2h", 7200), ("1.5m", 90), ("0", 0)])
-def test_durations(text, told):
-    assert seconds(text) == told
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("1m30s", 90), ("2h", 7200), ("1.5m", 90), ("0", 0)])
+def test_durations_are_parsed(text, seconds):
+    assert parse(text) == seconds
 
 
 def test_words_are_joined():
     assert [joined(words, "or") for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a or b", "a, b or c"]
 
 
-def test_what_happened_to_many_pods_alike_is_one_line_newest_last():
+def test_events_of_many_pods_are_grouped_newest_last():
     then = datetime(2026, 3, 4, tzinfo=UTC)
 
     def happened(name: str, message: str, after: int, kind: str = "Pod", **fields: Any) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def test_what_happened_to_many_pods_alike_is_one_line_newest_last():
             **fields,
         }
 
-    told = happenings(
+    groups = group_events(
         [
             happened("job", "worker-1 failed: exit code 1", 30, kind="DistributedTraining"),
             happened("job-worker-0-0", "assigned team/job-worker-0-0 to node-1", 5),
@@ -71,7 +72,7 @@ def test_what_happened_to_many_pods_alike_is_one_line_newest_last():
             ),
         ]
     )
-    assert [(one.objects, one.count, one.message) for one in told] == [
+    assert [(one.objects, one.count, one.message) for one in groups] == [
         ("2 pods", 4, "assigned team/job-worker-1-0 to node-2"),
         ("job", 1, "worker-1 failed: exit code 1"),
         ("job", 1, "worker-1 failed: exit code 2"),
@@ -79,7 +80,7 @@ def test_what_happened_to_many_pods_alike_is_one_line_newest_last():
     ]
 
 
-def test_the_difference_to_a_job_takes_fields_out_and_to_other_objects_does_not():
+def test_difference_removes_fields_of_jobs_but_not_of_other_objects():
     there = {"kind": "DistributedTraining", "spec": {"a": 1, "b": {"c": 1, "d": 2}}, "metadata": {}}
     wanted = {"kind": "DistributedTraining", "spec": {"b": {"c": 1}}, "metadata": {}}
     assert difference(there, wanted) == {"spec": {"a": None, "b": {"d": None}}}
@@ -87,7 +88,7 @@ def test_the_difference_to_a_job_takes_fields_out_and_to_other_objects_does_not(
     assert difference(there, there) == {}
 
 
-def test_as_a_plugin_of_kubectl_it_calls_itself_so():
+def test_as_a_kubectl_plugin_usage_names_kubectl():
     program = (
         "import sys\nsys.argv = ['/bin/kubectl-allranks', 'get', '--help']\nfrom allranks.__main__ import main\nmain()"
     )

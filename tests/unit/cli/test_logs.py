@@ -1,4 +1,4 @@
-"""What ranks print, made fit for a screen."""
+"""Output of ranks on a screen: lines, bounds, control sequences."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from support.builders import table
 
 
 @table(
-    ("a line may come in pieces", [b"one ", b"two\nthr", b"ee\n"], [b"one two", b"three"]),
-    ("a line without an end is shown when the container ends", [b"half", b""], [b"half"]),
+    ("a line in pieces", [b"one ", b"two\nthr", b"ee\n"], [b"one two", b"three"]),
+    ("an unfinished line is shown when the container ends", [b"half", b""], [b"half"]),
     ("an ended container without output shows nothing", [b"", b""], []),
     ("empty lines are lines", [b"\n\nx\n"], [b"", b"", b"x"]),
-    ("Windows' line ends are line ends, even when they come apart", [b"a\r\nb\r", b"\n"], [b"a", b"b"]),
-    ("a progress bar's last state is its line", [b"\r10%", b"\r20%", b"\r100%\n"], [b"100%"]),
-    ("so is that of one that returns after drawing", [b"10%\r", b"20%\r", b"100%\r\n"], [b"100%"]),
-    ("and of one that comes in one piece", [b"\r1%\r2%\r3%\nnext\n"], [b"3%", b"next"]),
+    ("Windows line ends, also split between pieces", [b"a\r\nb\r", b"\n"], [b"a", b"b"]),
+    ("the last state of a progress bar", [b"\r10%", b"\r20%", b"\r100%\n"], [b"100%"]),
+    ("the last state of a bar that returns after drawing", [b"10%\r", b"20%\r", b"100%\r\n"], [b"100%"]),
+    ("a progress bar in one piece", [b"\r1%\r2%\r3%\nnext\n"], [b"3%", b"next"]),
 )
-def test_output_is_cut_into_lines(case: tuple[list[bytes], list[bytes]]) -> None:
+def test_output_is_split_into_lines(case: tuple[list[bytes], list[bytes]]) -> None:
     pieces, lines = case
     splitter = Splitter()
     assert [line for piece in pieces for line in splitter.feed(piece)] == lines
     assert splitter.pending == b""
 
 
-def test_of_a_giant_line_the_beginning_is_shown_and_little_is_kept() -> None:
+def test_a_long_line_is_cut_and_memory_is_bounded() -> None:
     splitter = Splitter()
     for _ in range(1000):
         assert splitter.feed(b"x" * 1000) == []
     assert len(splitter.pending) == LINE_BYTES
     (line,) = splitter.feed(b"y\nnext")
-    assert line == b"x" * LINE_BYTES + f" ... {1_000_001 - LINE_BYTES:,} more bytes are in the log".encode()
+    assert line == b"x" * LINE_BYTES + f" ... {1_000_001 - LINE_BYTES:,} more bytes in the log".encode()
     assert splitter.pending == b"next"
 
 
-def test_the_state_of_a_progress_bar_is_known_while_it_is_drawn() -> None:
+def test_a_progress_bar_is_detected_while_it_is_drawn() -> None:
     splitter = Splitter()
     splitter.feed(b"plain start")
     assert not splitter.redrawn
@@ -47,23 +47,23 @@ def test_the_state_of_a_progress_bar_is_known_while_it_is_drawn() -> None:
 
 
 @table(
-    ("plain text stays", b"loss 0.1 \xe2\x9c\x93", True, "loss 0.1 ✓"),
-    ("bytes that are no text are marked", b"a\xff\xfeb", True, "a\ufffd\ufffdb"),
-    ("colours stay and end with the line", b"\x1b[31mred", True, "\x1b[31mred\x1b[0m"),
-    ("colours go where none are wanted", b"\x1b[1;31mred\x1b[0m!", False, "red!"),
-    ("the cursor is not moved, nothing is cleared", b"\x1b[2J\x1b[1;1Hx\x1b[K\x1b[?25l", True, "x"),
-    ("nothing beeps, nothing is rubbed out", b"a\x07b\x08c\x00d\x7f", True, "abcd"),
-    ("titles and links go", b"\x1b]0;title\x07x\x1b]8;;http://a\x1b\\y", True, "xy"),
-    ("other sequences go", b"\x1b(Bx\x1b=y\x9b", True, "xy\ufffd"),
-    ("tabs stay", b"a\tb", False, "a\tb"),
+    ("plain text is kept", b"loss 0.1 \xe2\x9c\x93", True, "loss 0.1 ✓"),
+    ("invalid bytes are replaced", b"a\xff\xfeb", True, "a\ufffd\ufffdb"),
+    ("colours are kept and end with the line", b"\x1b[31mred", True, "\x1b[31mred\x1b[0m"),
+    ("colours are removed without colour", b"\x1b[1;31mred\x1b[0m!", False, "red!"),
+    ("cursor movements and clearing are removed", b"\x1b[2J\x1b[1;1Hx\x1b[K\x1b[?25l", True, "x"),
+    ("bells and backspaces are removed", b"a\x07b\x08c\x00d\x7f", True, "abcd"),
+    ("titles and links are removed", b"\x1b]0;title\x07x\x1b]8;;http://a\x1b\\y", True, "xy"),
+    ("other sequences are removed", b"\x1b(Bx\x1b=y\x9b", True, "xy\ufffd"),
+    ("tabs are kept", b"a\tb", False, "a\tb"),
 )
-def test_a_line_does_no_more_than_show_text(case: tuple[bytes, bool, str]) -> None:
+def test_control_sequences_are_removed_from_lines(case: tuple[bytes, bool, str]) -> None:
     raw, colour, text = case
     assert clean(raw, colour) == text
 
 
 @pytest.mark.parametrize("chunk", [64, 5000, 65536])
-def test_a_flood_is_bounded_keeps_the_newest_and_says_how_much_it_left_out(chunk: int) -> None:
+def test_a_flood_is_bounded_and_counts_dropped_lines(chunk: int) -> None:
     source = Source("worker-0", most_lines=100, most_bytes=1000)
     data = b"".join(b"line %d\n" % number for number in range(20_000))
     for start in range(0, len(data), chunk):

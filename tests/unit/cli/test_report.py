@@ -1,4 +1,4 @@
-"""`allranks report`: what it tells of a job, as text, as a page, as JSON; and that no text of a user's does harm."""
+"""`allranks report`: text, HTML and JSON reports, and escaping of untrusted text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from allranks.cli.commands.report import rendered
-from allranks.cli.format import plots as glyphs
-from allranks.cli.job_report.model import Account, account
+from allranks.cli.format import plots
+from allranks.cli.job_report import html
+from allranks.cli.job_report.model import JobReport, build_report
 from allranks.cli.main import cli
 from support import reported
 from support.builders import table
@@ -82,22 +83,22 @@ def text(job: dict[str, Any], seconds: float, **options: Any) -> str:
     return rendered(job, "text", at(seconds), **options)
 
 
-def told(job: dict[str, Any], seconds: float = 5000) -> Account:
-    return account(job, at(seconds))
+def report(job: dict[str, Any], seconds: float = 5000) -> JobReport:
+    return build_report(job, at(seconds))
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_account_of_a_job_that_was_killed_once_hung_once_and_came_to_its_end():
+def test_report_on_a_job_that_was_killed_hung_and_succeeded():
     assert text(reported.finished(), 5000, unicode=False) == FINISHED
 
 
-def test_it_says_the_same_long_after_the_jobs_end():
+def test_report_on_a_finished_job_does_not_change():
     assert text(reported.finished(), 900) == text(reported.finished(), 900_000)
 
 
-def test_of_a_job_that_goes_on_it_tells_what_is_known_up_to_now():
+def test_report_on_a_running_job_covers_the_time_until_now():
     lines = text(reported.running(), 500).splitlines()
     assert lines[0] == "penguins is Running: attempt 1, 4/4 pods running"
     assert "As of       2026-03-04 10:08:20 UTC, after 8:20" in lines
@@ -108,29 +109,20 @@ def test_of_a_job_that_goes_on_it_tells_what_is_known_up_to_now():
     assert lines[-1].split() == ["3", "worker-2", "node-9", "2.3x"]
 
 
-def test_without_reports_it_says_what_its_goodput_is_worth():
+def test_goodput_without_reports_is_marked():
     lines = text(reported.silent(), 500).splitlines()
-    assert "Goodput     98.4% (no reports: all the time that it ran counts as productive)" in lines
+    assert "Goodput     98.4% (no reports: all running time counts as productive)" in lines
     assert not any("loss" in line or "Throughput" in line for line in lines)
 
 
-def test_a_job_that_nobody_has_looked_at_has_an_account_too():
+def test_report_on_a_job_without_status():
     lines = text(reported.job(), 500).splitlines()
-    assert lines[0] == "penguins is Pending: nobody has looked at it yet"
-    assert "Goodput     not known: nobody accounted for the time" in lines
+    assert lines[0] == "penguins is Pending: the operator has not processed it yet"
+    assert "Goodput     not available: no time accounting" in lines
 
 
-def test_a_job_that_failed_is_told_with_who_was_first_and_its_last_lines():
-    job = reported.finished()
-    failure = reported.failure(2, exitCode=1, message="Traceback\nValueError: negative")
-    last = {"attempt": 2, "reason": "Error", "failure": failure | {"message": "ValueError: negative"}}
-    job["status"] |= {
-        "phase": "Failed",
-        "conditions": [reported.condition("Failed", "TooManyRestarts", "worker-1 failed for the third time", 900)],
-        "lastFailure": failure,
-        "history": [reported.KILLED, reported.HUNG, reported.COMPLETED | last],
-    }
-    lines = text(job, 5000).splitlines()
+def test_report_on_a_failed_job_has_the_first_failure_and_its_last_lines():
+    lines = text(failed(), 5000).splitlines()
     assert lines[0] == "penguins Failed after 15:00: TooManyRestarts (4 pods, 2 restarts)"
     assert lines[1] == "worker-1 failed for the third time"
     assert lines[-4:] == [
@@ -141,17 +133,17 @@ def test_a_job_that_failed_is_told_with_who_was_first_and_its_last_lines():
     ]
 
 
-def test_control_sequences_of_a_program_do_not_reach_the_terminal():
+def test_control_sequences_are_removed_from_text():
     job = reported.finished()
     job["status"]["history"][0]["failure"]["message"] = "\x1b[2Jgone\x07 \x1b]0;title\x07\u202e"
     job["metadata"]["name"] = "a\x1b[31m\nb"
     assert not set("\x1b\x07") & set(text(job, 5000))
 
 
-# --- what attempts did -----------------------------------------------------------------------------------------------
+# --- segments of attempts --------------------------------------------------------------------------------------------
 
 
-def seconds_by_kind(found: Account) -> dict[str, float]:
+def seconds_by_kind(found: JobReport) -> dict[str, float]:
     parts = [*found.between, *(part for attempt in found.attempts for part in attempt.segments)]
     return {kind: sum(part.seconds for part in parts if part.kind == kind) for kind in {part.kind for part in parts}}
 
@@ -161,19 +153,19 @@ def seconds_by_kind(found: Account) -> dict[str, float]:
     ("running", reported.running, 500),
     ("without reports", reported.silent, 500),
 )
-def test_what_attempts_did_adds_up_to_the_times_that_the_status_has(case):
+def test_segments_add_up_to_the_times_in_the_status(case):
     job, seconds = case
-    found = told(job(), seconds)
+    found = report(job(), seconds)
     assert seconds_by_kind(found) == pytest.approx({kind: value for kind, value in found.times.items() if value})
     assert sum(found.times.values()) == found.seconds
 
 
-def test_time_in_which_a_job_was_suspended_was_queued():
+def test_suspended_time_counts_as_queued():
     job = reported.running()
     job["status"]["history"][0] |= {"reason": "Suspended", "endTime": reported.stamp(200), "productiveSeconds": 140}
     del job["status"]["history"][0]["failure"]
     job["status"]["times"] |= {"queued": 112, "productive": 140, "starting": 38, "lost": 30}
-    found = told(job, 500)
+    found = report(job, 500)
     assert [(part.kind, part.seconds) for part in found.between] == [("queued", 1.0), ("queued", 100.0)]
     assert [(part.kind, part.seconds) for part in found.attempts[1].segments] == [
         ("starting", 20.0),
@@ -181,28 +173,28 @@ def test_time_in_which_a_job_was_suspended_was_queued():
     ]
 
 
-def test_attempts_that_the_status_holds_no_more_are_said_to_be_missing():
+def test_attempts_dropped_from_the_status_are_marked():
     job = reported.finished()
     for past in job["status"]["history"]:
         past["attempt"] += 7
     job["status"]["history"][0]["startTime"] = reported.stamp(25)
     job["status"] |= {"attempt": 9}
-    assert "  Of attempts 0 to 6 nothing is kept but their times." in text(job, 5000)
+    assert "  The status no longer has the details of attempts 0 to 6, only their time." in text(job, 5000)
     assert "?" in text(job, 5000)
-    assert "nothing is kept" in rendered(job, "html", at(5000))
+    assert "no longer has the details" in rendered(job, "html", at(5000))
 
 
-def test_a_status_of_a_newer_operator_is_told_as_far_as_it_is_understood():
+def test_unknown_fields_of_a_newer_operator_are_ignored():
     job = reported.finished()
     job["status"] |= {"mood": "good"}
     job["status"]["progress"] |= {"step": "many"}
     assert text(job, 5000).startswith("penguins Succeeded")
 
 
-# --- the page --------------------------------------------------------------------------------------------------------
+# --- HTML ------------------------------------------------------------------------------------------------------------
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
-KNOWN = {
+TAGS = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "footer", "section", "h1", "h2", "p", "span"),
     *("pre", "dl", "div", "dt", "dd", "small", "ul", "li", "i", "details", "summary", "table", "thead", "tbody", "tr"),
     *("th", "td", "svg", "desc", "rect", "text", "line", "polyline", "circle"),
@@ -210,7 +202,7 @@ KNOWN = {
 
 
 class Page(HTMLParser):
-    """Takes a page apart, and fails where its tags do not fit."""
+    """Parses a page, and fails if its tags do not match."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -247,14 +239,28 @@ def page(job: dict[str, Any], seconds: float = 5000) -> tuple[Page, str]:
     return Page(made), made
 
 
-JOBS = [reported.finished, reported.running, reported.silent, reported.job]
+def failed() -> dict[str, Any]:
+    """The job of `reported.finished`, but its last attempt failed."""
+    job = reported.finished()
+    failure = reported.failure(2, exitCode=1, message="Traceback\nValueError: negative")
+    last = {"attempt": 2, "reason": "Error", "failure": failure | {"message": "ValueError: negative"}}
+    job["status"] |= {
+        "phase": "Failed",
+        "conditions": [reported.condition("Failed", "TooManyRestarts", "worker-1 failed for the third time", 900)],
+        "lastFailure": failure,
+        "history": [reported.KILLED, reported.HUNG, reported.COMPLETED | last],
+    }
+    return job
+
+
+JOBS = [reported.finished, reported.running, reported.silent, reported.job, failed]
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
-def test_the_page_is_whole_and_needs_nothing_from_anywhere(job):
+def test_html_is_well_formed_and_self_contained(job):
     parsed, made = page(job(), 500)
     assert made.startswith("<!DOCTYPE html>\n<html lang=")
-    assert {tag for tag, _ in parsed.tags} <= KNOWN
+    assert {tag for tag, _ in parsed.tags} <= TAGS
     for tag, attributes in parsed.tags:
         assert not {"src", "href", "srcset", "action", "style"} & set(attributes), tag
         assert not [name for name in attributes if name.startswith("on")], tag
@@ -263,20 +269,20 @@ def test_the_page_is_whole_and_needs_nothing_from_anywhere(job):
     assert str(policy).startswith("default-src 'none';")
 
 
-def test_every_plot_has_a_title_a_description_and_a_table_beside_it():
+def test_every_plot_has_a_title_a_description_and_a_table():
     parsed, made = page(reported.finished())
     ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    plots = [attributes for tag, attributes in parsed.tags if tag == "svg"]
-    assert len(plots) == 5
-    for attributes in plots:
+    drawn = [attributes for tag, attributes in parsed.tags if tag == "svg"]
+    assert len(drawn) == 5
+    for attributes in drawn:
         assert attributes["role"] == "img"
         assert set(str(attributes["aria-labelledby"]).split()) <= set(ids)
     for section in re.findall(r"<section>.*?</section>", made, re.DOTALL):
         assert ("<svg" in section) <= ("<table>" in section)
 
 
-def test_the_page_tells_attempts_times_curves_causes_and_the_verdict():
+def test_html_has_attempts_times_curves_causes_and_the_outcome():
     parsed, made = page(reported.finished())
     headings = [words for tag, words in parsed.texts if tag == "h2"]
     assert headings == [
@@ -292,38 +298,38 @@ def test_the_page_tells_attempts_times_curves_causes_and_the_verdict():
         assert words in made
     bars = [attributes["class"] for tag, attributes in parsed.tags if tag == "rect"]
     assert bars[:5] == ["queued", "queued", "starting", "productive", "lost"]
-    assert made.count('class="curve"') == 6  # three attempts, two plots: what is between them is not joined
+    assert made.count('class="curve"') == 6  # three attempts in two plots: curves are interrupted between attempts
     assert made.count('class="mark"') == 4
 
 
-def test_the_page_is_light_dark_and_fit_to_be_printed():
+def test_html_supports_light_dark_and_print():
     _, made = page(reported.finished())
-    assert "@media(prefers-color-scheme:dark)" in made
+    assert "@media (prefers-color-scheme: dark)" in made
     assert "@media print" in made
 
 
 EVIL = "</title></style></script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x00\x1b]0;x\x07"
 
 
-def poisoned(value: Any) -> Any:
-    """Every text in it is replaced by one that would do harm, but for times and words that the API chooses."""
+def hostile(value: Any) -> Any:
+    """Replaces every text by a hostile one, except timestamps and enums of the API."""
     if isinstance(value, dict):
         chosen = {"time", "phase", "type", "status", "kind", "state", "since", "apiVersion"}
         return {
             key: item
             if (key in chosen and isinstance(item, str)) or key.endswith(("Time", "Timestamp", "Since"))
-            else poisoned(item)
+            else hostile(item)
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [poisoned(item) for item in value]
+        return [hostile(item) for item in value]
     return EVIL if isinstance(value, str) else value
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
-def test_no_text_of_a_user_or_a_program_becomes_markup(job):
+def test_hostile_text_is_escaped(job):
     harmless, _ = page(job(), 500)
-    evil = poisoned(job())
+    evil = hostile(job())
     status = evil["status"]
     if status:
         status["times"]["byReason"] = {EVIL: 3.0}
@@ -332,23 +338,28 @@ def test_no_text_of_a_user_or_a_program_becomes_markup(job):
     if "progress" in status:
         status["progress"]["metrics"] = {EVIL: 1.0}
     parsed, made = page(evil, 500)
-    assert {tag for tag, _ in parsed.tags} <= KNOWN
+    assert {tag for tag, _ in parsed.tags} <= TAGS
     assert parsed.count("style") == parsed.count("head") == harmless.count("head") == 1
     assert not [a for _, a in parsed.tags for name in a if name.startswith("on") or name == "src"]
     assert any("<script>alert(1)</script>" in words for _, words in parsed.texts)
     assert not set("\x00\x1b\x07") & set(made)
 
 
+def test_the_template_never_turns_escaping_off():
+    template = (Path(html.__file__).parent / "report.html.j2").read_text()
+    assert not re.search(r"\|\s*safe\b|autoescape|Markup", template.partition("#}")[2])
+
+
 @table(
-    ("the same value all the time", [1.0] * 5),
-    ("values that differ by ten orders", [1e6, 10.0, 1e-4]),
-    ("negative ones", [-3.0, -2.0, -5.0]),
-    ("one", [3.0]),
-    ("huge ones", [1e308, -1e308]),
-    ("none", []),
-    ("some that are missing", [1.0, None, 2.0, None]),
+    ("a constant", [1.0] * 5),
+    ("ten orders of magnitude", [1e6, 10.0, 1e-4]),
+    ("negative values", [-3.0, -2.0, -5.0]),
+    ("a single value", [3.0]),
+    ("huge values", [1e308, -1e308]),
+    ("no values", []),
+    ("missing values", [1.0, None, 2.0, None]),
 )
-def test_any_curve_can_be_drawn(case):
+def test_every_curve_can_be_drawn(case):
     [values] = case
     job = reported.finished()
     job["status"]["progress"]["curve"] = [
@@ -360,30 +371,30 @@ def test_any_curve_can_be_drawn(case):
     assert text(job, 5000)
 
 
-# --- characters ------------------------------------------------------------------------------------------------------
+# --- text plots ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_there_at_all_is_seen_in_a_bar_of_parts():
+def test_short_times_get_one_character_in_a_stacked_bar():
     times = {"queued": 0.0, "starting": 0.1, "productive": 1000.0, "lost": 0.1}
-    assert [(kind, len(part)) for kind, part in glyphs.parts(times, 10)] == [
+    assert [(kind, len(part)) for kind, part in plots.parts(times, 10)] == [
         ("starting", 1),
         ("productive", 8),
         ("lost", 1),
     ]
-    assert glyphs.parts(dict.fromkeys(times, 0.0), 10) == []
+    assert plots.parts(dict.fromkeys(times, 0.0), 10) == []
 
 
-def test_a_sparkline_falls_where_the_loss_does_and_has_gaps():
-    assert glyphs.sparkline([4, 3, 2, None, 1], 10) == "█▆▃ ▁"
-    assert glyphs.sparkline([4, 3, 2, None, 1], 10, unicode=False) == "#+. _".replace(".", "-")
-    assert len(glyphs.sparkline(list(range(1000)), 20)) == 20
-    assert glyphs.sparkline([5, 5], 10) == "▅▅"
-    assert glyphs.sparkline([float("nan"), float("inf"), 1.0], 10) == "  ▅"
+def test_sparkline_follows_the_values_and_has_gaps():
+    assert plots.sparkline([4, 3, 2, None, 1], 10) == "█▆▃ ▁"
+    assert plots.sparkline([4, 3, 2, None, 1], 10, unicode=False) == "#+. _".replace(".", "-")
+    assert len(plots.sparkline(list(range(1000)), 20)) == 20
+    assert plots.sparkline([5, 5], 10) == "▅▅"
+    assert plots.sparkline([float("nan"), float("inf"), 1.0], 10) == "  ▅"
 
 
-def test_a_curve_is_drawn_in_dots_or_in_stars():
-    assert glyphs.curve([[(0, 0), (1, 1)]], 4, 2, unicode=False) == ["  **", "**  "]
-    assert glyphs.curve([[(0, 0), (1, 1)]], 2, 1) == ["⡠⠊"]
+def test_curve_is_drawn_in_braille_or_in_ascii():
+    assert plots.curve([[(0, 0), (1, 1)]], 4, 2, unicode=False) == ["  **", "**  "]
+    assert plots.curve([[(0, 0), (1, 1)]], 2, 1) == ["⡠⠊"]
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -393,7 +404,7 @@ def allranks(*args: str, stdin: str = "") -> Result:
     return CliRunner().invoke(cli, ["report", *args], input=stdin, catch_exceptions=False)
 
 
-def test_a_run_directory_a_file_and_standard_input(tmp_path):
+def test_report_reads_a_run_directory_a_file_and_standard_input(tmp_path):
     job = reported.finished()
     (tmp_path / "job.json").write_text(json.dumps(job))
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
@@ -407,20 +418,20 @@ def test_a_run_directory_a_file_and_standard_input(tmp_path):
     assert {(result.exit_code, result.stdout) for result in results} == {(0, text(job, 5000))}
 
 
-def test_what_a_file_says_of_a_job_that_ran_is_told_up_to_its_last_moment(tmp_path):
+def test_report_on_an_unfinished_job_in_a_file_ends_at_its_last_timestamp(tmp_path):
     (tmp_path / "job.json").write_text(json.dumps(reported.running()))
     made = [allranks("--run-dir", str(tmp_path), "-o", form).stdout for form in ("text", "html")]
     assert made == [rendered(reported.running(), form, at(498)) for form in ("text", "html")]
 
 
-def test_times_that_yaml_makes_objects_of_are_understood(tmp_path):
+def test_unquoted_yaml_timestamps_are_read(tmp_path):
     bare = re.sub(r"'(\d{4}-[^']+Z)'", r"\1", yaml.safe_dump(reported.finished()))
     assert "creationTimestamp: 2026-03-04T10:00:00Z\n" in bare
     assert allranks("-f", "-", stdin=bare).stdout == text(reported.finished(), 5000)
     assert allranks("-f", "-", stdin=bare.replace("Z\n", "\n")).stdout == text(reported.finished(), 5000)
 
 
-def test_the_files_name_says_what_it_is_to_be(tmp_path):
+def test_format_follows_the_suffix_of_the_output_file(tmp_path):
     job = json.dumps(reported.finished())
     for name, begins in (("a.html", "<!DOCTYPE html>"), ("a.json", "{"), ("a.txt", "penguins Succeeded")):
         result = allranks("-f", "-", "--output", str(tmp_path / name), stdin=job)
@@ -429,7 +440,7 @@ def test_the_files_name_says_what_it_is_to_be(tmp_path):
     assert allranks("-f", "-", "-o", "html", stdin=job).stdout.startswith("<!DOCTYPE html>")
 
 
-def test_as_json_it_is_all_that_the_page_tells():
+def test_json_has_the_same_data():
     found = json.loads(allranks("-f", "-", "-o", "json", stdin=json.dumps(reported.finished())).stdout)
     assert found["times"] == {"queued": 12, "starting": 18, "productive": 655, "lost": 215}
     assert found["lost"] == {"Hang": 165, "Error": 50}
@@ -441,32 +452,38 @@ def test_as_json_it_is_all_that_the_page_tells():
 
 
 @table(
-    ("nothing is named", [], "", 2, "name a job, or give --run-dir DIR or -f FILE."),
-    ("two are", ["-f", "-", "--run-dir", "."], "", 2, "give either --run-dir or -f, not both."),
-    ("no file", ["-f", "gone.yaml"], "", 1, "there is no gone.yaml"),
-    ("a directory", ["-f", "."], "", 1, ". cannot be read: is a directory"),
-    ("no run directory", ["--run-dir", "."], "", 1, "a run directory of allranks run has a job.json"),
+    ("no source", [], "", 2, "specify a job name, --run-dir DIR or -f FILE."),
+    ("two sources", ["-f", "-", "--run-dir", "."], "", 2, "specify either --run-dir or -f, not both."),
+    ("no file", ["-f", "gone.yaml"], "", 1, "gone.yaml does not exist"),
+    ("a directory", ["-f", "."], "", 1, "cannot read .: is a directory"),
+    ("no run directory", ["--run-dir", "."], "", 1, "a run directory of allranks run contains job.json"),
     ("no YAML", ["-f", "-"], "a: [", 1, "stdin is neither YAML nor JSON"),
-    ("another kind", ["-f", "-"], "kind: Pod\nmetadata: {}", 1, "- holds no DistributedTraining"),
-    ("no objects at all", ["-f", "-"], "[1]\n---\nx", 1, "- holds no DistributedTraining"),
-    ("members that are none", ["-f", "-"], "kind: DistributedTraining\nmetadata: 3", 1, "holds no DistributedTraining"),
-    ("no such job", ["-f", "-", "other"], yaml.safe_dump(reported.finished()), 1, "holds no DistributedTraining other"),
+    ("another kind", ["-f", "-"], "kind: Pod\nmetadata: {}", 1, "- contains no DistributedTraining"),
+    ("no objects", ["-f", "-"], "[1]\n---\nx", 1, "- contains no DistributedTraining"),
+    ("a malformed object", ["-f", "-"], "kind: DistributedTraining\nmetadata: 3", 1, "contains no DistributedTraining"),
+    (
+        "no such job",
+        ["-f", "-", "other"],
+        yaml.safe_dump(reported.finished()),
+        1,
+        "contains no DistributedTraining other",
+    ),
     (
         "several",
         ["-f", "-"],
         yaml.safe_dump_all([reported.finished("a"), reported.finished("b")]),
         1,
-        "- holds 2 jobs: name one of a, b",
+        "- contains 2 jobs: specify one of a, b",
     ),
     (
         "a file that cannot be written",
         ["-f", "-", "--output", "no/such/file"],
         yaml.safe_dump(reported.finished()),
         1,
-        "no/such/file cannot be written: No such file or directory",
+        "cannot write no/such/file: No such file or directory",
     ),
 )
-def test_what_cannot_be_told_is_said(case, tmp_path, monkeypatch):
+def test_errors(case, tmp_path, monkeypatch):
     args, stdin, status, sentence = case
     monkeypatch.chdir(tmp_path)
     result = allranks(*args, stdin=stdin)
@@ -474,10 +491,10 @@ def test_what_cannot_be_told_is_said(case, tmp_path, monkeypatch):
     assert sentence in " ".join(result.stderr.split())
 
 
-def test_the_job_of_a_cluster_is_told_and_one_that_is_not_there(tmp_path: Path):
+def test_report_on_a_job_of_a_cluster_and_on_a_missing_job(tmp_path: Path):
     with SomeApi(tmp_path, copy.deepcopy(reported.finished())) as api:
         where = ["--kubeconfig", str(api.kubeconfig)]
         assert allranks("penguins", *where).stdout == text(reported.finished(), 5000)
         result = allranks("penguin", *where)
-        told_so = "error: there is no job penguin in namespace team, did you mean penguins?\n"
-        assert (result.exit_code, result.stderr) == (1, told_so)
+        error = "error: there is no job penguin in namespace team, did you mean penguins?\n"
+        assert (result.exit_code, result.stderr) == (1, error)

@@ -1,18 +1,18 @@
-"""Whatever becomes of a job: what its attempts did, in the account of it, adds up to the times that its status has."""
+"""In every scenario, the segments of a report add up to the times in the status."""
 
 from __future__ import annotations
 
 import pytest
 
 from allranks.cli.job_report.html import page
-from allranks.cli.job_report.model import account
+from allranks.cli.job_report.model import build_report
 from allranks.cli.job_report.text import lines
 from model.scenarios.test_memory import SCENARIOS, MemoryWorld
 from support import scenario_runner
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: f"{scenario.name} {scenario.case}")
-def test_the_account_of_a_scenario_adds_up(scenario):
+def test_the_report_on_a_scenario_adds_up(scenario):
     world, refusals = MemoryWorld(), []
     for change in [*scenario.before, {"create": scenario.manifest(world)}]:
         scenario_runner._change(world, change, refusals)
@@ -28,9 +28,9 @@ def check(world: MemoryWorld) -> None:
     job, now = world.job(), world.cluster.now
     if job is None or not (job.get("status") or {}).get("times"):
         return
-    told = account(job, now)
-    parts = [*told.between, *(part for attempt in told.attempts for part in attempt.segments)]
-    found = {kind: sum(part.seconds for part in parts if part.kind == kind) for kind in told.times}
-    assert found == pytest.approx(told.times, abs=0.01)
-    assert page(told)
-    assert list(lines(told))
+    report = build_report(job, now)
+    parts = [*report.between, *(part for attempt in report.attempts for part in attempt.segments)]
+    found = {kind: sum(part.seconds for part in parts if part.kind == kind) for kind in report.times}
+    assert found == pytest.approx(report.times, abs=0.01)
+    assert page(report)
+    assert list(lines(report))

@@ -1,4 +1,4 @@
-"""`allranks top`: what it prints of jobs, what it draws on a terminal, and how it ends."""
+"""`allranks top`: its plain output, its full-screen view, and how it ends."""
 
 from __future__ import annotations
 
@@ -29,24 +29,19 @@ from support.builders import table
 from support.reported import at
 from support.some_api import SomeApi
 
-# --- what is shown ---------------------------------------------------------------------------------------------------
-
-
-def plain(lines: Iterator[dashboard.Line]) -> list[str]:
-    return ["".join(text for text, _ in line).rstrip() for line in lines]
+# --- content ---------------------------------------------------------------------------------------------------------
 
 
 def shown(job: dict[str, Any], seconds: float, width: int = 100, height: int = 0, unicode: bool = False) -> list[str]:
-    return plain(dashboard.job(dashboard.known(job), at(seconds), width, height, unicode))
+    return list(dashboard.plain(dashboard.job(dashboard.job_row(job), at(seconds), width, height, unicode)))
 
 
 def listed(*jobs: dict[str, Any], width: int = 0, height: int = 0, namespaces: bool = False) -> list[str]:
-    return plain(
-        dashboard.jobs([dashboard.known(job) for job in jobs], at(500), width, height, False, namespaces=namespaces)
-    )
+    rows = [dashboard.job_row(job) for job in jobs]
+    return list(dashboard.plain(dashboard.jobs(rows, at(500), width, height, False, namespaces=namespaces)))
 
 
-def test_one_job_is_shown_with_its_curve_its_times_its_restarts_and_its_ranks():
+def test_one_job_has_its_curve_times_restarts_and_ranks():
     assert shown(reported.running(), 500) == [
         "penguins  team  pytorch  Running  4/4 pods running  attempt 1  8:20",
         "all pods are running",
@@ -70,26 +65,26 @@ def test_one_job_is_shown_with_its_curve_its_times_its_restarts_and_its_ranks():
         "slow        rank 3 (worker-2) on node-9: 2.3x the time of its peers",
         "",
         "2 of 4 ranks: those that lag most, then the slowest",
-        "  RANK  REPLICA         STEP     LAG   STEP TIME        BUSY",
-        "     3  worker-2         598       2      500 ms      480 ms",
-        "     0  master-0         600              500 ms      210 ms",
+        "  RANK  REPLICA   STEP  LAG  STEP TIME  BUSY",
+        "  3     worker-2  598   2    500 ms     480 ms",
+        "  0     master-0  600        500 ms     210 ms",
     ]
 
 
-def test_a_job_without_reports_is_shown_with_what_its_goodput_is_worth():
+def test_goodput_without_reports_is_marked():
     assert shown(reported.silent(), 500)[1:] == [
         "",
         "times       ··-=====================================================================",
         "            · queued 12s 2.4%   - starting 8s 1.6%   = productive 8m 96.0%   x lost 0s 0.0%",
-        "goodput     98.4%   (no reports: all the time that it ran counts as productive)",
+        "goodput     98.4%   (no reports: all running time counts as productive)",
     ]
 
 
-def test_a_job_that_nobody_has_looked_at_is_shown():
+def test_a_job_without_status_is_shown():
     assert shown(reported.job(), 500) == ["penguins  team  pytorch  Pending  8:20", ""]
 
 
-def test_while_it_restarts_it_has_no_rates_and_no_eta():
+def test_a_restarting_job_has_no_rates_and_no_eta():
     job = reported.running()
     job["status"] |= {"phase": "Restarting"}
     text = "\n".join([*shown(job, 500), *listed(job), rendered(job, "text", at(500)), rendered(job, "html", at(500))])
@@ -98,7 +93,7 @@ def test_while_it_restarts_it_has_no_rates_and_no_eta():
     assert "5m55s" not in text
 
 
-def test_jobs_are_a_table_those_that_run_first():
+def test_running_jobs_are_first_in_the_table():
     jobs = [reported.finished("zebra"), reported.running(), reported.silent(), reported.job("new")]
     lines = listed(*jobs, namespaces=True)
     assert lines[0] == "4 jobs: 2 Running, 1 Pending, 1 Succeeded; goodput 83.4%"
@@ -113,7 +108,7 @@ def test_jobs_are_a_table_those_that_run_first():
     assert last[4:7] == ["######## 1310/1310 100%", "2", "73.8%"]
 
 
-def test_where_there_is_little_room_what_matters_most_stays():
+def test_a_narrow_terminal_shows_the_most_important_columns():
     wide = listed(reported.running())[2].split()
     for width in range(130, 40, -1):
         lines = listed(reported.running(), width=width)
@@ -124,7 +119,7 @@ def test_where_there_is_little_room_what_matters_most_stays():
     assert len(header) < len(wide)
 
 
-def test_more_jobs_than_lines_are_counted():
+def test_jobs_that_do_not_fit_are_counted():
     jobs = [reported.silent(f"job-{number:03}") for number in range(100)]
     lines = listed(*jobs, height=20)
     assert len(lines) <= 20
@@ -132,7 +127,7 @@ def test_more_jobs_than_lines_are_counted():
     assert len(listed(*jobs)) == 103
 
 
-def test_one_job_fits_the_terminal():
+def test_one_job_fits_the_height_of_the_terminal():
     job = reported.running()
     job["status"]["progress"] |= {"reporting": 64, "ranks": reported.RANKS * 8}
     assert len(shown(job, 500)) == 39
@@ -141,7 +136,7 @@ def test_one_job_fits_the_terminal():
     assert "6 of 64 ranks: those that lag most, then the slowest" in lines
 
 
-def test_control_sequences_of_programs_do_not_reach_the_terminal():
+def test_control_sequences_are_removed():
     job = reported.running()
     evil = "a\x1b[2J\x07b"
     job["status"]["progress"] |= {"metrics": {evil: 1.0}, "curveMetric": evil, "summary": evil, "eta": evil}
@@ -170,7 +165,7 @@ def allranks(api: SomeApi, *args: str) -> Result:
     return CliRunner().invoke(cli, ["top", *args, "--kubeconfig", str(api.kubeconfig)], catch_exceptions=False)
 
 
-def test_where_there_is_no_terminal_it_prints_once(api):
+def test_without_a_terminal_it_prints_once(api):
     result = allranks(api)
     assert (result.exit_code, result.stderr) == (0, "")
     assert [line.split()[0] for line in result.stdout.splitlines() if line] == ["2", "NAME", "penguins", "zebra"]
@@ -180,7 +175,7 @@ def test_where_there_is_no_terminal_it_prints_once(api):
     assert allranks(api, "-A").stdout.splitlines()[2].startswith("NAMESPACE")
 
 
-def test_as_json_it_is_data(api):
+def test_json_output(api):
     job = json.loads(allranks(api, "zebra", "-o", "json").stdout)
     assert (job["name"], job["namespace"], job["phase"], job["goodput"]) == ("zebra", "team", "Succeeded", 0.7376)
     assert job["times"] == {"queued": 12, "starting": 18, "productive": 655, "lost": 215}
@@ -191,28 +186,28 @@ def test_as_json_it_is_data(api):
 
 @table(
     ("a job that is not there", ["penguin"], 1, "there is no job penguin in namespace team, did you mean penguins?"),
-    ("a name and all namespaces", ["penguins", "-A"], 2, "give its namespace with -n, not -A."),
-    ("a name and a selector", ["penguins", "-l", "a=b"], 2, "give either a name or a selector, not both."),
-    ("another kind", ["pod/penguins"], 2, "only jobs are served here"),
-    ("no duration", ["--interval", "often"], 2, "often is no duration"),
+    ("a name and all namespaces", ["penguins", "-A"], 2, "a job name needs one namespace: use -n, not -A."),
+    ("a name and a selector", ["penguins", "-l", "a=b"], 2, "specify either a name or a selector, not both."),
+    ("another kind", ["pod/penguins"], 2, "this command supports only jobs"),
+    ("no duration", ["--interval", "often"], 2, "often is not a duration"),
 )
-def test_what_cannot_be_shown_is_said(case, api):
+def test_errors(case, api):
     args, status, sentence = case
     result = allranks(api, *args)
     assert (result.exit_code, result.stdout) == (status, "")
     assert sentence in " ".join(result.stderr.split())
 
 
-def test_that_there_are_no_jobs_is_said(tmp_path):
+def test_a_namespace_without_jobs(tmp_path):
     with SomeApi(tmp_path) as api:
         assert allranks(api).stdout == "No jobs in namespace team.\n"
         assert allranks(api, "-A").stdout == "No jobs in any namespace.\n"
 
 
-def test_help_has_examples_and_says_how_it_ends():
-    told = CliRunner().invoke(cli, ["top", "--help"]).stdout
-    assert "allranks top penguins --once" in told
-    assert "until q or Ctrl-C" in told
+def test_help_has_examples_and_says_how_to_quit():
+    text = CliRunner().invoke(cli, ["top", "--help"]).stdout
+    assert "allranks top penguins --once" in text
+    assert "until q or Ctrl-C" in text
 
 
 # --- on a terminal ---------------------------------------------------------------------------------------------------
@@ -223,24 +218,24 @@ class Terminal:
 
     def __init__(self, master: int, process: subprocess.Popen[bytes]) -> None:
         self._master, self.process = master, process
-        self.seen = b""
+        self.output = b""
 
     def until(self, text: str, seconds: float = 20) -> None:
-        """Reads until the text is there, after all that has been read for."""
-        deadline, begin = time.monotonic() + seconds, len(self.seen)
-        while text.encode() not in self.seen[max(0, begin - len(text)) :]:
-            assert time.monotonic() < deadline, f"no {text!r} in {self.seen[begin:]!r}"
+        """Reads until the text appears in new output."""
+        deadline, begin = time.monotonic() + seconds, len(self.output)
+        while text.encode() not in self.output[max(0, begin - len(text)) :]:
+            assert time.monotonic() < deadline, f"no {text!r} in {self.output[begin:]!r}"
             if select.select([self._master], [], [], 0.1)[0]:
-                self.seen += os.read(self._master, 65536)
+                self.output += os.read(self._master, 65536)
 
     def press(self, keys: bytes) -> None:
         os.write(self._master, keys)
 
     def end(self, seconds: float = 20) -> int:
-        """Its exit status, when it ends by itself."""
+        """Waits for the command. Returns its exit status."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:
-            assert time.monotonic() < deadline, self.seen
+            assert time.monotonic() < deadline, self.output
             if select.select([self._master], [], [], 0.05)[0]:
                 self._rest()
         while select.select([self._master], [], [], 0.05)[0] and self._rest():
@@ -251,8 +246,8 @@ class Terminal:
         try:
             data = os.read(self._master, 65536)
         except OSError:
-            return b""  # nobody is at the other end any more
-        self.seen += data
+            return b""  # the command has closed the terminal
+        self.output += data
         return data
 
 
@@ -285,56 +280,56 @@ def terminal(api: SomeApi, *args: str, kind: str = "xterm-256color") -> Iterator
         os.close(slave)
 
 
-OTHER_SCREEN, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
+ENTER_ALTERNATE_SCREEN, LEAVE_ALTERNATE_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
-def test_on_a_terminal_it_goes_on_until_q(api):
+def test_on_a_terminal_it_runs_until_q(api):
     with terminal(api, "penguins") as screen:
         screen.until("600/1310 45%")
-        assert OTHER_SCREEN in screen.seen
+        assert ENTER_ALTERNATE_SCREEN in screen.output
         changed = reported.running()
         changed["status"]["progress"] |= {"step": 700, "summary": "700/1310 53%"}
         api.put(changed)
         screen.until("700/1310 53%")
         screen.press(b"q")
         assert screen.end() == 0
-    assert screen.seen.rstrip().endswith(BACK)
+    assert screen.output.rstrip().endswith(LEAVE_ALTERNATE_SCREEN)
 
 
-def test_ctrl_c_gives_the_terminal_back(api):
+def test_ctrl_c_restores_the_terminal(api):
     with terminal(api) as screen:
         screen.until("penguins")
         screen.press(b"\x03")
         assert screen.end() == 130
-    assert BACK in screen.seen
-    assert b"Traceback" not in screen.seen
+    assert LEAVE_ALTERNATE_SCREEN in screen.output
+    assert b"Traceback" not in screen.output
 
 
-def test_when_its_job_is_over_it_ends_and_the_last_of_it_stays_on_the_terminal(api):
+def test_it_ends_with_its_job_and_leaves_the_final_state_on_the_terminal(api):
     with terminal(api, "penguins") as screen:
         screen.until("600/1310 45%")
         api.put(reported.finished())
         assert screen.end() == 0
-    assert "1310/1310 100%" in screen.seen.rpartition(BACK)[2].decode()
+    assert "1310/1310 100%" in screen.output.rpartition(LEAVE_ALTERNATE_SCREEN)[2].decode()
 
 
-def test_a_job_that_is_deleted_ends_it(api):
+def test_it_ends_when_its_job_is_deleted(api):
     with terminal(api, "penguins") as screen:
         screen.until("600/1310 45%")
         api.delete("penguins")
         assert screen.end() == 1
-    assert "penguins was deleted" in screen.seen.rpartition(BACK)[2].decode()
+    assert "penguins was deleted" in screen.output.rpartition(LEAVE_ALTERNATE_SCREEN)[2].decode()
 
 
-def test_on_a_terminal_that_cannot_be_drawn_on_it_prints_once(api):
+def test_on_a_dumb_terminal_it_prints_once(api):
     with terminal(api, "penguins", kind="dumb") as screen:
         assert screen.end() == 0
-    assert b"600/1310 45%" in screen.seen
-    assert b"\x1b" not in screen.seen
+    assert b"600/1310 45%" in screen.output
+    assert b"\x1b" not in screen.output
 
 
-def test_a_job_that_is_over_is_printed_and_nothing_is_waited_for(api):
+def test_a_finished_job_is_printed_once(api):
     with terminal(api, "zebra") as screen:
         assert screen.end() == 0
-    assert OTHER_SCREEN not in screen.seen
-    assert b"1310/1310 100%" in screen.seen
+    assert ENTER_ALTERNATE_SCREEN not in screen.output
+    assert b"1310/1310 100%" in screen.output

@@ -408,7 +408,7 @@ def test_jobs_run_one_after_the_other_and_other_kinds_are_named(cli: Cli) -> Non
     cli.job("sh", "-c", "cat order", name="second", roles={"worker": {}})
     done = cli.run()
     assert done.returncode == 0
-    assert "note: PersistentVolumeClaim weights is not needed here" in done.stdout
+    assert "note: PersistentVolumeClaim weights is not used here" in done.stdout
     assert "worker-0 | first" in done.stdout
 
 

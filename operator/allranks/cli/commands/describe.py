@@ -1,7 +1,8 @@
-"""`allranks describe`: all about a job, in sections for people."""
+"""`allranks describe`: prints the details of a job."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import click
 
 from allranks.api.status import Status
-from allranks.cli.format import progress as doing
-from allranks.cli.format.events import Happening, happenings
-from allranks.cli.format.outcome import who_failed
-from allranks.cli.format.table import Table, age, cell, span
-from allranks.cli.live.summary import duration, ended_how, state_of
-from allranks.cli.options import OK, get_job, name_callback, on_cluster
+from allranks.cli.format import outcome
+from allranks.cli.format import progress as progress_text
+from allranks.cli.format.duration import age, elapsed, human
+from allranks.cli.format.events import EventGroup, group_events
+from allranks.cli.format.table import Grid, cell
+from allranks.cli.live.terminal import terminal
+from allranks.cli.options import OK, get_job, name_callback, on_cluster, use_colour
 from allranks.control_sequences import clean
 from allranks.core.model import Pod
 from allranks.core.naming import JOB_LABEL, TRAINER, replica_key
@@ -24,8 +26,8 @@ from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import pods_of, ranks_of, status_of
 from allranks.kube.paths import core_path
 
-MOST_PODS = 64
-"""With more, only those that do not simply run are listed."""
+MAX_PODS = 64
+"""A larger job lists only pods that need attention."""
 
 
 @click.command(
@@ -38,7 +40,7 @@ Examples:
 @click.argument("name", callback=name_callback)
 @on_cluster
 async def describe(cluster: Cluster, name: str) -> int:
-    """Tell about a job: what it is, how it is, its ranks, why it last failed, and what happened to it."""
+    """Show details of a job: its spec and status, ranks, past attempts, last failure and events."""
     job = await get_job(cluster, name)
     manifests: list[Manifest] = []
     hidden = ""
@@ -50,13 +52,19 @@ async def describe(cluster: Cluster, name: str) -> int:
             raise
         hidden = str(error)
     events = await _events(cluster, job)
-    for line in described(job, manifests, hidden, events, datetime.now(UTC)):
-        click.echo(line)
+    console = terminal(sys.stdout, use_colour(sys.stdout))
+    for item in described(job, manifests, hidden, events, datetime.now(UTC)):
+        if isinstance(item, str):
+            click.echo(item)
+        elif console:
+            console.print(item.rich(wrap=True))
+        else:
+            click.echo("\n".join(item.plain()))
     return OK
 
 
 async def _events(cluster: Cluster, job: Manifest) -> list[Manifest] | str:
-    """Those of the job and of its pods; or why they are not to be seen."""
+    """The events of the job and its pods, or the error if the user may not list them."""
     path, uid = core_path(cluster.namespace, "events"), job["metadata"]["uid"]
     try:
         own = await cluster.get(path, {"fieldSelector": f"involvedObject.uid={uid}"})
@@ -66,19 +74,20 @@ async def _events(cluster: Cluster, job: Manifest) -> list[Manifest] | str:
             raise
         return str(error)
     prefix = f"{job['metadata']['name']}-"
-    born = job["metadata"]["creationTimestamp"]
+    since = job["metadata"]["creationTimestamp"]
     pods = [
         event
         for event in of_pods["items"]
-        if event["involvedObject"].get("name", "").startswith(prefix) and event["metadata"]["creationTimestamp"] >= born
+        if event["involvedObject"].get("name", "").startswith(prefix)
+        and event["metadata"]["creationTimestamp"] >= since
     ]
     return [*own["items"], *pods]
 
 
 def described(
     job: Manifest, manifests: list[Manifest], hidden: str, events: list[Manifest] | str, now: datetime
-) -> Iterator[str]:
-    """The lines. `hidden`: why there are no pods to see."""
+) -> Iterator[str | Grid]:
+    """Lines and tables. `hidden`: why the pods cannot be listed."""
     status = status_of(job)
     yield from _head(job, status, now)
     yield from _section("Conditions", _conditions(status, now))
@@ -87,11 +96,11 @@ def described(
     yield from _section("Stragglers", _stragglers(status))
     yield from _section("Past attempts", _attempts(status, now))
     yield from _section("Last failure", _failure(status, now))
-    yield from _section("Events", [f"  {events}"] if isinstance(events, str) else _happenings(events, now))
+    yield from _section("Events", [f"  {events}"] if isinstance(events, str) else _events_table(events, now))
 
 
-def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
-    found = list(lines)
+def _section(title: str, content: Iterable[str | Grid]) -> Iterator[str | Grid]:
+    found = list(content)
     if found:
         yield f"{title}:"
         yield from found
@@ -100,12 +109,12 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
 def _head(job: Manifest, status: Status, now: datetime) -> Iterator[str]:
     metadata, spec = job["metadata"], job["spec"]
     roles = spec.get("roles") or {}
-    sizes = [_so_many((of or {}).get("replicas", 1), role) for role, of in roles.items()]
+    sizes = [_count((of or {}).get("replicas", 1), role) for role, of in roles.items()]
     facts: list[tuple[str, Any]] = [
         ("Name", metadata["name"]),
         ("Namespace", metadata["namespace"]),
         ("Labels", ", ".join(f"{key}={value}" for key, value in (metadata.get("labels") or {}).items())),
-        ("Created", f"{_stamp(metadata['creationTimestamp'])} ({age(metadata['creationTimestamp'], now)} ago)"),
+        ("Created", f"{_timestamp(metadata['creationTimestamp'])} ({age(metadata['creationTimestamp'], now)} ago)"),
         ("Deleted", f"{age(metadata['deletionTimestamp'], now)} ago" if metadata.get("deletionTimestamp") else ""),
         ("Framework", spec.get("framework")),
         ("Image", spec.get("image")),
@@ -126,7 +135,7 @@ def _head(job: Manifest, status: Status, now: datetime) -> Iterator[str]:
             yield f"{title + ':':<13}{cell(value)}"
 
 
-def _so_many(number: int, role: str) -> str:
+def _count(number: int, role: str) -> str:
     return f"{number} {role}{'s' if number != 1 and not role.endswith('s') else ''}"
 
 
@@ -134,14 +143,14 @@ def _elastic(spec: dict[str, Any], status: Status) -> str:
     bounds, workers = spec.get("elastic"), status.roles.get("worker")
     if not bounds:
         return ""
-    lack = f"; no room for {workers.waiting} of them yet" if workers and workers.waiting else ""
-    return f" (elastic, {bounds['minReplicas']} to {bounds['maxReplicas']} workers{lack})"
+    waiting = f"; no capacity for {workers.waiting} of them yet" if workers and workers.waiting else ""
+    return f" (elastic, {bounds['minReplicas']} to {bounds['maxReplicas']} workers{waiting})"
 
 
 def _phase(status: Status) -> str:
-    """With the reason, and the sentence of the condition that says it."""
+    """The phase with the message of its condition."""
     if not status.conditions:
-        return "(nobody has looked at it yet: is the operator running?)"
+        return "(not processed yet: is the operator running?)"
     kinds = {"Succeeded": "Complete", "Pending": "Running"}
     condition = status.condition(kinds.get(status.phase, status.phase))
     why = condition.message or condition.reason if condition else ""
@@ -163,12 +172,12 @@ def _progress(status: Status, now: datetime) -> str:
     progress = status.progress
     if progress is None:
         return ""
-    parts = [doing.summary(progress)]
+    parts = [progress_text.summary(progress)]
     parts += [f"epoch {progress.epoch}"] if progress.epoch is not None else []
-    parts += doing.metrics(progress)
-    if doing.trains(status):
-        parts += doing.rates(progress)
-        parts += [f"done in {left}"] if (left := doing.eta(progress)) else []
+    parts += progress_text.metrics(progress)
+    if progress_text.trains(status):
+        parts += progress_text.rates(progress)
+        parts += [f"done in {left}"] if (left := progress_text.eta(progress)) else []
     if progress.last_report:
         parts.append(f"reported {age(progress.last_report, now)} ago")
     return ", ".join(part for part in parts if part)
@@ -184,77 +193,72 @@ def _checkpoint(status: Status, now: datetime) -> str:
 
 def _hang(spec: dict[str, Any]) -> str:
     seconds = (spec.get("hang") or {}).get("timeoutSeconds")
-    return f"after {span(seconds)} without a step of any rank" if seconds else ""
+    return f"after {human(seconds)} without a step of any rank" if seconds else ""
 
 
 def _times(status: Status, now: datetime) -> str:
     parts = []
     if status.start_time:
         until = status.completion_time or now
-        parts.append(f"{duration((until - status.start_time).total_seconds())} since its start")
-    parts += [f"{kind} {span(value)}" for kind, value in doing.times(status, now).items() if value >= 1]
+        parts.append(f"{elapsed((until - status.start_time).total_seconds())} since its start")
+    parts += [f"{kind} {human(value)}" for kind, value in progress_text.times(status, now).items() if value >= 1]
     return ", ".join(parts)
 
 
 def _goodput(status: Status, now: datetime) -> str:
-    share = doing.goodput(status, now)
+    share = progress_text.goodput(status, now)
     if share is None:
         return ""
-    parts = [doing.percent(share)]
-    if lost := doing.lost_by(status, now):
-        parts.append("lost by " + ", ".join(f"{reason} {span(value)}" for reason, value in lost.items()))
+    parts = [progress_text.percent(share)]
+    if lost := progress_text.lost_by(status, now):
+        parts.append("lost by " + ", ".join(f"{reason} {human(value)}" for reason, value in lost.items()))
     if status.times and not status.times.measured:
-        parts.append(doing.UNMEASURED)
+        parts.append(progress_text.UNMEASURED)
     return "; ".join(parts)
 
 
-def _stragglers(status: Status) -> Iterator[str]:
-    if status.progress and status.progress.stragglers:
-        table = Table(["Rank", "Replica", "Node", "Slowdown"], indent="  ")
-        yield from table.lines(doing.slow(status.progress, "<none>"))
+def _stragglers(status: Status) -> Iterator[Grid]:
+    if rows := list(progress_text.stragglers(status.progress, "<none>")):
+        yield Grid(["Rank", "Replica", "Node", "Slowdown"], rows)
 
 
-def _conditions(status: Status, now: datetime) -> Iterator[str]:
+def _conditions(status: Status, now: datetime) -> Iterator[Grid]:
     if status.conditions:
-        table = Table(["Type", "Status", "Since", "Reason", "Message"], indent="  ")
-        yield from table.lines(
-            (c.type, c.status, age(c.last_transition_time, now), c.reason, c.message) for c in status.conditions
-        )
+        rows = [(c.type, c.status, age(c.last_transition_time, now), c.reason, c.message) for c in status.conditions]
+        yield Grid(["Type", "Status", "Since", "Reason", "Message"], rows)
 
 
-def _roles(status: Status) -> Iterator[str]:
+def _roles(status: Status) -> Iterator[Grid]:
     if status.roles:
-        table = Table(["Role", "Desired", "Active", "Ready", "Succeeded", "Failed"], indent="  ")
-        yield from table.lines(
-            (role, of.desired, of.active, of.ready, of.succeeded, of.failed) for role, of in status.roles.items()
-        )
+        rows = [(role, of.desired, of.active, of.ready, of.succeeded, of.failed) for role, of in status.roles.items()]
+        yield Grid(["Role", "Desired", "Active", "Ready", "Succeeded", "Failed"], rows)
 
 
-def _pods(job: Manifest, status: Status, manifests: list[Manifest], now: datetime) -> Iterator[str]:
+def _pods(job: Manifest, status: Status, manifests: list[Manifest], now: datetime) -> Iterator[str | Grid]:
     raw = {manifest["metadata"]["uid"]: manifest for manifest in manifests}
     ranks = ranks_of(job)
     pods = pods_of(job, manifests)
     if not pods:
         yield "  none"
         return
-    dull = [pod for pod in pods if pod.phase == "Running" and pod.attempt == status.attempt and not pod.deleted_at]
-    shown = pods if len(pods) <= MOST_PODS else [pod for pod in pods if pod not in dull]
+    healthy = [pod for pod in pods if pod.phase == "Running" and pod.attempt == status.attempt and not pod.deleted_at]
+    shown = pods if len(pods) <= MAX_PODS else [pod for pod in pods if pod not in healthy]
     if shown:
-        table = Table(["Rank", "Replica", "Attempt", "Node", "State", "Restarts", "Exit", "Age"], indent="  ")
-        yield from table.lines(_pod(pod, raw[pod.uid], ranks, status, now) for pod in shown)
+        headers = ["Rank", "Replica", "Attempt", "Node", "State", "Restarts", "Exit", "Age"]
+        yield Grid(headers, [_pod(pod, raw[pod.uid], ranks, status, now) for pod in shown])
     if len(shown) < len(pods):
-        yield f"  and {len(pods) - len(shown)} that run"
+        yield f"  and {len(pods) - len(shown)} running"
 
 
 def _pod(pod: Pod, raw: Manifest, ranks: dict[str, int | None], status: Status, now: datetime) -> tuple[Any, ...]:
     key = replica_key(pod.role, pod.index)
     rank = ranks.get(key)
-    state = state_of(pod)
+    state = progress_text.pod_state(pod)
     if pod.phase == "Pending" and pod.waiting_reason and not pod.deleted_at:
         state = pod.waiting_reason
     statuses = (raw.get("status") or {}).get("containerStatuses") or []
     in_place = next((status["restartCount"] for status in statuses if status["name"] == TRAINER), 0)
-    ended = ended_how(pod.exit.code, pod.exit.signal, pod.exit.reason) if pod.exit else ""
+    ended = outcome.ended_how(pod.exit.code, pod.exit.signal, pod.exit.reason) if pod.exit else ""
     if pod.exit and pod.exit.code == 0:
         ended = "0"
     return (
@@ -269,53 +273,44 @@ def _pod(pod: Pod, raw: Manifest, ranks: dict[str, int | None], status: Status, 
     )
 
 
-def _attempts(status: Status, now: datetime) -> Iterator[str]:
+def _attempts(status: Status, now: datetime) -> Iterator[Grid]:
     if not status.history:
         return
-    table = Table(["Attempt", "Ended", "Took", "Because", "Counted"], indent="  ")
-    yield from table.lines(
+    rows = [
         (
             past.attempt,
             f"{age(past.end_time, now)} ago",
-            span((past.end_time - past.start_time).total_seconds()) if past.start_time else "",
+            human((past.end_time - past.start_time).total_seconds()) if past.start_time else "",
             describe_failure(past.failure) if past.failure else past.reason,
             "yes" if past.counted else "no",
         )
         for past in status.history
-    )
+    ]
+    yield Grid(["Attempt", "Ended", "Took", "Because", "Counted"], rows)
 
 
 def _failure(status: Status, now: datetime) -> Iterator[str]:
     failure = status.last_failure
     if failure is None:
         return
-    yield f"  {who_failed(failure)}"
+    yield f"  {outcome.describe(failure)}"
     yield f"  pod {failure.pod}{f' on node {failure.node}' if failure.node else ''}, {age(failure.time, now)} ago"
     yield from (f"  | {clean(line.encode(), colour=False)}" for line in failure.message.splitlines())
 
 
-def _happenings(events: list[Manifest], now: datetime) -> Iterator[str]:
-    told = happenings(events)
-    if not told:
-        yield "  none (they are kept for an hour)"
+def _events_table(events: list[Manifest], now: datetime) -> Iterator[str | Grid]:
+    groups = group_events(events)
+    if not groups:
+        yield "  none (the API server keeps events for an hour)"
         return
-    table = Table(["Last seen", "Type", "Reason", "Object", "Message"], indent="  ")
-    yield from table.lines(
-        (
-            _when(one, now),
-            one.kind,
-            one.reason,
-            one.objects,
-            one.message,
-        )
-        for one in told
-    )
+    rows = [(_last_time(one, now), one.kind, one.reason, one.objects, one.message) for one in groups]
+    yield Grid(["Age", "Type", "Reason", "Object", "Message"], rows)
 
 
-def _when(one: Happening, now: datetime) -> str:
-    often = f" (x{one.count} over {span((now - one.first).total_seconds())})" if one.count > 1 else ""
-    return age(one.last, now) + often
+def _last_time(group: EventGroup, now: datetime) -> str:
+    count = f" (x{group.count} over {human((now - group.first).total_seconds())})" if group.count > 1 else ""
+    return age(group.last, now) + count
 
 
-def _stamp(text: str) -> str:
+def _timestamp(text: str) -> str:
     return text.replace("T", " ").replace("Z", " UTC")

@@ -1,4 +1,4 @@
-"""`allranks get` and `allranks list`: jobs in the columns that `kubectl get dt` prints."""
+"""`allranks get`: prints jobs, with the columns of `kubectl get dt`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from allranks.api.job import GROUP, KIND
 from allranks.cli.format.table import Table
 from allranks.cli.format.yaml import dump
-from allranks.cli.options import OK, get_job, names_callback, not_found, on_cluster
+from allranks.cli.options import OK, get_job, names_callback, on_cluster, with_suggestion
 from allranks.errors import ClusterError
 from allranks.kube.cluster import TABLE, Change, Cluster, Manifest, Watch, metadata
 from allranks.kube.paths import job_path
@@ -21,14 +21,17 @@ from allranks.kube.paths import job_path
 OUTPUTS = ["wide", "name", "yaml", "json"]
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("-w", "--watch", is_flag=True, help="Then print a line for every change, until Ctrl-C."),
-        click.option("-o", "--output", type=click.Choice(OUTPUTS), help="What to print. [default: a table]"),
-        click.option("-l", "--selector", metavar="LABELS", help="Only jobs with these labels, for example team=nlp."),
-        click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces."),
-        click.option("--no-headers", is_flag=True, help="A table without its first line."),
-    ):
+_TABLE_OPTIONS = (
+    click.option("-w", "--watch", is_flag=True, help="Watch for changes and print them, until Ctrl-C."),
+    click.option("-o", "--output", type=click.Choice(OUTPUTS), help="The output format. [default: a table]"),
+    click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels, for example team=nlp."),
+    click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces."),
+    click.option("--no-headers", is_flag=True, help="Print the table without headers."),
+)
+
+
+def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_TABLE_OPTIONS):
         command = option(command)
     return command
 
@@ -42,40 +45,24 @@ Examples:
   allranks get penguins -o json | jq -r .status.phase
 \b
 Exit status:
-  0 found (also when there are no jobs), 1 one that was named is not there, or the cluster refuses.
+  0 printed, also when there are no jobs, 1 a named job does not exist or the API server rejected the request.
 """
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", callback=names_callback)
-@_options
+@table_options
 @on_cluster
 async def get(cluster: Cluster, names: tuple[str, ...], all_namespaces: bool, **options: Any) -> int:
-    """Print jobs of a cluster: those named, or all of the namespace."""
+    """Print the named jobs, or all jobs of the namespace."""
     if names and all_namespaces:
-        raise click.UsageError("a job that is named is in one namespace: give its namespace with -n, not -A.")
+        raise click.UsageError("a job name needs one namespace: use -n, not -A.")
     if names and options["selector"]:
-        raise click.UsageError("give either names or a selector, not both.")
+        raise click.UsageError("specify either names or a selector, not both.")
     if len(names) > 1 and options["watch"]:
-        raise click.UsageError("watch one job, or all of them, or those of a selector.")
-    return await _print(cluster, names, None if all_namespaces else cluster.namespace, **options)
+        raise click.UsageError("--watch supports one name, a selector, or all jobs.")
+    return await print_jobs(cluster, names, None if all_namespaces else cluster.namespace, **options)
 
 
-@click.command(
-    name="list",
-    epilog="""\b
-Examples:
-  allranks list
-  allranks list -A -o wide
-  allranks list -w -l team=nlp
-""",
-)
-@_options
-@on_cluster
-async def list_(cluster: Cluster, all_namespaces: bool, **options: Any) -> int:
-    """Print the jobs of a namespace: the same as get without names."""
-    return await _print(cluster, (), None if all_namespaces else cluster.namespace, **options)
-
-
-async def _print(
+async def print_jobs(
     cluster: Cluster,
     names: tuple[str, ...],
     namespace: str | None,
@@ -85,10 +72,11 @@ async def _print(
     watch: bool,
     no_headers: bool,
 ) -> int:
+    """`namespace` None: all namespaces. Returns the exit status."""
     query = {"labelSelector": selector}
     if watch:
         if names:
-            await get_job(cluster, names[0])  # for the sentence that says what there is instead
+            await get_job(cluster, names[0])  # its error suggests similar names
             query["fieldSelector"] = f"metadata.name={names[0]}"
         await _follow(cluster, job_path(namespace), query, output, namespace is None, no_headers)
         return OK
@@ -113,21 +101,21 @@ async def _print(
 async def _rows(
     cluster: Cluster, namespace: str | None, names: tuple[str, ...], query: dict[str, Any]
 ) -> tuple[list[Manifest], list[Manifest]]:
-    """The server's own columns and rows."""
+    """Columns and rows as the API server defines them."""
     columns: list[Manifest] = []
     rows: list[Manifest] = []
     for name in names or ("",):
         try:
             answer = await cluster.get(job_path(namespace, name), query, TABLE)
         except ClusterError as error:
-            raise (await not_found(cluster, name, error) if name else error) from error
+            raise (await with_suggestion(cluster, name, error) if name else error) from error
         columns = answer["columnDefinitions"]
         rows += answer.get("rows") or []
     return columns, rows
 
 
 class _Rows:
-    """The server's rows, as many of their columns as are wanted."""
+    """Prints rows of the API server, with the columns that the options select."""
 
     def __init__(
         self, columns: list[Manifest], *, wide: bool, namespaces: bool, headers: bool, watch: bool = False
@@ -137,8 +125,8 @@ class _Rows:
         self._namespaces = namespaces
         self._headers = headers
         titles = (["Namespace"] if namespaces else []) + [self._names[place] for place in self._places]
-        # `Restarting` is the longest phase, and a job that is new has no progress yet.
-        self._table = Table(titles, room={"Phase": 10, "Ready": 7, "Progress": 15, "ETA": 6} if watch else None)
+        # `Restarting` is the longest phase; a new job gets its progress later.
+        self._table = Table(titles, min_widths={"Phase": 10, "Ready": 7, "Progress": 15, "ETA": 6} if watch else None)
 
     def lines(self, rows: Iterable[Manifest]) -> list[str]:
         lines = list(self._table.lines([self._cells(row) for row in rows]))
@@ -151,12 +139,12 @@ class _Rows:
         front = [metadata(row)["namespace"]] if self._namespaces else []
         return front + [row["cells"][place] for place in self._places]
 
-    def seen(self, row: Manifest) -> tuple[Any, ...]:
-        """What a user would see change: not the age."""
+    def visible(self, row: Manifest) -> tuple[Any, ...]:
+        """The cells whose changes are printed: all but the age."""
         return tuple(row["cells"][place] for place in self._places if self._names[place] != "Age")
 
     def deleted(self, row: Manifest) -> Manifest:
-        """kubectl prints the last line once more; that it is gone is the news."""
+        """kubectl repeats the last line; here it says that the job is gone."""
         cells = ["Deleted" if name == "Phase" else value for name, value in zip(self._names, row["cells"], strict=True)]
         return {**row, "cells": cells}
 
@@ -164,16 +152,16 @@ class _Rows:
 async def _follow(
     cluster: Cluster, path: str, query: dict[str, Any], output: str | None, namespaces: bool, no_headers: bool
 ) -> None:
-    """Prints until it is interrupted."""
+    """Prints the jobs and their changes until Ctrl-C."""
     table = output in (None, "wide")
     watch = Watch(cluster, path, query, table=table, on_interruption=lambda text: click.echo(text, err=True))
     listed = await watch.listed()
     if not listed:
         click.echo("No jobs yet.", err=True)
     shown = _Rows(watch.columns, wide=output == "wide", namespaces=namespaces, headers=not no_headers, watch=True)
-    known: dict[str, tuple[Any, ...]] = {}
+    printed: dict[str, tuple[Any, ...]] = {}
 
-    def tell(items: list[Manifest]) -> None:
+    def print_items(items: list[Manifest]) -> None:
         if not table:
             for item in items:
                 document = "---\n" if output == "yaml" else ""
@@ -184,34 +172,34 @@ async def _follow(
         sys.stdout.flush()
 
     if table:
-        known = {metadata(row)["uid"]: shown.seen(row) for row in listed}
-    tell(listed)
+        printed = {metadata(row)["uid"]: shown.visible(row) for row in listed}
+    print_items(listed)
     async with aclosing(watch.changes()) as changes:
         async for change in changes:
             if not table:
-                tell([change.item])
-            elif row := _news(change, known, shown):
-                tell([row])
+                print_items([change.item])
+            elif row := _changed_row(change, printed, shown):
+                print_items([row])
 
 
-def _news(change: Change, known: dict[str, tuple[Any, ...]], shown: _Rows) -> Manifest | None:
-    """The row to print, if the change is one that it shows."""
+def _changed_row(change: Change, printed: dict[str, tuple[Any, ...]], shown: _Rows) -> Manifest | None:
+    """The row to print; None if no printed column changed."""
     uid = metadata(change.item)["uid"]
     if change.kind == "deleted":
-        known.pop(uid, None)
+        printed.pop(uid, None)
         return shown.deleted(change.item)
-    seen = shown.seen(change.item)
-    if known.get(uid) == seen:
+    visible = shown.visible(change.item)
+    if printed.get(uid) == visible:
         return None
-    known[uid] = seen
+    printed[uid] = visible
     return change.item
 
 
 def _objects(items: list[Manifest], output: str, *, single: bool) -> str:
-    """`single`: the first item itself, not a List."""
+    """`single`: print the first item itself, not a List."""
     if output == "name":
         return "".join(f"{KIND.lower()}.{GROUP}/{item['metadata']['name']}\n" for item in items)
     for item in items:
-        item["metadata"].pop("managedFields", None)  # as kubectl: who set which field is hardly ever the question
+        item["metadata"].pop("managedFields", None)  # kubectl hides them too
     whole: Any = items[0] if single else {"apiVersion": "v1", "kind": "List", "items": items}
     return json.dumps(whole, indent=2) + "\n" if output == "json" else dump([whole])

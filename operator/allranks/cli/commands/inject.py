@@ -1,4 +1,4 @@
-"""`allranks inject`: what the init container of a pod with a helper runs."""
+"""`allranks inject`: runs in the init container of pods that need in-pod helpers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from allranks.pod_bundle import copy
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 def inject(directory: Path) -> None:
-    """Copy what runs inside pods (standard library only) into DIRECTORY: the helpers, and below `python/`, which
-    PYTHONPATH names there, the report library."""
+    """Copy the in-pod helpers into DIRECTORY, and the report library into DIRECTORY/python (for PYTHONPATH)."""
     try:
         copy(directory)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`allranks logs`: what all ranks print, each line with its rank in front."""
+"""`allranks logs`: prints the logs of all ranks, each line with its rank in front."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import click
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.live.follow import Follower, Gone, begun, label
-from allranks.cli.live.summary import failure_line, prefixed, state_of
-from allranks.cli.options import FAILED, OK, Duration, colours, get_job, joined, name_callback, on_cluster
+from allranks.cli.format.log_lines import label, prefixed
+from allranks.cli.format.outcome import failure_line
+from allranks.cli.format.progress import pod_state
+from allranks.cli.live.follow import Deleted, Follower, has_log
+from allranks.cli.options import FAILED, OK, Duration, get_job, joined, name_callback, on_cluster, use_colour
 from allranks.control_sequences import clean
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER, replica_key
@@ -24,8 +26,8 @@ from allranks.open_files import raise_open_files
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Which pods."""
+class Selection:
+    """The pods whose logs are printed."""
 
     attempt: int | None
     roles: frozenset[str]
@@ -33,7 +35,7 @@ class Chosen:
     indices: frozenset[int]
     rank_of: dict[str, int | None] = field(default_factory=dict)
     first: int = 0
-    """The attempt that the job is in: earlier ones only when asked for."""
+    """The current attempt: earlier ones are printed only with --attempt."""
 
     def __call__(self, pod: Pod) -> bool:
         return (
@@ -54,21 +56,32 @@ Examples:
   allranks logs penguins --rank 0 --no-prefix > rank0.log
 \b
 Exit status:
-  0 something could be read, 1 nothing could, or the cluster refuses, 130 interrupted by Ctrl-C (the job goes on).
+  0 a log was read, 1 no log was read or the API server rejected the request,
+  130 interrupted by Ctrl-C (the job continues).
 """
 )
 @click.argument("name", callback=name_callback)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over, over all its restarts.")
-@click.option("--role", "roles", multiple=True, metavar="ROLE", help="Only pods of this role. Repeatable.")
-@click.option("--rank", "ranks", type=click.IntRange(0), multiple=True, help="Only this rank's pod. Repeatable.")
-@click.option("--index", "indices", type=click.IntRange(0), multiple=True, help="Only this index in its role.")
-@click.option("--attempt", type=click.IntRange(0), help="Only this attempt. [default: the present one]")
-@click.option("-c", "--container", default=TRAINER, show_default=True, metavar="NAME", help="Which container.")
-@click.option("-p", "--previous", is_flag=True, help="Of the container's last run in place (restartPolicy OnFailure).")
-@click.option("--tail", type=click.IntRange(0), metavar="LINES", help="Only so many last lines of each. [default: all]")
-@click.option("--since", type=Duration(), metavar="TIME", help="Only what is newer than this: 30s, 10m, 2h.")
-@click.option("--timestamps", is_flag=True, help="With the time (UTC) of each line.")
-@click.option("--no-prefix", is_flag=True, help="Without the rank in front.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the logs until the job has finished, across restarts.")
+@click.option("--role", "roles", multiple=True, metavar="ROLE", help="Print only pods of this role. Repeatable.")
+@click.option(
+    "--rank", "ranks", type=click.IntRange(0), multiple=True, metavar="N", help="Print only this rank. Repeatable."
+)
+@click.option(
+    "--index",
+    "indices",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Print only this index in its role. Repeatable.",
+)
+@click.option("--attempt", type=click.IntRange(0), metavar="N", help="Print this attempt. [default: the current one]")
+@click.option("-c", "--container", default=TRAINER, show_default=True, metavar="NAME", help="The container.")
+@click.option("-p", "--previous", is_flag=True, help="Print the previous run of the container (OnFailure).")
+@click.option(
+    "--tail", type=click.IntRange(0), metavar="LINES", help="Print the last LINES of each log. [default: all]"
+)
+@click.option("--since", type=Duration(), metavar="TIME", help="Print only newer lines, for example 30s or 10m.")
+@click.option("--timestamps", is_flag=True, help="Print the time (UTC) of each line.")
+@click.option("--no-prefix", is_flag=True, help="Print lines without the rank in front.")
 @on_cluster
 async def logs(
     cluster: Cluster,
@@ -85,61 +98,61 @@ async def logs(
     timestamps: bool,
     no_prefix: bool,
 ) -> int:
-    """Print the logs of a job's ranks, merged by time, each line with its rank in front.
+    """Print the logs of all ranks of a job, merged by time, each line with its rank in front.
 
-    Logs are read from the pods that there are: those of earlier attempts are deleted with them.
+    Logs are read from the existing pods. The logs of earlier attempts are deleted with their pods.
     """
     if follow and previous:
-        raise click.UsageError("what has ended cannot be followed: give either -f or -p.")
+        raise click.UsageError("a previous run has ended and cannot be followed: specify either -f or -p.")
     job = await get_job(cluster, name)
     status = status_of(job)
-    chosen = Chosen(attempt, frozenset(roles), frozenset(ranks), frozenset(indices), ranks_of(job), status.attempt)
-    _check(name, chosen)
+    selected = Selection(attempt, frozenset(roles), frozenset(ranks), frozenset(indices), ranks_of(job), status.attempt)
+    _check(name, selected)
     raise_open_files()
     wanted = Wanted(container, previous, tail, since)
     printer = Printer(container, timestamps=timestamps, prefix=not no_prefix)
-    follower = Follower(cluster, job, printer, wanted, chosen)
-    await follower.look()
-    pods = [pod for pod in follower.pods if chosen(pod)]
-    printer.know(follower.pods)
+    follower = Follower(cluster, job, printer, wanted, selected)
+    await follower.list_pods()
+    pods = [pod for pod in follower.pods if selected(pod)]
+    printer.add_labels(follower.pods)
     complete = await _history(cluster, job, pods, wanted, printer, follower.after, quiet=follow)
     if not follow or (status.phase in FINISHED and complete):
-        if not printer.any and not pods:
-            raise ClusterError(_nothing(name, status, attempt))
-        return OK if printer.any or any(begun(pod, container) for pod in pods) else FAILED
-    cluster.interrupted = f"{name} goes on"
-    if not pods or not all(begun(pod, container) for pod in pods):
-        printer.say(f"{name} is {status.phase}, {status.ready or '0'} pods running: waiting for its ranks")
+        if not printer.printed and not pods:
+            raise ClusterError(_no_pods(name, status, attempt))
+        return OK if printer.printed or any(has_log(pod, container) for pod in pods) else FAILED
+    cluster.interrupted = f"{name} continues"
+    if not pods or not all(has_log(pod, container) for pod in pods):
+        printer.message(f"{name} is {status.phase}, {status.ready or '0'} pods running: waiting for the ranks")
     try:
         await follower.follow(lambda now: now.phase in FINISHED)
-    except Gone:
+    except Deleted:
         click.echo(f"{name} was deleted", err=True)
         return FAILED
     return OK
 
 
-def _check(name: str, chosen: Chosen) -> None:
-    """Raises UsageError for what this job does not have."""
-    there = {key.rpartition("-")[0] for key in chosen.rank_of}
-    if not there:
+def _check(name: str, selected: Selection) -> None:
+    """Raises UsageError for a role or a rank that the job does not have."""
+    roles = {key.rpartition("-")[0] for key in selected.rank_of}
+    if not roles:
         return
-    for role in chosen.roles - there:
-        raise click.UsageError(f"{name} has no role {role}: it has {joined(sorted(there), 'and')}.")
-    known = {rank for rank in chosen.rank_of.values() if rank is not None}
-    for rank in chosen.ranks - known:
-        most = f"its ranks are 0 to {max(known)}" if known else "it has no ranks"
-        raise click.UsageError(f"{name} has no rank {rank}: {most} (one for each pod).")
+    for role in selected.roles - roles:
+        raise click.UsageError(f"{name} has no role {role}: its roles are {joined(sorted(roles), 'and')}.")
+    existing = {rank for rank in selected.rank_of.values() if rank is not None}
+    for rank in selected.ranks - existing:
+        which = f"its ranks are 0 to {max(existing)}" if existing else "it has no ranks"
+        raise click.UsageError(f"{name} has no rank {rank}: {which} (one for each pod).")
 
 
-def _nothing(name: str, status: Status, attempt: int | None) -> str:
+def _no_pods(name: str, status: Status, attempt: int | None) -> str:
     if attempt is not None and attempt != status.attempt:
         return (
-            f"no pod of attempt {attempt} is left, and its logs have gone with them (the job is in attempt "
-            f"{status.attempt}): allranks describe {name} has the last lines of the rank that failed"
+            f"the pods of attempt {attempt} are deleted, and their logs with them (the job is in attempt "
+            f"{status.attempt}): allranks describe {name} prints the last lines of the rank that failed"
         )
     if status.phase in FINISHED:
-        return f"{name} is {status.phase}, and no such pod is left: spec.cleanPodPolicy: None would keep them"
-    return f"{name} is {status.phase} and has no such pods yet: -f waits for them"
+        return f"{name} is {status.phase} and the selected pods are deleted: spec.cleanPodPolicy: None keeps pods"
+    return f"{name} is {status.phase} and the selected pods do not exist yet: -f waits for them"
 
 
 async def _history(
@@ -152,7 +165,10 @@ async def _history(
     *,
     quiet: bool,
 ) -> bool:
-    """Prints what there is, in the order of time; notes in `after` how far each pod was told. Whether it was all."""
+    """Prints the existing logs in the order of time. Returns whether they are complete.
+
+    `after` gets the time of the last printed line of each pod.
+    """
     namespace = job["metadata"]["namespace"]
     complete = [True]
 
@@ -165,15 +181,15 @@ async def _history(
                 raise
             complete[0] = False
             if not quiet:
-                printer.say(f"{replica_key(pod.role, pod.index)}: {error}")
+                printer.message(f"{replica_key(pod.role, pod.index)}: {error}")
 
-    readable = [pod for pod in pods if begun(pod, wanted.container)]
+    readable = [pod for pod in pods if has_log(pod, wanted.container)]
     for pod in pods:
         if pod not in readable:
             complete[0] = complete[0] and pod.ended
             if not quiet:
-                why = pod.waiting_reason or state_of(pod)
-                printer.say(f"{replica_key(pod.role, pod.index)} has printed nothing: {why}")
+                why = pod.waiting_reason or pod_state(pod)
+                printer.message(f"{replica_key(pod.role, pod.index)} has no log: {why}")
     gathered: list[tuple[Pod, Line]] = []
     async for place, line in merged([one(pod) for pod in readable]):
         pod = readable[place]
@@ -187,32 +203,32 @@ async def _history(
 
 
 class Printer:
-    """Prints the lines of all ranks on stdout; what it has to say itself goes to stderr."""
+    """Prints the lines of all ranks on stdout, and messages on stderr."""
 
     def __init__(self, container: str, *, timestamps: bool, prefix: bool) -> None:
         self._container = container
         self._timestamps = timestamps
         self._prefix = prefix
-        self._colour = colours(sys.stdout)
+        self._colour = use_colour(sys.stdout)
         self._width = 0
         self._places: dict[str, int] = {}
         self._attempt: int | None = None
-        self.any = False
+        self.printed = False
 
-    def know(self, pods: Sequence[Pod]) -> None:
-        """The labels are as wide as the widest of these."""
+    def add_labels(self, pods: Sequence[Pod]) -> None:
+        """Makes the labels as wide as the widest of these pods."""
         for pod in pods:
             self._places.setdefault(replica_key(pod.role, pod.index), len(self._places))
             self._width = max(self._width, len(label(pod, self._container)))
 
     def write(self, lines: Sequence[tuple[Pod, Line]]) -> None:
         if lines:
-            self.any = True
+            self.printed = True
             sys.stdout.write("".join(f"{self._formatted(pod, line)}\n" for pod, line in lines))
             sys.stdout.flush()
 
     def _formatted(self, pod: Pod, line: Line) -> str:
-        # Of a progress bar that draws over itself: what stands there in the end.
+        # A progress bar redraws its line after \r: only the last state is printed.
         text = clean(line.text.rstrip(b"\r").rpartition(b"\r")[2], self._colour)
         if self._timestamps:
             text = f"{line.time[:23].decode()}Z {text}" if line.time else text
@@ -221,19 +237,19 @@ class Printer:
         place = self._places.get(replica_key(pod.role, pod.index), 0)
         return prefixed(label(pod, self._container), self._width, place, text, colour=self._colour)
 
-    # What a follower tells.
+    # Called by Follower.
 
     def status(self, status: Status, pods: Sequence[Pod]) -> None:
-        self.know(pods)
+        self.add_labels(pods)
         if self._attempt is not None and status.attempt > self._attempt:
             failure = status.last_failure
             ended = failure is not None and failure.attempt == self._attempt
             why = f" ({failure_line(failure)})" if failure and ended else ""
-            self.say(f"attempt {status.attempt} begins{why}")
+            self.message(f"attempt {status.attempt} started{why}")
         self._attempt = status.attempt
 
     def lines(self, pod: Pod, lines: list[Line]) -> None:
         self.write([(pod, line) for line in lines])
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         click.echo(click.style(text, dim=True), err=True)

@@ -39,9 +39,9 @@ def _option(name: str, field: FieldInfo) -> click.Option:
 
 
 def _run(kubeconfig: str | None, context: str | None, **flags: Any) -> None:
-    """Run the operator: carry out DistributedTraining resources on a cluster.
+    """Run the operator, which runs the DistributedTraining jobs of a cluster.
 
-    Every flag can be given as an environment variable too: --log-level as ALLRANKS_LOG_LEVEL, and so on.
+    Every flag can also be set as an environment variable, for example --log-level as ALLRANKS_LOG_LEVEL.
     """
     try:
         import uvloop
@@ -56,19 +56,19 @@ def _run(kubeconfig: str | None, context: str | None, **flags: Any) -> None:
     try:
         settings = Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        told = "; ".join(
+        problems = "; ".join(
             f"{'.'.join(map(str, e['loc']))} (--{str(e['loc'][0]).replace('_', '-')} or "
             f"ALLRANKS_{str(e['loc'][0]).upper()}): {e['msg']}"
             for e in error.errors(include_url=False)
         )
-        raise click.UsageError(told) from error
+        raise click.UsageError(problems) from error
     log_config.configure(settings.log_level, settings.log_format)
     try:
         operator = Operator(settings, connect(kubeconfig, context))
-        # What is there by now stays: collections of garbage need not look at it, which takes them a tenth of a second.
+        # Objects created until here are never freed: excluding them makes each garbage collection 0.1 s shorter.
         gc.collect()
         gc.freeze()
-        uvloop.run(_until_told(operator))
+        uvloop.run(_run_until_stopped(operator))
     except AllranksError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
@@ -77,7 +77,7 @@ def _run(kubeconfig: str | None, context: str | None, **flags: Any) -> None:
         sys.exit(1)
 
 
-async def _until_told(operator: Any) -> None:
+async def _run_until_stopped(operator: Any) -> None:
     import asyncio
 
     await operator.run(asyncio.Event())
@@ -87,8 +87,12 @@ operator = click.Command(
     "operator",
     callback=_run,
     params=[
-        click.Option(["--kubeconfig"], metavar="FILE", help="Default: KUBECONFIG, else the pod's service account."),
-        click.Option(["--context"], metavar="NAME", help="Context of the kubeconfig. Default: its current one."),
+        click.Option(
+            ["--kubeconfig"],
+            metavar="FILE",
+            help="The kubeconfig file. [default: $KUBECONFIG, or the pod's service account]",
+        ),
+        click.Option(["--context"], metavar="NAME", help="The kubeconfig context. [default: the current context]"),
         *_options(),
     ],
     help=_run.__doc__,

@@ -1,4 +1,4 @@
-"""`allranks submit`: the objects of manifests, created on a cluster."""
+"""`allranks submit`: creates the objects of manifests on a cluster."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ import click
 from allranks.api.job import API_VERSION, GROUP, KIND, PLURAL
 from allranks.api.status import FINISHED
 from allranks.api.validation import parse, with_defaults
-from allranks.cli.commands.render import BAD_MANIFEST, complain, files_argument, set_option
 from allranks.cli.format.yaml import dump
-from allranks.cli.options import FAILED, OK, Duration, on_cluster, tell
+from allranks.cli.options import (
+    BAD_MANIFEST,
+    FAILED,
+    OK,
+    Duration,
+    files_argument,
+    on_cluster,
+    print_error,
+    set_option,
+)
 from allranks.errors import ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
@@ -34,17 +42,17 @@ Examples:
   allranks render job.yaml && allranks submit job.yaml --dry-run
 \b
 Exit status:
-  0 all is there (and with --wait or --logs: every job succeeded), 1 something is not, or a job failed,
-  2 a bad manifest: nothing was sent, 124 the time was over, 130 interrupted by Ctrl-C (the jobs go on).
+  0 everything was created (with --wait or --logs: every job succeeded), 1 an object was rejected or a job failed,
+  2 a manifest is not valid and nothing was sent, 124 timed out, 130 interrupted by Ctrl-C (the jobs continue).
 """
 )
 @files_argument
 @set_option
-@click.option("--dry-run", is_flag=True, help="Let the API server check everything, and create nothing.")
-@click.option("-o", "--output", type=click.Choice(["name", "yaml", "json"]), help="Print the objects so.")
-@click.option("--wait", "wait_for", is_flag=True, help="Follow the jobs to their end.")
-@click.option("--logs", is_flag=True, help="The same, and show what the ranks print.")
-@click.option("--timeout", type=Duration(), metavar="TIME", help="With --wait or --logs: give up after so long.")
+@click.option("--dry-run", is_flag=True, help="Let the API server validate everything without creating it.")
+@click.option("-o", "--output", type=click.Choice(["name", "yaml", "json"]), help="Print the objects in this format.")
+@click.option("--wait", "wait_for", is_flag=True, help="Wait until the jobs have finished.")
+@click.option("--logs", is_flag=True, help="Like --wait, and print the logs of the ranks.")
+@click.option("--timeout", type=Duration(), metavar="TIME", help="Time limit for --wait and --logs, for example 2h.")
 @on_cluster
 async def submit(
     cluster: Cluster,
@@ -56,17 +64,17 @@ async def submit(
     logs: bool,
     timeout: float | None,
 ) -> int:
-    """Create the jobs in FILEs on a cluster, and what else is in the files (claims, pools, config maps).
+    """Create the jobs and all other objects in FILEs (claims, pools, config maps) on a cluster.
 
-    Manifests are checked first: where one is wrong, nothing is sent. An object that is there already is left as it is
-    if it is the same, and changed where that is possible. FILE may be - for standard input.
+    All manifests are validated first: if one is not valid, nothing is sent. An object that already exists is updated
+    if it differs and can be changed. FILE can be - for standard input.
     """
     from allranks.cli.manifests import load
 
     try:
         documents = load(files, sets, pools_suffice=True).documents
     except InvalidManifest as error:
-        complain(error)
+        print_error(error)
         return BAD_MANIFEST
     session = Session(cluster, dry_run)
     status = OK
@@ -76,7 +84,7 @@ async def submit(
         try:
             done, answer = await session.apply(document)
         except ClusterError as error:
-            tell(error)
+            print_error(error)
             status = FAILED
             continue
         stored.append(answer)
@@ -89,9 +97,9 @@ async def submit(
     if status != OK or dry_run:
         return status
     if not (wait_for or logs):
-        _advise(jobs)
+        _print_advice(jobs)
         return status
-    from allranks.cli.commands.wait import until
+    from allranks.cli.commands.wait import wait_for_job
     from allranks.kube.pod_logs import Wanted
 
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -100,17 +108,17 @@ async def submit(
         sys.stdout.flush()
         wanted = Wanted() if logs else None
         cluster.namespace = job["metadata"]["namespace"]
-        status = await until(cluster, job, "succeeded", human, deadline=deadline, wanted=wanted)
+        status = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, wanted=wanted)
         if status != OK:
             return status
     return OK
 
 
-def _advise(jobs: list[Manifest]) -> None:
-    """Only to people."""
+def _print_advice(jobs: list[Manifest]) -> None:
+    """Only on a terminal."""
     if jobs and sys.stderr.isatty():
         name = jobs[0]["metadata"]["name"]
-        click.echo(click.style(f"follow it: allranks logs -f {name}", dim=True), err=True)
+        click.echo(click.style(f"to follow it: allranks logs -f {name}", dim=True), err=True)
 
 
 def _print(stored: list[Manifest], session: Session, output: str) -> None:
@@ -125,45 +133,45 @@ def _print(stored: list[Manifest], session: Session, output: str) -> None:
 
 @dataclass
 class Session:
-    """Puts objects into a cluster."""
+    """Creates and updates objects on a cluster."""
 
     cluster: Cluster
     dry_run: bool
     _resources: dict[tuple[str, str], tuple[str, bool]] = field(
         default_factory=lambda: {(API_VERSION, KIND): (PLURAL, True)}
     )
-    """(apiVersion, kind) -> (name in paths, whether namespaced)"""
+    """(apiVersion, kind) -> (plural name in paths, whether namespaced)"""
 
     async def apply(self, document: Manifest) -> tuple[str, Manifest]:
-        """(`created`, `unchanged` or `configured`, the object as it is stored). Raises ClusterError."""
+        """(`created`, `unchanged` or `configured`, the stored object). Raises ClusterError."""
         title = self.title(document)
-        collection, place = await self._paths(document)
+        collection, path = await self._paths(document)
         query = {"fieldManager": "allranks", "fieldValidation": "Strict", "dryRun": "All" if self.dry_run else None}
         try:
             return "created", await self.cluster.request("POST", collection, query, document)
         except ClusterError as error:
             if error.reason != "AlreadyExists":
-                raise _about(title, error) from error
-        there = await self.cluster.get(place)
-        change = difference(_stored(there), _stored(document))
-        done = f"unchanged{_over(there)}"
+                raise _with_title(title, error) from error
+        current = await self.cluster.get(path)
+        change = difference(_compared(current), _compared(document))
+        unchanged = f"unchanged{_hint_if_finished(current)}"
         if not change:
-            return done, there
+            return unchanged, current
         try:
-            answer = await self.cluster.request("PATCH", place, query, change)
+            answer = await self.cluster.request("PATCH", path, query, change)
         except ClusterError as error:
-            raise _differs(title, document, error) from error
-        same = _but_versions(answer) == _but_versions(there)
-        return (done if same else "configured"), answer
+            raise _cannot_update(title, document, error) from error
+        same = _without_versions(answer) == _without_versions(current)
+        return (unchanged if same else "configured"), answer
 
     def title(self, document: Manifest) -> str:
-        """`distributedtraining.allranks.dev/penguins`, as kubectl says it."""
+        """`distributedtraining.allranks.dev/penguins`, as kubectl prints it."""
         group, slash, _ = str(document.get("apiVersion", "")).partition("/")
         kind = str(document.get("kind", "")).lower()
         return f"{kind}.{group}/{_name(document)}" if slash else f"{kind}/{_name(document)}"
 
     async def _paths(self, document: Manifest) -> tuple[str, str]:
-        """(where such objects are created, where this one is)"""
+        """(path of the collection, path of the object)"""
         version, kind = str(document.get("apiVersion", "")), str(document.get("kind", ""))
         plural, namespaced = await self._resource(version, kind)
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
@@ -175,24 +183,25 @@ class Session:
         own = document["metadata"].get("namespace")
         wanted = self.cluster.wanted_namespace
         if own and wanted and own != wanted:
-            advice = "leave one of them out, or --set metadata.namespace= for a job"
-            raise ClusterError(f"{self.title(document)} is of namespace {own}, and -n says {wanted}: {advice}")
+            advice = "use one namespace; --set metadata.namespace= removes it from a job"
+            raise ClusterError(f"{self.title(document)} is in namespace {own}, but -n is {wanted}: {advice}")
         return str(own or self.cluster.namespace)
 
     async def _resource(self, version: str, kind: str) -> tuple[str, bool]:
         if (version, kind) not in self._resources:
             try:
-                known = await self.cluster.get(f"/apis/{version}" if "/" in version else f"/api/{version}")
+                discovered = await self.cluster.get(f"/apis/{version}" if "/" in version else f"/api/{version}")
             except ClusterError as error:
                 if error.status != 404:
                     raise
-                known = {"resources": []}
-            for resource in known["resources"]:
-                if "/" not in resource["name"]:  # no subresource
+                discovered = {"resources": []}
+            for resource in discovered["resources"]:
+                if "/" not in resource["name"]:  # not a subresource
                     self._resources[version, resource["kind"]] = (resource["name"], bool(resource["namespaced"]))
         if (version, kind) not in self._resources:
-            more = f": install crds/{kind.lower()}s.yaml" if version.startswith(f"{GROUP}/") else ""
-            raise ClusterError(f"the cluster knows no {kind} of {version}{more or ': is its apiVersion right?'}")
+            ours = version.startswith(f"{GROUP}/")
+            advice = f"install crds/{kind.lower()}s.yaml" if ours else "check its apiVersion"
+            raise ClusterError(f"the cluster does not serve {kind} in {version}: {advice}")
         return self._resources[version, kind]
 
 
@@ -203,54 +212,57 @@ def _name(document: Manifest) -> str:
     return str(name)
 
 
-def _stored(document: Manifest) -> Manifest:
-    """What is compared: of a job with its defaults, so that a field that was taken out is a change."""
+def _compared(document: Manifest) -> Manifest:
+    """The part that is compared. A job gets its defaults, so that removing a field is a change."""
     meta = document.get("metadata") or {}
     kept = {key: meta[key] for key in ("labels", "annotations") if meta.get(key)}
     rest = {key: value for key, value in document.items() if key not in ("metadata", "status")}
     if document.get("kind") == KIND:
         bare = {**rest, "metadata": {"name": meta["name"]}}
-        with contextlib.suppress(InvalidManifest):  # of a newer version: compared as it is
+        with contextlib.suppress(InvalidManifest):  # written for a newer version: compared without defaults
             rest = with_defaults(bare, parse(bare))
     return {**rest, "metadata": kept}
 
 
-def difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The merge patch that makes `there` what is `wanted`. Only from a job's spec are fields removed: others may have
-    added labels and annotations, and fields of objects of other kinds."""
-    change = diff(there, wanted, remove=False)
-    if wanted.get("kind") == KIND and (spec := diff(there["spec"], wanted["spec"])):
+def difference(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The merge patch from `current` to `wanted`.
+
+    Only the spec of a job loses fields: labels and annotations, and fields of other kinds, may have been added by
+    other clients.
+    """
+    change = diff(current, wanted, remove=False)
+    if wanted.get("kind") == KIND and (spec := diff(current["spec"], wanted["spec"])):
         change["spec"] = spec
     return change
 
 
-def _but_versions(answer: Manifest) -> Manifest:
+def _without_versions(answer: Manifest) -> Manifest:
     meta = {key: value for key, value in answer["metadata"].items() if key not in ("resourceVersion", "managedFields")}
     return {**answer, "metadata": meta}
 
 
-def _over(there: Manifest) -> str:
-    """Who submits a job that is over wants it to run again."""
-    phase = status_of(there).phase if there.get("kind") == KIND else ""
+def _hint_if_finished(current: Manifest) -> str:
+    """Submitting a finished job again does not run it again."""
+    phase = status_of(current).phase if current.get("kind") == KIND else ""
     if phase not in FINISHED:
         return ""
-    name = there["metadata"]["name"]
-    return f": it is {phase}; to run it again, allranks delete {name} first, or --set metadata.name=..."
+    name = current["metadata"]["name"]
+    return f": it is {phase}; to run it again, allranks delete {name} first, or use --set metadata.name=..."
 
 
-def _about(title: str, error: ClusterError) -> ClusterError:
+def _with_title(title: str, error: ClusterError) -> ClusterError:
     lines = [f"{title}: {line}" for line in str(error).splitlines()]
     return ClusterError("\n".join(lines), error.status, error.reason)
 
 
-def _differs(title: str, document: Manifest, error: ClusterError) -> ClusterError:
-    """It is there with other values, and the API server does not let them be changed."""
+def _cannot_update(title: str, document: Manifest, error: ClusterError) -> ClusterError:
+    """The object exists with other values that the API server does not allow to change."""
     if error.status != 422:
-        return _about(title, error)
+        return _with_title(title, error)
     name = _name(document)
     if document.get("kind") == KIND:
-        advice = f"delete it first (allranks delete {name}), or give this one another name (--set metadata.name=...)"
+        advice = f"delete it first (allranks delete {name}), or use another name (--set metadata.name=...)"
     else:
-        advice = f"delete it first (kubectl delete {title}), or leave it out of the file"
+        advice = f"delete it first (kubectl delete {title}), or remove it from the file"
     causes = "; ".join(str(error).splitlines())
-    return ClusterError(f"{title} is there and differs: {causes}\n{title}: {advice}", error.status, error.reason)
+    return ClusterError(f"{title} already exists and differs: {causes}\n{title}: {advice}", error.status, error.reason)

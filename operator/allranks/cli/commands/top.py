@@ -1,4 +1,4 @@
-"""`allranks top`: what jobs are doing, drawn anew until it is enough."""
+"""`allranks top`: shows live what jobs are doing."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ from typing import Any
 import click
 
 from allranks.api.status import FINISHED
-from allranks.cli.format import plots
+from allranks.cli.format.plots import supports_unicode
+from allranks.cli.format.table import Grid
 from allranks.cli.live import dashboard
-from allranks.cli.live.dashboard import Known, data, known
-from allranks.cli.live.terminal import Board, terminal
-from allranks.cli.options import FAILED, OK, Duration, colours, get_job, job_name, on_cluster
+from allranks.cli.live.dashboard import JobRow, data, job_row, plain
+from allranks.cli.live.terminal import FullScreen, Line, terminal
+from allranks.cli.options import FAILED, OK, Duration, get_job, name_callback, on_cluster, use_colour
 from allranks.kube.cluster import Change, Cluster, Manifest, Watch, metadata
 from allranks.kube.paths import job_path
 
-LEAST_SECONDS = 0.2
-
-
-def _name(_context: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
-    return job_name(given) if given else None
+MIN_INTERVAL = 0.2
 
 
 @click.command(
@@ -41,19 +38,20 @@ Examples:
   allranks top penguins --once
   allranks top -o json | jq '.jobs[] | {name, goodput}'
 \b
-On a terminal it goes on until q or Ctrl-C, for one job until that is over; anywhere else it prints once.
+On a terminal this runs until q or Ctrl-C, for one job until the job has finished. Elsewhere it prints once.
 \b
 Exit status:
-  0 shown, 1 the job is not there or was deleted, or the cluster refuses, 130 Ctrl-C.
+  0 shown, 1 the job does not exist or was deleted, or the API server rejected the request,
+  130 interrupted by Ctrl-C.
 """
 )
-@click.argument("name", required=False, metavar="[JOB]", callback=_name)
-@click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces.")
-@click.option("-l", "--selector", metavar="LABELS", help="Only jobs with these labels, for example team=nlp.")
-@click.option("-o", "--output", type=click.Choice(["json"]), help="Print the data once, for programs.")
-@click.option("--once", is_flag=True, help="Print once, plain, and end.")
+@click.argument("name", required=False, metavar="[JOB]", callback=name_callback)
+@click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
+@click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels, for example team=nlp.")
+@click.option("-o", "--output", type=click.Choice(["json"]), help="Print the data once, as JSON.")
+@click.option("--once", is_flag=True, help="Print once as plain text and exit.")
 @click.option(
-    "--interval", type=Duration(), default="2s", show_default=True, metavar="TIME", help="Draw anew so often."
+    "--interval", type=Duration(), default="2s", show_default=True, metavar="TIME", help="Time between redraws."
 )
 @on_cluster
 async def top(
@@ -65,75 +63,75 @@ async def top(
     once: bool,
     interval: float,
 ) -> int:
-    """Show what jobs are doing: progress, rates, ETA, restarts, goodput, slow ranks, the curve of the loss.
+    """Show what jobs are doing: progress, rates, ETA, restarts, goodput, stragglers and the loss curve.
 
-    For one job also its ranks, the slowest first, and where its time went.
+    For one job, this also shows its ranks, the slowest first, and where its time went.
     """
     if name and all_namespaces:
-        raise click.UsageError("a job that is named is in one namespace: give its namespace with -n, not -A.")
+        raise click.UsageError("a job name needs one namespace: use -n, not -A.")
     if name and selector:
-        raise click.UsageError("give either a name or a selector, not both.")
+        raise click.UsageError("specify either a name or a selector, not both.")
     if name:
-        await get_job(cluster, name)  # for the sentence that says what there is instead
+        await get_job(cluster, name)  # its error suggests similar names
     query = {"labelSelector": selector, "fieldSelector": f"metadata.name={name}" if name else None}
     namespace = None if all_namespaces else cluster.namespace
-    shown = _Shown(name, namespace)
-    watch = Watch(cluster, job_path(namespace), query, on_interruption=shown.tell)
-    shown.take(await watch.listed())
+    shown = _Jobs(name, namespace)
+    watch = Watch(cluster, job_path(namespace), query, on_interruption=shown.connection_message)
+    shown.replace(await watch.listed())
     if output:
         click.echo(json.dumps(shown.data(), indent=2))
         return OK
-    console = None if once or shown.over else terminal(sys.stdout, colours(sys.stdout))
+    console = None if once or shown.finished else terminal(sys.stdout, use_colour(sys.stdout))
     if console is None:
         _print(shown)
         return OK
     async with aclosing(watch.changes()) as changes:
-        ended = await _live(Board(console), shown, changes, max(interval, LEAST_SECONDS))
-    if shown.gone:
+        ended = await _live(FullScreen(console), shown, changes, max(interval, MIN_INTERVAL))
+    if shown.deleted:
         click.echo(f"{name} was deleted", err=True)
         return FAILED
     if ended:
-        _print(shown)  # the screen has gone, with what was on it
+        _print(shown)  # the alternate screen and its content are gone
     return OK
 
 
-class _Shown:
-    """The jobs as they are now."""
+class _Jobs:
+    """The current jobs."""
 
     def __init__(self, name: str | None, namespace: str | None) -> None:
         self._name, self._namespace = name, namespace
-        self._jobs: dict[str, Known] = {}
+        self._jobs: dict[str, JobRow] = {}
         self._note = ""
-        self.gone = False
-        """The one that is shown was deleted."""
+        self.deleted = False
+        """Whether the named job was deleted."""
 
     @property
-    def over(self) -> bool:
-        """There is one job, and nothing more will happen to it."""
+    def finished(self) -> bool:
+        """Whether one job is shown and has finished."""
         phases = {one.status.phase for one in self._jobs.values()}
         return bool(self._name) and bool(phases) and phases <= FINISHED
 
-    def tell(self, text: str) -> None:
-        """Of the connection."""
+    def connection_message(self, text: str) -> None:
+        """Shown until the next change arrives."""
         self._note = text
 
-    def take(self, items: Iterable[Manifest]) -> None:
-        self._jobs = {metadata(item)["uid"]: known(item) for item in items}
+    def replace(self, items: Iterable[Manifest]) -> None:
+        self._jobs = {metadata(item)["uid"]: job_row(item) for item in items}
 
     def change(self, change: Change) -> None:
         self._note = ""
         uid = metadata(change.item)["uid"]
         if change.kind == "deleted":
             self._jobs.pop(uid, None)
-            self.gone = bool(self._name) and not self._jobs
+            self.deleted = bool(self._name) and not self._jobs
         else:
-            self._jobs[uid] = known(change.item)
+            self._jobs[uid] = job_row(change.item)
 
     def data(self) -> dict[str, Any]:
         found = [data(job, datetime.now(UTC)) for job in self._jobs.values()]
         return found[0] if self._name and found else {"jobs": found}
 
-    def lines(self, width: int, height: int, unicode: bool) -> Iterator[dashboard.Line]:
+    def content(self, width: int, height: int, unicode: bool) -> Iterator[Line | Grid]:
         now, found = datetime.now(UTC), list(self._jobs.values())
         if self._name and found:
             yield from dashboard.job(found[0], now, width, height and height - bool(self._note), unicode)
@@ -148,29 +146,29 @@ class _Shown:
             yield [(self._note, "red")]
 
 
-def _print(shown: _Shown) -> None:
-    """As on the screen, but all of it."""
+def _print(shown: _Jobs) -> None:
+    """Prints the whole content as plain text."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for line in shown.lines(width, 0, plots.draws(sys.stdout.encoding)):
-        click.echo("".join(text for text, _ in line).rstrip())
+    for line in plain(shown.content(width, 0, supports_unicode(sys.stdout.encoding))):
+        click.echo(line)
 
 
-async def _live(board: Board, shown: _Shown, changes: AsyncGenerator[Change], interval: float) -> bool:
-    """Draws until somebody has had enough, False, or there is nothing more to see."""
-    enough = asyncio.Event()
+async def _live(screen: FullScreen, shown: _Jobs, changes: AsyncGenerator[Change], interval: float) -> bool:
+    """Draws until the user quits (False), or the job has finished or was deleted (True)."""
+    quitting = asyncio.Event()
 
     async def read() -> None:
         async for change in changes:
             shown.change(change)
-            if shown.over or shown.gone:
+            if shown.finished or shown.deleted:
                 return
 
     reading = asyncio.create_task(read())
-    stop = asyncio.create_task(enough.wait())
+    stop = asyncio.create_task(quitting.wait())
     try:
-        with board, _keys(enough.set):
+        with screen, _keys(quitting.set):
             while not (reading.done() or stop.done()):
-                board.draw(shown.lines)
+                screen.draw(shown.content)
                 await asyncio.wait({reading, stop}, timeout=interval, return_when=asyncio.FIRST_COMPLETED)
         if reading.done():
             reading.result()
@@ -183,7 +181,7 @@ async def _live(board: Board, shown: _Shown, changes: AsyncGenerator[Change], in
 
 @contextlib.contextmanager
 def _keys(quit_: Callable[[], None]) -> Iterator[None]:
-    """`q` ends it, without Enter; so do signals that would leave the terminal as it is now."""
+    """Calls `quit_` for `q` (without Enter), and for signals that would not restore the terminal."""
     loop, keyboard = asyncio.get_running_loop(), sys.stdin.fileno() if sys.stdin.isatty() else None
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, quit_)

@@ -1,1 +1,1 @@
-"""Text of one thing each: progress, outcome, Events, log lines, tables."""
+"""Formats values as text: progress, outcomes, Events, log lines, durations, tables, plots."""

@@ -1,4 +1,4 @@
-"""Kubernetes Events of a job and its pods, put together: what happened to every pod alike is one line. Pure."""
+"""Groups the Kubernetes Events of a job and its pods: the same event of many pods is one line. Pure."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-MOST = 30
-"""The newest of them."""
+MAX_GROUPS = 30
+"""Older groups are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """Events that say the same."""
+class EventGroup:
+    """Events that differ only in their object and numbers."""
 
     kind: str
     reason: str
     message: str
     objects: str
-    """`job`, the pod's name, or how many pods."""
+    """`job`, the name of the pod, or the number of pods."""
     count: int
     first: datetime
     last: datetime
     version: int
-    """Of the newest event: within a second it tells the order."""
+    """resourceVersion of the newest event: orders events of the same second."""
 
 
-def happenings(events: Iterable[dict[str, Any]]) -> list[Happening]:
-    """Newest last."""
+def group_events(events: Iterable[dict[str, Any]]) -> list[EventGroup]:
+    """The newest group is last."""
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for event in events:
         about = event["involvedObject"]
         name = about.get("name", "")
-        # `Successfully assigned team/penguins-worker-1-0 to node-7` is one thing for all pods.
+        # `Successfully assigned team/penguins-worker-1-0 to node-7` is one group for all pods.
         message = event.get("message") or ""
         same = re.sub(rf"(?:[\w.-]+/)?{re.escape(name)}(?![\w-])", "{}", message) if name else message
         if about.get("kind") == "Pod":
             same = _without_numbers(same)
         key = (event.get("type") or "", event.get("reason") or "", about.get("kind", ""), same)
         alike.setdefault(key, []).append(event)
-    told = [_together(key, some) for key, some in alike.items()]
-    return sorted(told, key=lambda one: (one.last, one.version))[-MOST:]
+    groups = [_group(key, some) for key, some in alike.items()]
+    return sorted(groups, key=lambda group: (group.last, group.version))[-MAX_GROUPS:]
 
 
-def _together(key: tuple[str, ...], events: list[dict[str, Any]]) -> Happening:
+def _group(key: tuple[str, ...], events: list[dict[str, Any]]) -> EventGroup:
     newest = max(events, key=lambda event: (_last(event), _version(event)))
     names = sorted({event["involvedObject"].get("name", "") for event in events})
     if newest["involvedObject"].get("kind") != "Pod":
         objects = "job"
     else:
         objects = names[0] if len(names) == 1 else f"{len(names)} pods"
-    return Happening(
+    return EventGroup(
         kind=key[0],
         reason=key[1],
         message=newest.get("message") or "",
@@ -70,7 +70,7 @@ def _version(event: dict[str, Any]) -> int:
 
 
 def _without_numbers(text: str) -> str:
-    """Pulls that took 2.1s and 2.3s are the same happening; so are sizes and addresses."""
+    """Image pulls of 2.1s and 2.3s belong to one group; so do sizes and addresses."""
     return re.sub(r"\d+(\.\d+)*", "#", text)
 
 

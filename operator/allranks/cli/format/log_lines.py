@@ -1,4 +1,4 @@
-"""What ranks print, made fit for a screen: whole lines, bounded, without control sequences. The log files stay raw."""
+"""Splits the output of ranks into lines for a screen, within bounds. The log files keep the raw output."""
 
 from __future__ import annotations
 
@@ -6,22 +6,54 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from allranks.core.model import Pod
+from allranks.core.naming import TRAINER, replica_key
+
 LINE_BYTES = 2048
-"""So much of a line is shown; all of it is in the log file."""
+"""Longer lines are cut on the screen."""
+COLOURS = (
+    "cyan",
+    "yellow",
+    "green",
+    "magenta",
+    "blue",
+    "bright_cyan",
+    "bright_yellow",
+    "bright_green",
+    "bright_magenta",
+)
+"""Colours of the ranks, in their order."""
+_CODES = {"cyan": 36, "yellow": 33, "green": 32, "magenta": 35, "blue": 34}
+_CODES |= {f"bright_{name}": code + 60 for name, code in _CODES.items()}
+
+
+def label(pod: Pod, container: str) -> str:
+    """`worker-1` for the trainer container, `worker-1/NAME` for others."""
+    replica = replica_key(pod.role, pod.index)
+    return replica if container == TRAINER else f"{replica}/{container}"
+
+
+def prefixed(label: str, width: int, place: int, text: str, *, colour: bool, faint: bool = False) -> str:
+    """A line with its label in front. `place` is the position of the rank, which selects the colour."""
+    front = f"{label:<{width}} |"
+    if not colour:
+        return f"{front} {text}"
+    front = f"\x1b[{_CODES[COLOURS[place % len(COLOURS)]]}m{front}\x1b[0m"
+    return f"{front} \x1b[2m{text}\x1b[0m" if faint else f"{front} {text}"
 
 
 @dataclass
 class Splitter:
-    """Cuts the output of one container into lines; keeps little of a line that does not end."""
+    """Splits the output of one container into lines. Memory is bounded, also for a line that does not end."""
 
     pending: bytes = b""
-    """The line that has not ended yet, of a redrawn one what is on the screen now."""
+    """The line that has not ended yet; for a redrawn line its current state."""
     redrawn: bool = False
-    """A progress bar: the pending line was drawn over an earlier state of itself."""
+    """Whether the pending line is a progress bar, which redraws itself after \\r."""
     _cut: int = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end in `data`; empty data ends the last one."""
+        """The lines that end in `data`. Empty data ends the last line."""
         if not data:
             lines = [self._whole(self.pending)] if self.pending else []
             self._keep(b"")
@@ -57,17 +89,17 @@ class Splitter:
 
 
 def shown(line: bytes, cut: int = 0) -> bytes:
-    """What of a line is seen: the last state of a redrawn one, the beginning of a giant one."""
+    """The last state of a redrawn line, the beginning of a long line."""
     if b"\r" in line:
         line = line.rstrip(b"\r").rpartition(b"\r")[2]
     cut += max(0, len(line) - LINE_BYTES)
     if cut:
-        return line[:LINE_BYTES] + f" ... {cut:,} more bytes are in the log".encode()
+        return line[:LINE_BYTES] + f" ... {cut:,} more bytes in the log".encode()
     return line
 
 
 class Line(NamedTuple):
-    """A line that waits to be shown."""
+    """A buffered line."""
 
     place: int
     text: bytes
@@ -76,20 +108,20 @@ class Line(NamedTuple):
 
 @dataclass
 class Source:
-    """Lines of one container that wait to be shown. The newest are kept when there are too many."""
+    """The buffered lines of one container. When there are too many, the oldest are dropped."""
 
     label: str
     most_lines: int
     most_bytes: int
     latest: bytes = b""
-    """The last line, for a table."""
+    """The last line, for the summary."""
     splitter: Splitter = field(default_factory=Splitter)
     dropped: int = 0
     waiting: deque[Line] = field(default_factory=deque)
     _bytes: int = 0
 
     def feed(self, data: bytes, place: int, faint: bool = False) -> None:
-        """Takes output in. `place` orders it among other containers' output; `faint`: it matters less."""
+        """Adds output. `place` orders it among the output of other containers; `faint` output is less important."""
         lines = self.splitter.feed(data)
         self.dropped += max(0, len(lines) - self.most_lines)
         for line in lines[-self.most_lines :]:
@@ -98,12 +130,12 @@ class Source:
         while len(self.waiting) > self.most_lines or self._bytes > self.most_bytes:
             self._bytes -= len(self.waiting.popleft().text)
             self.dropped += 1
-        seen = self.splitter.pending or (lines[-1] if lines else b"")
-        if seen.strip():
-            self.latest = seen
+        last = self.splitter.pending or (lines[-1] if lines else b"")
+        if last.strip():
+            self.latest = last
 
     def take(self) -> tuple[int, list[Line]]:
-        """(number of lines dropped before these, the lines), which wait no longer."""
+        """Removes the buffered lines: (number of lines dropped before them, the lines)."""
         dropped, lines = self.dropped, list(self.waiting)
         self.dropped, self._bytes = 0, 0
         self.waiting.clear()

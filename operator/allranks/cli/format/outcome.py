@@ -1,4 +1,4 @@
-"""How a run ended, for people and for programs."""
+"""How pods, attempts and jobs ended."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.status import Failure, Status
+from allranks.cli.format.duration import elapsed
 from allranks.cli.format.yaml import dump, without_empty
-from allranks.cli.live.summary import duration, ended_how
 from allranks.control_sequences import clean
 from allranks.core.naming import replica_key
 
 
 def resource(name: str, namespace: str, status: Status) -> dict[str, Any]:
-    """The job with its status, as the cluster would show it."""
+    """The job with its status, as the API server returns it."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -26,21 +26,21 @@ def resource(name: str, namespace: str, status: Status) -> dict[str, Any]:
 
 
 def rendered(shown: dict[str, Any], output: str) -> str:
-    """`output`: yaml or json. Documents may follow one another."""
+    """`output`: yaml or json. YAML begins with a document separator."""
     return json.dumps(shown, indent=2) + "\n" if output == "json" else "---\n" + dump([shown])
 
 
-def summary(name: str, status: Status, elapsed: float, how: str) -> str:
-    """One line. `elapsed` in seconds, for a job that has not come to its end."""
+def summary(name: str, status: Status, seconds: float, how: str) -> str:
+    """One line. `seconds` is the duration of a job that has not finished."""
     if status.start_time and status.completion_time:
-        elapsed = (status.completion_time - status.start_time).total_seconds()
-    took = duration(elapsed)
+        seconds = (status.completion_time - status.start_time).total_seconds()
+    took = elapsed(seconds)
     if how == "stopped":
-        return f"{name} was interrupted after {took}: no process of it is left"
+        return f"{name} was interrupted after {took}: all its processes have ended"
     if how == "suspended":
-        return f"{name} is suspended (spec.suspend: true), so nothing runs: add --set suspend=false"
+        return f"{name} is suspended (spec.suspend: true): add --set suspend=false to run it"
     if how == "settled":
-        return f"{name} is {status.phase} and nothing more will happen"
+        return f"{name} is stuck in {status.phase}: no pod left to run"
     counted, disruptions = status.restarts.counted, status.restarts.disruptions
     ranks = sum(role.desired for role in status.roles.values())
     parts = [f"{ranks} pod{'s' * (ranks != 1)}", f"{counted or 'no'} restart{'s' * (counted != 1)}"]
@@ -52,23 +52,46 @@ def summary(name: str, status: Status, elapsed: float, how: str) -> str:
 
 
 def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
-    """The verdict, the first rank that failed, its last lines, and, of a run on this machine, where all of them are."""
+    """The reason of the failure, the first rank that failed and its last lines; for a local run also its log file."""
     failed = status.condition("Failed")
     if failed and failed.status == "True" and failed.message:
         yield failed.message
     failure = status.last_failure
     if failure is None:
         return
-    yield f"First failure: {who_failed(failure)}"
+    yield f"First failure: {describe(failure)}"
     yield from (f"  | {clean(line.encode(), colour=False)}" for line in failure.message.splitlines())
     if logs is not None and (log := logs / f"{failure.pod}.log").exists():
         yield f"Full log: {log}"
 
 
-def who_failed(failure: Failure) -> str:
-    """Who failed first, when and how, in one line."""
+def describe(failure: Failure) -> str:
+    """Replica, rank, attempt, duration and reason, in one line."""
     rank = "" if failure.rank is None else f" (rank {failure.rank})"
     how = ended_how(failure.exit_code, failure.signal, failure.reason)
-    ran = "" if failure.ran_seconds is None else f", after {duration(failure.ran_seconds)}"
-    who = replica_key(failure.role, failure.index)
-    return f"{who}{rank} in attempt {failure.attempt}{ran}: {how}"
+    ran = "" if failure.ran_seconds is None else f", after {elapsed(failure.ran_seconds)}"
+    return f"{replica_key(failure.role, failure.index)}{rank} in attempt {failure.attempt}{ran}: {how}"
+
+
+def failure_line(failure: Failure) -> str:
+    """Replica, attempt, reason and the last line of its log, in one line."""
+    reason = ended_how(failure.exit_code, failure.signal, failure.reason)
+    line = f"{replica_key(failure.role, failure.index)} in attempt {failure.attempt}: {reason}"
+    if failure.signal is not None:
+        return line  # the last line of the log does not explain a signal
+    last = next((text.strip() for text in reversed(failure.message.splitlines()) if text.strip()), "")
+    return line + (f": {clean(last.encode(), colour=False)}" if last else "")
+
+
+def ended_how(exit_code: int | None, signal: int | None, reason: str) -> str:
+    """`exit code 1`, `signal 9 (SIGKILL)`, `OOMKilled`."""
+    if signal is not None:
+        import signal as signals
+
+        names = {number.value: number.name for number in signals.Signals}
+        text = f"signal {signal} ({names[signal]})" if signal in names else f"signal {signal}"
+    elif exit_code is not None:
+        text = f"exit code {exit_code}"
+    else:
+        return reason
+    return text if reason in ("Error", "") else f"{reason}, {text}"

@@ -1,6 +1,6 @@
-"""What a job is doing, in words and numbers: its progress, its four times up to now, its goodput. Pure.
+"""Progress, time accounting and goodput of a job. Pure.
 
-The status tells the times as of a moment (`times.since`); between two of its writes they go on by themselves.
+The status has its times as of `times.since`; the functions here add the time that has passed since then.
 """
 
 from __future__ import annotations
@@ -11,45 +11,47 @@ from datetime import datetime
 from statistics import median
 
 from allranks.api.status import ProgressStatus, Status
-from allranks.cli.format.table import cell, span
+from allranks.cli.format.duration import human
+from allranks.cli.format.table import cell
 from allranks.core import time_accounting
+from allranks.core.model import Pod
 
 KINDS = ("queued", "starting", "productive", "lost")
-UNMEASURED = "no reports: all the time that it ran counts as productive"
+UNMEASURED = "no reports: all running time counts as productive"
 
 
 def times(status: Status, now: datetime) -> dict[str, float]:
-    """Seconds by kind, up to now; empty where nobody has accounted for them."""
-    told = time_accounting.up_to(status, now)
-    return {kind: getattr(told, kind) for kind in KINDS} if told else {}
+    """Seconds by kind, up to now; empty without time accounting."""
+    total = time_accounting.up_to(status, now)
+    return {kind: getattr(total, kind) for kind in KINDS} if total else {}
 
 
 def lost_by(status: Status, now: datetime) -> dict[str, float]:
-    """Lost seconds by the reason of what lost them, the most first."""
-    told = time_accounting.up_to(status, now)
-    return dict(sorted(told.by_reason.items(), key=lambda item: (-item[1], item[0]))) if told else {}
+    """Lost seconds by reason, the largest first."""
+    total = time_accounting.up_to(status, now)
+    return dict(sorted(total.by_reason.items(), key=lambda item: (-item[1], item[0]))) if total else {}
 
 
 def goodput(status: Status, now: datetime) -> float | None:
     """productive / (all but queued), up to now."""
-    told = time_accounting.up_to(status, now)
-    return time_accounting.goodput(told) if told else status.goodput
+    total = time_accounting.up_to(status, now)
+    return time_accounting.goodput(total) if total else status.goodput
 
 
 def trains(status: Status) -> bool:
-    """Rates and ETA are those of now: while it restarts, or when it is over, there are none."""
+    """Rates and ETA are shown only while the job runs."""
     return status.phase == "Running"
 
 
 def fraction(progress: ProgressStatus | None) -> float | None:
-    """Of all steps; None where it is not known how many there will be."""
+    """Share of completed steps; None if the total is not reported."""
     if progress is None or progress.step is None or not progress.total_steps:
         return None
     return min(1.0, progress.step / progress.total_steps)
 
 
 def step_rate(progress: ProgressStatus | None) -> float | None:
-    """Steps a second: as its ranks measure it, else as the curve tells it."""
+    """Steps per second: measured by the ranks, or derived from the ETA or the curve."""
     if progress is None:
         return None
     seconds = [rank.step_seconds for rank in progress.ranks if rank.step_seconds]
@@ -70,10 +72,10 @@ def summary(progress: ProgressStatus) -> str:
 
 
 def eta(progress: ProgressStatus | None) -> str:
-    """`2h10m`; empty where it is not known."""
+    """`2h10m`; empty without an estimate."""
     if progress is None:
         return ""
-    return cell(progress.eta) or ("" if progress.eta_seconds is None else span(progress.eta_seconds))
+    return cell(progress.eta) or ("" if progress.eta_seconds is None else human(progress.eta_seconds))
 
 
 def rates(progress: ProgressStatus) -> Iterator[str]:
@@ -86,13 +88,13 @@ def rates(progress: ProgressStatus) -> Iterator[str]:
 
 
 def metrics(progress: ProgressStatus) -> Iterator[str]:
-    """`loss 0.31`; that which the curve shows first."""
+    """`loss 0.31`; the metric of the curve is first."""
     names = sorted(progress.metrics, key=lambda name: name != progress.curve_metric)
     yield from (f"{cell(name)} {number(progress.metrics[name])}" for name in names)
 
 
 def line(status: Status) -> str:
-    """All of it in one line, for a log; empty while there is nothing."""
+    """Progress, rates, ETA and metrics in one line for a log; empty without progress."""
     progress = status.progress
     if progress is None or progress.step is None:
         return ""
@@ -105,26 +107,35 @@ def line(status: Status) -> str:
     return ", ".join(parts)
 
 
-def slow(progress: ProgressStatus, nowhere: str) -> Iterator[tuple[object, str, str, str]]:
-    """(rank, replica, node or `nowhere`, slowdown) of each straggler."""
-    for one in progress.stragglers:
-        yield "-" if one.rank is None else one.rank, one.replica, one.node or nowhere, f"{one.slowdown:.2g}x"
+def stragglers(progress: ProgressStatus | None, no_node: str = "") -> Iterator[tuple[object, str, str, str]]:
+    """(rank, replica, node or `no_node`, slowdown) of each straggler."""
+    for one in progress.stragglers if progress else ():
+        yield "-" if one.rank is None else one.rank, one.replica, one.node or no_node, f"{one.slowdown:.2g}x"
 
 
 def values(progress: ProgressStatus | None) -> list[float | None]:
-    """Of the curve."""
+    """The values of the curve."""
     return [point.value for point in progress.curve] if progress else []
 
 
 def number(value: float) -> str:
-    """Four digits that count: `0.3068`, `8105`, `1.2e-05`."""
+    """Four significant digits: `0.3068`, `8105`, `1.2e-05`."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def percent(value: float | None) -> str:
-    """Never 100% of what is not whole."""
+    """Rounded, but 100% only for exactly 1."""
     if value is None:
         return ""
     return "100%" if value >= 1 else f"{min(value, 0.999):.1%}"
+
+
+def pod_state(pod: Pod) -> str:
+    """The phase of a pod, or why it waits."""
+    if pod.deleted_at:
+        return "Stopping"
+    if pod.waiting_reason in ("CrashLoopBackOff", "Unschedulable"):
+        return pod.waiting_message or pod.waiting_reason
+    return pod.phase

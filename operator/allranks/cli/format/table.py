@@ -1,26 +1,31 @@
-"""Tables and durations as kubectl prints them."""
+"""Tables as kubectl prints them, and the same tables drawn by rich where the output is a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allranks.control_sequences import clean
 
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
 
 class Table:
-    """Rows below their headers. Rows that come later keep to the columns, which only grow."""
+    """Rows below their headers. Rows printed later keep the columns, which only get wider."""
 
-    def __init__(self, headers: Sequence[str], indent: str = "", room: Mapping[str, int] | None = None) -> None:
-        """`room`: header -> width that later rows will need."""
+    def __init__(
+        self, headers: Sequence[str], indent: str = "", min_widths: Mapping[str, int] | None = None, gap: int = 3
+    ) -> None:
+        """`min_widths`: header -> width that later rows need. `gap`: spaces between columns."""
         self._headers = [header.upper() for header in headers]
-        self._widths = [max(len(header), (room or {}).get(header, 0)) for header in headers]
-        self._indent = indent
+        self._widths = [max(len(header), (min_widths or {}).get(header, 0)) for header in headers]
+        self._indent, self._gap = indent, " " * gap
         self._begun = False
 
     def lines(self, rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-        """The lines of further rows, the first time below the headers."""
+        """The lines of further rows; the first call puts the headers in front."""
         texts = [[cell(value) for value in row] for row in rows]
         if not self._begun:
             texts.insert(0, self._headers)
@@ -29,40 +34,51 @@ class Table:
             self._widths = [max(width, len(text)) for width, text in zip(self._widths, row, strict=True)]
         for row in texts:
             padded = (f"{text:<{width}}" for text, width in zip(row, self._widths, strict=True))
-            yield (self._indent + "   ".join(padded)).rstrip()
+            yield (self._indent + self._gap.join(padded)).rstrip()
 
 
 def cell(value: Any) -> str:
-    """One line, without control characters: what a program wrote must not move the cursor."""
+    """One line without control characters, so that output of a program cannot move the cursor."""
     if value is None:
         return ""
     return clean(" ".join(str(value).split()).encode(), colour=False)
 
 
-def age(stamp: str | datetime | None, now: datetime | None = None) -> str:
-    """Time since then in at most two units, as kubectl tells it: `95s`, `5m30s`, `3h`, `2d5h`."""
-    if not stamp:
-        return "<unknown>"
-    then = datetime.fromisoformat(stamp) if isinstance(stamp, str) else stamp
-    return span(((now or datetime.now(UTC)) - then).total_seconds())
+class Styled(NamedTuple):
+    """A cell with a rich style."""
+
+    value: Any
+    style: str
+
+    def __str__(self) -> str:
+        return "" if self.value is None else str(self.value)
 
 
-def span(seconds: float) -> str:
-    """kubectl's HumanDuration: two units while the smaller one matters."""
-    total = max(0, int(seconds))
-    minutes, hours, days = total // 60, total // 3600, total // 86400
-    if total < 120:
-        return f"{total}s"
-    if minutes < 10:
-        return f"{minutes}m{total % 60}s" if total % 60 else f"{minutes}m"
-    if hours < 3:
-        return f"{minutes}m"
-    if hours < 8:
-        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
-    if hours < 48:
-        return f"{hours}h"
-    if days < 8:
-        return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
-    if days < 730:
-        return f"{days}d"
-    return f"{days // 365}y{days % 365}d" if days % 365 and days < 2920 else f"{days // 365}y"
+@dataclass(frozen=True)
+class Grid:
+    """A whole table: `plain` for pipes and files, `rich` for terminals."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    indent: str = "  "
+    gap: int = 3
+
+    def plain(self) -> Iterator[str]:
+        return Table(self.headers, self.indent, gap=self.gap).lines(self.rows)
+
+    def rich(self, *, wrap: bool) -> RichTable:
+        """`wrap`: break cells that are too long for the terminal; otherwise crop them."""
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(box=None, padding=(0, self.gap, 0, 0), pad_edge=False, header_style="dim")
+        for place, header in enumerate(self.headers):
+            title = (self.indent if not place else "") + header.upper()
+            table.add_column(
+                title, no_wrap=not wrap or place < len(self.headers) - 1, overflow="fold" if wrap else "crop"
+            )
+        for row in self.rows:
+            texts = [Text(cell(value), value.style if isinstance(value, Styled) else "") for value in row]
+            texts[0].pad_left(len(self.indent))
+            table.add_row(*texts)
+        return table

@@ -1,4 +1,4 @@
-"""How objects are printed."""
+"""Prints objects as YAML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """Log lines as lines, and no anchors for the parts that objects share."""
+    """Prints texts of several lines as blocks, and shared parts without anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -28,7 +28,7 @@ def dump(documents: Iterable[Any]) -> str:
 
 
 def without_empty(value: Any) -> Any:
-    """A status without the members that say nothing: empty texts, lists and maps."""
+    """Removes empty texts, lists and maps."""
     if isinstance(value, dict):
         inner = {key: without_empty(item) for key, item in value.items()}
         return {key: item for key, item in inner.items() if item not in ("", [], {})}

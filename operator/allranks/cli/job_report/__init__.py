@@ -1,1 +1,1 @@
-"""`allranks report`: the one-page account of a job, as text, as a page for browsers, as JSON."""
+"""The one-page report on a job, as text, HTML or JSON."""

@@ -1,242 +1,219 @@
-"""The account of a job as one page for a browser: no script, nothing from elsewhere, light or dark, to be printed."""
+"""The report on a job as one HTML file: no script, no external resources, light and dark, printable.
+
+report.html.j2 is rendered with autoescape. Every value is cleaned of control characters and escaped by the template
+engine, so no text of a user or a program can become markup.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from allranks.cli.format import progress as doing
-from allranks.cli.job_report import text as words
-from allranks.cli.job_report.model import Account, Point
-from allranks.cli.job_report.plots import Bar, Row, curve, rows, spaced, text
-from allranks.cli.job_report.style import STYLE
+from allranks.cli.format import progress as progress_text
+from allranks.cli.format.duration import clock, elapsed
+from allranks.cli.format.table import Grid
+from allranks.cli.job_report import plots, text
+from allranks.cli.job_report.model import JobReport, Point
+from allranks.cli.job_report.plots import Bar, Plot, Row
 from allranks.cli.job_report.timeline import FORGOTTEN, Attempt, Segment
-from allranks.cli.live.summary import duration
+from allranks.control_sequences import clean
+from allranks.errors import AllranksError
 from allranks.version import __version__
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
-"""Even if a text that a program wrote should get through: a browser runs nothing and asks nobody."""
+"""A second line of defence: the browser runs no script and sends no request."""
+_KINDS = (FORGOTTEN, *progress_text.KINDS)
 
 
-def page(told: Account) -> str:
-    """The whole document. Every text in it that is not ours goes through `text`."""
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>{text(told.name)}: {text(told.phase)}</title>'
-        f"<style>{STYLE}</style>"
-    )
-    body = "\n".join(part for part in _sections(told) if part)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n<main>\n{body}\n</main>\n'
-        f"<footer>allranks {text(__version__)}, account of {words.stamp(told.until)}</footer>\n</body>\n</html>\n"
-    )
-
-
-def _sections(told: Account) -> Iterator[str]:
-    yield _head(told)
-    yield _tiles(told)
-    yield _section("Timeline of attempts", _timeline(told))
-    yield _section("Where the time went", _times(told))
-    yield _section(words.curve_title(told), _curve(told, told.metric or "curve", lambda point: point.value))
-    unit, rate = told.throughput()
-    yield _section(f"Throughput in {unit}", _curve(told, unit, rate, from_zero=True))
-    yield _section("Lost time by cause", _lost(told))
-    yield _section("Restarts and failures", _restarts(told))
-    yield _section("Restarts of single replicas", _alone(told))
-    yield _section("Stragglers", _stragglers(told))
-    yield _section("The job", _facts(told))
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{text(title)}</h2>{content}</section>" if content else ""
-
-
-def _head(told: Account) -> str:
-    failure = "".join(f"{spaced(line)}\n" for line in told.failure)
-    why = f"<p>{text(told.why)}</p>" if told.why else ""
-    return (
-        f'<header><h1>{text(told.name)} <span class="phase {text(told.phase.lower())}">{text(told.phase)}</span></h1>'
-        f'<p class="verdict">{text(told.verdict)}</p>{why}{f"<pre>{failure}</pre>" if failure else ""}</header>'
+def page(report: JobReport) -> str:
+    template = _environment().get_template("report.html.j2")
+    return template.render(
+        policy=POLICY,
+        report=report,
+        tiles=list(_tiles(report)),
+        sections=list(_sections(report)),
+        footer=f"allranks {__version__}, report of {text.timestamp(report.until)}",
+        width=plots.WIDTH,
+        bar_height=plots.BAR,
+        axis_height=plots.AXIS,
     )
 
 
-def _tiles(told: Account) -> str:
-    progress = told.progress
-    tiles = [("Goodput", doing.percent(told.goodput) or "not known", "" if told.measured else doing.UNMEASURED)]
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise AllranksError(f"HTML reports need further packages ({error}): pip install 'allranks[cli]'") from error
+    return Environment(
+        loader=PackageLoader("allranks.cli.job_report", "."),
+        autoescape=True,
+        finalize=_without_control_characters,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _without_control_characters(value: Any) -> Any:
+    """Applied to every expression of the template. Markup is the output of a macro, which has been cleaned."""
+    return value if hasattr(value, "__html__") else clean(str(value).encode(errors="replace"), colour=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    plot: Plot | None = None
+    legend: Sequence[tuple[str, str]] = ()
+    """(CSS class, name)"""
+    notes: Sequence[str] = ()
+    table: Grid | None = None
+    summary: str = ""
+    """If set, the table is folded below this line."""
+    coloured: bool = False
+    """Whether the first column of the table names kinds of time."""
+
+
+def _sections(report: JobReport) -> Iterator[Section]:
+    yield from _timeline(report)
+    yield from _times(report)
+    metric = report.metric or "curve"
+    yield from _curve(report, "curve", text.curve_title(report), metric, lambda point: point.value)
+    unit, rate = report.throughput()
+    yield from _curve(report, "rate", f"Throughput in {unit}", unit, rate, from_zero=True)
+    yield from _lost(report)
+    for title, table in text.tables(report):
+        yield Section(title, table=table)
+    yield Section("The job", table=Grid((), list(text.facts(report))))
+
+
+def _tiles(report: JobReport) -> Iterator[tuple[str, str, str]]:
+    """(title, value, note)"""
+    progress = report.progress
+    goodput = progress_text.percent(report.goodput) or "not available"
+    yield "Goodput", goodput, "" if report.measured else progress_text.UNMEASURED
     if progress and progress.step is not None:
-        tiles.append(("Progress", doing.summary(progress), ", ".join(list(doing.metrics(progress))[:4])))
-        if (left := doing.eta(progress)) and told.phase == "Running":
-            tiles.append(("ETA", left, ""))
-    unit, _ = told.throughput()
-    if mean := words.mean_rate(told):
-        tiles.append((unit, mean.split()[0], "on average, while it trained"))
-    tiles.append(("Duration", words.when(told.seconds), "" if told.over else "so far"))
-    ended = told.counted + told.disruptions
-    tiles.append(("Restarts", str(ended), words.restarts(told) if ended else ""))
-    made = (f"<div><dt>{text(a)}</dt><dd>{text(b)}<small>{text(c)}</small></dd></div>" for a, b, c in tiles)
-    return f'<dl class="tiles">{"".join(made)}</dl>'
+        metrics = ", ".join(list(progress_text.metrics(progress))[:4])
+        yield "Progress", progress_text.summary(progress), metrics
+        if (left := progress_text.eta(progress)) and report.phase == "Running":
+            yield "ETA", left, ""
+    unit, _ = report.throughput()
+    if mean := text.mean_rate(report):
+        yield unit, mean.split()[0], "on average while training"
+    yield "Duration", clock(report.seconds), "" if report.over else "so far"
+    restarts = report.counted + report.disruptions
+    yield "Restarts", str(restarts), text.restarts(report) if restarts else ""
 
 
-def _timeline(told: Account) -> str:
-    if not told.attempts or told.seconds <= 0:
-        return ""
-    content = []
-    for attempt in told.attempts:
-        front = [part for part in told.between if part.begin < attempt.begin <= part.begin + part.seconds + 1e-6]
-        bars = [_bar(segment) for segment in (*front, *attempt.segments)]
-        content.append(Row(str(attempt.number), bars, words.outcome(attempt)))
-    there = {bar.kind for row in content for bar in row.bars}
-    legend = "".join(f'<li><i class="{kind}"></i>{_called(kind)}</li>' for kind in _KINDS if kind in there)
-    count = len(told.attempts)
-    about = f"{count} attempt{'s' * (count != 1)} in {words.when(told.seconds)}: " + "; ".join(
-        f"attempt {one.number} from {words.when(one.begin)} to {words.when(one.end)}, {words.outcome(one)}"
-        for one in told.attempts
-    )
-    plot = rows("timeline", "Timeline of attempts", about, content, told.seconds)
-    seconds = [
-        [one.number, words.when(one.begin), words.when(one.end), words.outcome(one), *_by_kind(one), words.steps(one)]
-        for one in told.attempts
+def _timeline(report: JobReport) -> Iterator[Section]:
+    if not report.attempts or report.seconds <= 0:
+        return
+    rows = [
+        Row(str(one.number), [_bar(part) for part in text.with_wait(report, one)], text.outcome(one))
+        for one in report.attempts
     ]
-    titles = ["Attempt", "From", "To", "Ended by", *(kind.capitalize() for kind in doing.KINDS), "Steps"]
-    older = f"<p>Of attempts 0 to {told.forgotten - 1} nothing is kept but their times.</p>" if told.forgotten else ""
-    return f'<ul class="legend">{legend}</ul>{plot}{older}{_details("attempts", titles, seconds)}'
+    present = {bar.kind for row in rows for bar in row.bars}
+    count = len(report.attempts)
+    description = f"{count} attempt{'s' * (count != 1)} in {clock(report.seconds)}: " + "; ".join(
+        f"attempt {one.number} from {clock(one.begin)} to {clock(one.end)}, {text.outcome(one)}"
+        for one in report.attempts
+    )
+    dropped = text.dropped_attempts(report)
+    yield Section(
+        "Timeline of attempts",
+        plots.bars("timeline", "Timeline of attempts", description, rows, report.seconds),
+        legend=[(kind, _kind_name(kind)) for kind in _KINDS if kind in present],
+        notes=[dropped] if dropped else [],
+        table=Grid(
+            ["Attempt", "From", "To", "Ended by", *(kind.capitalize() for kind in progress_text.KINDS), "Steps"],
+            [
+                [one.number, clock(one.begin), clock(one.end), text.outcome(one), *_by_kind(one), text.steps(one)]
+                for one in report.attempts
+            ],
+        ),
+        summary="Table: attempts",
+    )
 
 
-_KINDS = (FORGOTTEN, *doing.KINDS)
-
-
-def _called(kind: str) -> str:
-    return "not kept" if kind == FORGOTTEN else kind
+def _kind_name(kind: str) -> str:
+    return "no details" if kind == FORGOTTEN else kind
 
 
 def _bar(segment: Segment) -> Bar:
-    title = f"{_called(segment.kind)}: {duration(segment.seconds)} from {words.when(segment.begin)}"
+    title = f"{_kind_name(segment.kind)}: {elapsed(segment.seconds)} from {clock(segment.begin)}"
     return Bar(segment.kind, segment.begin, segment.seconds, title)
 
 
 def _by_kind(attempt: Attempt) -> Iterator[str]:
-    for kind in doing.KINDS:
+    for kind in progress_text.KINDS:
         seconds = sum(part.seconds for part in attempt.segments if part.kind == kind)
-        yield duration(seconds) if seconds else ""
+        yield elapsed(seconds) if seconds else ""
 
 
-def _times(told: Account) -> str:
-    total = sum(told.times.values())
+def _times(report: JobReport) -> Iterator[Section]:
+    total = sum(report.times.values())
     if total <= 0:
-        return ""
-    bars, place = [], 0.0
-    for kind, seconds in told.times.items():
-        share = doing.percent(seconds / total)
+        return
+    shares = [(kind, elapsed(s), progress_text.percent(s / total)) for kind, s in report.times.items()]
+    bars, begin = [], 0.0
+    for (kind, took, share), seconds in zip(shares, report.times.values(), strict=True):
         if seconds > 0:
-            bars.append(Bar(kind, place, seconds, f"{kind}: {duration(seconds)}, {share}"))
-        place += seconds
-    shares = {kind: (duration(seconds), doing.percent(seconds / total)) for kind, seconds in told.times.items()}
-    about = ", ".join(f"{kind} {took} ({share})" for kind, (took, share) in shares.items())
-    plot = rows("times", "Where the time went", about, [Row("", bars)], total, ticks=False, left=2)
-    content = [[kind, *shares[kind]] for kind in told.times]
-    return f"{plot}{_table(['Kind', 'Time', 'Share'], content, keys=True)}<p>Goodput: {text(words.goodput(told))}.</p>"
-
-
-def _curve(told: Account, name: str, value: Callable[[Point], float | None], from_zero: bool = False) -> str:
-    strokes = told.strokes(value)
-    known = [y for stroke in strokes for _, y in stroke]
-    if len(known) < 2 or told.seconds <= 0:
-        return ""
-    first, last = known[0], known[-1]
-    about = (
-        f"{len(known)} points: from {doing.number(first)} to {doing.number(last)}, "
-        f"at least {doing.number(min(known))}, at most {doing.number(max(known))}"
+            bars.append(Bar(kind, begin, seconds, f"{kind}: {took}, {share}"))
+        begin += seconds
+    title = "Where the time went"
+    description = ", ".join(f"{kind} {took} ({share})" for kind, took, share in shares)
+    yield Section(
+        title,
+        plots.bars("times", title, description, [Row("", bars)], total, axis=False, left=2),
+        notes=[f"Goodput: {text.goodput(report)}."],
+        table=Grid(["Kind", "Time", "Share"], shares),
+        coloured=True,
     )
-    marks = [(at, f"{reason}") for at, reason in told.ends]
-    identity = "rate" if from_zero else "curve"
-    plot = curve(identity, f"{name} over time", about, strokes, told.seconds, marks, from_zero)
-    content = [
-        [words.when(point.at), point.attempt, point.step, doing.number(found)]
-        for point in told.points
-        if (found := value(point)) is not None
+
+
+def _curve(
+    report: JobReport,
+    id: str,
+    title: str,
+    name: str,
+    value: Callable[[Point], float | None],
+    *,
+    from_zero: bool = False,
+) -> Iterator[Section]:
+    strokes = report.strokes(value)
+    values = [y for stroke in strokes for _, y in stroke]
+    if len(values) < 2 or report.seconds <= 0:
+        return
+    first, last, low, high = map(progress_text.number, (values[0], values[-1], min(values), max(values)))
+    description = f"{len(values)} points: from {first} to {last}, minimum {low}, maximum {high}"
+    plot = plots.curve(id, f"{name} over time", description, strokes, report.seconds, report.ends, from_zero)
+    rows = [
+        [clock(point.at), point.attempt, point.step, progress_text.number(y)]
+        for point in report.points
+        if (y := value(point)) is not None
     ]
-    return f"{plot}{_details(f'{len(content)} points', ['Time', 'Attempt', 'Step', name], content)}"
+    yield Section(
+        title,
+        plot,
+        notes=["Dashed lines: restarts."] if report.ends else [],
+        table=Grid(["Time", "Attempt", "Step", name], rows),
+        summary=f"Table: {len(rows)} points",
+    )
 
 
-def _lost(told: Account) -> str:
-    total = sum(told.lost.values())
+def _lost(report: JobReport) -> Iterator[Section]:
+    total = sum(report.lost.values())
     if total <= 0:
-        return ""
-    content = [
-        Row(reason, [Bar("lost", 0.0, seconds, f"{reason}: {duration(seconds)}")], duration(seconds))
-        for reason, seconds in told.lost.items()
+        return
+    shares = [(cause, elapsed(s), progress_text.percent(s / total)) for cause, s in report.lost.items()]
+    rows = [
+        Row(cause, [Bar("lost", 0.0, seconds, f"{cause}: {took}")], took)
+        for (cause, took, _), seconds in zip(shares, report.lost.values(), strict=True)
     ]
-    about = ", ".join(f"{reason} {duration(seconds)}" for reason, seconds in told.lost.items())
-    most = max(told.lost.values())
-    plot = rows("lost", "Lost time by cause", about, content, most, ticks=False, left=200)
-    shares = [[reason, duration(seconds), doing.percent(seconds / total)] for reason, seconds in told.lost.items()]
-    return f"{plot}{_table(['Cause', 'Lost', 'Share'], shares)}"
-
-
-def _restarts(told: Account) -> str:
-    content = [
-        [
-            words.when(one.end),
-            one.number,
-            one.reason,
-            "yes" if one.counted else "no",
-            words.ranks(one.cause),
-            one.cause.node if one.cause else "",
-            words.exited(one.cause),
-            words.steps(one),
-            one.cause.last_line if one.cause else "",
-        ]
-        for one in told.attempts
-        if words.told_of(one)
-    ]
-    return _table(["At", "Attempt", "Cause", "Counted", "Who", "Node", "Exit", "Steps", "Last line"], content)
-
-
-def _alone(told: Account) -> str:
-    content = [
-        [
-            one.replica,
-            one.count,
-            one.cause.reason if one.cause else "",
-            "yes" if one.counted else "no",
-            one.cause.node if one.cause else "",
-            words.exited(one.cause),
-            one.cause.last_line if one.cause else "",
-        ]
-        for one in told.restarts
-    ]
-    return _table(["Replica", "Times", "Cause", "Counted", "Node", "Exit", "Last line"], content)
-
-
-def _stragglers(told: Account) -> str:
-    slow = told.progress.stragglers if told.progress else []
-    content = [
-        ["-" if one.rank is None else one.rank, one.replica, one.node or "", f"{one.slowdown:.2g}x"] for one in slow
-    ]
-    return _table(["Rank", "Replica", "Node", "Slowdown"], content)
-
-
-def _facts(told: Account) -> str:
-    return _table(["", ""], [[title, value] for title, value in words.facts(told)], headers=False)
-
-
-def _details(what: str, titles: Sequence[str], content: Sequence[Sequence[object]]) -> str:
-    return f"<details><summary>Table: {text(what)}</summary>{_table(titles, content)}</details>"
-
-
-def _table(
-    titles: Sequence[str], content: Sequence[Sequence[object]], *, headers: bool = True, keys: bool = False
-) -> str:
-    """`keys`: the first column names kinds of time, and is shown with their colours."""
-    if not content:
-        return ""
-    head = "".join(f'<th scope="col">{text(title)}</th>' for title in titles)
-    body = "".join(f"<tr>{''.join(_cells(row, keys))}</tr>" for row in content)
-    above = f"<thead><tr>{head}</tr></thead>" if headers else ""
-    return f'<div class="wide"><table>{above}<tbody>{body}</tbody></table></div>'
-
-
-def _cells(row: Iterable[object], keys: bool) -> Iterator[str]:
-    for place, value in enumerate(row):
-        key = f'<i class="{text(value)}"></i>' if keys and not place else ""
-        yield f'<th scope="row">{key}{text(value)}</th>' if not place else f"<td>{text(value)}</td>"
+    title, description = "Lost time by cause", ", ".join(f"{cause} {took}" for cause, took, _ in shares)
+    plot = plots.bars("lost", title, description, rows, max(report.lost.values()), axis=False, left=200)
+    yield Section(title, plot, table=Grid(["Cause", "Lost", "Share"], shares))

@@ -1,7 +1,7 @@
-"""The account of a job, from its manifest with its status: what it did when, and what became of it. Pure.
+"""The report on a job, built from its manifest and its status. Pure.
 
-Moments are seconds since the job was created. Texts come from users and programs: here they are as they were written,
-whoever prints them takes care.
+Times are seconds since the creation of the job. Texts of users and programs are kept unchanged: the output formats
+escape them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from allranks.api.status import FINISHED, ProgressStatus, Status
-from allranks.cli.format import progress as doing
+from allranks.cli.format import progress as progress_text
 from allranks.cli.format.outcome import failure_block, summary
-from allranks.cli.job_report.timeline import Attempt, Cause, Clock, Segment, cause_of
+from allranks.cli.job_report.timeline import Attempt, Cause, Segment, Timeline, cause_of
 from allranks.kube.job_codec import status_of
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Of one replica alone, in the present attempt."""
+    """Restarts of a single replica in the current attempt."""
 
     replica: str
     count: int
@@ -32,7 +32,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Of the curves."""
+    """A point of the curves."""
 
     at: float
     attempt: int
@@ -43,8 +43,8 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """All that a report says."""
+class JobReport:
+    """The data of a report. The field names are the keys of its JSON form."""
 
     name: str
     namespace: str
@@ -56,17 +56,17 @@ class Account:
     verdict: str
     why: str
     failure: tuple[str, ...]
-    """Of a job that failed: who was first, and its last lines."""
+    """For a failed job: the first replica that failed, and the last lines of its log."""
     began: datetime
     until: datetime
-    """Its end, or the moment of the account."""
+    """The end of the job, or the time of the report."""
     over: bool
     seconds: float
     attempts: tuple[Attempt, ...]
     between: tuple[Segment, ...]
-    """Time before, between and after the attempts that are told of."""
+    """Time before, between and after the attempts."""
     forgotten: int
-    """Earlier attempts that are not told of."""
+    """Number of earlier attempts that the status no longer has."""
     restarts: tuple[Restart, ...]
     counted: int
     disruptions: int
@@ -80,44 +80,44 @@ class Account:
 
     @property
     def ends(self) -> list[tuple[float, str]]:
-        """When attempts ended that another one followed, and why: marks for the curves."""
+        """(time, reason) of each restart."""
         return [(attempt.end, attempt.reason) for attempt in self.attempts[:-1] if attempt.over]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data, in the spelling of the API."""
+        """The report with camel-case keys, as in the API."""
         plain = asdict(self) | {"began": _stamp(self.began), "until": _stamp(self.until)}
-        named = {key: plain.pop(key) for key in ("times", "lost")}  # whose keys are no fields
+        named = {key: plain.pop(key) for key in ("times", "lost")}  # their keys are not field names
         progress = self.progress and self.progress.model_dump(by_alias=True, exclude_none=True, mode="json")
         return {**_plain(plain), **named, "progress": progress}
 
     def strokes(self, value: Callable[[Point], float | None]) -> list[list[tuple[float, float]]]:
-        """(moment, value) of each attempt by itself: between two attempts there is no line to draw."""
+        """(time, value) of each attempt: the curve is interrupted between attempts."""
         made: dict[int, list[tuple[float, float]]] = {}
         for point in self.points:
-            known = value(point)
-            if known is not None and math.isfinite(known):
-                made.setdefault(point.attempt, []).append((point.at, known))
+            y = value(point)
+            if y is not None and math.isfinite(y):
+                made.setdefault(point.attempt, []).append((point.at, y))
         return list(made.values())
 
     def throughput(self) -> tuple[str, Callable[[Point], float | None]]:
-        """What is known of it: samples where the program counts them, else steps."""
+        """(unit, value of a point): samples if the program reports them, otherwise steps."""
         if any(point.samples_per_second is not None for point in self.points):
             return "samples/s", lambda point: point.samples_per_second
         return "steps/s", lambda point: point.steps_per_second
 
 
-def account(job: Mapping[str, Any], now: datetime) -> Account:
-    """Of a DistributedTraining as the API has it; a part of it that is missing is not told."""
+def build_report(job: Mapping[str, Any], now: datetime) -> JobReport:
+    """`job`: a DistributedTraining in the form of the API. Missing parts are left out of the report."""
     status, spec, metadata = status_of(dict(job)), job.get("spec") or {}, job.get("metadata") or {}
     began = _began(metadata, status, now)
     over = status.phase in FINISHED
     until = (status.completion_time or _last_end(status) or now) if over else now
-    times = doing.times(status, now)
-    clock = Clock(status, began, until, times)
-    attempts = tuple(clock.attempts())
+    times = progress_text.times(status, now)
+    timeline = Timeline(status, began, until, times)
+    attempts = tuple(timeline.attempts())
     kept = min((past.attempt for past in status.history), default=status.attempt)
     progress = status.progress
-    return Account(
+    return JobReport(
         name=str(metadata.get("name") or "(no name)"),
         namespace=str(metadata.get("namespace") or ""),
         framework=str(spec.get("framework") or ""),
@@ -135,15 +135,15 @@ def account(job: Mapping[str, Any], now: datetime) -> Account:
         over=over,
         seconds=max(0.0, (until - began).total_seconds()),
         attempts=attempts,
-        between=tuple(clock.between(attempts)),
+        between=tuple(timeline.between(attempts)),
         forgotten=kept,
         restarts=tuple(_alone(status, began)),
         counted=status.restarts.counted,
         disruptions=status.restarts.disruptions,
         times=times,
-        goodput=doing.goodput(status, now),
+        goodput=progress_text.goodput(status, now),
         measured=bool(status.times and status.times.measured),
-        lost=doing.lost_by(status, now),
+        lost=progress_text.lost_by(status, now),
         progress=progress,
         metric=progress.curve_metric if progress else "",
         points=tuple(_points(progress, began)),
@@ -152,7 +152,7 @@ def account(job: Mapping[str, Any], now: datetime) -> Account:
 
 def _began(metadata: Mapping[str, Any], status: Status, now: datetime) -> datetime:
     created = metadata.get("creationTimestamp")
-    if isinstance(created, datetime):  # YAML knows times
+    if isinstance(created, datetime):  # YAML parses timestamps
         created = (created if created.tzinfo else created.replace(tzinfo=UTC)).isoformat()
     try:
         moments = [datetime.fromisoformat(str(created))] if created else []
@@ -162,8 +162,8 @@ def _began(metadata: Mapping[str, Any], status: Status, now: datetime) -> dateti
     return min(moment if moment.tzinfo else moment.replace(tzinfo=UTC) for moment in [*moments, now])
 
 
-def last_told(job: Mapping[str, Any]) -> datetime | None:
-    """The latest moment that a job's status speaks of: a file of yesterday knows nothing of today."""
+def last_update(job: Mapping[str, Any]) -> datetime | None:
+    """The latest timestamp in the status: a report on a file ends there."""
     status = status_of(dict(job))
     moments: list[datetime | None] = [status.start_time, status.attempt_time, status.running_time]
     moments += [status.completion_time, _last_end(status), status.times.since if status.times else None]
@@ -189,7 +189,7 @@ def _verdict(name: str, status: Status, began: datetime, until: datetime) -> str
         whole = status.model_copy(update={"start_time": began, "completion_time": until})
         return summary(name, whole, 0.0, "finished")
     if not status.start_time:
-        return f"{name} is {status.phase}: nobody has looked at it yet"
+        return f"{name} is {status.phase}: the operator has not processed it yet"
     ready = f", {status.ready} pods running" if status.ready else ""
     return f"{name} is {status.phase}: attempt {status.attempt}{ready}"
 

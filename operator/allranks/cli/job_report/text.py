@@ -1,4 +1,4 @@
-"""The account of a job as text: for a terminal, a mail, a log of CI."""
+"""The report on a job as text, for terminals, mails and CI logs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 
 from allranks.cli.format import plots
-from allranks.cli.format import progress as doing
-from allranks.cli.format.table import Table, cell
-from allranks.cli.job_report.model import Account, Point
+from allranks.cli.format import progress as progress_text
+from allranks.cli.format.duration import clock, elapsed
+from allranks.cli.format.table import Grid, cell
+from allranks.cli.job_report.model import JobReport, Point
 from allranks.cli.job_report.timeline import FORGOTTEN, Attempt, Cause, Segment
-from allranks.cli.live.summary import duration
 from allranks.control_sequences import clean
 
 CURVE_LINES = 6
@@ -18,104 +18,159 @@ MARGIN = 12
 """Characters in front of plots."""
 
 
-def lines(told: Account, width: int = 100, unicode: bool = True) -> Iterator[str]:
-    """The report, at most so wide but for what programs and users wrote."""
+def lines(report: JobReport, width: int = 100, unicode: bool = True) -> Iterator[str]:
+    """The report. Only texts of users and programs can be longer than `width`."""
     room = max(20, width - MARGIN - 16)
-    yield cell(told.verdict)
-    if told.why:
-        yield cell(told.why)
+    yield cell(report.verdict)
+    if report.why:
+        yield cell(report.why)
     yield ""
-    for title, text in facts(told):
+    for title, text in facts(report):
         yield f"{title:<{MARGIN}}{cell(text)}"
-    yield from _section("Time", _times(told, room, unicode))
-    yield from _section("Attempts", _attempts(told, room, unicode))
-    yield from _section(curve_title(told), _curve(told, lambda point: point.value, room, unicode, CURVE_LINES))
-    unit, rate = told.throughput()
-    yield from _section(f"Throughput in {unit}", _curve(told, rate, room, unicode, 3, 0.0))
-    yield from _section("Lost time by cause", _lost(told, unicode))
-    yield from _section("Restarts and failures", _restarts(told))
-    yield from _section("Restarts of single replicas", _alone(told))
-    yield from _section("Stragglers", _stragglers(told))
-    yield from _section("Last failure", (f"  {clean(line.encode(), colour=False)}" for line in told.failure))
+    yield from _section("Time", _times(report, room, unicode))
+    yield from _section("Attempts", _attempts(report, room, unicode))
+    yield from _section(curve_title(report), _curve(report, lambda point: point.value, room, unicode, CURVE_LINES))
+    unit, rate = report.throughput()
+    yield from _section(f"Throughput in {unit}", _curve(report, rate, room, unicode, 3, 0.0))
+    yield from _section("Lost time by cause", _lost(report, unicode))
+    for title, table in tables(report):
+        yield from _section(title, table.plain())
+    yield from _section("Last failure", (f"  {clean(line.encode(), colour=False)}" for line in report.failure))
 
 
-def facts(told: Account) -> Iterator[tuple[str, str]]:
-    """(what, value) of the report's head."""
-    yield "Job", f"{told.namespace}/{told.name}" if told.namespace else told.name
-    yield "Framework", ", ".join(part for part in (told.framework, told.size) if part)
-    yield from ([("Image", told.image)] if told.image else [])
-    yield from ([("Command", told.command)] if told.command else [])
-    yield "Created", stamp(told.began)
-    ended = "Ended" if told.over else "As of"
-    yield ended, f"{stamp(told.until)}, after {duration(told.seconds)}"
-    progress = told.progress
+# --- also used by the HTML report ------------------------------------------------------------------------------------
+
+
+def facts(report: JobReport) -> Iterator[tuple[str, str]]:
+    """(title, value) of the head of the report."""
+    yield "Job", f"{report.namespace}/{report.name}" if report.namespace else report.name
+    yield "Framework", ", ".join(part for part in (report.framework, report.size) if part)
+    yield from ([("Image", report.image)] if report.image else [])
+    yield from ([("Command", report.command)] if report.command else [])
+    yield "Created", timestamp(report.began)
+    ended = "Ended" if report.over else "As of"
+    yield ended, f"{timestamp(report.until)}, after {elapsed(report.seconds)}"
+    progress = report.progress
     if progress and progress.step is not None:
         epoch = [] if progress.epoch is None else [f"epoch {progress.epoch}"]
-        yield "Progress", ", ".join([doing.summary(progress), *epoch, *doing.metrics(progress)])
-        if told.phase == "Running" and (left := doing.eta(progress)):
+        yield "Progress", ", ".join([progress_text.summary(progress), *epoch, *progress_text.metrics(progress)])
+        if report.phase == "Running" and (left := progress_text.eta(progress)):
             yield "ETA", left
-        if mean := mean_rate(told):
+        if mean := mean_rate(report):
             yield "Throughput", mean
-    yield "Goodput", goodput(told)
-    yield "Restarts", restarts(told)
+    yield "Goodput", goodput(report)
+    yield "Restarts", restarts(report)
 
 
-def goodput(told: Account) -> str:
-    """With how it is known."""
-    if told.goodput is None:
-        return "not known: nothing ran yet" if told.times else "not known: nobody accounted for the time"
-    how = "productive / all but queued, by reports" if told.measured else doing.UNMEASURED
-    return f"{doing.percent(told.goodput)} ({how})"
+def tables(report: JobReport) -> Iterator[tuple[str, Grid]]:
+    """(title, table) of the sections that are only a table."""
+    ended = [attempt for attempt in report.attempts if attempt.over]
+    failed = [attempt for attempt in ended if attempt.cause is not None or attempt.reason != "Completed"]
+    if failed:
+        headers = ["At", "Attempt", "Cause", "Counted", "Who", "Node", "Exit", "Steps", "Last line"]
+        yield "Restarts and failures", Grid(headers, [_failed(attempt) for attempt in failed])
+    if report.restarts:
+        headers = ["Replica", "Times", "Cause", "Counted", "Node", "Exit", "Last line"]
+        rows = [
+            [
+                one.replica,
+                one.count,
+                one.cause.reason if one.cause else "",
+                _yes(one.counted),
+                *_where_and_how(one.cause),
+            ]
+            for one in report.restarts
+        ]
+        yield "Restarts of single replicas", Grid(headers, rows)
+    if stragglers := list(progress_text.stragglers(report.progress)):
+        yield "Stragglers", Grid(["Rank", "Replica", "Node", "Slowdown"], stragglers)
 
 
-def restarts(told: Account) -> str:
-    if not told.counted and not told.disruptions:
-        return "none"
-    parts = [f"{told.counted} after failures of the program"] if told.counted else []
-    parts += [f"{told.disruptions} by disruptions, which do not count"] if told.disruptions else []
-    return ", ".join(parts)
+def _failed(attempt: Attempt) -> list[object]:
+    who = _who(attempt.cause)
+    node, exited, last_line = _where_and_how(attempt.cause)
+    front = [clock(attempt.end), attempt.number, attempt.reason, _yes(attempt.counted)]
+    return [*front, who, node, exited, steps(attempt), last_line]
 
 
-def mean_rate(told: Account) -> str:
-    unit, rate = told.throughput()
-    known = [value for stroke in told.strokes(rate) for _, value in stroke]
-    return f"{doing.number(sum(known) / len(known))} {unit} on average" if known else ""
-
-
-def curve_title(told: Account) -> str:
-    """Of the metric that the curve shows."""
-    values = [point.value for point in told.points]
-    scale = " (by its logarithm)" if plots.logarithmic(values) else ""
-    return f"{told.metric or 'Curve'}{scale}"
-
-
-def when(seconds: float) -> str:
-    """Since the job's creation: `0:00`, `2:05`, `1:02:03`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def stamp(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def exited(cause: Cause | None) -> str:
-    """`1`, `137 SIGKILL`; empty for a pod that was lost without."""
-    if cause is None:
-        return ""
-    return cause.how if cause.how != cause.reason else ""
-
-
-def ranks(cause: Cause | None) -> str:
+def _who(cause: Cause | None) -> str:
     """`rank 3 (worker-2)`."""
     if cause is None:
         return ""
     return cause.who if cause.rank is None else f"rank {cause.rank} ({cause.who})"
 
 
+def _reason(cause: Cause | None) -> str:
+    return cause.reason if cause else ""
+
+
+def _where_and_how(cause: Cause | None) -> tuple[str, str, str]:
+    """(node, exit code or signal, last line). A lost pod has no exit code."""
+    if cause is None:
+        return "", "", ""
+    return cause.node, cause.how if cause.how != cause.reason else "", cause.last_line
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def goodput(report: JobReport) -> str:
+    """The goodput and how it was measured."""
+    if report.goodput is None:
+        return "not available: nothing has run yet" if report.times else "not available: no time accounting"
+    how = "productive / all but queued, by reports" if report.measured else progress_text.UNMEASURED
+    return f"{progress_text.percent(report.goodput)} ({how})"
+
+
+def restarts(report: JobReport) -> str:
+    if not report.counted and not report.disruptions:
+        return "none"
+    parts = [f"{report.counted} after failures of the program"] if report.counted else []
+    parts += [f"{report.disruptions} by disruptions, which do not count"] if report.disruptions else []
+    return ", ".join(parts)
+
+
+def mean_rate(report: JobReport) -> str:
+    unit, rate = report.throughput()
+    values = [value for stroke in report.strokes(rate) for _, value in stroke]
+    return f"{progress_text.number(sum(values) / len(values))} {unit} on average" if values else ""
+
+
+def curve_title(report: JobReport) -> str:
+    values = [point.value for point in report.points]
+    scale = " (logarithmic scale)" if plots.logarithmic(values) else ""
+    return f"{report.metric or 'Curve'}{scale}"
+
+
+def timestamp(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def outcome(attempt: Attempt) -> str:
-    return attempt.reason if attempt.over else "goes on"
+    return attempt.reason if attempt.over else "running"
+
+
+def steps(attempt: Attempt) -> str:
+    """`0-120`."""
+    if attempt.last_step is None:
+        return ""
+    return f"{'' if attempt.first_step is None else attempt.first_step}-{attempt.last_step}"
+
+
+def dropped_attempts(report: JobReport) -> str:
+    if not report.forgotten:
+        return ""
+    return f"The status no longer has the details of attempts 0 to {report.forgotten - 1}, only their time."
+
+
+def with_wait(report: JobReport, attempt: Attempt) -> list[Segment]:
+    """The segments of an attempt, and the time before it that belongs to no attempt."""
+    front = [part for part in report.between if part.begin < attempt.begin <= part.begin + part.seconds + 1e-6]
+    return [*front, *attempt.segments]
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
 
 
 def _section(title: str, content: Iterable[str]) -> Iterator[str]:
@@ -126,30 +181,28 @@ def _section(title: str, content: Iterable[str]) -> Iterator[str]:
         yield from found
 
 
-def _times(told: Account, room: int, unicode: bool) -> Iterator[str]:
-    total = sum(told.times.values())
+def _times(report: JobReport, room: int, unicode: bool) -> Iterator[str]:
+    total = sum(report.times.values())
     if total <= 0:
         return
-    yield f"{'':{MARGIN}}{''.join(text for _, text in plots.parts(told.times, room, unicode))}"
-    for kind, seconds in told.times.items():
-        share = doing.percent(seconds / total)
-        yield f"  {plots.part(kind, unicode)} {kind:<12}{duration(seconds):>10}{share:>8}"
+    yield f"{'':{MARGIN}}{''.join(text for _, text in plots.parts(report.times, room, unicode))}"
+    for kind, seconds in report.times.items():
+        share = progress_text.percent(seconds / total)
+        yield f"  {plots.part(kind, unicode)} {kind:<12}{elapsed(seconds):>10}{share:>8}"
 
 
-def _attempts(told: Account, room: int, unicode: bool) -> Iterator[str]:
-    if not told.attempts or told.seconds <= 0:
+def _attempts(report: JobReport, room: int, unicode: bool) -> Iterator[str]:
+    if not report.attempts or report.seconds <= 0:
         return
-    if told.forgotten:
-        yield f"  Of attempts 0 to {told.forgotten - 1} nothing is kept but their times."
-    for attempt in told.attempts:
-        # What goes before it on the same line: the wait for it.
-        front = [part for part in told.between if part.begin < attempt.begin <= part.begin + part.seconds + 1e-6]
-        cells = _drawn([*front, *attempt.segments], told.seconds, room, unicode)
-        yield f"{f'  {attempt.number}':<{MARGIN}}{cells}  {cell(outcome(attempt))}"
-    yield _axis(told, room)
+    if dropped := dropped_attempts(report):
+        yield f"  {dropped}"
+    for attempt in report.attempts:
+        bar = _bar(with_wait(report, attempt), report.seconds, room, unicode)
+        yield f"{f'  {attempt.number}':<{MARGIN}}{bar}  {cell(outcome(attempt))}"
+    yield _axis(report, room)
 
 
-def _drawn(segments: Iterable[Segment], seconds: float, room: int, unicode: bool) -> str:
+def _bar(segments: Iterable[Segment], seconds: float, room: int, unicode: bool) -> str:
     row = [" "] * room
     for segment in segments:
         first = min(room - 1, int(segment.begin / seconds * room))
@@ -159,96 +212,40 @@ def _drawn(segments: Iterable[Segment], seconds: float, room: int, unicode: bool
     return "".join(row)
 
 
-def _axis(told: Account, room: int) -> str:
-    end = when(told.seconds)
-    return f"{'':{MARGIN}}{when(0):<{room - len(end)}}{end}"
+def _axis(report: JobReport, room: int) -> str:
+    end = clock(report.seconds)
+    return f"{'':{MARGIN}}{clock(0):<{room - len(end)}}{end}"
 
 
 def _curve(
-    told: Account,
+    report: JobReport,
     value: Callable[[Point], float | None],
     room: int,
     unicode: bool,
     height: int,
     floor: float | None = None,
 ) -> Iterator[str]:
-    strokes = told.strokes(value)
-    known = [y for stroke in strokes for _, y in stroke]
-    if len(known) < 2 or told.seconds <= 0:
+    strokes = report.strokes(value)
+    values = [y for stroke in strokes for _, y in stroke]
+    if len(values) < 2 or report.seconds <= 0:
         return
-    rows = plots.curve(strokes, room, height, unicode, (0.0, told.seconds), floor)
-    labels = {0: doing.number(max(known)), height - 1: doing.number(min(known) if floor is None else floor)}
+    rows = plots.curve(strokes, room, height, unicode, (0.0, report.seconds), floor)
+    lowest = min(values) if floor is None else floor
+    labels = {0: progress_text.number(max(values)), height - 1: progress_text.number(lowest)}
     for place, row in enumerate(rows):
         yield f"{labels.get(place, ''):>{MARGIN - 2}}  {row}".rstrip(" \u2800")
     marks = [" "] * room
-    for at, _ in told.ends:
-        marks[min(room - 1, int(at / told.seconds * room))] = "^"
-    if told.ends:
+    for at, _ in report.ends:
+        marks[min(room - 1, int(at / report.seconds * room))] = "^"
+    if report.ends:
         yield f"{'restarts':>{MARGIN - 2}}  {''.join(marks)}".rstrip()
-    yield _axis(told, room)
+    yield _axis(report, room)
 
 
-def _lost(told: Account, unicode: bool) -> Iterator[str]:
-    total = sum(told.lost.values())
-    width = max((len(cell(reason)) for reason in told.lost), default=0)
-    for reason, seconds in told.lost.items():
+def _lost(report: JobReport, unicode: bool) -> Iterator[str]:
+    total = sum(report.lost.values())
+    width = max((len(cell(reason)) for reason in report.lost), default=0)
+    for reason, seconds in report.lost.items():
         share = seconds / total if total else 0.0
         bar = plots.bar(share, 30, unicode).rstrip("░-")
-        yield f"  {cell(reason):<{width}}{duration(seconds):>10}{doing.percent(share):>8}  {bar}"
-
-
-def _restarts(told: Account) -> Iterator[str]:
-    ended = [attempt for attempt in told.attempts if told_of(attempt)]
-    if not ended:
-        return
-    table = Table(["At", "Attempt", "Cause", "Counted", "Who", "Node", "Exit", "Steps", "Last line"], indent="  ")
-    yield from table.lines(
-        (
-            when(attempt.end),
-            attempt.number,
-            attempt.reason,
-            "yes" if attempt.counted else "no",
-            ranks(attempt.cause),
-            attempt.cause.node if attempt.cause else "",
-            exited(attempt.cause),
-            steps(attempt),
-            attempt.cause.last_line if attempt.cause else "",
-        )
-        for attempt in ended
-    )
-
-
-def told_of(attempt: Attempt) -> bool:
-    """Whether its end is to be explained."""
-    return attempt.over and (attempt.cause is not None or attempt.reason != "Completed")
-
-
-def steps(attempt: Attempt) -> str:
-    """`0-120`."""
-    if attempt.last_step is None:
-        return ""
-    return f"{'' if attempt.first_step is None else attempt.first_step}-{attempt.last_step}"
-
-
-def _alone(told: Account) -> Iterator[str]:
-    if not told.restarts:
-        return
-    table = Table(["Replica", "Times", "Cause", "Counted", "Node", "Exit", "Last line"], indent="  ")
-    yield from table.lines(
-        (
-            one.replica,
-            one.count,
-            one.cause.reason if one.cause else "",
-            "yes" if one.counted else "no",
-            one.cause.node if one.cause else "",
-            exited(one.cause),
-            one.cause.last_line if one.cause else "",
-        )
-        for one in told.restarts
-    )
-
-
-def _stragglers(told: Account) -> Iterator[str]:
-    if told.progress and told.progress.stragglers:
-        table = Table(["Rank", "Replica", "Node", "Slowdown"], indent="  ")
-        yield from table.lines(doing.slow(told.progress, ""))
+        yield f"  {cell(reason):<{width}}{elapsed(seconds):>10}{progress_text.percent(share):>8}  {bar}"

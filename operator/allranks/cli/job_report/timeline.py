@@ -1,4 +1,4 @@
-"""What each attempt of a job did with its seconds, as far as the status still knows. Pure."""
+"""Divides the time of a job into attempts and segments, from its status. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from allranks.api.status import FINISHED, Failure, PastAttempt, Status
-from allranks.cli.live.summary import ended_how
+from allranks.cli.format.outcome import ended_how
 from allranks.core.naming import replica_key
 
 FORGOTTEN = "forgotten"
-"""Kind of the time of attempts that status holds no more: it keeps ten."""
+"""Kind of the time of attempts that were dropped from the status, which keeps ten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of an attempt, or between two."""
+    """A part of an attempt, or of the time between attempts."""
 
     kind: str
     begin: float
@@ -25,7 +25,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What ended an attempt, or what a replica was restarted for."""
+    """Why an attempt ended, or a replica was restarted."""
 
     reason: str
     who: str
@@ -40,7 +40,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt; the last may still go on."""
+    """An attempt. Only the last one can be running (`over` is false)."""
 
     number: int
     begin: float
@@ -54,12 +54,12 @@ class Attempt:
     cause: Cause | None
 
 
-class Clock:
-    """Tells what the seconds of each attempt were, as far as the status still knows."""
+class Timeline:
+    """Reconstructs the segments of each attempt."""
 
     def __init__(self, status: Status, began: datetime, until: datetime, times: Mapping[str, float]) -> None:
         self._status, self._began, self._until = status, began, until
-        # Status has the sum of what was queued: it is taken to have been as early as it can.
+        # The status has only the sum of the queued time: it is assigned to the earliest attempts.
         self._queued = times.get("queued", 0.0)
 
     def attempts(self) -> Iterator[Attempt]:
@@ -82,7 +82,7 @@ class Clock:
                 cause=cause_of(past.failure) if past.failure else None,
             )
             before = past
-        if self._goes_on():
+        if self._has_running_attempt():
             begin = status.attempt_time or self._began
             since = status.times.productive_since if status.times else status.running_time
             productive = self._seconds(since, self._until) if since else 0.0
@@ -117,7 +117,7 @@ class Clock:
     def _parts(
         self, before: PastAttempt | None, number: int, begin: datetime, end: datetime, productive: float, lost: float
     ) -> Iterator[Segment]:
-        """Until the first step it was queued, then starting; after a failure that is lost."""
+        """Segments of one attempt: queued, then starting (lost after a failure), productive, lost."""
         place, whole = self._at(begin), self._seconds(begin, end)
         front = max(0.0, whole - productive - lost)
         early = place if not number else 0.0
@@ -131,36 +131,36 @@ class Clock:
                 place += seconds
 
     def _worked(self, past: PastAttempt) -> tuple[float, float]:
-        """(productive, thrown away) seconds of an attempt that is over."""
+        """(productive, lost) seconds of a past attempt."""
         if past.productive_seconds is not None:
             return past.productive_seconds, past.lost_seconds or 0.0
         status, since = self._status, past.running_time if self._status.times is None else None
         if past.attempt == status.attempt and status.phase in FINISHED:
-            # The job's last attempt: no other followed that would have thrown its work away.
+            # The last attempt of the job: no restart discarded its work.
             first = status.progress.first_step_time if status.progress else None
             since = first if status.times and status.times.measured else past.running_time
         return (self._seconds(since, past.end_time) if since else 0.0), 0.0
 
     def _step(self, past: PastAttempt, name: str) -> int | None:
-        there = past.attempt == self._status.attempt and self._status.progress
-        return getattr(there, name) if there else None
+        progress = past.attempt == self._status.attempt and self._status.progress
+        return getattr(progress, name) if progress else None
 
     def _suspended(self) -> Iterator[tuple[datetime, datetime]]:
-        """From the end of an attempt that was suspended to the next one's beginning."""
+        """(end of a suspended attempt, begin of the next one)."""
         history = self._status.history
         begins = [past.start_time for past in history[1:]]
-        begins.append(self._status.attempt_time if self._goes_on() else self._until)
+        begins.append(self._status.attempt_time if self._has_running_attempt() else self._until)
         for past, begin in zip(history, begins, strict=False):
             if past.reason == "Suspended" and begin:
                 yield past.end_time, begin
 
-    def _goes_on(self) -> bool:
+    def _has_running_attempt(self) -> bool:
         status = self._status
-        told = bool(status.history) and status.history[-1].attempt >= status.attempt
-        return bool(status.attempt_time) and not told and status.phase not in (*FINISHED, "Suspended")
+        recorded = bool(status.history) and status.history[-1].attempt >= status.attempt
+        return bool(status.attempt_time) and not recorded and status.phase not in (*FINISHED, "Suspended")
 
-    def _at(self, moment: datetime) -> float:
-        return self._seconds(self._began, min(moment, self._until))
+    def _at(self, time: datetime) -> float:
+        return self._seconds(self._began, min(time, self._until))
 
     @staticmethod
     def _seconds(begin: datetime, end: datetime) -> float:
@@ -168,7 +168,7 @@ class Clock:
 
 
 def cause_of(failure: Failure) -> Cause:
-    """What is told of a failure."""
+    """The failure in the form of the report."""
     lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
     return Cause(
         reason=failure.reason,

@@ -1,1 +1,1 @@
-"""What a terminal shows while a job runs."""
+"""Live output while a job runs."""

@@ -1,6 +1,6 @@
-"""What `allranks top` shows: lines of styled text from jobs with their status. Pure.
+"""The content of `allranks top`: lines and tables, from jobs with their status. Pure.
 
-A line is a list of (text, style). The same lines are drawn on a terminal and printed plain.
+A line is a list of (text, style). rich draws lines and tables on a terminal; elsewhere they are printed as plain text.
 """
 
 from __future__ import annotations
@@ -13,37 +13,42 @@ from typing import Any, NamedTuple
 
 from allranks.api.status import ProgressStatus, Status
 from allranks.cli.format import plots
-from allranks.cli.format import progress as doing
-from allranks.cli.format.table import age, cell, span
-from allranks.cli.job_report.model import account
-from allranks.cli.live.summary import PHASES, duration, failure_line
+from allranks.cli.format import progress as progress_text
+from allranks.cli.format.duration import age, elapsed, human
+from allranks.cli.format.outcome import failure_line
+from allranks.cli.format.table import Grid, Styled, cell
+from allranks.cli.job_report.model import build_report
+from allranks.cli.live.summary import PHASES
+from allranks.cli.live.terminal import Line
 from allranks.core import time_accounting
 from allranks.kube.job_codec import status_of
 
-Line = list[tuple[str, str]]
 KINDS = {"queued": "bright_black", "starting": "yellow", "productive": "green", "lost": "red"}
+"""Kind of time -> style."""
 CURVE_LINES = 6
 WIDTH = 84
-"""Of plots, where there is room."""
+"""Of plots, on a terminal that is wide enough."""
+GAP = 2
+"""Spaces between the columns of tables."""
 _ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Suspended": 2, "Failed": 3, "Succeeded": 4}
 
 
-class Known(NamedTuple):
-    """A job, and its status read: with a thousand of them, not anew for each drawing."""
+class JobRow(NamedTuple):
+    """A job with its decoded status, which is decoded once for many redraws."""
 
     job: Mapping[str, Any]
     status: Status
 
 
-def known(job: Mapping[str, Any]) -> Known:
-    return Known(job, status_of(dict(job)))
+def job_row(job: Mapping[str, Any]) -> JobRow:
+    return JobRow(job, status_of(dict(job)))
 
 
-def data(found: Known, now: datetime) -> dict[str, Any]:
-    """What is shown of one job, for programs."""
-    job, status = found
+def data(row: JobRow, now: datetime) -> dict[str, Any]:
+    """What is shown of one job, as JSON."""
+    job, status = row
     progress = status.progress
-    rate, share = doing.step_rate(progress), doing.goodput(status, now)
+    rate, share = progress_text.step_rate(progress), progress_text.goodput(status, now)
     return {
         "name": job["metadata"]["name"],
         "namespace": job["metadata"].get("namespace", ""),
@@ -52,10 +57,10 @@ def data(found: Known, now: datetime) -> dict[str, Any]:
         "ready": status.ready,
         "attempt": status.attempt,
         "restarts": status.restarts.model_dump(by_alias=True, mode="json"),
-        "stepsPerSecond": round(rate, 4) if rate is not None and doing.trains(status) else None,
+        "stepsPerSecond": round(rate, 4) if rate is not None and progress_text.trains(status) else None,
         "progress": progress and progress.model_dump(by_alias=True, exclude_none=True, mode="json"),
-        "times": doing.times(status, now) or None,
-        "lostBy": doing.lost_by(status, now),
+        "times": progress_text.times(status, now) or None,
+        "lostBy": progress_text.lost_by(status, now),
         "goodput": share,
         "measured": bool(status.times and status.times.measured),
     }
@@ -65,23 +70,23 @@ def data(found: Known, now: datetime) -> dict[str, Any]:
 
 
 def jobs(
-    found: Sequence[Known], now: datetime, width: int, height: int, unicode: bool, *, namespaces: bool
-) -> Iterator[Line]:
-    """A table of jobs, those that run first. `height` 0: all of them; `width` 0: all columns."""
-    seen = [_Seen(job, status, now, unicode) for job, status in found]
-    seen.sort(key=lambda one: (_ORDER.get(one.status.phase, 9), one.namespace, one.name))
-    yield _totals(seen)
+    rows: Sequence[JobRow], now: datetime, width: int, height: int, unicode: bool, *, namespaces: bool
+) -> Iterator[Line | Grid]:
+    """A table of jobs, running jobs first. `height` 0: all jobs; `width` 0: all columns."""
+    summaries = [_Summary(job, status, now, unicode) for job, status in rows]
+    summaries.sort(key=lambda one: (_ORDER.get(one.status.phase, 9), one.namespace, one.name))
+    yield _totals(summaries)
     yield []
-    room = len(seen) if not height else max(1, height - 4)
-    shown = seen if len(seen) <= room else seen[: room - 1]
-    yield from _table([column for column in _COLUMNS if namespaces or column.title != "NAMESPACE"], shown, width)
-    if len(shown) < len(seen):
-        yield [(f"and {len(seen) - len(shown)} more", "dim")]
+    room = len(summaries) if not height else max(1, height - 4)
+    shown = summaries if len(summaries) <= room else summaries[: room - 1]
+    yield _table([column for column in _COLUMNS if namespaces or column.title != "NAMESPACE"], shown, width)
+    if len(shown) < len(summaries):
+        yield [(f"and {len(summaries) - len(shown)} more", "dim")]
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """One row's job."""
+class _Summary:
+    """The cells of one job."""
 
     job: Mapping[str, Any]
     status: Status
@@ -100,14 +105,14 @@ class _Seen:
         progress = self.status.progress
         if progress is None:
             return ""
-        fraction = doing.fraction(progress)
+        fraction = progress_text.fraction(progress)
         front = "" if fraction is None else f"{plots.bar(fraction, 8, self.unicode)} "
-        return front + doing.summary(progress)
+        return front + progress_text.summary(progress)
 
     def rate(self) -> str:
-        if self.status.progress is None or not doing.trains(self.status):
+        if self.status.progress is None or not progress_text.trains(self.status):
             return ""
-        return next(iter(doing.rates(self.status.progress)), "")
+        return next(iter(progress_text.rates(self.status.progress)), "")
 
     def restarts(self) -> str:
         return str(self.status.restarts.counted + self.status.restarts.disruptions)
@@ -120,79 +125,79 @@ class _Seen:
 @dataclass(frozen=True)
 class _Column:
     title: str
-    text: Callable[[_Seen], str]
-    style: Callable[[_Seen], str] = lambda _seen: ""
-    spared: int = 0
-    """Where there is little room, the highest go first; 0 stays."""
+    text: Callable[[_Summary], str]
+    style: Callable[[_Summary], str] = lambda _job: ""
+    priority: int = 0
+    """On a narrow terminal the columns with the highest number are left out; 0 is always shown."""
 
 
 _COLUMNS = (
     _Column("NAMESPACE", lambda one: one.namespace),
-    _Column("NAME", lambda one: one.name, lambda _one: "bold"),
-    _Column("FRAMEWORK", lambda one: cell((one.job.get("spec") or {}).get("framework")), spared=5),
+    _Column("NAME", lambda one: one.name, lambda _: "bold"),
+    _Column("FRAMEWORK", lambda one: cell((one.job.get("spec") or {}).get("framework")), priority=5),
     _Column("PHASE", lambda one: one.status.phase, lambda one: PHASES.get(one.status.phase, "")),
-    _Column("PROGRESS", _Seen.progress),
-    _Column("RATE", _Seen.rate, spared=2),
-    _Column("ETA", lambda one: doing.eta(one.status.progress) if doing.trains(one.status) else ""),
-    _Column("RESTARTS", _Seen.restarts, spared=1),
-    _Column("GOODPUT", lambda one: doing.percent(doing.goodput(one.status, one.now))),
-    _Column("SLOW", _Seen.slow, lambda _one: "yellow", spared=3),
+    _Column("PROGRESS", _Summary.progress),
+    _Column("RATE", _Summary.rate, priority=2),
+    _Column("ETA", lambda one: progress_text.eta(one.status.progress) if progress_text.trains(one.status) else ""),
+    _Column("RESTARTS", _Summary.restarts, priority=1),
+    _Column("GOODPUT", lambda one: progress_text.percent(progress_text.goodput(one.status, one.now))),
+    _Column("SLOW", _Summary.slow, lambda _: "yellow", priority=3),
     _Column(
         "CURVE",
-        lambda one: plots.sparkline(doing.values(one.status.progress), 16, one.unicode),
-        lambda _one: "cyan",
-        spared=4,
+        lambda one: plots.sparkline(progress_text.values(one.status.progress), 16, one.unicode),
+        lambda _: "cyan",
+        priority=4,
     ),
 )
 
 
-def _totals(seen: Sequence[_Seen]) -> Line:
-    """How many, and what became of all their time."""
-    phases = Counter(one.status.phase for one in seen)
-    count = f"{len(seen)} job{'s' * (len(seen) != 1)}"
+def _totals(summaries: Sequence[_Summary]) -> Line:
+    """The number of jobs by phase, and the goodput of all jobs."""
+    phases = Counter(one.status.phase for one in summaries)
+    count = f"{len(summaries)} job{'s' * (len(summaries) != 1)}"
     words = [f"{number} {phase}" for phase, number in sorted(phases.items(), key=lambda item: _ORDER.get(item[0], 9))]
-    told = [times for one in seen if (times := time_accounting.up_to(one.status, one.now))]
-    used = sum(times.starting + times.productive + times.lost for times in told)
-    share = f"; goodput {doing.percent(sum(times.productive for times in told) / used)}" if used > 0 else ""
+    totals = [times for one in summaries if (times := time_accounting.up_to(one.status, one.now))]
+    used = sum(times.starting + times.productive + times.lost for times in totals)
+    productive = sum(times.productive for times in totals)
+    share = f"; goodput {progress_text.percent(productive / used)}" if used > 0 else ""
     return [(count, "bold"), (f": {', '.join(words)}{share}" if words else "", "")]
 
 
-def _table(columns: Sequence[_Column], seen: Sequence[_Seen], width: int) -> Iterator[Line]:
-    texts = {column.title: [column.text(one) for one in seen] for column in columns}
+def _table(columns: Sequence[_Column], summaries: Sequence[_Summary], width: int) -> Grid:
+    texts = {column.title: [column.text(one) for one in summaries] for column in columns}
     widths = {title: max(len(title), *map(len, cells)) if cells else len(title) for title, cells in texts.items()}
     kept = list(columns)
-    while width and sum(widths[column.title] + 2 for column in kept) - 2 > width:
-        most = max(kept, key=lambda column: column.spared)
-        if not most.spared:
+    while width and sum(widths[column.title] + GAP for column in kept) - GAP > width:
+        least = max(kept, key=lambda column: column.priority)
+        if not least.priority:
             break
-        kept.remove(most)
-    yield [(f"{column.title:<{widths[column.title]}}  ", "dim") for column in kept]
-    for place, one in enumerate(seen):
-        yield [
-            (f"{texts[column.title][place]:<{widths[column.title]}}  ", column.style(one) if seen else "")
-            for column in kept
-        ]
+        kept.remove(least)
+    rows = [
+        [Styled(texts[column.title][place], column.style(one)) for column in kept]
+        for place, one in enumerate(summaries)
+    ]
+    return Grid([column.title for column in kept], rows, indent="", gap=GAP)
 
 
 # --- one job ---------------------------------------------------------------------------------------------------------
 
 
-def job(one: Known, now: datetime, width: int, height: int, unicode: bool) -> Iterator[Line]:
-    """All about one job. `height` 0: as long as it gets."""
-    found, status = one
-    told = account(found, now)
-    yield _head(found, status, told.seconds)
-    if told.why:
-        yield [(cell(told.why), "dim")]
+def job(row: JobRow, now: datetime, width: int, height: int, unicode: bool) -> Iterator[Line | Grid]:
+    """Details of one job. `height` 0: no limit."""
+    manifest, status = row
+    report = build_report(manifest, now)
+    yield _head(manifest, status, report.seconds)
+    if report.why:
+        yield [(cell(report.why), "dim")]
     yield []
     above: list[Line] = []
     if status.progress:
         above += _progress(status, status.progress, now, unicode)
-        strokes = told.strokes(lambda point: point.value)
+        strokes = report.strokes(lambda point: point.value)
         values = [value for stroke in strokes for _, value in stroke]
         if len(values) > 1:
-            above += _curve(told.metric, values, strokes, min(width or WIDTH, WIDTH), unicode)
-    above += _times(status, told.times, min(width or WIDTH, WIDTH), unicode)
+            above += _curve(report.metric, values, strokes, min(width or WIDTH, WIDTH), unicode)
+    above += _times(report.times, min(width or WIDTH, WIDTH), unicode)
     above += _facts(status, now)
     yield from above
     if status.progress and status.progress.ranks:
@@ -201,32 +206,32 @@ def job(one: Known, now: datetime, width: int, height: int, unicode: bool) -> It
         yield from _ranks(status.progress, room)
 
 
-def _head(found: Mapping[str, Any], status: Status, seconds: float) -> Line:
-    metadata = found["metadata"]
+def _head(manifest: Mapping[str, Any], status: Status, seconds: float) -> Line:
+    metadata = manifest["metadata"]
     ready = f"{status.ready} pods running" if status.ready and not status.completion_time else ""
     parts = [
         (cell(metadata["name"]), "bold"),
         (cell(metadata.get("namespace", "")), "dim"),
-        (cell((found.get("spec") or {}).get("framework", "")), ""),
+        (cell((manifest.get("spec") or {}).get("framework", "")), ""),
         (status.phase, PHASES.get(status.phase, "")),
         (ready, ""),
         (f"attempt {status.attempt}" if status.attempt else "", ""),
-        (duration(seconds), "bold"),
+        (elapsed(seconds), "bold"),
     ]
     return [part for text, style in parts if text for part in ((text, style), ("  ", ""))][:-1]
 
 
 def _progress(status: Status, progress: ProgressStatus, now: datetime, unicode: bool) -> Iterator[Line]:
-    line: Line = []
-    if (fraction := doing.fraction(progress)) is not None:
+    line: list[tuple[str, str]] = []
+    if (fraction := progress_text.fraction(progress)) is not None:
         line += [(plots.bar(fraction, 32, unicode), "green"), ("  ", "")]
-    line.append((doing.summary(progress), "bold"))
+    line.append((progress_text.summary(progress), "bold"))
     words = [] if progress.epoch is None else [f"epoch {progress.epoch}"]
-    if doing.trains(status):
-        words += doing.rates(progress)
-        words += [f"ETA {left}"] if (left := doing.eta(progress)) else []
+    if progress_text.trains(status):
+        words += progress_text.rates(progress)
+        words += [f"ETA {left}"] if (left := progress_text.eta(progress)) else []
     yield line + [(f"  {word}", "") for word in words]
-    words = list(doing.metrics(progress))
+    words = list(progress_text.metrics(progress))
     if progress.checkpoint_time and not status.completion_time:
         step = "" if progress.checkpoint_step is None else f" of step {progress.checkpoint_step}"
         words.append(f"checkpoint{step} {age(progress.checkpoint_time, now)} ago")
@@ -244,34 +249,35 @@ def _curve(
     unicode: bool,
 ) -> Iterator[Line]:
     rows = plots.curve(strokes, max(16, width - 12), CURVE_LINES, unicode)
-    labels = {0: doing.number(max(values)), CURVE_LINES - 1: doing.number(min(values))}
-    yield [(cell(metric), "dim"), (" (by its logarithm)" if plots.logarithmic(values) else "", "dim")]
+    labels = {0: progress_text.number(max(values)), CURVE_LINES - 1: progress_text.number(min(values))}
+    yield [(cell(metric), "dim"), (" (logarithmic scale)" if plots.logarithmic(values) else "", "dim")]
     for place, row in enumerate(rows):
         yield [(f"{labels.get(place, ''):>10}  ", "dim"), (row.rstrip(" \u2800"), "cyan")]
     yield []
 
 
-def _times(status: Status, times: Mapping[str, float], width: int, unicode: bool) -> Iterator[Line]:
+def _times(times: Mapping[str, float], width: int, unicode: bool) -> Iterator[Line]:
     total = sum(times.values())
     if total <= 0:
         return
     bar = plots.parts(dict(times), max(16, width - 12), unicode)
     yield [("times       ", "dim"), *((text, KINDS[kind]) for kind, text in bar)]
-    line: Line = [(" " * 12, "")]
+    line = [(" " * 12, "")]
     for kind, seconds in times.items():
-        text = f"{plots.part(kind, unicode)} {kind} {span(seconds)} {doing.percent(seconds / total)}   "
-        line.append((text, KINDS[kind]))
+        share = progress_text.percent(seconds / total)
+        line.append((f"{plots.part(kind, unicode)} {kind} {human(seconds)} {share}   ", KINDS[kind]))
     yield line
 
 
 def _facts(status: Status, now: datetime) -> Iterator[Line]:
-    share = doing.goodput(status, now)
+    share = progress_text.goodput(status, now)
     if share is not None:
-        lost = ", ".join(f"{cell(reason)} {span(seconds)}" for reason, seconds in doing.lost_by(status, now).items())
-        how = "" if status.times and status.times.measured else f"   ({doing.UNMEASURED})"
+        lost_by = progress_text.lost_by(status, now)
+        lost = ", ".join(f"{cell(reason)} {human(seconds)}" for reason, seconds in lost_by.items())
+        how = "" if status.times and status.times.measured else f"   ({progress_text.UNMEASURED})"
         yield [
             ("goodput     ", "dim"),
-            (doing.percent(share), "bold"),
+            (progress_text.percent(share), "bold"),
             (f"   lost by {lost}" if lost else "", ""),
             (how, "dim"),
         ]
@@ -290,23 +296,32 @@ def _facts(status: Status, now: datetime) -> Iterator[Line]:
         yield [(title, "dim"), (f"{who}{where}: {slow.slowdown:.2g}x the time of its peers", "yellow")]
 
 
-def _ranks(progress: ProgressStatus, room: int) -> Iterator[Line]:
+def _ranks(progress: ProgressStatus, room: int) -> Iterator[Line | Grid]:
     total = max(progress.reporting, len(progress.ranks))
     shown = progress.ranks if not room or len(progress.ranks) < room else progress.ranks[: max(1, room - 2)]
     if len(shown) < total:
         yield [(f"{len(shown)} of {total} ranks: those that lag most, then the slowest", "dim")]
     slow = {(one.rank, one.replica) for one in progress.stragglers}
-    widest = max(7, *(len(one.replica) for one in shown))
-    yield [(f"{'RANK':>6}  {'REPLICA':<{widest}}  {'STEP':>10}  {'LAG':>6}  {'STEP TIME':>10}  {'BUSY':>10}", "dim")]
+    rows = []
     for one in shown:
-        rank, step = "-" if one.rank is None else one.rank, "" if one.step is None else one.step
-        text = f"{rank:>6}  {cell(one.replica):<{widest}}  {step:>10}  {one.lag or '':>6}"
-        times = f"  {_seconds(one.step_seconds):>10}  {_seconds(one.busy_seconds):>10}"
-        yield [(text + times, "yellow" if (one.rank, one.replica) in slow else "")]
+        style = "yellow" if (one.rank, one.replica) in slow else ""
+        rank = "-" if one.rank is None else one.rank
+        values = (rank, one.replica, one.step, one.lag or "", _seconds(one.step_seconds), _seconds(one.busy_seconds))
+        rows.append([Styled(value, style) for value in values])
+    yield Grid(["RANK", "REPLICA", "STEP", "LAG", "STEP TIME", "BUSY"], rows, gap=GAP)
 
 
 def _seconds(value: float | None) -> str:
     """`480 ms`, `2.1 s`."""
     if value is None:
         return ""
-    return f"{doing.number(value * 1000)} ms" if value < 1 else f"{doing.number(value)} s"
+    return f"{progress_text.number(value * 1000)} ms" if value < 1 else f"{progress_text.number(value)} s"
+
+
+def plain(content: Iterator[Line | Grid]) -> Iterator[str]:
+    """The content as text."""
+    for item in content:
+        if isinstance(item, Grid):
+            yield from item.plain()
+        else:
+            yield "".join(text for text, _ in item).rstrip()

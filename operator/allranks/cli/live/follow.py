@@ -1,6 +1,6 @@
-"""A job on a cluster while it runs: its status, its pods, and what its ranks print, told to a listener.
+"""Follows a job on a cluster: passes its status, its pods and its logs to a listener.
 
-Three kinds of requests run side by side in one thread: a watch on the job, one on its pods, and a log for each rank.
+One thread runs a watch on the job, a watch on its pods, and a log request for each rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from allranks.api.status import FINISHED, Status
 from allranks.core.model import Pod
-from allranks.core.naming import JOB_LABEL, TRAINER, replica_key
+from allranks.core.naming import JOB_LABEL, TRAINER
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Watch
 from allranks.kube.job_codec import pods_of, status_of
@@ -21,39 +21,40 @@ from allranks.kube.paths import core_path, job_path
 from allranks.kube.pod_logs import Line, Wanted, followed
 
 LAST_LINES_SECONDS = 5.0
-"""What still prints so long after the job's end (a parameter server that nobody stops) is left alone."""
+"""Time limit for the last log lines of a finished job: a parameter server may print forever."""
 SETTLE_SECONDS = 1.0
 
 
 class Listener(Protocol):
-    """Whom all of it is told."""
+    """Receives status, log lines and messages about the connection."""
 
     def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
     def lines(self, pod: Pod, lines: list[Line]) -> None: ...
-    def say(self, text: str) -> None: ...
+    def message(self, text: str) -> None: ...
 
 
-class Gone(ClusterError):
+class Deleted(ClusterError):
     """The job was deleted while it was followed."""
 
 
 @dataclass
 class Follower:
-    """Follows one job. `await look()` first: what there is; then `await follow(until)`."""
+    """Follows one job: first `await list_pods()`, then `await follow(until)`."""
 
     cluster: Cluster
     job: Manifest
     listener: Listener
     wanted: Wanted | None = None
-    """Which part of the logs; None: no logs."""
-    chosen: Callable[[Pod], bool] = lambda _pod: True
+    """The part of the logs to read; None: no logs."""
+    selected: Callable[[Pod], bool] = lambda _pod: True
+    """Selects the pods whose logs are read."""
     after: dict[str, bytes] = field(default_factory=dict)
-    """Pod's UID -> time up to which its log has been told."""
+    """UID of a pod -> time of its last log line that was passed on."""
     _pods: dict[str, Pod] = field(default_factory=dict)
     _manifests: dict[str, Manifest] = field(default_factory=dict)
     _readers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _first: set[str] = field(default_factory=set)
-    """Pods whose logs had begun when we came."""
+    _initial: set[str] = field(default_factory=set)
+    """UIDs of the pods that had a log at the start."""
     _watch: Watch | None = None
 
     @property
@@ -68,8 +69,8 @@ class Follower:
     def pods(self) -> list[Pod]:
         return list(self._pods.values())
 
-    async def look(self) -> None:
-        """Learns the job's pods. Raises ClusterError, but who may not see pods may see the status without them."""
+    async def list_pods(self) -> None:
+        """Raises ClusterError. Without logs, missing permission for pods is only a message."""
         query = {"labelSelector": f"{JOB_LABEL}={self.name}"}
         watch = Watch(self.cluster, core_path(self.namespace, "pods"), query)
         try:
@@ -77,16 +78,16 @@ class Follower:
         except ClusterError as error:
             if self.wanted or error.status != 403:
                 raise
-            self.listener.say(f"the ranks are not shown: {error}")
+            self.listener.message(f"ranks are not shown: {error}")
             return
         self._watch = watch
         self._take(listed)
-        self._first = {uid for uid, pod in self._pods.items() if begun(pod)}
+        self._initial = {uid for uid, pod in self._pods.items() if has_log(pod)}
 
     async def follow(self, until: Callable[[Status], bool]) -> Status:
-        """Tells everything until the job's status is such, and the logs are told to their end.
+        """Passes on everything until `until(status)`; if the job has finished, also the rest of the logs.
 
-        Raises ClusterError, and Gone when the job is deleted.
+        Raises ClusterError, and Deleted when the job is deleted.
         """
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._failed = failed
@@ -99,7 +100,7 @@ class Follower:
                 failed.result()
             status = await jobs
             if self.wanted and status.phase in FINISHED:
-                await asyncio.sleep(SETTLE_SECONDS)  # the last pods' last states may be on their way
+                await asyncio.sleep(SETTLE_SECONDS)  # for the last updates of the pods
                 await self._last_lines()
             return status
         finally:
@@ -111,27 +112,27 @@ class Follower:
     async def _watch_job(self, until: Callable[[Status], bool]) -> Status:
         uid = self.job["metadata"]["uid"]
         query = {"fieldSelector": f"metadata.name={self.name}"}
-        watch = Watch(self.cluster, job_path(self.namespace), query, on_interruption=self.listener.say)
-        there = next((item for item in await watch.listed() if item["metadata"]["uid"] == uid), None)
-        if there is None:
-            raise Gone(f"{self.name} was deleted", 404, "NotFound")
-        if until(status := self._seen(there)):
+        watch = Watch(self.cluster, job_path(self.namespace), query, on_interruption=self.listener.message)
+        job = next((item for item in await watch.listed() if item["metadata"]["uid"] == uid), None)
+        if job is None:
+            raise Deleted(f"{self.name} was deleted", 404, "NotFound")
+        if until(status := self._update(job)):
             return status
         async with aclosing(watch.changes()) as changes:
             async for change in changes:
                 if change.item["metadata"]["uid"] != uid:
                     continue
                 if change.kind == "deleted":
-                    raise Gone(f"{self.name} was deleted", 404, "NotFound")
-                if until(status := self._seen(change.item)):
+                    raise Deleted(f"{self.name} was deleted", 404, "NotFound")
+                if until(status := self._update(change.item)):
                     return status
-        raise AssertionError("a watch does not end")
+        raise AssertionError("a watch never ends")
 
-    def _seen(self, job: Manifest) -> Status:
+    def _update(self, job: Manifest) -> Status:
         self.job = job
-        return self._tell()
+        return self._notify()
 
-    def _tell(self) -> Status:
+    def _notify(self) -> Status:
         status = status_of(self.job)
         self.listener.status(status, [pod for pod in self._pods.values() if pod.attempt >= status.attempt])
         return status
@@ -139,7 +140,7 @@ class Follower:
     async def _watch_pods(self) -> None:
         if self._watch is None:
             return
-        self._begin()
+        self._read_logs()
         async with aclosing(self._watch.changes()) as changes:
             async for change in changes:
                 uid = change.item["metadata"]["uid"]
@@ -148,22 +149,22 @@ class Follower:
                     self._take([])
                 else:
                     self._take([change.item])
-                self._tell()
-                self._begin()
+                self._notify()
+                self._read_logs()
 
     def _take(self, manifests: Sequence[Manifest]) -> None:
         for manifest in manifests:
             self._manifests[manifest["metadata"]["uid"]] = manifest
         self._pods = {pod.uid: pod for pod in pods_of(self.job, self._manifests.values())}
 
-    def _begin(self) -> None:
-        """Reads the logs of those that have begun."""
+    def _read_logs(self) -> None:
+        """Starts to read the logs of pods that have one."""
         if self.wanted is None:
             return
         for uid, pod in self._pods.items():
-            if uid not in self._readers and self.chosen(pod) and begun(pod, self.wanted.container):
-                # What comes later is told from its beginning.
-                part = self.wanted if uid in self._first else Wanted(self.wanted.container)
+            if uid not in self._readers and self.selected(pod) and has_log(pod, self.wanted.container):
+                # Logs of later pods are read from the beginning.
+                part = self.wanted if uid in self._initial else Wanted(self.wanted.container)
                 self._readers[uid] = self._start(self._read(pod, part))
 
     async def _read(self, pod: Pod, wanted: Wanted) -> None:
@@ -172,7 +173,7 @@ class Follower:
             return now is None or now.ended
 
         after = self.after.get(pod.uid, b"")
-        lines = followed(self.cluster, self.namespace, pod.name, wanted, after, over, self.listener.say)
+        lines = followed(self.cluster, self.namespace, pod.name, wanted, after, over, self.listener.message)
         async with aclosing(lines):
             async for some in lines:
                 self.listener.lines(pod, some)
@@ -185,7 +186,7 @@ class Follower:
             self._failed.result()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task whose error ends the whole."""
+        """A task whose error ends `follow`."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._done)
         return task
@@ -195,14 +196,8 @@ class Follower:
             self._failed.set_exception(error)
 
 
-def begun(pod: Pod, container: str = TRAINER) -> bool:
-    """There is, or was, a log to read."""
+def has_log(pod: Pod, container: str = TRAINER) -> bool:
+    """Whether the container has started, so that there is a log."""
     if container == TRAINER:
         return pod.started_at is not None or pod.exit is not None
     return pod.phase in ("Running", "Succeeded", "Failed")
-
-
-def label(pod: Pod, container: str) -> str:
-    """What stands in front of a line: as `allranks run` has it."""
-    replica = replica_key(pod.role, pod.index)
-    return replica if container == TRAINER else f"{replica}/{container}"

@@ -1,7 +1,7 @@
-"""What a user sees while a job runs: log lines of all ranks, and on a terminal a live summary below them.
+"""Shows a running job: log lines of all ranks and, on a terminal, a live summary below them.
 
-The event loop only hands over bytes and states; a thread draws, so that a slow terminal, a stopped pager or a rank that
-prints without end never holds up the ranks or what watches them.
+A thread draws. The event loop only hands over bytes and states, so that a slow terminal, a stopped pager or a rank that
+floods its output never blocks the job.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TextIO
 
 from allranks.api.status import FINISHED, Status
-from allranks.cli.format import progress as doing
-from allranks.cli.format.log_lines import Source
-from allranks.cli.live.summary import Summary, duration, open_screen, prefixed
+from allranks.cli.format import progress as progress_text
+from allranks.cli.format.duration import elapsed
+from allranks.cli.format.log_lines import Source, label, prefixed
+from allranks.cli.live.summary import Summary, open_screen
 from allranks.control_sequences import clean
 from allranks.core.model import Event, Pod
-from allranks.core.naming import TRAINER, replica_key
+from allranks.core.naming import replica_key
 
 DRAW_SECONDS = 0.1
 COUNT_SECONDS = 1.0
-"""While the phase stays, plain lines tell how many ranks run at most so often."""
+"""Minimum interval between plain lines with the number of running pods, while the phase does not change."""
 BAR_SECONDS = 10.0
-"""Without a terminal, the state of a progress bar is shown so often."""
+"""Interval between states of a progress bar, without a terminal."""
 PROGRESS_SECONDS = 10.0
-"""Without a terminal, progress is told at most so often; the last of it always."""
+"""Minimum interval between progress lines, without a terminal; the last progress is always printed."""
 QUIET_EVENTS = frozenset({"PodsCreated", "Succeeded", "Restarting"})
-"""Events that say what the status line says."""
+"""Events that repeat the status line."""
 
 
 class _Item(NamedTuple):
-    """Something to write: a message of ours, or a line of a container."""
+    """Something to print: a message, or a line of a container."""
 
     place: int
     label: str
@@ -43,8 +44,8 @@ class _Item(NamedTuple):
     faint: bool = False
 
 
-class View:
-    """Listens to a run. All methods but the private ones are for the event loop's thread; none of them blocks."""
+class Renderer:
+    """Listens to a run. Public methods are called on the thread of the event loop, and only `end` blocks."""
 
     def __init__(
         self,
@@ -54,16 +55,16 @@ class View:
         colour: bool,
         logs: bool = True,
         quiet: bool = False,
-        hung_up: Callable[[], None],
+        on_closed: Callable[[], None],
     ) -> None:
-        """`live`: a terminal. `hung_up` is called, on the drawing thread, when nobody reads the stream any more."""
+        """`live`: a terminal. `on_closed` is called on the drawing thread when the reader of the stream has exited."""
         self._stream = stream
         self._colour = colour
         self._logs = logs and not quiet
         self._quiet = quiet
-        self._hung_up = hung_up
+        self._on_closed = on_closed
         self._screen = open_screen(stream, colour) if live and not quiet else None
-        # A terminal takes some thousand lines a second; a file or a pipe is given more time.
+        # A terminal shows some thousand lines per second; files and pipes get larger buffers.
         self._bounds = (1000, 1 << 20) if self._screen else (100_000, 1 << 24)
         self._lock = threading.Condition()
         self._order = itertools.count()
@@ -73,27 +74,27 @@ class View:
         self._status = Status()
         self._pods: Sequence[Pod] = ()
         self._started = time.monotonic()
-        self._told: tuple[object, ...] = ()
-        self._told_at = 0.0
+        self._status_line: tuple[object, ...] = ()
+        self._status_line_at = 0.0
         self._progress: tuple[object, ...] = ()
         self._progress_at = 0.0
         self._bars: dict[str, float] = {}
         self._ended = False
-        self._gone = False
+        self._closed = False
         self._title = ""
         self._thread: threading.Thread | None = None
 
     def begin(self, title: str) -> None:
-        """A job starts: its time is counted from here."""
+        """Starts the clock of a job."""
         self._title, self._started, self._ended = title, time.monotonic(), False
-        self._sources, self._bars, self._told, self._pods, self._status = {}, {}, (), (), Status()
+        self._sources, self._bars, self._status_line, self._pods, self._status = {}, {}, (), (), Status()
         self._progress = ()
         self._places = {}
-        self._thread = threading.Thread(target=self._draw, name="view", daemon=True)
+        self._thread = threading.Thread(target=self._draw, name="renderer", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Shows what is still to be shown. Blocks until it is."""
+        """Prints everything that is buffered. Blocks until it is printed."""
         with self._lock:
             self._ended = True
             self._lock.notify()
@@ -101,16 +102,17 @@ class View:
             self._thread.join()
 
     @property
-    def elapsed(self) -> float:
+    def seconds(self) -> float:
+        """Since the start of the job."""
         return time.monotonic() - self._started
 
-    def say(self, text: str) -> None:
-        """A line of our own, with the time."""
+    def message(self, text: str) -> None:
+        """Prints a line with the time in front."""
         with self._lock:
-            self._messages.append((next(self._order), f"{duration(self.elapsed):>6} {text}"))
+            self._messages.append((next(self._order), f"{elapsed(self.seconds):>6} {text}"))
             self._lock.notify()
 
-    # The driver's `Listener`.
+    # The `Listener` of a local run.
 
     def status(self, status: Status, pods: Sequence[Pod]) -> None:
         with self._lock:
@@ -118,55 +120,54 @@ class View:
             for pod in pods:
                 self._places.setdefault(replica_key(pod.role, pod.index), len(self._places))
             if not self._screen:
-                self._tell_progress(status)  # before its end is told
-            self._tell(status)
+                self._add_progress_line(status)  # before the line of a finished job
+            self._add_status_line(status)
             self._lock.notify()
 
     def event(self, event: Event) -> None:
         if event.reason not in QUIET_EVENTS:
-            self.say(event.message)
+            self.message(event.message)
 
     def output(self, pod: Pod, container: str, data: bytes) -> None:
-        replica = replica_key(pod.role, pod.index)
-        label = replica if container == TRAINER else f"{replica}/{container}"
+        name = label(pod, container)
         with self._lock:
-            source = self._sources.get(label)
+            source = self._sources.get(name)
             if source is None:
                 if not data:
-                    return  # it never said anything
-                source = self._sources[label] = Source(label, *self._bounds)
-            # What ranks say when they are told to go is mostly complaints; on Ctrl-C it may be that they saved.
+                    return  # it ended without output
+                source = self._sources[name] = Source(name, *self._bounds)
+            # Output of ranks that are stopped for a restart is mostly noise.
             source.feed(data, next(self._order), faint=bool(pod.deleted_at) and pod.attempt < self._status.attempt)
             self._lock.notify()
 
-    def _tell(self, status: Status) -> None:
-        """The status line, when it is another one."""
+    def _add_status_line(self, status: Status) -> None:
+        """A line with phase and running pods, if they have changed."""
         phase = status.phase
-        news = (phase, status.attempt if phase != "Pending" else 0, status.ready)
-        if news == self._told or not status.start_time:
+        line = (phase, status.attempt if phase != "Pending" else 0, status.ready)
+        if line == self._status_line or not status.start_time:
             return
-        same_phase = self._told[:2] == news[:2]
-        if same_phase and self.elapsed - self._told_at < COUNT_SECONDS and phase not in FINISHED:
+        same_phase = self._status_line[:2] == line[:2]
+        if same_phase and self.seconds - self._status_line_at < COUNT_SECONDS and phase not in FINISHED:
             return
         if same_phase and phase in FINISHED:
             return
-        self._told, self._told_at = news, self.elapsed
+        self._status_line, self._status_line_at = line, self.seconds
         text = phase if phase in FINISHED else f"{phase}, {status.ready} pods running"
         if phase == "Restarting":
             text = f"Restarting: attempt {status.attempt}, {status.ready} pods running"
-        self._messages.append((next(self._order), f"{duration(self.elapsed):>6} {text}"))
+        self._messages.append((next(self._order), f"{elapsed(self.seconds):>6} {text}"))
 
-    def _tell_progress(self, status: Status) -> None:
-        """How far it is, when that is news, and now and then."""
+    def _add_progress_line(self, status: Status) -> None:
+        """A line with the progress, if it has changed and not too often."""
         progress = status.progress
-        news = (status.attempt, progress.step) if progress else ()
-        if news == self._progress or not (text := doing.line(status)):
+        step = (status.attempt, progress.step) if progress else ()
+        if step == self._progress or not (text := progress_text.line(status)):
             return
-        early = self.elapsed - self._progress_at < PROGRESS_SECONDS
+        early = self.seconds - self._progress_at < PROGRESS_SECONDS
         if self._progress and early and status.phase not in FINISHED:
             return
-        self._progress, self._progress_at = news, self.elapsed
-        self._messages.append((next(self._order), f"{duration(self.elapsed):>6} {text}"))
+        self._progress, self._progress_at = step, self.seconds
+        self._messages.append((next(self._order), f"{elapsed(self.seconds):>6} {text}"))
 
     # The drawing thread.
 
@@ -194,19 +195,19 @@ class View:
                 self._screen.stop()
 
     def _take(self) -> tuple[list[_Item], int]:
-        """All that waits, and the width of the labels."""
+        """Removes everything that is buffered. Returns it with the width of the labels."""
         found = [] if self._quiet else [_Item(place, "", text) for place, text in self._messages]
         self._messages = []
-        for label, source in self._sources.items():
+        for name, source in self._sources.items():
             dropped, lines = source.take()
             if not self._logs:
                 continue
             if dropped:
                 first = lines[0].place if lines else next(self._order)
-                found.append(_Item(first, label, f"... {dropped:,} lines not shown, all are in the log"))
-            found += [_Item(line.place, label, "", line.text, line.faint) for line in lines]
+                found.append(_Item(first, name, f"... {dropped:,} lines not shown; the log has all of them"))
+            found += [_Item(line.place, name, "", line.text, line.faint) for line in lines]
             if not self._screen and (bar := self._bar(source)):
-                found.append(_Item(next(self._order), label, "", bar))
+                found.append(_Item(next(self._order), name, "", bar))
         return found, max((len(label) for label in self._sources), default=0)
 
     def _formatted(self, item: _Item, width: int) -> str:
@@ -217,7 +218,7 @@ class View:
         return prefixed(item.label, width, place, text, colour=self._colour, faint=item.faint)
 
     def _bar(self, source: Source) -> bytes:
-        """The state of a progress bar, now and then."""
+        """The state of a progress bar, at most every BAR_SECONDS."""
         if not source.splitter.redrawn:
             self._bars.pop(source.label, None)
             return b""
@@ -228,7 +229,7 @@ class View:
         return source.splitter.pending.rstrip(b"\r")
 
     def _write(self, lines: Iterable[str], summary: Summary | None) -> None:
-        if self._gone:
+        if self._closed:
             return
         text = "".join(f"{line}\n" for line in lines)
         try:
@@ -238,12 +239,12 @@ class View:
                 self._stream.write(text)
                 self._stream.flush()
         except OSError:
-            # Whoever read our output has gone, as with `| head`.
-            self._gone = True
+            # The reader of our output has exited, as with `| head`.
+            self._closed = True
             self._screen = None
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            self._hung_up()
+            self._on_closed()
 
     def _summary(self) -> Summary:
         latest = {label: source.latest for label, source in self._sources.items()}
-        return Summary(self._title, self.elapsed, self._status, self._pods, latest, self._places)
+        return Summary(self._title, self.seconds, self._status, self._pods, latest, self._places)

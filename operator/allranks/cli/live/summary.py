@@ -1,4 +1,4 @@
-"""The live summary at the bottom of a terminal: phase, progress, every rank's state, restarts, the last failure."""
+"""The live summary at the bottom of a terminal: phase, progress, state of every rank, restarts, last failure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
-from allranks.api.status import Failure, Status
+from allranks.api.status import Status
 from allranks.cli.format import plots
-from allranks.cli.format import progress as doing
+from allranks.cli.format import progress as progress_text
+from allranks.cli.format.duration import elapsed
+from allranks.cli.format.log_lines import COLOURS
+from allranks.cli.format.outcome import failure_line
+from allranks.cli.format.progress import pod_state
 from allranks.cli.live.terminal import set_keys, terminal
 from allranks.control_sequences import clean
 from allranks.core.model import Pod
@@ -19,91 +23,26 @@ from allranks.core.naming import replica_key
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-COLOURS = (
-    "cyan",
-    "yellow",
-    "green",
-    "magenta",
-    "blue",
-    "bright_cyan",
-    "bright_yellow",
-    "bright_green",
-    "bright_magenta",
-)
-"""Of ranks, in their order."""
-CODES = {"cyan": 36, "yellow": 33, "green": 32, "magenta": 35, "blue": 34}
-CODES |= {f"bright_{name}": code + 60 for name, code in CODES.items()}
 PHASES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Restarting": "yellow"}
 _ROWS_KEPT = 8
-"""Lines of the terminal that are left to the logs."""
-
-
-def prefixed(label: str, width: int, place: int, text: str, *, colour: bool, faint: bool = False) -> str:
-    """A line with the rank that printed it in front. `place` in the order of ranks decides the colour."""
-    front = f"{label:<{width}} |"
-    if not colour:
-        return f"{front} {text}"
-    front = f"\x1b[{CODES[COLOURS[place % len(COLOURS)]]}m{front}\x1b[0m"
-    return f"{front} \x1b[2m{text}\x1b[0m" if faint else f"{front} {text}"
-
-
-def duration(seconds: float) -> str:
-    """`12.3s`, `2:05`, `1:02:03`."""
-    if seconds < 100:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def ended_how(exit_code: int | None, signal: int | None, reason: str) -> str:
-    """`exit code 1`, `signal 9 (SIGKILL)`, `OOMKilled`."""
-    if signal is not None:
-        import signal as signals
-
-        known = {number.value: number.name for number in signals.Signals}
-        text = f"signal {signal} ({known[signal]})" if signal in known else f"signal {signal}"
-    elif exit_code is not None:
-        text = f"exit code {exit_code}"
-    else:
-        return reason
-    return text if reason in ("Error", "") else f"{reason}, {text}"
-
-
-def failure_line(failure: Failure) -> str:
-    """Who failed, and how, in one line."""
-    who = replica_key(failure.role, failure.index)
-    how = ended_how(failure.exit_code, failure.signal, failure.reason)
-    if failure.signal is not None:
-        return f"{who} in attempt {failure.attempt}: {how}"  # its last lines say nothing about that
-    last = next((line.strip() for line in reversed(failure.message.splitlines()) if line.strip()), "")
-    return f"{who} in attempt {failure.attempt}: {how}" + (f": {clean(last.encode(), colour=False)}" if last else "")
-
-
-def state_of(pod: Pod) -> str:
-    """One word or two about a pod."""
-    if pod.deleted_at:
-        return "Stopping"
-    if pod.waiting_reason in ("CrashLoopBackOff", "Unschedulable"):
-        return pod.waiting_message or pod.waiting_reason
-    return pod.phase
+"""Lines of the terminal that are reserved for logs."""
 
 
 def progress_line(status: Status, unicode: bool) -> list[tuple[str, str]]:
-    """Bar, steps, rates, ETA, metrics and the curve, as texts with their style; nothing while nothing is reported."""
+    """Bar, steps, rates, ETA, metrics and curve as (text, style); empty without progress."""
     progress = status.progress
     if progress is None or progress.step is None:
         return []
     parts: list[tuple[str, str]] = []
-    if (fraction := doing.fraction(progress)) is not None:
+    if (fraction := progress_text.fraction(progress)) is not None:
         parts.append((plots.bar(fraction, 16, unicode), "green"))
-    parts.append((doing.summary(progress), "bold"))
-    if doing.trains(status):
-        parts += [(text, "") for text in doing.rates(progress)]
-        parts += [(f"ETA {left}", "")] if (left := doing.eta(progress)) else []
-    first, *others = [*doing.metrics(progress), ""]
+    parts.append((progress_text.summary(progress), "bold"))
+    if progress_text.trains(status):
+        parts += [(text, "") for text in progress_text.rates(progress)]
+        parts += [(f"ETA {left}", "")] if (left := progress_text.eta(progress)) else []
+    first, *others = [*progress_text.metrics(progress), ""]
     parts += [(first, "")] if first else []
-    if curve := plots.sparkline(doing.values(progress), 20, unicode).strip():
+    if curve := plots.sparkline(progress_text.values(progress), 20, unicode).strip():
         parts.append((curve, "cyan"))
     parts += [(text, "dim") for text in others if text]
     return [part for text, style in parts for part in ((text, style), ("  ", ""))][:-1]
@@ -111,16 +50,17 @@ def progress_line(status: Status, unicode: bool) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Summary:
-    """What is drawn. A rich renderable."""
+    """A rich renderable."""
 
     title: str
-    elapsed: float
+    seconds: float
+    """Since the start of the job."""
     status: Status
     pods: Sequence[Pod]
     latest: Mapping[str, bytes]
-    """Last output by replica."""
+    """Replica -> its last output."""
     places: Mapping[str, int]
-    """Replica -> its place in the order of ranks, which decides its colour."""
+    """Replica -> its position among the ranks, which selects its colour."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.rule import Rule
@@ -132,8 +72,8 @@ class Summary:
         )
         if status.attempt:
             head.append(f"  attempt {status.attempt}")
-        head.append(f"  {duration(self.elapsed)} ", "bold")
-        unicode = plots.draws(options.encoding)
+        head.append(f"  {elapsed(self.seconds)} ", "bold")
+        unicode = plots.supports_unicode(options.encoding)
         yield Rule(head, align="left", characters="─" if unicode else "-", style="dim")
         progress = progress_line(status, unicode)
         if progress:
@@ -148,7 +88,7 @@ class Summary:
     def _ranks(self, room: int) -> Iterator[RenderableType]:
         from rich.table import Table
 
-        # With 100 pods and more, a list of them tells less than a count.
+        # If the pods do not fit, they are counted by state.
         rows = list(self._each()) if len(self.pods) <= max(room, 1) else list(self._counts())
         table = Table.grid(padding=(0, 2), expand=True)
         table.add_column(no_wrap=True)
@@ -170,16 +110,16 @@ class Summary:
             age = ""
             if pod.started_at:
                 until = pod.exit.finished_at if pod.exit and pod.phase != "Running" else now
-                age = duration(max(0.0, (until - pod.started_at).total_seconds()))
-            state, colour = state_of(pod), COLOURS[self.places.get(name, 0) % len(COLOURS)]
-            told = clean(self.latest.get(name, b"").rstrip(b"\r"), colour=False)
+                age = elapsed(max(0.0, (until - pod.started_at).total_seconds()))
+            state, colour = pod_state(pod), COLOURS[self.places.get(name, 0) % len(COLOURS)]
+            output = clean(self.latest.get(name, b"").rstrip(b"\r"), colour=False)
             if pod in others:
-                name, told = f"{name} (attempt {pod.attempt})", ""
+                name, output = f"{name} (attempt {pod.attempt})", ""
             yield (
                 Text(f" {name}", colour),
                 Text(state, PHASES.get(state, "dim")),
                 age,
-                Text(told, "dim"),
+                Text(output, "dim"),
             )
 
     def _counts(self) -> Iterator[tuple[RenderableType, ...]]:
@@ -187,14 +127,14 @@ class Summary:
 
         roles: dict[str, Counter[str]] = {}
         for pod in self.pods:
-            roles.setdefault(pod.role, Counter())[state_of(pod)] += 1
+            roles.setdefault(pod.role, Counter())[pod_state(pod)] += 1
         for number, (role, states) in enumerate(roles.items()):
             text = ", ".join(f"{count} {state}" for state, count in states.most_common())
             yield Text(f" {role}", COLOURS[number % len(COLOURS)]), Text(text), "", ""
 
 
 class Screen:
-    """A terminal with the summary at its bottom; text scrolls above it."""
+    """A terminal with the summary at the bottom and scrolling text above it."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live
@@ -204,12 +144,12 @@ class Screen:
         )
 
     def start(self) -> None:
-        # Typed keys, and the ^C of Ctrl-C, would be drawn into the summary and shift it.
+        # Echoed keys, and the ^C of Ctrl-C, would move the summary.
         set_keys(self._live.console.file.fileno(), echo=False)
         self._live.start()
 
     def draw(self, text: str, summary: Summary | None) -> None:
-        """Text goes above the summary as it is: the ranks' own colours stay."""
+        """Prints text above the summary, with the colours of the ranks."""
         if text:
             self._live.console.print(_Raw(text), crop=False, end="", soft_wrap=True)
         if summary:
@@ -231,6 +171,6 @@ class _Raw:
 
 
 def open_screen(stream: TextIO, colour: bool) -> Screen | None:
-    """None where rich is not installed, or the terminal cannot move its cursor: plain lines then."""
+    """None if rich is not installed or the terminal cannot move its cursor: then output is plain lines."""
     console = terminal(stream, colour)
     return Screen(console) if console else None

@@ -1,4 +1,4 @@
-"""Terminals: which of them can be drawn on, what becomes of typed keys, and a screen that is all ours."""
+"""Terminal control: detection, keyboard modes and the alternate screen."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from allranks.cli.format.plots import supports_unicode
+from allranks.cli.format.table import Grid
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-Lines = Callable[[int, int, bool], Iterable[Sequence[tuple[str, str]]]]
-"""(width, height, whether more than ASCII can be shown) -> lines of (text, style)."""
+Line = Sequence[tuple[str, str]]
+"""A line of (text, style)."""
+Content = Callable[[int, int, bool], Iterable[Line | Grid]]
+"""(width, height, whether the terminal supports Unicode) -> lines and tables."""
 
 
 def terminal(stream: TextIO, colour: bool) -> Console | None:
-    """None where rich is not installed, or the terminal cannot move its cursor."""
+    """None if rich is not installed or the terminal cannot move its cursor."""
     try:
         from rich.console import Console
     except ImportError:
@@ -24,22 +29,22 @@ def terminal(stream: TextIO, colour: bool) -> Console | None:
 
 
 def set_keys(number: int, *, echo: bool, lines: bool = True) -> None:
-    """Whether the terminal of this descriptor shows what is typed, and hands it on by lines or key by key."""
+    """Sets whether the terminal of file descriptor `number` echoes keys, and buffers input by lines."""
     import termios
 
     try:
         if os.tcgetpgrp(number) != os.getpgrp():
-            return  # in the background; changing the terminal would stop us
+            return  # in the background, changing the terminal would stop this process
         settings = termios.tcgetattr(number)
         for flag, on in ((termios.ECHO, echo), (termios.ICANON, lines)):
             settings[3] = settings[3] | flag if on else settings[3] & ~flag
         termios.tcsetattr(number, termios.TCSANOW, settings)
     except (OSError, termios.error):
-        pass  # it has gone
+        pass  # the terminal is gone
 
 
-class Board:
-    """The terminal's other screen, drawn anew each time; the user's own comes back afterwards."""
+class FullScreen:
+    """The alternate screen of the terminal. The previous screen is restored at the end."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live
@@ -49,7 +54,7 @@ class Board:
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> FullScreen:
         set_keys(self._console.file.fileno(), echo=False, lines=False)
         self._live.start()
         return self
@@ -58,13 +63,13 @@ class Board:
         self._live.stop()
         set_keys(self._console.file.fileno(), echo=True)
 
-    def draw(self, lines: Lines) -> None:
+    def draw(self, content: Content) -> None:
         from rich.console import Group
         from rich.text import Text
 
-        from allranks.cli.format.plots import draws
-
-        unicode = draws(self._console.encoding)
-        made = lines(self._console.width, self._console.height, unicode)
-        texts = (Text.assemble(*line, no_wrap=True, overflow="crop") for line in made)
-        self._live.update(Group(*texts), refresh=True)
+        items = content(self._console.width, self._console.height, supports_unicode(self._console.encoding))
+        drawn = (
+            item.rich(wrap=False) if isinstance(item, Grid) else Text.assemble(*item, no_wrap=True, overflow="crop")
+            for item in items
+        )
+        self._live.update(Group(*drawn), refresh=True)

@@ -1,0 +1,111 @@
+"""`allranks delete`: deletes jobs and everything that belongs to them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import click
+
+from allranks.cli.options import TIMED_OUT, Duration, for_each_job, names_callback, on_cluster
+from allranks.core.naming import JOB_LABEL
+from allranks.errors import ClusterError
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.job_codec import pods_of
+from allranks.kube.paths import core_path, job_path
+
+POLL_SECONDS = 0.5
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  allranks delete penguins
+  allranks delete penguins --wait --timeout 2m
+  allranks delete -l team=nlp
+\b
+Exit status:
+  0 deleted, 1 a job does not exist or the API server rejected the request, 124 timed out while waiting.
+"""
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...", callback=names_callback)
+@click.option("-l", "--selector", metavar="LABELS", help="Delete the jobs with these labels, for example team=nlp.")
+@click.option(
+    "--cascade",
+    type=click.Choice(["background", "foreground", "orphan"]),
+    default="background",
+    show_default=True,
+    help="background: delete the job, then its pods. foreground: delete the pods first. orphan: keep the pods.",
+)
+@click.option("--wait", "wait_for", is_flag=True, help="Wait until the job and its pods are gone.")
+@click.option("--timeout", type=Duration(), metavar="TIME", help="Time limit for --wait, for example 90s or 10m.")
+@click.option("--ignore-not-found", is_flag=True, help="Treat a job that does not exist as deleted.")
+@on_cluster
+async def delete(
+    cluster: Cluster,
+    names: tuple[str, ...],
+    selector: str | None,
+    cascade: str,
+    wait_for: bool,
+    timeout: float | None,
+    ignore_not_found: bool,
+) -> int:
+    """Delete jobs with their pods and all other objects they own. Volume claims and checkpoints are kept."""
+    if bool(names) == bool(selector):
+        raise click.UsageError("specify either job names or a selector with -l.")
+    if selector:
+        jobs = await cluster.get(job_path(cluster.namespace), {"labelSelector": selector})
+        names = tuple(item["metadata"]["name"] for item in jobs["items"])
+        if not names:
+            click.echo(f"No jobs with {selector} in namespace {cluster.namespace}.", err=True)
+    deleted: list[Manifest] = []
+
+    async def delete_one(job: Manifest) -> str:
+        metadata = job["metadata"]
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": cascade.capitalize(),
+            "preconditions": {"uid": metadata["uid"]},  # never a new job of the same name
+        }
+        await cluster.request("DELETE", job_path(cluster.namespace, metadata["name"]), body=options)
+        deleted.append(job)
+        return f"{metadata['name']} deleted"
+
+    status = await for_each_job(cluster, names, delete_one, ignore_not_found=ignore_not_found)
+    if wait_for:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for job in deleted:
+            if not await _wait_until_gone(cluster, job, deadline, pods=cascade != "orphan"):
+                return TIMED_OUT
+    return status
+
+
+async def _wait_until_gone(cluster: Cluster, job: Manifest, deadline: float | None, *, pods: bool) -> bool:
+    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+    cluster.interrupted = f"stopped waiting: the deletion of {name} continues"
+    while True:
+        left = await _remaining(cluster, name, uid, job, pods)
+        if not left:
+            return True
+        if deadline is not None and time.monotonic() >= deadline:
+            click.echo(f"timed out: {left} still there", err=True)
+            return False
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _remaining(cluster: Cluster, name: str, uid: str, job: Manifest, pods: bool) -> str:
+    """What still exists, as the subject of a sentence; empty when everything is gone."""
+    try:
+        current = await cluster.get(job_path(cluster.namespace, name))
+        if current["metadata"]["uid"] == uid:
+            finalizers = current["metadata"].get("finalizers")
+            return f"the job {name} is" + (f" (finalizers: {', '.join(finalizers)})" if finalizers else "")
+    except ClusterError as error:
+        if error.status != 404:
+            raise
+    if not pods:
+        return ""
+    found = await cluster.get(core_path(cluster.namespace, "pods"), {"labelSelector": f"{JOB_LABEL}={name}"})
+    own = pods_of(job, found["items"])
+    return f"{len(own)} pod{'s are' if len(own) > 1 else ' is'}" if own else ""

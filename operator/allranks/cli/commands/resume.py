@@ -1,0 +1,25 @@
+"""`allranks resume`: starts suspended jobs again."""
+
+from __future__ import annotations
+
+import click
+
+from allranks.cli.commands.suspend import set_suspended
+from allranks.cli.options import for_each_job, names_callback, on_cluster
+from allranks.kube.cluster import Cluster
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  allranks resume penguins
+"""
+)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", callback=names_callback)
+@on_cluster
+async def resume(cluster: Cluster, names: tuple[str, ...]) -> int:
+    """Resume suspended jobs.
+
+    A new attempt starts. It does not count against spec.restart.maxRestarts.
+    """
+    return await for_each_job(cluster, names, lambda job: set_suspended(cluster, job, False))

@@ -1,0 +1,66 @@
+"""How the command line prints and reads durations.
+
+Measured time is printed exactly (`elapsed`, `clock`); ages and estimates are printed as kubectl prints them (`human`).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def elapsed(seconds: float) -> str:
+    """`12.3s`, `2:05`, `1:02:03`."""
+    return f"{seconds:.1f}s" if seconds < 100 else clock(seconds)
+
+
+def clock(seconds: float) -> str:
+    """`0:00`, `2:05`, `1:02:03`: a point on a time axis."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def human(seconds: float) -> str:
+    """kubectl's HumanDuration: at most two units, `95s`, `5m30s`, `3h`, `2d5h`."""
+    total = max(0, int(seconds))
+    minutes, hours, days = total // 60, total // 3600, total // 86400
+    if total < 120:
+        return f"{total}s"
+    if minutes < 10:
+        return f"{minutes}m{total % 60}s" if total % 60 else f"{minutes}m"
+    if hours < 3:
+        return f"{minutes}m"
+    if hours < 8:
+        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
+    if hours < 48:
+        return f"{hours}h"
+    if days < 8:
+        return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
+    if days < 730:
+        return f"{days}d"
+    return f"{days // 365}y{days % 365}d" if days % 365 and days < 2920 else f"{days // 365}y"
+
+
+def age(timestamp: str | datetime | None, now: datetime | None = None) -> str:
+    """Time since the timestamp, as kubectl prints it."""
+    if not timestamp:
+        return "<unknown>"
+    then = datetime.fromisoformat(timestamp) if isinstance(timestamp, str) else timestamp
+    return human(((now or datetime.now(UTC)) - then).total_seconds())
+
+
+def parse(text: str) -> float:
+    """Seconds in `90`, `90s`, `1m30s`, `2h`, `1d`. Raises ValueError."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd])", text)
+    if text and "".join(number + unit for number, unit in parts) == text:
+        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{text} is not a duration: use for example 90s, 5m or 1h30m")
+    return value
