@@ -176,8 +176,9 @@ def test_sixty_four_ranks_are_followed_in_one_thread(control_plane, allranks, ku
     for pod in pods:
         kubelet.write(namespace, pod, "ready")
         job.run(pod)
+    before = kubelet.followers
     with allranks.start("logs", "many", "-f", "--tail", "0") as logs:
-        kubelet.wait_for_followers(len(pods))
+        kubelet.wait_for_followers(before + len(pods))
         for pod in pods:
             kubelet.write(namespace, pod, "step 1")
         for _ in pods:

@@ -45,7 +45,8 @@ class LogKubelet:
     def __init__(self, api: Api, folder: Path) -> None:
         self.node = f"node-{secrets.token_hex(4)}"
         self.requests: list[dict[str, str]] = []
-        self._followers = 0
+        self.followers = 0
+        """Number of requests so far that follow a log."""
         self._api = api
         self._logs: dict[tuple[str, str, str], Log] = {}
         self._changed = threading.Condition()
@@ -95,9 +96,9 @@ class LogKubelet:
             self._changed.notify_all()
 
     def wait_for_followers(self, count: int, seconds: float = 120) -> None:
-        """Blocks until that many requests have begun to follow a log. Raises AssertionError when they do not."""
+        """Blocks until `followers` reaches `count`. Raises AssertionError after `seconds`."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._followers >= count, seconds), self._followers
+            assert self._changed.wait_for(lambda: self.followers >= count, seconds), self.followers
 
     def _tell_node(self) -> None:
         self._api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}})
@@ -128,7 +129,7 @@ class LogKubelet:
         place, cuts = self._first(lines, query), log.cuts
         if follow:
             with self._changed:
-                self._followers += 1
+                self.followers += 1
                 self._changed.notify_all()
         while True:
             with self._changed:

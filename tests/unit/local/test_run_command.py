@@ -380,7 +380,7 @@ def test_a_missing_volume_is_reported_before_anything_starts(cli: Cli) -> None:
     )
     wrong = cli.run("job.yaml", "--volume", "date=.")
     assert wrong.returncode == 2
-    assert "--volume date: no volume or claim has this name; there are data" in wrong.stderr
+    assert "--volume date: no volume or claim has this name; the jobs have data" in wrong.stderr
     assert not (cli.directory / "runs").exists()
 
 
@@ -388,7 +388,7 @@ def test_a_suspended_job_ends_with_a_message(cli: Cli) -> None:
     cli.job("true", suspend=True)
     done = cli.run()
     assert done.returncode == 2
-    assert "job is suspended (spec.suspend: true), so nothing runs: add --set suspend=false" in done.stdout
+    assert "job is suspended (spec.suspend: true): add --set suspend=false to run it" in done.stdout
 
 
 def test_an_unwritable_run_directory_is_one_line_of_error(cli: Cli) -> None:

@@ -1,1 +1,1 @@
-"""Commands that speak to a cluster. They alone import `kubernetes` and `aiohttp`, and only when they run."""
+"""One module for each command. Client libraries are imported only when a command runs."""

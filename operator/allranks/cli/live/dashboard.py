@@ -27,7 +27,7 @@ KINDS = {"queued": "bright_black", "starting": "yellow", "productive": "green", 
 """Kind of time -> style."""
 CURVE_LINES = 6
 WIDTH = 84
-"""Of plots, on a terminal that is wide enough."""
+"""Width of plots, if the terminal is wide enough."""
 GAP = 2
 """Spaces between the columns of tables."""
 _ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Suspended": 2, "Failed": 3, "Succeeded": 4}
