@@ -30,7 +30,7 @@ FOUND = (
     ),
     (
         "No progress of any rank for hang.timeoutSeconds is a hang, which restarts the job and counts. "
-        "an operator that was away hears of it again before it judges",
+        "a new operator waits for reports before it decides",
         "kill",
         2494318739,
     ),
