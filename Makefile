@@ -81,11 +81,11 @@ bench: $(STAMP) ## Measure the core, the operator on a real API server, training
 	@$(BIN)/python bench/core.py
 	@$(BIN)/python bench/report_call.py
 	@$(BIN)/python bench/reports.py
-	@PATH="$$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$$PATH" $(BIN)/python bench/train.py
+	@PATH="$$(tools/frameworks.sh)/bin:$$PATH" $(BIN)/python bench/train.py
 	@PATH="$$(tools/frameworks.sh pytorch)/bin:$$PATH" $(BIN)/python bench/elastic.py
 
 recovery: $(STAMP) ## Inject faults into real ranks of each framework, and record the results (docs/reference/recovery.md)
-	@PATH="$$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$$PATH" $(BIN)/python tools/recovery.py
+	@PATH="$$(tools/frameworks.sh)/bin:$$PATH" $(BIN)/python tools/recovery.py
 
 clean: ## Remove build outputs (not the cache outside the repository)
 	rm -rf $(VENV) build dist runs *.egg-info operator/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

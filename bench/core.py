@@ -14,6 +14,7 @@ from allranks.api.validation import parse
 from allranks.core import naming
 from allranks.core.model import Exit, Observed, Platform, Pod
 from allranks.core.reconcile import reconcile
+from allranks.frameworks import FRAMEWORKS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ROUNDS = 21
@@ -61,7 +62,7 @@ def measure(work: Callable[[], object]) -> tuple[float, float]:
 def main() -> None:
     sizes = [int(size) for size in sys.argv[1:]] or [64, 1000]
     print(f"{'framework':<12}{'pods':>6}  {'what':<28}{'median ms':>10}{'worst ms':>10}")
-    for framework in ("pytorch", "tensorflow", "horovod"):
+    for framework in FRAMEWORKS:
         for size in sizes:
             start = observed(framework, size)
             settled = running(start)

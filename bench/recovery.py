@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from allranks.api import validation  # noqa: E402
 from allranks.api.status import Status  # noqa: E402
-from allranks.core.manifests import pods as desired  # noqa: E402
+from allranks.core.manifests import pods  # noqa: E402
 from allranks.core.model import Manifest, Platform  # noqa: E402
 from allranks.kube import paths, pod_codec  # noqa: E402
 from allranks.kube.auth import Connection  # noqa: E402
@@ -297,7 +297,7 @@ class Recovery:
         """The operator's pods without ownerReferences, so that the garbage collector does not delete them."""
         job = validation.parse(scenario.job(0))
         out = []
-        for pod in desired.objects(job, Status(), Platform(helper_image="x")).pods:
+        for pod in pods.objects(job, Status(), Platform(helper_image="x")).pods:
             metadata = {key: value for key, value in pod["metadata"].items() if key != "ownerReferences"}
             metadata |= {"namespace": namespace, "name": f"{pod['metadata']['name']}-{suffix}"}
             out.append({**pod, "metadata": metadata})

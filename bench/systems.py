@@ -16,7 +16,7 @@ from typing import IO, ClassVar
 
 from allranks.api import validation
 from allranks.api.status import Status
-from allranks.core.manifests import pods as desired
+from allranks.core.manifests import pods
 from allranks.core.model import Platform
 from allranks.kube import paths
 from allranks.kube.client import Client
@@ -114,7 +114,7 @@ class Raw(System):
         lines = []
         for number in range(shape.jobs):
             document = job(f"bench-{number}", shape.pods)
-            for pod in desired.objects(validation.parse(document), Status(), Platform(helper_image="x")).pods:
+            for pod in pods.objects(validation.parse(document), Status(), Platform(helper_image="x")).pods:
                 metadata = {key: value for key, value in pod["metadata"].items() if key != "ownerReferences"}
                 lines.append(json.dumps({**pod, "metadata": {**metadata, "namespace": namespace}}))
         self._file = self.plane.folder / f"{namespace}.jsonl"

@@ -22,7 +22,7 @@ from train_table import page
 
 EPILOG = """examples:
   make bench                                               # all benchmarks; installs the frameworks they need
-  PATH="$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$PATH" .venv/bin/python bench/train.py
+  PATH="$(tools/frameworks.sh)/bin:$PATH" .venv/bin/python bench/train.py
   PATH="$(tools/frameworks.sh pytorch)/bin:$PATH" .venv/bin/python bench/train.py --only pytorch --rounds 3
   .venv/bin/python bench/train.py --part saves --json saves.json
   .venv/bin/python bench/train.py --page                   # also write the tables into docs/reference/training-speed.md

@@ -22,10 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(scope="session")
 def frameworks() -> Path:
-    """The virtual environment with PyTorch, TensorFlow and Horovod, installed now if it is not there."""
+    """The virtual environment with all frameworks, installed now if it is not there."""
     script = Path(__file__).parents[1] / "tools" / "frameworks.sh"
-    wanted = ["pytorch", "tensorflow", "horovod"]
-    done = subprocess.run([script, *wanted], stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
+    done = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
     return Path(done.stdout.strip())
 
 

@@ -66,7 +66,11 @@ beside() {
 # Two nodes with four fake GPUs each, and the images built by tools/e2e-prepare.sh.
 cluster() {
   local store
-  store=$(tools/image-store.sh ghcr.io/allranks/{operator,pytorch,tensorflow,horovod}:e2e)
+  local images=(images/*/Dockerfile)
+  images=("${images[@]#images/}")
+  images=("${images[@]%/Dockerfile}")
+  images=("${images[@]/#/ghcr.io/allranks/}")
+  store=$(tools/image-store.sh "${images[@]/%/:e2e}")
   mine=$(mktemp -d "$(dirname "$store")/e2e.XXXXXX") # on the same file system: they share files
   export ALLRANKS_E2E=$mine/cluster
   tools/cluster.sh up --with node --nodes 2 --gpus 4 --store "$store" --dir "$ALLRANKS_E2E" >/dev/null

@@ -7,7 +7,7 @@ usage() {
   cat <<'USAGE'
 usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod]
 
-Installs the given frameworks (default: all three) into the virtual environment
+Installs the given frameworks (default: all) into the virtual environment
 $ALLRANKS_CACHE/frameworks-py<version>, and prints its path as the only line on stdout. Installed frameworks are not
 changed: a second call takes a fraction of a second. Horovod is compiled (4 minutes) against the other two, which are
 installed as well.
@@ -23,6 +23,8 @@ environment:
   PIP_*           pip's own settings apply, PIP_EXTRA_INDEX_URL for example
 USAGE
 }
+
+all=(pytorch tensorflow horovod) # allranks.frameworks.FRAMEWORKS
 
 main() {
   local wanted=()
@@ -49,11 +51,11 @@ parse_arguments() {
     case $argument in
       -h | --help) usage; exit 0 ;;
       pytorch | tensorflow) wanted+=("$argument") ;;
-      horovod) wanted+=(pytorch tensorflow horovod) ;;
+      horovod) wanted+=(pytorch tensorflow horovod) ;; # it is built against the other two
       *) usage >&2; fail "unknown argument '$argument'" ;;
     esac
   done
-  ((${#wanted[@]})) || wanted=(pytorch tensorflow horovod)
+  ((${#wanted[@]})) || wanted=("${all[@]}")
 }
 
 python_version() {
@@ -135,7 +137,7 @@ install_horovod() {
 
 pip_install_requirements() {
   local framework=$1 folder=$repository/images/$1 other constraints=()
-  for other in pytorch tensorflow horovod; do # a framework must not change the versions of another one
+  for other in "${all[@]}"; do # a framework must not change the versions of another one
     constraints+=(--constraint "$repository/images/$other/requirements.txt")
   done
   pip_install "$framework" --requirement "$folder/requirements.txt" "${constraints[@]}"

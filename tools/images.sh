@@ -40,7 +40,7 @@ USAGE
 
 default_base=python:3.12-slim-bookworm
 test_base=localhost/allranks/test-base:bookworm-1 # increment when `debootstrap_into` changes
-all=(operator pytorch tensorflow horovod)
+all=(operator pytorch tensorflow horovod) # the operator, and one for each of allranks.frameworks.FRAMEWORKS
 
 main() {
   local wanted=() base='' without_pull=false arguments=() tar_folder='' into='' tag='' tags=() version prefix=ghcr.io/allranks engine='' image
@@ -90,8 +90,10 @@ parse_arguments() {
         esac
         shift
         ;;
-      operator | pytorch | tensorflow | horovod | base | tools) wanted+=("$1") ;;
-      *) usage >&2; fail "unknown argument '$1'" ;;
+      *)
+        [[ " ${all[*]} base tools " == *" $1 "* ]] || { usage >&2; fail "unknown argument '$1'"; }
+        wanted+=("$1")
+        ;;
     esac
     shift
   done

@@ -55,7 +55,7 @@ class Part:
 
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 BY_MODULE = ("-n", "2", "--dist", "loadscope")
-FRAMEWORKS = "frameworks.sh pytorch tensorflow horovod"
+FRAMEWORKS = "frameworks.sh"
 RANDOM = str(int.from_bytes(os.urandom(4), "big"))
 
 EVERY_CHANGE = (

@@ -1,6 +1,6 @@
 """Records the output of commands in docs/start.md, between `<!-- NAME -->` and `<!-- /NAME -->`.
 
-All frameworks:   PATH=$(tools/frameworks.sh pytorch tensorflow horovod)/bin:$PATH .venv/bin/python tools/transcripts.py
+All frameworks:   PATH=$(tools/frameworks.sh)/bin:$PATH .venv/bin/python tools/transcripts.py
 Single sections:  .venv/bin/python tools/transcripts.py failure
 """
 

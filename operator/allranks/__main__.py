@@ -1,4 +1,4 @@
-"""`allranks`, `python -m allranks`, and `kubectl allranks`: kubectl runs what is named kubectl-allranks as its own."""
+"""Entry point of `allranks`, `python -m allranks` and, as a plugin of kubectl, `kubectl allranks`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removes terminal control sequences from untrusted text, before it is printed on a screen."""
+"""Removes terminal control sequences from untrusted text before it is printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RESET = "\x1b[0m"
 
 
 def clean(line: bytes, colour: bool) -> str:
-    """One line as it may be written to a screen: colours are kept if wanted, what moves or beeps is dropped."""
+    """One line that is safe to print: without control sequences, except colours if `colour` is set."""
     text = line.decode("utf-8", errors="replace")
     if text.isprintable():
         return text

@@ -1,6 +1,6 @@
-"""Building blocks of the resource's types: bounded strings, quantities, and a model that is frozen and strict.
+"""Building blocks of the resource types: bounded strings, quantities, and a base model that is frozen and strict.
 
-Every string, list and map is bounded: the API server bounds the cost of validation rules by it.
+Every string, list and map has an upper bound, from which the API server estimates the cost of validation rules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 
 
 class Model(BaseModel):
-    """A part of the resource: immutable, refuses unknown fields and silent conversions, camelCase outside."""
+    """Base of all parts of the resource: immutable, no unknown fields, no type conversions, camelCase in manifests."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -25,14 +25,14 @@ class Model(BaseModel):
 
 
 class Rule(BaseModel):
-    """One CEL rule of the CRD. `message` is what the user reads: one sentence that says what to do."""
+    """One CEL rule of the CRD. `message` is shown to the user and says what to change."""
 
     model_config = ConfigDict(frozen=True)
 
     rule: str
     message: str
     field: str | None = None
-    """`fieldPath` below the object that carries the rule, for example `.roles`."""
+    """`fieldPath`, relative to the object that carries the rule, for example `.roles`."""
 
     def as_schema(self) -> dict[str, str]:
         schema = {"rule": self.rule, "message": self.message}
@@ -61,7 +61,7 @@ Replicas = Annotated[int, Field(ge=0, le=10_000)]
 Opaque = Annotated[
     dict[str, JsonValue], Field(max_length=256), Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
 ]
-"""A part of Kubernetes' own API that is passed on as it is; the API server checks it when the pod is created."""
+"""A part of the Kubernetes API that is passed on unchanged. The API server checks it when the pod is created."""
 
 Quantity = Annotated[
     int | Annotated[str, StringConstraints(max_length=64)],

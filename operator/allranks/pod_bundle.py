@@ -1,4 +1,4 @@
-"""The files that run inside pods, and how they get there: by an init container, or by `allranks run`."""
+"""Copies the files that run inside pods: into a volume by an init container, or into a directory by `allranks run`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ HELPERS = PACKAGE / "inpod"
 
 
 def copy(directory: Path) -> None:
-    """Raises OSError."""
+    """Copies the in-pod helpers and the report library. Raises OSError."""
     copy_modules(HELPERS, directory, "[!_]*.py")
     copy_modules(HELPERS, directory, "*.sh")
-    # A directory of its own: helpers name it in PYTHONPATH, and nothing else is to be found there.
+    # A separate directory, because helpers add it to PYTHONPATH and nothing else must be importable from it.
     copy_modules(HELPERS / "startup", directory / "startup", "[!_]*.py")
     copy_library(directory / "python")
 
 
 def copy_library(directory: Path) -> None:
-    """All that `from allranks.report import report` needs. Raises OSError."""
+    """Copies what `from allranks.report import report` needs. Raises OSError."""
     copy_modules(PACKAGE, directory / "allranks", "__init__.py")
     copy_modules(PACKAGE, directory / "allranks", "version.py")
     copy_modules(PACKAGE / "report", directory / "allranks" / "report", "*.py")

@@ -50,7 +50,7 @@ def test_an_immutable_field_is_an_error_with_advice(allranks):
     result = allranks("submit", "-", "--set", "image=other:2", stdin=text(document()))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines() == [
-        f"error: {JOB} already exists and differs: spec.image: cannot change while the job lives: make a new job",
+        f"error: {JOB} already exists and differs: spec.image: cannot be changed in an existing job: create a new job",
         f"error: {JOB}: delete it first (allranks delete penguins), or use another name (--set metadata.name=...)",
     ]
 
@@ -203,7 +203,7 @@ def test_kubectl_scale_respects_the_elastic_bounds(control_plane, namespace):
         ]
 
     assert scale(4) == 4
-    with pytest.raises(ApiError, match=r"must be within elastic\.minReplicas and elastic\.maxReplicas"):
+    with pytest.raises(ApiError, match=r"must be between elastic\.minReplicas and elastic\.maxReplicas"):
         scale(5)
 
 

@@ -220,8 +220,8 @@ def _refused(request) -> str:
     [
         ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, r"spec.env: .*set by allranks: remove any of.*MASTER_ADDR"),
         ({"env": [{"name": "ALLRANKS_JOB", "value": "x"}]}, r"spec.env: .*choose another name"),
-        ({"roles": {"chief": {"replicas": 1}}}, r"spec.roles.chief: .*is a role of tensorflow alone"),
-        ({"tensorflow": {}}, r"spec.tensorflow: .*only the block that matches framework"),
+        ({"roles": {"chief": {"replicas": 1}}}, r"spec.roles.chief: .*is a role of tensorflow only"),
+        ({"tensorflow": {}}, r"spec.tensorflow: .*does not match framework"),
         ({"checkpoint": {"volume": {"hostPath": {"path": "/x"}}}}, r"spec.checkpoint.volume: .*hostPath is refused"),
     ],
 )

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods as desired
+from allranks.core.manifests import pods
+from allranks.frameworks import FRAMEWORKS
 from allranks.operator.ssh_keys import key_pair
 from allranks.pod_bundle import HELPERS
 from allranks.version import __version__
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(building.SECONDS)]
 Images = Callable[[str], Image]
 MEGABYTE = 1_000_000
 CHECKPOINTS = "/tmp/checkpoints"
-EVERY_IMAGE = ["operator", "pytorch", "tensorflow", "horovod"]
+EVERY_IMAGE = ["operator", *FRAMEWORKS]
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
@@ -213,10 +214,8 @@ def test_horovod_trains_with_the_operators_helper(image: Images, tmp_path: Path)
     succeeded(image("operator").run("allranks", "inject", "/allranks", user=any_user(), mounts=[helpers]))
 
     [port] = free_ports(1)
-    pods = desired.objects(
-        job(framework="horovod", roles={"worker": 1}, horovod={"slotsPerWorker": 2}), Status(), CLUSTER
-    )
-    [pod] = pods.pods
+    made = pods.objects(job(framework="horovod", roles={"worker": 1}, horovod={"slotsPerWorker": 2}), Status(), CLUSTER)
+    [pod] = made.pods
     trainer = pod["spec"]["containers"][0]
     own = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost", "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
     own |= {"HOROVOD_HOSTNAME": HOSTNAME, "ALLRANKS_HOROVOD_HOSTS": f"{HOSTNAME}:2"}
@@ -232,7 +231,7 @@ def test_horovod_trains_by_MPI_over_an_sshd_without_root(image: Images, tmp_path
     horovod = image("horovod")
     worker_address = "127.0.0.2"
     [port] = free_ports(1, worker_address)
-    made = desired.objects(
+    made = pods.objects(
         job(
             framework="horovod",
             command=["python3", "train/penguins_horovod.py", "--epochs=8"],
@@ -242,8 +241,8 @@ def test_horovod_trains_by_MPI_over_an_sshd_without_root(image: Images, tmp_path
         Status(),
         CLUSTER,
     )
-    pods = {pod["metadata"]["name"]: pod["spec"]["containers"][0] for pod in made.pods}
-    worker, launcher = pods["job-worker-0-0"], pods["job-launcher-0-0"]
+    trainers = {pod["metadata"]["name"]: pod["spec"]["containers"][0] for pod in made.pods}
+    worker, launcher = trainers["job-worker-0-0"], trainers["job-launcher-0-0"]
     files, keys = tmp_path / "files", tmp_path / "keys"
     [config] = [companion["data"] for companion in made.companions if companion["kind"] == "ConfigMap"]
     config = {**config, "hostfile": f"{worker_address} slots=2\n"}

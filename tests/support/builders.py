@@ -1,5 +1,5 @@
-"""Builds jobs, pods and observations for tests: what a case does not speak of has a dull default. Time is a number of
-seconds after `NOW`, never the clock's."""
+"""Builders of jobs, pods and observations for tests, with defaults. Times are seconds after `NOW`, never those of the
+clock."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ IMAGE = "me/train:1"
 
 
 def at(seconds: float) -> datetime:
-    """So many seconds after the job was first seen."""
+    """The time this many seconds after `NOW`."""
     return NOW + timedelta(seconds=seconds)
 
 
 def table(*cases: Any) -> pytest.MarkDecorator:
-    """Parametrizes over cases that are tuples; the first member, a sentence, names the case."""
+    """Parametrizes over tuples. The first member of each, a sentence, is the id of the case."""
     return pytest.mark.parametrize("case", [case[1:] for case in cases], ids=[case[0] for case in cases])
 
 
 def manifest(
     framework: str = "pytorch", roles: Mapping[str, Any] | None = None, name: str = "job", **spec: Any
 ) -> dict[str, Any]:
-    """A manifest as decoded YAML; a role given as a number has so many replicas. Further names are fields of spec."""
+    """A manifest as decoded YAML. A role given as a number has this many replicas. Further names are fields of spec."""
     wanted = roles if roles is not None else {"worker": 2}
     return {
         "apiVersion": "allranks.dev/v1alpha1",
@@ -55,9 +55,9 @@ def manifest(
     }
 
 
-def rank(number: int, step: int | None = None, **known: Any) -> RankReport:
-    """The newest report of `worker-{number}`, which has made its last step at `stepped` (0 s)."""
-    moment = at(known.pop("stepped", 0)) if step is not None else None
+def rank(number: int, step: int | None = None, **fields: Any) -> RankReport:
+    """The latest report of `worker-{number}`, whose last step was at `stepped` (0 s)."""
+    moment = at(fields.pop("stepped", 0)) if step is not None else None
     return RankReport(
         role="worker",
         index=number,
@@ -66,12 +66,12 @@ def rank(number: int, step: int | None = None, **known: Any) -> RankReport:
         node=f"node-{number}",
         step=step,
         stepped_at=moment,
-        **{"first_step_at": moment, "received_at": NOW, "pod": f"job-worker-{number}-0"} | known,
+        **{"first_step_at": moment, "received_at": NOW, "pod": f"job-worker-{number}-0"} | fields,
     )
 
 
 def job(framework: str = "pytorch", roles: Mapping[str, Any] | None = None, name: str = "job", **spec: Any) -> Job:
-    """The job of such a manifest, as the API server has it: with a UID. `generation=` and the like are metadata."""
+    """The job of such a manifest with a UID, as stored. `generation=` and the like are metadata."""
     meta = {key: spec.pop(key) for key in ("generation", "deletion_timestamp", "creation_timestamp") if key in spec}
     parsed = parse(manifest(framework, roles, name, **spec))
     metadata = parsed.metadata.model_copy(update={"uid": UID, **meta})
@@ -80,16 +80,16 @@ def job(framework: str = "pytorch", roles: Mapping[str, Any] | None = None, name
 
 
 def pod(role: str = "worker", index: int = 0, attempt: int = 0, restart: int = 0, **fields: Any) -> Pod:
-    """A pod of the job named `job`; it runs unless `fields` say otherwise."""
+    """A pod of the job `job`, which is running by default."""
     name = naming.pod_name("job", role, index, attempt, restart)
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "uid": f"uid-{name}",
         "phase": "Running",
         "created_at": at(0),
         "started_at": at(2),
         "node": f"node-{index}",
     }
-    return Pod(name=name, role=role, index=index, attempt=attempt, restart=restart, **(known | fields))
+    return Pod(name=name, role=role, index=index, attempt=attempt, restart=restart, **(defaults | fields))
 
 
 def pending(role: str = "worker", index: int = 0, attempt: int = 0, restart: int = 0, **fields: Any) -> Pod:
@@ -123,7 +123,7 @@ def preempted(role: str = "worker", index: int = 0, attempt: int = 0, after: flo
 
 def failure(**fields: Any) -> Failure:
     """A failure of worker 0 in attempt 0 with exit code 1, ten seconds after its start."""
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "attempt": 0,
         "role": "worker",
         "index": 0,
@@ -135,7 +135,7 @@ def failure(**fields: Any) -> Failure:
         "time": at(60),
         "ran_seconds": 10.0,
     }
-    return Failure(**(known | fields))
+    return Failure(**(defaults | fields))
 
 
 def observed(
@@ -150,7 +150,7 @@ def observed(
 
 
 class Life:
-    """A job whose plans are carried out at once and without a fault; a test moves its pods and its clock.
+    """A job whose plans are executed at once and without faults. The test controls its pods and its clock.
 
     What must hold of every plan is asserted of each one.
     """
@@ -167,7 +167,7 @@ class Life:
         return observed(self.job, self.status, self.pods.values(), now, platform=self.platform)
 
     def step(self, now: float) -> Plan:
-        """One reconcile, and what it asks for."""
+        """Reconciles once and executes the plan."""
         look = self.look(now)
         plan = reconcile(look)
         assert plan == reconcile(replace(look, pods=look.pods[::-1])), "the order of the pods does not matter"
@@ -185,7 +185,7 @@ class Life:
         return plan
 
     def settle(self, now: float) -> Plan:
-        """Reconciles until nothing is left to do; returns the last plan, which is empty."""
+        """Reconciles until the plan is empty, and returns it."""
         for _ in range(20):
             plan = self.step(now)
             if plan.empty:
@@ -193,22 +193,22 @@ class Life:
         raise AssertionError(f"never settles: {plan}")
 
     def run(self, now: float) -> Plan:
-        """Every pod that is pending starts to run."""
-        for name, seen in self.pods.items():
-            if seen.phase == "Pending":
-                self.pods[name] = replace(seen, phase="Running", started_at=at(now), node="node-0")
+        """Starts every pending pod."""
+        for name, pending in self.pods.items():
+            if pending.phase == "Pending":
+                self.pods[name] = replace(pending, phase="Running", started_at=at(now), node="node-0")
         return self.settle(now)
 
     def put(self, *pods: Pod) -> None:
-        """Pods as they are seen from now on."""
-        for seen in pods:
-            assert seen.name in self.pods, f"{seen.name} was never created: there are {sorted(self.pods)}"
-            self.pods[seen.name] = replace(seen, uid=self.pods[seen.name].uid)
+        """Replaces the observed state of these pods."""
+        for changed in pods:
+            assert changed.name in self.pods, f"{changed.name} was never created: there are {sorted(self.pods)}"
+            self.pods[changed.name] = replace(changed, uid=self.pods[changed.name].uid)
 
     def _create(self, made: Mapping[str, Any], now: float) -> None:
         labels, name = made["metadata"]["labels"], made["metadata"]["name"]
         if name in self.pods:
-            return  # 409: it is there already
+            return  # 409: it exists
         self.pods[name] = Pod(
             name=name,
             uid=f"uid-{name}-{now:g}",
@@ -221,7 +221,7 @@ class Life:
 
 
 def started(of: Job, now: float = 0, platform: Platform = CLUSTER) -> Life:
-    """A job whose pods all run since `now`."""
+    """A job all of whose pods have been running since `now`."""
     life = Life(of, platform=platform)
     life.settle(now)
     life.run(now)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from allranks.api.status import Status
-from allranks.core.manifests import pods as desired
+from allranks.core.manifests import pods
 from allranks.core.model import Platform
 from allranks.core.naming import ATTEMPT_LABEL
 from support.builders import job as parsed_job
@@ -132,7 +132,7 @@ class JobOnCluster:
         """Creates the pods of an attempt, bound to the node if one is given."""
         status = Status(attempt=attempt)
         names = []
-        for pod in desired.objects(self._parsed, status, Platform(helper_image="helper:1")).pods:
+        for pod in pods.objects(self._parsed, status, Platform(helper_image="helper:1")).pods:
             if node:
                 pod = {**pod, "spec": {**pod["spec"], "nodeName": node}}
             owner = {**pod["metadata"]["ownerReferences"][0], "apiVersion": "allranks.dev/v1alpha1"}

@@ -1,4 +1,4 @@
-"""Helm as the tests call it, with a home of its own: nothing of the user's is read or written."""
+"""Helm for tests, with a separate home: it neither reads nor writes the user's files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Manifest = dict[str, Any]
 
 
 def built(name: str) -> Path:
-    """`helm` or `untt`, built now if it is not there."""
+    """The path of `helm` or `untt`, which is built if it is missing."""
     script = [ROOT / "tools" / "go-tools.sh", name]
     done = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=True, timeout=1500)
     return Path(done.stdout.strip()) / name
 
 
 class HelmError(Exception):
-    """What Helm said on stderr."""
+    """Helm's output on stderr."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Helm:
     arguments: tuple[str, ...] = field(default=())
 
     def __call__(self, *arguments: str, values: Manifest | None = None, timeout: float = 120) -> str:
-        """Its stdout. Raises HelmError."""
+        """Runs Helm and returns its stdout. Raises HelmError."""
         if values is not None:
             file = self.home / "values.json"
             file.write_text(json.dumps(values))
@@ -55,6 +55,6 @@ class Helm:
         return done.stdout
 
     def template(self, values: Manifest | None = None, *arguments: str, namespace: str = "sys") -> list[Manifest]:
-        """Every object of the release `allranks`, hooks included."""
+        """Every object of the release `allranks`, including hooks."""
         text = self("template", "allranks", str(CHART), f"--namespace={namespace}", *arguments, values=values or {})
         return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]

@@ -183,10 +183,10 @@ class KubernetesWorld(World):
         return len(self._asked)
 
     def _send_all(self) -> None:
-        if not self._ranks.said:
+        if not self._ranks.latest:
             return
         for pod in self._api.list("Pod", self.namespace):
-            if pod["metadata"]["uid"] in self._ranks.said and "deletionTimestamp" not in pod["metadata"]:
+            if pod["metadata"]["uid"] in self._ranks.latest and "deletionTimestamp" not in pod["metadata"]:
                 self._send(pod)
 
     def _send(self, pod: Manifest) -> None:
@@ -207,7 +207,7 @@ class KubernetesWorld(World):
         self._asked |= set(filter(None, [self._operator.report(sender, self._message(metadata["uid"]))]))
 
     def _message(self, uid: str) -> bytes:
-        said, now = self._ranks.said[uid], self.clock.now()
+        said, now = self._ranks.latest[uid], self.clock.now()
 
         def ago(moment: datetime | None) -> float | None:
             return None if moment is None else (now - moment).total_seconds()

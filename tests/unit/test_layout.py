@@ -1,4 +1,4 @@
-"""Where things are, and what needs what: rules of the repository that no other tool checks."""
+"""Rules for files and imports of the repository that no other tool checks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_operator_is_only_a_source_root():
     assert not (SOURCE / "__init__.py").exists()
 
 
-def test_the_standard_librarys_operator_is_found_from_the_repository():
+def test_import_operator_in_the_repository_finds_the_standard_library():
     done = subprocess.run(
         [sys.executable, "-c", "import operator; operator.itemgetter"], cwd=ROOT, timeout=30, capture_output=True
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_no_module_is_too_long_to_be_read_at_once():
+def test_no_module_has_more_than_400_lines():
     lengths = {
         str(path.relative_to(ROOT)): path.read_text().count("\n")
         for path in SOURCE.rglob("*.py")
@@ -41,17 +41,17 @@ def test_no_module_is_too_long_to_be_read_at_once():
     assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
 
 
-def test_every_module_says_why_it_exists():
-    silent = []
+def test_every_module_has_a_docstring():
+    without = []
     for path in SOURCE.rglob("*.py"):
         tree = ast.parse(path.read_text())
         if tree.body and not ast.get_docstring(tree):
-            silent.append(str(path.relative_to(ROOT)))
-    assert silent == []
+            without.append(str(path.relative_to(ROOT)))
+    assert without == []
 
 
 def imported_by(statement: str) -> set[str]:
-    """Top-level names of all modules that a fresh interpreter has after `statement`."""
+    """Top-level names of all modules that a new interpreter has loaded after `statement`."""
     program = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     return set(done.stdout.split())
@@ -70,7 +70,7 @@ HEAVY = {"pydantic", "pydantic_core", "yaml", "rich", "cel", "asyncio", "kopf", 
     ],
     ids=["import allranks", "import allranks.cli.main", "allranks --help", "allranks --version"],
 )
-def test_the_command_line_is_instant_because_it_imports_nothing_heavy(statement):
+def test_the_command_line_starts_fast_because_it_imports_nothing_heavy(statement):
     assert imported_by(statement) & HEAVY == set()
 
 
@@ -88,7 +88,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def test_installing_allranks_needs_no_framework_and_no_client():
-    """The operator's image is made of these."""
+    """These are installed in the operator's image."""
     assert names(project()["dependencies"]) == {"pydantic", "pyyaml", "click", "common-expression-language"}
 
 
@@ -98,8 +98,8 @@ def test_no_extra_but_those_of_development_needs_a_framework():
         assert extra == "dev" or not names(requirements) & frameworks, extra
 
 
-def test_the_official_client_is_the_command_lines_alone():
-    """It doubles the operator's memory."""
+def test_only_the_command_line_needs_the_official_client():
+    """It would double the operator's memory."""
     extras = project()["optional-dependencies"]
     assert [extra for extra, requirements in extras.items() if "kubernetes" in names(requirements)] == ["cli"]
 
@@ -126,12 +126,12 @@ def imports(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("helper", HELPERS, ids=lambda path: path.name)
 def test_an_in_pod_helper_needs_only_the_standard_library(helper):
-    """It runs in images that hold nothing of ours, beside the other helpers. Horovod's need Horovod, and import it only
-    where they can say so if there is none."""
+    """It runs in the user's image, beside the other helpers. Those for Horovod import it inside functions, so
+    that they can report if it is missing."""
     tree = ast.parse(helper.read_text())
     allowed = {"horovod"} if helper.name.startswith("horovod_") else set()
     if helper.name == "watch.py":
-        allowed = {"allranks"}  # the report library, which lies beside it
+        allowed = {"allranks"}  # the report library, which is copied beside it
     beside = {other.stem for other in HELPERS}
     assert imports(tree) - set(sys.stdlib_module_names) - allowed - beside == set()
     top = ast.Module([node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.Try))], [])
@@ -140,7 +140,7 @@ def test_an_in_pod_helper_needs_only_the_standard_library(helper):
 
 @pytest.mark.parametrize("module", REPORT, ids=lambda path: path.name)
 def test_the_report_library_needs_only_the_standard_library(module):
-    """It runs in images that hold nothing else of ours. A framework's own module needs that framework alone."""
+    """It runs in the user's image. The module of a framework may import that framework."""
     allowed = FRAMEWORKS.get(module.name, set()) | {"allranks"}
     tree = ast.parse(module.read_text())
     assert imports(tree) - set(sys.stdlib_module_names) - allowed == set()
@@ -156,8 +156,8 @@ def test_reporting_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize("module", INSIDE_PODS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_what_runs_inside_pods_runs_on_older_Pythons_too(module):
-    """Users' images have Python 3.9 and later. The parser knows the grammar; the rest is what we would reach for."""
+def test_code_inside_pods_runs_on_Python_3_9(module):
+    """Users' images have Python 3.9 or later. The parser checks the syntax, the rest checks newer functions."""
     tree = ast.parse(module.read_text(), feature_version=(3, 9))
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     words = {keyword.arg for node in ast.walk(tree) if isinstance(node, ast.Call) for keyword in node.keywords}
@@ -175,5 +175,5 @@ def is_called(node: ast.AST, name: str) -> bool:
 @pytest.mark.parametrize(
     "file", ["README.md", "LICENSE", "pyproject.toml", "Makefile", "crds/distributedtrainings.yaml"]
 )
-def test_the_top_level_has_what_the_design_says(file):
+def test_the_top_level_has_the_file(file):
     assert (ROOT / file).is_file()

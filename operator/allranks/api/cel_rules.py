@@ -1,8 +1,8 @@
-"""The CEL rules of the CRD, each in one place. The API server evaluates them at `kubectl apply`, `allranks validate`
-evaluates the very same expressions. A rule's message is what the user reads.
+"""The CEL rules of the CRDs. The API server evaluates them at `kubectl apply`, `allranks validate` evaluates the same
+expressions. A rule's message is shown to the user.
 
-A field whose behaviour is not built yet is refused here (`NOT_YET`), never ignored. Rules of one framework alone are in
-that framework's file.
+A field that has no effect yet (`scheduling.gang`, `scheduling.queue`) is rejected here, not ignored. Rules that concern
+one framework only are in that framework's file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NAME = (
         "a letter or digit: it becomes a DNS name",
     ),
 )
-"""Rules of the object as a whole. The API server lets CEL see of metadata the name, and no rule point at it by
-fieldPath: the message begins with the path instead."""
+"""Rules of the whole object. A rule can read metadata.name, but its fieldPath cannot refer to it, so the message begins
+with the path."""
 
 POOL_NAME = (
-    # The API server checks names itself; `allranks validate` would not.
+    # The API server checks names itself. This rule is for `allranks validate`.
     Rule(
         rule="self.metadata.name.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",
         message="metadata.name: must be lower-case letters, digits, '-' and '.', begin and end with a letter or digit",
@@ -51,7 +51,7 @@ ENVIRONMENT = (
 RESTART_RULE = (
     Rule(
         rule="[has(self.exitCodes), has(self.signals), has(self.reasons)].filter(x, x).size() == 1",
-        message="give exactly one of exitCodes, signals and reasons",
+        message="set exactly one of exitCodes, signals and reasons",
     ),
 )
 
@@ -60,7 +60,7 @@ ELASTIC = (
 )
 
 CHECKPOINT = (
-    Rule(rule="has(self.claim) != has(self.volume)", message="give either claim or volume, and not both"),
+    Rule(rule="has(self.claim) != has(self.volume)", message="set either claim or volume, not both"),
     Rule(
         rule="!has(self.volume) || !has(self.volume.hostPath)",
         message="hostPath is refused: the next attempt may run on another node; use a claim or a CSI volume",
@@ -70,17 +70,20 @@ CHECKPOINT = (
 
 _FIXED_IN_CONTAINER = ("image", "command", "args", "env", "resources", "workingDir", "template")
 _FIXED_IN_SPEC = ("pool", "elastic", "success", "managedBy", "checkpoint", "hang", "progress")
-"""What may not change while a job lives, beside the fields that say so themselves (FIXED); the rest (suspend, replicas,
-deadlines, TTL, maxRestarts) may."""
-_NEW_JOB = "cannot change while the job lives: make a new job"
+"""Fields that cannot be changed in an existing job, besides those that have the rule FIXED themselves. All others can:
+suspend, replicas, deadlines, TTL, maxRestarts."""
+_NEW_JOB = "cannot be changed in an existing job: create a new job"
 
 FIXED = (Rule(rule="self == oldSelf", message=_NEW_JOB),)
-"""Of a field that is always there."""
+"""For a field that is always present."""
 
 
 def _fixed(*names: str) -> tuple[Rule, ...]:
-    """Of the object that has these fields, not of the spec: the API server evaluates every rule at every change of the
-    object, of its status too, and each field that a rule looks at costs it as much as the holder has fields."""
+    """Rules that belong to the object with these fields, not to the spec.
+
+    The API server evaluates every rule at every update, also of status, and the cost of reading a field grows with the
+    number of fields of the object that carries the rule.
+    """
     return tuple(
         Rule(
             rule=f"has(self.{name}) ? has(oldSelf.{name}) && self.{name} == oldSelf.{name} : !has(oldSelf.{name})",
@@ -96,12 +99,12 @@ ROLE = _fixed(*_FIXED_IN_CONTAINER)
 
 
 def roles(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
-    """The rules of `spec.roles`. What only one framework has needs no look at `framework`."""
+    """The rules of `spec.roles`. Rules of a role that only one framework has need not test `framework`."""
     names = _roles(frameworks)
     return (
         Rule(
             rule=_any(f"has(self.{role}) && self.{role}.replicas > 0" for role in names),
-            message="the job has no pods: give at least one role replicas",
+            message="the job has no pods: set the replicas of at least one role",
         ),
         *(
             rule.model_copy(update={"rule": f"!has(self.{role}) || {rule.rule}"})
@@ -112,28 +115,28 @@ def roles(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
         *(
             Rule(
                 rule=f"has(self.{role}) == has(oldSelf.{role})",
-                message="the roles of a job cannot change: make a new job",
+                message="the roles of an existing job cannot be changed: create a new job",
             )
             for role in names
         ),
     )
 
 
-def _of_role(role: str, framework: Framework, there: str, field: str) -> Iterable[Rule]:
-    """One framework's limits and reserved variables in a role of it that is `there`."""
+def _of_role(role: str, framework: Framework, path: str, field: str) -> Iterable[Rule]:
+    """One framework's limits and reserved variables for one of its roles. `path`: the role in CEL."""
     most = framework.roles[role].max_replicas
     if most is not None:
         yield Rule(
-            rule=f"{there}.replicas <= {most}",
+            rule=f"{path}.replicas <= {most}",
             message=f"{framework.name} has at most {most} {role}",
             field=f"{field}.replicas",
         )
-    yield _reserved(framework, there, f"{field}.env")
+    yield _reserved(framework, path, f"{field}.env")
 
 
-def _reserved(framework: Framework, there: str, field: str) -> Rule:
+def _reserved(framework: Framework, path: str, field: str) -> Rule:
     return Rule(
-        rule=f"!has({there}.env) || {there}.env.all(e, !(e.name in {_list(framework.reserved_env)}))",
+        rule=f"!has({path}.env) || {path}.env.all(e, !(e.name in {_list(framework.reserved_env)}))",
         message="variables by which the ranks find one another are set by allranks: remove any of "
         + ", ".join(sorted(framework.reserved_env)),
         field=field,
@@ -169,12 +172,12 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
         *_elastic(frameworks),
         Rule(
             rule="!has(self.scheduling) || !has(self.scheduling.gang) || self.scheduling.gang in ['auto', 'none']",
-            message="backends for gangs are served by a later version: use auto or none",
+            message="gang schedulers are not supported yet: use auto or none",
             field=".scheduling.gang",
         ),
         Rule(
             rule="!has(self.scheduling) || !has(self.scheduling.queue)",
-            message="is served by a later version: leave it out",
+            message="is not supported yet: remove it",
             field=".scheduling.queue",
         ),
         *_fixed(*_FIXED_IN_SPEC, *_FIXED_IN_CONTAINER, *frameworks),
@@ -182,11 +185,11 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
 
 
 def _of_framework(framework: Framework, frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
-    """One framework's options, and what it says of roles that others have too, from what its file declares."""
+    """Rules for one framework: its options, its own rules, and its limits for roles that other frameworks have too."""
     other = f"self.framework != '{framework.name}'"
     yield Rule(
         rule=f"!has(self.{framework.name}) || self.framework == '{framework.name}'",
-        message="only the block that matches framework is allowed: remove it or change framework",
+        message="does not match framework: remove it or change framework",
         field=f".{framework.name}",
     )
     everywhere = _reserved(framework, "self", ".env")
@@ -205,7 +208,7 @@ def _not_of_every(role: str, frameworks: Mapping[str, Framework]) -> Iterable[Ru
     if len(owners) < len(frameworks):
         yield Rule(
             rule=f"!has(self.roles.{role}) || self.framework in {_list(owners)}",
-            message=f"is a role of {' and '.join(owners)} alone: remove it or change framework",
+            message=f"is a role of {' and '.join(owners)} only: remove it or change framework",
             field=f".roles.{role}",
         )
 
@@ -214,26 +217,25 @@ def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
     able = [framework.name for framework in frameworks.values() if framework.elastic]
     yield Rule(
         rule=f"!has(self.elastic) || self.framework in {_list(able)}",
-        message=f"is for {' and '.join(able)}: ranks of the others know one another from the start. Leave it out; a "
-        "changed number of replicas restarts them",
+        message=f"is supported by {' and '.join(able)} only: remove it. A change of replicas then restarts all ranks",
         field=".elastic",
     )
     yield Rule(
         rule="!has(self.elastic) || !has(self.restart) || !has(self.restart.scope) || self.restart.scope != 'pod'",
-        message="an elastic job's ranks restart as its framework needs it: leave it out, or say group",
+        message="cannot be pod in an elastic job, where the framework decides: remove it or use group",
         field=".restart.scope",
     )
     yield Rule(
         rule="!has(self.elastic) || (has(self.roles.worker) && "
         "self.elastic.minReplicas <= self.roles.worker.replicas && "
         "self.roles.worker.replicas <= self.elastic.maxReplicas)",
-        message="must be within elastic.minReplicas and elastic.maxReplicas",
+        message="must be between elastic.minReplicas and elastic.maxReplicas",
         field=".roles.worker.replicas",
     )
 
 
 def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
-    """The rules of a TrainingPool's `spec`, whose variables reach jobs of every framework."""
+    """The rules of a TrainingPool's `spec`. A pool may serve jobs of every framework."""
     return tuple(
         Rule(
             rule=f"!has(self.env) || self.env.all(e, !(e.name in {_list(framework.reserved_env)}))",

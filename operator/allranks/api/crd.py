@@ -28,7 +28,7 @@ _AGE: Column = ("Age", "date", ".metadata.creationTimestamp", "Time since creati
 
 @dataclass(frozen=True)
 class Resource:
-    """What a definition says beside the schema of its spec."""
+    """A CustomResourceDefinition without the schema of its spec."""
 
     kind: str
     plural: str
@@ -54,14 +54,14 @@ RESOURCES: Mapping[str, Resource] = {
         spec=job.Spec,
         columns=(
             ("Framework", "string", ".spec.framework", "Framework of the job.", 0),
-            ("Phase", "string", ".status.phase", "What the job is doing.", 0),
-            ("Ready", "string", ".status.ready", "Ready pods of all.", 0),
+            ("Phase", "string", ".status.phase", "State of the job.", 0),
+            ("Ready", "string", ".status.ready", "Ready pods and all pods.", 0),
             ("Restarts", "integer", ".status.restarts.counted", "Restarts that count against maxRestarts.", 0),
-            ("Progress", "string", ".status.progress.summary", "Steps done of all steps.", 0),
-            ("ETA", "string", ".status.progress.eta", "Time to the last step at this rate.", 0),
+            ("Progress", "string", ".status.progress.summary", "Completed and total steps.", 0),
+            ("ETA", "string", ".status.progress.eta", "Estimated time to the last step.", 0),
             _AGE,
-            ("Goodput", "number", ".status.goodput", "Share of its time, but for the queue, that it trained.", 1),
-            ("Reason", "string", '.status.conditions[?(@.type=="Running")].reason', "Why it is in this phase.", 1),
+            ("Goodput", "number", ".status.goodput", "Productive time divided by all time but queued.", 1),
+            ("Reason", "string", '.status.conditions[?(@.type=="Running")].reason', "Reason of the phase.", 1),
         ),
         categories=("all",),
         status=Status,
@@ -80,10 +80,10 @@ RESOURCES: Mapping[str, Resource] = {
         plural=pool.PLURAL,
         short_name="tp",
         scope="Cluster",
-        description="A pool of GPU nodes, as a platform team describes it for jobs that name it",
+        description="A pool of GPU nodes, described by a platform team for jobs that name it",
         spec=pool.PoolSpec,
         columns=(
-            ("GPU", "string", ".spec.gpu.resource", "Name of the GPUs' resource.", 0),
+            ("GPU", "string", ".spec.gpu.resource", "Name of the GPU resource.", 0),
             ("Count", "integer", ".spec.gpu.count", "GPUs of each pod that holds ranks.", 0),
             _AGE,
         ),
@@ -94,35 +94,35 @@ RESOURCES: Mapping[str, Resource] = {
 
 
 def crd(kind: str = job.KIND) -> Schema:
-    """The CustomResourceDefinition as its JSON."""
-    of = RESOURCES[kind]
+    """The CustomResourceDefinition as JSON."""
+    resource = RESOURCES[kind]
     columns = [
         {"name": name, "type": kind, "jsonPath": path, "description": text} | ({"priority": prio} if prio else {})
-        for name, kind, path, text, prio in of.columns
+        for name, kind, path, text, prio in resource.columns
     ]
     version = {
         "name": VERSION,
         "served": True,
         "storage": True,
         "additionalPrinterColumns": columns,
-        "schema": {"openAPIV3Schema": root_schema(of.kind)},
+        "schema": {"openAPIV3Schema": root_schema(resource.kind)},
     }
     names = {
-        "kind": of.kind,
-        "listKind": f"{of.kind}List",
-        "plural": of.plural,
-        "singular": of.kind.lower(),
-        "shortNames": [of.short_name],
+        "kind": resource.kind,
+        "listKind": f"{resource.kind}List",
+        "plural": resource.plural,
+        "singular": resource.kind.lower(),
+        "shortNames": [resource.short_name],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{of.plural}.{GROUP}"},
+        "metadata": {"name": f"{resource.plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
-            "scope": of.scope,
-            "names": names | ({"categories": list(of.categories)} if of.categories else {}),
-            "versions": [version | ({"subresources": dict(of.subresources)} if of.subresources else {})],
+            "scope": resource.scope,
+            "names": names | ({"categories": list(resource.categories)} if resource.categories else {}),
+            "versions": [version | ({"subresources": dict(resource.subresources)} if resource.subresources else {})],
         },
     }
 
@@ -130,21 +130,25 @@ def crd(kind: str = job.KIND) -> Schema:
 @cache
 def root_schema(kind: str = job.KIND) -> Schema:
     """The structural schema of the whole object."""
-    of = RESOURCES[kind]
-    status = {"status": _without_defaults(structural(of.status.model_json_schema(by_alias=True)))} if of.status else {}
+    resource = RESOURCES[kind]
+    status = {}
+    if resource.status:
+        status["status"] = _without_defaults(structural(resource.status.model_json_schema(by_alias=True)))
     schema: Schema = {
-        "description": f"{of.description} ({API_VERSION}).",
+        "description": f"{resource.description} ({API_VERSION}).",
         "type": "object",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"description": f"{API_VERSION}.", "type": "string", "maxLength": 64},
-            "kind": {"description": f"{of.kind}.", "type": "string", "maxLength": 64},
-            "metadata": {"type": "object"},  # the API server allows nothing more here, and describes it itself
-            "spec": structural(of.spec.model_json_schema(by_alias=True)),
+            "kind": {"description": f"{resource.kind}.", "type": "string", "maxLength": 64},
+            "metadata": {"type": "object"},  # the API server allows no more here, and adds its own schema
+            "spec": structural(resource.spec.model_json_schema(by_alias=True)),
             **status,
         },
     }
-    return schema | ({"x-kubernetes-validations": [rule.as_schema() for rule in of.rules]} if of.rules else {})
+    return schema | (
+        {"x-kubernetes-validations": [rule.as_schema() for rule in resource.rules]} if resource.rules else {}
+    )
 
 
 def structural(schema: Schema) -> Schema:
@@ -186,7 +190,7 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _resolve(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """Follows references and takes `null` out of unions: an absent field is how Kubernetes says None."""
+    """Follows references, and removes `null` from unions because Kubernetes represents None by an absent field."""
     while True:
         if "$ref" in node:
             target = definitions[node["$ref"].rsplit("/", 1)[1]]
@@ -208,7 +212,7 @@ def _int_or_string(out: Schema, choices: list[Schema]) -> Schema:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """The operator writes status as a whole; defaults there would only show what is not so."""
+    """The schema without defaults. The operator writes the whole status, so a default could only be wrong."""
     out = {key: value for key, value in schema.items() if key not in ("default", "x-default")}
     if "properties" in out:
         out["properties"] = {name: _without_defaults(child) for name, child in out["properties"].items()}
@@ -219,7 +223,7 @@ def _without_defaults(schema: Schema) -> Schema:
 
 
 def main() -> None:
-    """Prints the CRD of the kind that is named, or of all kinds, as YAML."""
+    """Prints the CRDs of the named kinds, or of all kinds, as YAML."""
     import yaml
 
     print("# Generated from operator/allranks/api by `make generate`. Do not edit.")

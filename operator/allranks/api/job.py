@@ -1,4 +1,4 @@
-"""The types of `DistributedTraining`: what a user writes, with its bounds and defaults.
+"""The types of `DistributedTraining`: its fields, their bounds and defaults.
 
 The CRD is generated from these (`make generate`); field descriptions are what `kubectl explain` prints.
 """
@@ -33,25 +33,25 @@ KIND = "DistributedTraining"
 PLURAL = "distributedtrainings"
 API_VERSION = f"{GROUP}/{VERSION}"
 MANAGED_BY = "allranks.dev/operator"
-"""The value of `managedBy` that means this operator; empty means it too."""
+"""The value of `managedBy` that means this operator, as does an absent value."""
 
 
 class EnvVar(Model):
     """An environment variable, as in a pod."""
 
     name: Name = Field(description="Name of the variable.")
-    value: LongText | None = Field(None, description="Its value.")
-    value_from: Opaque | None = Field(None, description="Where its value comes from, as in a pod (secretKeyRef, ...).")
+    value: LongText | None = Field(None, description="Value of the variable.")
+    value_from: Opaque | None = Field(None, description="Source of the value, as in a pod (secretKeyRef, ...).")
 
 
 class Resources(Model):
     """Compute resources, as in a pod."""
 
     limits: Annotated[dict[Name, Quantity], Field(max_length=64)] | None = Field(
-        None, description="The most it may use, for example {nvidia.com/gpu: 8, memory: 64Gi}."
+        None, description="Limits, for example {nvidia.com/gpu: 8, memory: 64Gi}."
     )
     requests: Annotated[dict[Name, Quantity], Field(max_length=64)] | None = Field(
-        None, description="What is set aside for it; defaults to limits."
+        None, description="Amounts that are reserved. Default: limits."
     )
 
 
@@ -60,22 +60,22 @@ Environment = Annotated[list[EnvVar], Field(max_length=256)]
 
 
 class Container(Model):
-    """What the training container runs. A role's own value wins over the job's."""
+    """The training container. A role's value overrides the job's."""
 
     model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT)}
 
     image: Text | None = Field(None, description="Image of the training container.")
     command: Arguments | None = Field(
-        None, description="Program to run, for example [torchrun, train.py]; without it the image's entrypoint."
+        None, description="Program, for example [torchrun, train.py]. Default: the image's entrypoint."
     )
     args: Arguments | None = Field(None, description="Arguments after the command.")
-    env: Environment | None = Field(None, description="Variables for the program, merged by name.")
+    env: Environment | None = Field(None, description="Environment variables of the program, merged by name.")
     resources: Resources | None = Field(None, description="Compute resources of each pod's training container.")
-    working_dir: Path | None = Field(None, description="Working directory, absolute.")
+    working_dir: Path | None = Field(None, description="Working directory, an absolute path.")
     template: Opaque | None = Field(
         None,
-        description="A PodTemplateSpec laid under the pods, merged as Kubernetes merges; the training container is "
-        "named trainer.",
+        description="A PodTemplateSpec that the other fields are merged into, by strategic merge. The training "
+        "container is named trainer.",
     )
 
 
@@ -84,26 +84,26 @@ class RoleSpec(Container):
 
     model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT, *cel.ROLE)}
 
-    replicas: Replicas = Field(1, description="How many pods.")
+    replicas: Replicas = Field(1, description="Number of pods.")
 
 
 class RestartRule(Model):
-    """First match wins. Exactly one of exitCodes, signals and reasons."""
+    """A rule for failures. The first one that matches applies. Set exactly one of exitCodes, signals and reasons."""
 
     model_config = {"json_schema_extra": rules(*cel.RESTART_RULE)}
 
     exit_codes: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=1, max_length=255)] | None = (
-        Field(None, description="Exit codes of the first failing rank that this rule is for.")
+        Field(None, description="Exit codes of the rank that failed first.")
     )
     signals: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=64)] | None = Field(
-        None, description="Signals (numbers, for example 9) that ended the first failing rank."
+        None, description="Signals that ended the rank that failed first, as numbers, for example 9."
     )
     reasons: Annotated[list[Reason], Field(min_length=1, max_length=32)] | None = Field(
         None, description="Reasons of the failure, for example OOMKilled, Evicted, NodeLost, Deleted."
     )
     action: Literal["restart", "restartUncounted", "fail", "ignore"] = Field(
-        description="restart counts against maxRestarts, restartUncounted does not, fail ends the job, ignore goes on "
-        "without the pod."
+        description="restart counts against maxRestarts, restartUncounted does not, fail ends the job, ignore "
+        "continues without the pod."
     )
 
 
@@ -113,28 +113,32 @@ class Restart(Model):
     model_config = {"json_schema_extra": rules(*cel.RESTART)}
 
     max_restarts: Annotated[int, Field(ge=0, le=9_999)] = Field(
-        3, description="How many failures of the program the job survives. Disruptions do not count."
+        3, description="Number of restarts after failures of the program. Disruptions do not count."
     )
     backoff_seconds: Seconds = Field(
-        10, description="Wait before the second counted restart, doubling to 300 s; the first one is immediate."
+        10,
+        description="Delay before the second counted restart; it doubles up to 300 s. The first restart is immediate.",
     )
     scope: Literal["group", "pod"] | None = Field(
-        None, description="Restart all ranks together or the failed pod alone. Default: by framework and role."
+        None, description="Restart all ranks together, or the failed pod alone. Default: depends on framework and role."
     )
     rules: Annotated[list[RestartRule], Field(max_length=32)] | None = Field(
-        None, description="Rules tried before the default ones, in order."
+        None, description="Rules that are evaluated in order before the default ones."
     )
 
 
 class Elastic(Model):
-    """Bounds within which the number of workers may change while the job lives."""
+    """Bounds for the number of workers of an elastic job."""
 
     model_config = {"json_schema_extra": rules(*cel.ELASTIC)}
 
-    min_replicas: Annotated[int, Field(ge=1, le=10_000)] = Field(description="The job goes on with this many workers.")
-    max_replicas: Annotated[int, Field(ge=1, le=10_000)] = Field(description="And never has more than this many.")
+    min_replicas: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        description="Minimum number of workers with which the job runs."
+    )
+    max_replicas: Annotated[int, Field(ge=1, le=10_000)] = Field(description="Maximum number of workers.")
     wait_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = Field(
-        60, description="So long a pod may find no room at the start of an attempt; then the job goes on without it."
+        60,
+        description="How long a pod may be unschedulable at the start of an attempt; then the job runs without it.",
     )
 
 
@@ -142,44 +146,46 @@ class Scheduling(Model):
     """How the pods are placed."""
 
     gang: Literal["auto", "none", "native", "volcano", "coscheduling"] = Field(
-        "auto", description="Which gang scheduler places all pods or none. auto takes what the cluster has."
+        "auto", description="Gang scheduler that places all pods or none. auto uses the one that the cluster has."
     )
     priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
     queue: Name | None = Field(None, description="Queue that admits the job.")
-    topology_key: Name | None = Field(None, description="Node label within one value of which the ranks are kept.")
-
-
-class Volume(Model):
-    """A volume source, as in a pod; hostPath is refused."""
-
-    model_config = {"json_schema_extra": {"x-kubernetes-preserve-unknown-fields": True}, "extra": "allow"}
-
-    host_path: Opaque | None = Field(
-        None, description="Refused: a directory of a node is not where the next attempt runs."
+    topology_key: Name | None = Field(
+        None, description="Node label that must have the same value on the nodes of all ranks."
     )
 
 
+class Volume(Model):
+    """A volume source, as in a pod. hostPath is refused."""
+
+    model_config = {"json_schema_extra": {"x-kubernetes-preserve-unknown-fields": True}, "extra": "allow"}
+
+    host_path: Opaque | None = Field(None, description="Refused: the next attempt may run on another node.")
+
+
 class Checkpoint(Model):
-    """Where checkpoints live: a volume that every pod of every attempt mounts."""
+    """The volume for checkpoints, which every pod of every attempt mounts."""
 
     model_config = {"json_schema_extra": rules(*cel.CHECKPOINT)}
 
-    path: Path = Field("/checkpoints", description="Mount path; the program finds it in ALLRANKS_CHECKPOINT_DIR.")
+    path: Path = Field("/checkpoints", description="Mount path. The program reads it from ALLRANKS_CHECKPOINT_DIR.")
     claim: Name | None = Field(None, description="Name of a PersistentVolumeClaim.")
     volume: Volume | None = Field(None, description="Any other volume source, for example {csi: ...} or {nfs: ...}.")
 
 
 class Hang(Model):
-    """When the job counts as stuck."""
+    """Hang detection."""
 
     timeout_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = Field(
-        description="So long without progress of any rank is a hang."
+        description="The job hangs if no rank makes progress for this long."
     )
-    action: Literal["restart", "restartUncounted", "fail", "ignore"] = Field("restart", description="What to do then.")
+    action: Literal["restart", "restartUncounted", "fail", "ignore"] = Field(
+        "restart", description="What to do when the job hangs."
+    )
 
 
 class Progress(Model):
-    """How progress is read."""
+    """How progress is reported and compared."""
 
     log_pattern: Text | None = Field(
         None, description="Regular expression with named groups (step, loss, ...) for programs that cannot be changed."
@@ -195,16 +201,16 @@ for _framework in FRAMEWORKS.values():
         _ROLE_KINDS.setdefault(_role, _kind.description)
 
 ROLES: tuple[str, ...] = tuple(_ROLE_KINDS)
-"""Every role of every framework."""
+"""The roles of all frameworks."""
 
 
 class RolesBase(Model):
-    """The job's roles; which ones are allowed depends on the framework."""
+    """The job's roles. The framework determines which ones are allowed."""
 
     model_config = {"json_schema_extra": rules(*cel.roles(FRAMEWORKS))}
 
     def items(self) -> list[tuple[str, RoleSpec]]:
-        """(role, its spec) of the roles that are there, in the frameworks' order."""
+        """(role, spec) of the roles in the manifest, in the frameworks' order."""
         return [(role, spec) for role in ROLES if (spec := getattr(self, role)) is not None]
 
 
@@ -217,39 +223,40 @@ Roles: type[RolesBase] = create_model(
 
 
 class SpecBase(Container):
-    """What to train, and how."""
+    """Specification of the job."""
 
     model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT, *cel.spec(FRAMEWORKS))}
 
     framework: Literal[*FRAMEWORKS] = Field(  # type: ignore[valid-type]
-        description="Which framework: it decides the roles and how ranks find one another.",
+        description="Framework of the job. It determines the roles and how ranks find one another.",
         json_schema_extra=rules(*cel.FIXED),
     )
     roles: RolesBase = Field(description="The job's pods by role.")
-    pool: Name | None = Field(
-        None, description="Name of a TrainingPool: the nodes to run on, as the platform team describes them."
-    )
+    pool: Name | None = Field(None, description="Name of the TrainingPool that describes the nodes to run on.")
     restart: Restart = Field(
         default_factory=Restart, description="What happens when a rank fails.", json_schema_extra={"default": {}}
     )
-    elastic: Elastic | None = Field(None, description="Bounds for a number of workers that may change.")
+    elastic: Elastic | None = Field(None, description="Bounds for the number of workers of an elastic job.")
     success: Literal["all", *ROLES] | None = Field(  # type: ignore[valid-type]
-        None, description="Whose completion ends the job: all, or all pods of one role. Default: by framework."
+        None,
+        description="The pods whose completion completes the job: all, or those of one role. Default: by framework.",
     )
-    suspend: bool = Field(False, description="Delete the pods and keep the job until this is false again.")
+    suspend: bool = Field(False, description="While true, the job has no pods.")
     managed_by: Text | None = Field(
-        None, description="Who manages this job, if not this operator (as in batch/v1 Job)."
+        None, description="The controller that manages this job, if it is not this operator (as in batch/v1 Job)."
     )
     clean_pod_policy: Literal["Running", "All", "None"] = Field(
-        "Running", description="Which pods are deleted when the job is over.", json_schema_extra=rules(*cel.FIXED)
+        "Running", description="Which pods are deleted when the job has finished.", json_schema_extra=rules(*cel.FIXED)
     )
-    ttl_seconds_after_finished: Seconds | None = Field(None, description="Delete the job so long after its end.")
+    ttl_seconds_after_finished: Seconds | None = Field(
+        None, description="Delete the job this long after it has finished."
+    )
     active_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = Field(
-        None, description="Fail the job after so much time unsuspended."
+        None, description="Fail the job after this much time. Suspended time does not count."
     )
     startup_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = Field(
         600,
-        description="Fail the job when an image or a container's configuration is still wrong after so long.",
+        description="Fail the job if an image cannot be pulled or a container configuration is invalid for this long.",
         json_schema_extra=rules(*cel.FIXED),
     )
     scheduling: Scheduling = Field(
@@ -257,13 +264,13 @@ class SpecBase(Container):
         description="How the pods are placed.",
         json_schema_extra={"default": {}} | rules(*cel.FIXED),
     )
-    checkpoint: Checkpoint | None = Field(None, description="Where checkpoints live.")
-    hang: Hang | None = Field(None, description="When the job counts as stuck.")
-    progress: Progress | None = Field(None, description="How progress is read.")
+    checkpoint: Checkpoint | None = Field(None, description="The volume for checkpoints.")
+    hang: Hang | None = Field(None, description="Hang detection.")
+    progress: Progress | None = Field(None, description="How progress is reported and compared.")
 
     @property
     def options(self) -> Any:
-        """The options of the job's own framework, defaults where the user wrote none."""
+        """The options of the job's framework, or its defaults."""
         return getattr(self, self.framework) or FRAMEWORKS[self.framework].options()
 
 
@@ -280,7 +287,7 @@ Spec: type[SpecBase] = create_model(
 
 
 class Metadata(Model):
-    """The part of an object's metadata that decisions need; the rest is left alone."""
+    """The part of an object's metadata that decisions need."""
 
     model_config = {"extra": "ignore"}
 

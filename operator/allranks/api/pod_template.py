@@ -1,6 +1,6 @@
-"""The shape of a pod template as far as we touch it: the API server sees the whole only when a pod is created.
+"""The types of those fields of a pod template that the core reads and merges.
 
-`template` has no schema in the CRD (it would be 6,000 lines); what the core reads and merges must have the right shape.
+`template` has no schema in the CRD, which would be 6,000 lines. The API server checks the rest when a pod is created.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class _Metadata(_Part):
 
 
 class PodTemplate(_Part):
-    """A PodTemplateSpec, as far as we touch it."""
+    """A PodTemplateSpec. Fields that the core does not read are not checked."""
 
     metadata: _Metadata | None = None
     spec: _PodSpec | None = None
 
 
 def errors(template: Any) -> list[Any]:
-    """pydantic's error details of a template of the wrong shape; none where it is right."""
+    """pydantic's error details; none for a valid template."""
     try:
         PodTemplate.model_validate(template)
     except ValidationError as error:

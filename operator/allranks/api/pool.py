@@ -22,26 +22,26 @@ PLURAL = "trainingpools"
 class Toleration(Model):
     """A toleration, as in a pod."""
 
-    key: Text | None = Field(None, description="Key of the taint; without it every taint is tolerated.")
+    key: Text | None = Field(None, description="Key of the taint. Default: all taints.")
     operator: Literal["Exists", "Equal"] | None = Field(None, description="Exists, or Equal (the default) to value.")
     value: Text | None = Field(None, description="Value of the taint.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="Effect of the taint; without it every effect."
+        None, description="Effect of the taint. Default: all effects."
     )
-    toleration_seconds: Count | None = Field(None, description="How long NoExecute is tolerated; without it for ever.")
+    toleration_seconds: Count | None = Field(None, description="How long NoExecute is tolerated. Default: forever.")
 
 
 class Gpu(Model):
-    """The GPUs of a node, as its device plugin offers them."""
+    """The GPUs of a node, as its device plugin advertises them."""
 
     resource: Name = Field("nvidia.com/gpu", description="Name of the resource.")
     count: Annotated[int, Field(ge=1, le=1024)] = Field(
-        description="GPUs of each pod that holds ranks, unless the job says a number for this resource itself."
+        description="GPUs of each pod that holds ranks, unless the job sets this resource itself."
     )
 
 
 class PoolSpec(Model):
-    """What a pod on these nodes needs. It lies under the job's own template and fields: the job's word wins."""
+    """What a pod on these nodes needs. The job's own template and fields are merged over it."""
 
     model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT, *cel.pool(FRAMEWORKS))}
 
@@ -49,14 +49,14 @@ class PoolSpec(Model):
         None, description="Labels of the nodes."
     )
     tolerations: Annotated[list[Toleration], Field(max_length=64)] | None = Field(
-        None, description="Taints of the nodes that do not keep the pods away; added to the job's own."
+        None, description="Tolerations for the taints of the nodes, added to the job's own."
     )
     gpu: Gpu | None = Field(None, description="GPUs of each pod that holds ranks.")
     rdma: Annotated[dict[Name, Quantity], Field(max_length=16)] | None = Field(
         None, description="Network devices of each pod that holds ranks, for example {rdma/hca: 1}."
     )
     shared_memory: Quantity | None = Field(
-        None, description="Size limit of /dev/shm, for example 64Gi; it counts as the pod's memory."
+        None, description="Size limit of /dev/shm, for example 64Gi. It counts toward the pod's memory."
     )
     env: Environment | None = Field(
         None, description="Variables of the training container, for example NCCL_SOCKET_IFNAME."
@@ -64,7 +64,8 @@ class PoolSpec(Model):
     priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
     scheduler_name: Name | None = Field(None, description="Scheduler that places the pods.")
     template: Opaque | None = Field(
-        None, description="A PodTemplateSpec that lies under the fields above; the training container is named trainer."
+        None,
+        description="A PodTemplateSpec that the fields above are merged into. The training container is named trainer.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The types of `status`, the write-ahead log of the operator: every counter lives here, none in memory."""
+"""The types of `status`, the operator's write-ahead log: all counters are persisted here and none only in memory."""
 
 from __future__ import annotations
 
@@ -19,221 +19,248 @@ Time = Annotated[datetime, Field(strict=False)]
 class Condition(Model):
     """A condition, as everywhere in Kubernetes."""
 
-    type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed"] = Field(description="Which condition.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    reason: Reason = Field("", description="One word: why.")
-    message: Message = Field("", description="A sentence for people.")
+    type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed"] = Field(
+        description="Type of the condition."
+    )
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
+    reason: Reason = Field("", description="The reason in one word.")
+    message: Message = Field("", description="The reason in a sentence.")
     last_transition_time: Time = Field(description="When status changed last.")
-    observed_generation: Count = Field(0, description="The generation this was decided on.")
+    observed_generation: Count = Field(0, description="Generation of spec that the condition is based on.")
 
 
 class RestartCounts(Model):
-    """How often the job was restarted."""
+    """Numbers of restarts of the job."""
 
-    counted: Count = Field(0, description="Restarts after failures of the program; they count against maxRestarts.")
-    disruptions: Count = Field(0, description="Restarts that the cluster caused; they count against nothing.")
+    counted: Count = Field(0, description="Restarts after failures of the program. They count against maxRestarts.")
+    disruptions: Count = Field(
+        0, description="Restarts that the cluster caused. They do not count against maxRestarts."
+    )
     by_reason: Annotated[dict[Reason, Count], Field(max_length=64)] = Field(
-        default_factory=dict, description="Restarts by the reason of their cause."
+        default_factory=dict, description="Restarts by reason."
     )
 
 
 class RoleStatus(Model):
-    """The pods of one role in the present attempt."""
+    """The pods of one role in the current attempt."""
 
-    desired: Replicas = Field(0, description="Pods there must be.")
-    active: Replicas = Field(0, description="Pods that exist and have not ended.")
-    ready: Replicas = Field(0, description="Pods that run, or have succeeded.")
-    succeeded: Replicas = Field(0, description="Pods that ended with exit code 0.")
+    desired: Replicas = Field(0, description="Number of pods that there should be.")
+    active: Replicas = Field(0, description="Pods that exist and have not terminated.")
+    ready: Replicas = Field(0, description="Pods that run or have succeeded.")
+    succeeded: Replicas = Field(0, description="Pods that exited with code 0.")
     failed: Replicas = Field(0, description="Pods that failed.")
-    waiting: Replicas = Field(0, description="Pods of an elastic job for which there is no room yet.")
+    waiting: Replicas = Field(0, description="Pods of an elastic job for which the cluster has no capacity yet.")
 
 
 class Failure(Model):
-    """The first failure of an attempt: the cause, not the avalanche that follows."""
+    """The first failure of an attempt, which is the root cause of those that follow."""
 
-    attempt: Count = Field(0, description="Attempt in which it happened.")
+    attempt: Count = Field(0, description="Attempt that failed.")
     role: Reason = Field("", description="Role of the pod that failed first.")
     index: Count = Field(0, description="Index of that pod within its role.")
-    rank: Count | None = Field(None, description="Global rank, where it is known.")
+    rank: Count | None = Field(None, description="Global rank, if it can be determined.")
     pod: Name = Field("unknown", description="Name of the pod.")
-    node: Name | None = Field(None, description="Node it ran on.")
+    node: Name | None = Field(None, description="Node of the pod.")
     exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
         None, description="Exit code of the program."
     )
-    signal: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Signal that ended it.")
+    signal: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Signal that ended the program.")
     reason: Reason = Field("Error", description="OOMKilled, Evicted, NodeLost, Deleted, Error, ...")
-    message: Message = Field("", description="Its last lines.")
-    time: Time = Field(description="When it ended.")
+    message: Message = Field("", description="The last lines of the program's output.")
+    time: Time = Field(description="Time of the failure.")
     ran_seconds: Annotated[float, Field(ge=0)] | None = Field(
         None, description="How long the attempt had been running."
     )
 
 
 class PastAttempt(Model):
-    """An attempt that is over."""
+    """A finished attempt."""
 
-    attempt: Count = Field(0, description="Its number, from 0.")
-    start_time: Time | None = Field(None, description="When it was decided on.")
-    running_time: Time | None = Field(None, description="When all of its pods were running.")
-    end_time: Time = Field(description="When its end was decided on.")
-    reason: Reason = Field(description="Why it ended: its first failure's reason, Resized, Suspended, Completed, ...")
-    counted: bool = Field(False, description="Its end counts against maxRestarts.")
-    failure: Failure | None = Field(None, description="What failed first, with its last line only.")
-    first_step: Count | None = Field(None, description="Its first reported step.")
-    last_step: Count | None = Field(None, description="Its last reported step.")
+    attempt: Count = Field(0, description="Number of the attempt, from 0.")
+    start_time: Time | None = Field(None, description="When the attempt was created.")
+    running_time: Time | None = Field(None, description="When all pods of the attempt were running.")
+    end_time: Time = Field(description="When the attempt was ended.")
+    reason: Reason = Field(
+        description="Why the attempt ended: the reason of its first failure, Resized, Suspended, Completed, ..."
+    )
+    counted: bool = Field(False, description="Whether its end counts against maxRestarts.")
+    failure: Failure | None = Field(None, description="The first failure, with the last line of its message only.")
+    first_step: Count | None = Field(None, description="The first step that was reported.")
+    last_step: Count | None = Field(None, description="The last step that was reported.")
     productive_seconds: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="How long it trained, without what its end threw away."
+        None, description="Training time without the work that was lost when the attempt ended."
     )
     lost_seconds: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="Work that its end threw away: since the last checkpoint."
+        None, description="Work that was lost when the attempt ended: the time since the last checkpoint."
     )
 
 
 class ReplicaRestarts(Model):
-    """A replica that was restarted alone in the present attempt."""
+    """A replica that was restarted alone in the current attempt."""
 
-    count: Count = Field(0, description="How often.")
-    launched: bool = Field(False, description="Its newest pod was seen: from now on, missing means deleted by someone.")
+    count: Count = Field(0, description="Number of these restarts.")
+    launched: bool = Field(
+        False, description="Its newest pod was observed. If it is missing afterwards, it was deleted."
+    )
     counted: bool = Field(False, description="Whether the last of these restarts counted against maxRestarts.")
-    restart_time: Time = Field(description="The pod is not made before this: the decision, and backoff.")
-    failure: Failure | None = Field(None, description="What the restart was for, with its last line only.")
+    restart_time: Time = Field(
+        description="The pod is not created before this time: the time of the decision plus the backoff."
+    )
+    failure: Failure | None = Field(
+        None, description="The failure that caused the restart, with the last line of its message only."
+    )
 
 
 TimeKind = Literal["queued", "starting", "productive", "lost", "over"]
 
 
 class Times(Model):
-    """Where the job's time went, in seconds up to `since`: the four numbers add up to its age then."""
+    """The job's time by category, in seconds up to `since`. The four numbers add up to the job's age at that time."""
 
-    queued: Annotated[float, Field(ge=0)] = Field(0.0, description="No pod scheduled, or suspended.")
-    starting: Annotated[float, Field(ge=0)] = Field(0.0, description="Until the first step.")
-    productive: Annotated[float, Field(ge=0)] = Field(0.0, description="Training.")
-    lost: Annotated[float, Field(ge=0)] = Field(0.0, description="Work thrown away by restarts, and the restarts.")
-    state: TimeKind = Field("queued", description="What the time since then counts as; over: nothing any more.")
-    since: Time = Field(description="Up to when time is accounted for.")
-    productive_since: Time | None = Field(None, description="Since when this attempt has been productive.")
-    measured: bool = Field(False, description="By the program's reports; without them Running counts as productive.")
+    queued: Annotated[float, Field(ge=0)] = Field(0.0, description="Time without a scheduled pod, or suspended.")
+    starting: Annotated[float, Field(ge=0)] = Field(0.0, description="Time from scheduling to the first step.")
+    productive: Annotated[float, Field(ge=0)] = Field(0.0, description="Time spent training.")
+    lost: Annotated[float, Field(ge=0)] = Field(0.0, description="Work lost by restarts, and the time of the restarts.")
+    state: TimeKind = Field(
+        "queued",
+        description="Category of the time after since. over: the job has finished, and no time counts any more.",
+    )
+    since: Time = Field(description="Time up to which the numbers count.")
+    productive_since: Time | None = Field(None, description="Since when the current attempt has been productive.")
+    measured: bool = Field(
+        False, description="Whether the program's reports are used. Without them, Running counts as productive."
+    )
     by_reason: Annotated[dict[Reason, Annotated[float, Field(ge=0)]], Field(max_length=64)] = Field(
-        default_factory=dict, description="Lost seconds by the reason of what lost them."
+        default_factory=dict, description="Lost seconds by the reason of the restart."
     )
 
 
 class Straggler(Model):
     """A rank that is slower than its peers."""
 
-    rank: Count | None = Field(None, description="Global rank, where it is known.")
-    replica: Name = Field(description="Its replica (role-index).")
-    node: Name | None = Field(None, description="Node it runs on.")
-    slowdown: Annotated[float, Field(ge=0)] = Field(description="Its step time by the median of its peers.")
+    rank: Count | None = Field(None, description="Global rank, if it can be determined.")
+    replica: Name = Field(description="Replica of the rank (role-index).")
+    node: Name | None = Field(None, description="Node of the rank.")
+    slowdown: Annotated[float, Field(ge=0)] = Field(description="Its step time divided by the median of its peers.")
 
 
 class RankProgress(Model):
-    """How far one rank is."""
+    """Progress of one rank."""
 
-    rank: Count | None = Field(None, description="Global rank, where it is known.")
-    replica: Name = Field(description="Its replica (role-index).")
-    step: Count | None = Field(None, description="Steps done.")
-    lag: Count = Field(0, description="Steps behind the rank that is furthest.")
-    step_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="Time of a step.")
+    rank: Count | None = Field(None, description="Global rank, if it can be determined.")
+    replica: Name = Field(description="Replica of the rank (role-index).")
+    step: Count | None = Field(None, description="Completed steps.")
+    lag: Count = Field(0, description="Steps behind the most advanced rank.")
+    step_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="Time per step.")
     busy_seconds: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="Of that, its own work, without waiting for the others."
+        None, description="Part of stepSeconds without the time spent waiting for other ranks."
     )
 
 
 class CurvePoint(Model):
-    """A point of the curve."""
+    """One point of the metric's curve."""
 
-    time: Time = Field(description="When it was reported.")
-    attempt: Count = Field(0, description="In which attempt.")
-    step: Count = Field(description="After how many steps.")
-    value: float | None = Field(None, description="The metric's value.")
-    samples_per_second: Annotated[float, Field(ge=0)] | None = Field(None, description="Throughput of all ranks.")
+    time: Time = Field(description="Time of the report.")
+    attempt: Count = Field(0, description="Attempt of the report.")
+    step: Count = Field(description="Completed steps at that time.")
+    value: float | None = Field(None, description="Value of the metric.")
+    samples_per_second: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Throughput of all ranks together."
+    )
 
 
 class ProgressStatus(Model):
-    """How far the training is, from the program's reports."""
+    """Progress of the training, from the program's reports."""
 
-    step: Count | None = Field(None, description="Steps done.")
-    total_steps: Count | None = Field(None, description="Steps there will be.")
-    epoch: Count | None = Field(None, description="Epochs done.")
+    step: Count | None = Field(None, description="Completed steps.")
+    total_steps: Count | None = Field(None, description="Steps of the whole training.")
+    epoch: Count | None = Field(None, description="Completed epochs.")
     metrics: Annotated[dict[Reason, float], Field(max_length=32)] = Field(
-        default_factory=dict, description="Newest value of each metric."
+        default_factory=dict, description="Latest value of each metric."
     )
-    samples_per_second: Annotated[float, Field(ge=0)] | None = Field(None, description="Throughput of all ranks.")
-    eta_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="Time to the last step at this rate.")
-    last_report: Time | None = Field(None, description="When a rank reported last.")
-    first_step_time: Time | None = Field(None, description="When this attempt's first step was reported.")
-    first_step: Count | None = Field(None, description="Which one that was: where it resumed.")
-    checkpoint_step: Count | None = Field(None, description="Step of this attempt's newest checkpoint.")
-    checkpoint_time: Time | None = Field(None, description="When that was safely stored.")
+    samples_per_second: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Throughput of all ranks together."
+    )
+    eta_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="Estimated time to the last step.")
+    last_report: Time | None = Field(None, description="Time of the latest report of any rank.")
+    first_step_time: Time | None = Field(None, description="When the first step of the current attempt was reported.")
+    first_step: Count | None = Field(None, description="That first step, from which the attempt resumed.")
+    checkpoint_step: Count | None = Field(None, description="Step of the newest checkpoint of the current attempt.")
+    checkpoint_time: Time | None = Field(None, description="When that checkpoint was stored.")
     stragglers: Annotated[list[Straggler], Field(max_length=64)] = Field(
-        default_factory=list, description="Ranks slower than their peers."
+        default_factory=list, description="Ranks that are slower than their peers."
     )
     ranks: Annotated[list[RankProgress], Field(max_length=16)] = Field(
-        default_factory=list, description="The ranks that lag most, then the slowest; 16 at most."
+        default_factory=list, description="The ranks that lag most, then the slowest, at most 16."
     )
-    reporting: Count = Field(0, description="How many ranks report.")
-    curve_metric: Reason = Field("", description="What the curve shows: loss, or else the first metric.")
+    reporting: Count = Field(0, description="Number of ranks that report.")
+    curve_metric: Reason = Field("", description="Metric of the curve: loss, or the first metric if there is no loss.")
     curve: Annotated[list[CurvePoint], Field(max_length=64)] = Field(
-        default_factory=list, description="Over the whole life of the job, thinned to 64 points."
+        default_factory=list, description="Points over the whole life of the job, at most 64."
     )
-    summary: Reason = Field("", description="For kubectl get: steps done of all, and percent.")
+    summary: Reason = Field("", description="For kubectl get: completed and total steps, and percent.")
     eta: Reason = Field("", description="For kubectl get: the time to the last step.")
 
 
 class Status(Model):
-    """What the job is doing."""
+    """Observed state of the job."""
 
-    # One field to the API server: managedFields of every part would double what the write of a large one costs.
+    # One field for the API server: managedFields for every part would double the cost of writing a large status.
     model_config = {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
 
-    phase: Phase = Field("Pending", description="One word, for pipelines.")
+    phase: Phase = Field("Pending", description="State of the job in one word, for pipelines.")
     conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
         default_factory=list, description="Running, Restarting, Suspended, Complete, Failed; for kubectl wait."
     )
-    observed_generation: Count = Field(0, description="The generation this status speaks of.")
-    attempt: Count = Field(0, description="Number of the present attempt, from 0.")
+    observed_generation: Count = Field(0, description="Generation of spec that this status is based on.")
+    attempt: Count = Field(0, description="Number of the current attempt, from 0.")
     launched: bool = Field(
-        False, description="All pods of the attempt were seen: from now on, missing means deleted by someone."
+        False, description="All pods of the attempt were observed. If one is missing afterwards, it was deleted."
     )
-    restarts: RestartCounts = Field(default_factory=RestartCounts, description="How often the job was restarted.")
+    restarts: RestartCounts = Field(default_factory=RestartCounts, description="Numbers of restarts of the job.")
     replica_restarts: Annotated[dict[Name, ReplicaRestarts], Field(max_length=10_000)] = Field(
-        default_factory=dict, description="Replicas (role-index) that were restarted alone in this attempt."
+        default_factory=dict, description="Replicas (role-index) that were restarted alone in the current attempt."
     )
     ignored: Annotated[list[Name], Field(max_length=10_000)] = Field(
-        default_factory=list, description="Replicas (role-index) whose failure a rule ignores in this attempt."
+        default_factory=list, description="Replicas (role-index) whose failure a rule ignored in the current attempt."
     )
     roles: Annotated[dict[Reason, RoleStatus], Field(max_length=16)] = Field(
         default_factory=dict, description="Pods by role."
     )
     ready: Annotated[str, StringConstraints(max_length=32)] = Field(
-        "", description="Ready pods of all, for example 5/5."
+        "", description="Ready pods and all pods, for example 5/5."
     )
     avoided_nodes: Annotated[list[Name], Field(max_length=10)] = Field(
         default_factory=list,
-        description="Nodes that earlier attempts lost pods with: this attempt's pods run elsewhere where they can.",
+        description="Nodes on which earlier attempts lost pods. Pods of the current attempt prefer other nodes.",
     )
     last_failure: Failure | None = Field(None, description="The first failure of the last attempt that failed.")
     history: Annotated[list[PastAttempt], Field(max_length=10)] = Field(
-        default_factory=list, description="The last ten attempts that are over, oldest first."
+        default_factory=list, description="The last ten finished attempts, oldest first."
     )
-    start_time: Time | None = Field(None, description="When the job was first acted on.")
-    completion_time: Time | None = Field(None, description="When the job was over.")
-    attempt_time: Time | None = Field(None, description="When this attempt was decided on.")
-    running_time: Time | None = Field(None, description="When all pods of this attempt were running.")
-    restart_time: Time | None = Field(None, description="Backoff: the attempt's pods are not made before this.")
-    active_since: Time | None = Field(None, description="Since when the job has been unsuspended.")
-    active_seconds: Annotated[float, Field(ge=0)] = Field(0.0, description="Time unsuspended before activeSince.")
-    times: Times | None = Field(None, description="Where the job's time went.")
-    goodput: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="productive / (all but queued).")
-    progress: ProgressStatus | None = Field(None, description="How far the training is.")
+    start_time: Time | None = Field(None, description="When the operator first acted on the job.")
+    completion_time: Time | None = Field(None, description="When the job finished.")
+    attempt_time: Time | None = Field(None, description="When the current attempt was created.")
+    running_time: Time | None = Field(None, description="When all pods of the current attempt were running.")
+    restart_time: Time | None = Field(
+        None, description="End of the backoff: pods of the attempt are not created earlier."
+    )
+    active_since: Time | None = Field(None, description="Since when the job has not been suspended.")
+    active_seconds: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Time before activeSince in which the job was not suspended."
+    )
+    times: Times | None = Field(None, description="The job's time by category.")
+    goodput: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Productive time divided by all time but queued."
+    )
+    progress: ProgressStatus | None = Field(None, description="Progress of the training.")
     selector: Annotated[str, StringConstraints(max_length=512)] = Field(
         "", description="Label selector of the workers, for the scale subresource."
     )
 
     @property
     def attempt_failure(self) -> Failure | None:
-        """What ended the attempt before this one, with its last line only."""
+        """The failure that ended the previous attempt, with the last line of its message only."""
         return self.history[-1].failure if self.history else None
 
     def condition(self, kind: str) -> Condition | None:

@@ -1,6 +1,6 @@
-"""Parses a manifest, with every problem at once and each one's field path: what the API server would answer.
+"""Parses a manifest and reports all problems at once with their field paths, as the API server would.
 
-The schema is checked by the pydantic types that the CRD is generated from, the rules by evaluating the CRD's own CEL.
+The pydantic types from which the CRD is generated check the schema. The CRD's own CEL expressions check the rules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _PoolDocument(_Document):
 
 
 def parse(document: Any) -> Job:
-    """The job that a manifest (decoded YAML or JSON) describes, defaults filled in.
+    """The job in a manifest (decoded YAML or JSON), with defaults.
 
     Raises InvalidManifest with all problems.
     """
@@ -50,14 +50,14 @@ def parse(document: Any) -> Job:
 
 
 def parse_pool(document: Any) -> Pool:
-    """The TrainingPool that a manifest describes. Raises InvalidManifest with all problems."""
+    """The TrainingPool in a manifest. Raises InvalidManifest with all problems."""
     parsed = _parse(document, pool.KIND, _PoolDocument)
     return Pool(parsed.metadata.name, parsed.spec)
 
 
 def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
     if not isinstance(document, dict):
-        raise InvalidManifest([("", f"a manifest is a mapping, this is {_json_type(document)}")])
+        raise InvalidManifest([("", f"a manifest must be a mapping, not {_json_type(document)}")])
     problems = list(_wrong_kind(document, kind))
     if problems:
         raise InvalidManifest(problems)
@@ -69,8 +69,9 @@ def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
     problems += _template_problems(document.get("spec"))
     complete = document if parsed is None else with_defaults(document, parsed)
     broken = rule_problems(complete, [path for path, _ in problems], lenient=parsed is None, kind=kind)
-    # A rule that trips over a mistake which the schema has told already says nothing new.
-    problems += [(path, text) for path, text in broken if not any(_within(known, path) for known, _ in problems)]
+    # A rule that fails at a field for which the schema has already reported a problem adds nothing.
+    reported = [path for path, _ in problems]
+    problems += [(path, text) for path, text in broken if not any(_within(other, path) for other in reported)]
     if problems or parsed is None:
         raise InvalidManifest(list(dict.fromkeys(problems)))
     return parsed
@@ -88,13 +89,13 @@ def with_defaults(document: Mapping[str, Any], parsed: Job | Pool) -> dict[str, 
 def rule_problems(
     document: Mapping[str, Any], wrong: Iterable[str] = (), lenient: bool = False, kind: str = job.KIND
 ) -> list[Problem]:
-    """The CEL rules that the document breaks. What they conclude from fields that are `wrong` says nothing; `lenient`
-    skips those that a broken schema makes impossible to tell."""
-    known, broken = tuple(wrong), []
+    """The CEL rules that the document violates, except rules that read a field whose path is in `wrong`. `lenient` also
+    skips rules that cannot be evaluated, which a document with schema errors may cause."""
+    skipped, broken = tuple(wrong), []
     for rule, place, field, message, value in _rules(root_schema(kind), document, ""):
-        if not _reads(rule, place, known) and not _holds(rule, value, lenient):
+        if not _reads(rule, place, skipped) and not _holds(rule, value, lenient):
             broken.append(((place + field).removeprefix("."), message))
-    # Rules of the whole object name their path in the message.
+    # The messages of rules of the whole object begin with the path.
     return [(path, message) if path else _split(message) for path, message in broken]
 
 
@@ -104,14 +105,14 @@ def _split(message: str) -> Problem:
 
 
 def template_problems(content: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """What is wrong with the shape of a pod template, whose content no schema sees."""
+    """Wrong types inside a pod template, whose content the CRD's schema does not check."""
     for detail in pod_template.errors(content):
         path, message = _problem(detail, {})
         yield f"{place}.{path}", message
 
 
 def _template_problems(spec: Any) -> Iterator[Problem]:
-    """Templates of the wrong shape, read from the raw document so that they are told with everything else."""
+    """Wrong types inside templates, read from the raw document, so that they are reported with all other problems."""
     places = [("spec", spec)] if isinstance(spec, dict) else []
     if places and isinstance(spec.get("roles"), dict):
         places += [(f"spec.roles.{role}", of) for role, of in spec["roles"].items() if isinstance(of, dict)]
@@ -129,13 +130,13 @@ def _wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:
 
 
 def _reads(rule: str, place: str, paths: Iterable[str]) -> bool:
-    """Whether a rule at that place names one of these fields."""
+    """Whether a rule at `place` reads one of the fields at `paths`."""
     names = (f".{path}".removeprefix(place) for path in paths if f".{path}".startswith(f"{place}."))
     return any(re.search(rf"\bself{re.escape(name)}\b", rule) for name in names)
 
 
 def _rules(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, str, str, str, Any]]:
-    """Every rule that applies somewhere in `value`: (rule, where, field it speaks of, message, what `self` is)."""
+    """Every rule that applies somewhere in `value`: (rule, path of the object, fieldPath, message, value of `self`)."""
     for rule in schema.get("x-kubernetes-validations", ()):
         if "oldSelf" not in rule["rule"]:
             yield rule["rule"], path, rule.get("fieldPath", ""), rule["message"], value
@@ -154,7 +155,7 @@ def _rules(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, str, st
 def _holds(rule: str, value: Any, lenient: bool) -> bool:
     try:
         return bool(_program(rule).execute({"self": value}))
-    except Exception:  # whatever an evaluator throws at a value of the wrong shape
+    except Exception:  # the evaluator raises various types for values of a wrong type
         if lenient:
             return True
         raise
@@ -168,7 +169,7 @@ def _program(rule: str) -> Any:
 
 
 def _problem(detail: ErrorDetails, root: Schema) -> Problem:
-    """pydantic's error in the words of this resource."""
+    """Translates pydantic's error into (field path, message)."""
     location = [part for part in detail["loc"] if not _is_union_tag(part)]
     path = ""
     for part in location:
@@ -230,7 +231,7 @@ def _json_type(value: Any) -> str:
 
 
 def _schema_at(location: list[int | str], schema: Schema) -> Schema:
-    """The schema of the field at `location` below `schema`, empty where there is none."""
+    """The schema of the field at `location` below `schema`; empty if there is none."""
     for part in location:
         if isinstance(part, int):
             schema = schema.get("items", {})
@@ -240,6 +241,6 @@ def _schema_at(location: list[int | str], schema: Schema) -> Schema:
 
 
 def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
-    """`, did you mean replicas?` from the field names that the schema has at this place."""
+    """For example `, did you mean replicas?`, from the field names that the schema has there."""
     close = difflib.get_close_matches(name, _schema_at(parents, root).get("properties", {}), n=1)
     return f", did you mean {close[0]}?" if close else ""

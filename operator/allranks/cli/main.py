@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any, NoReturn
 
 import click
 
@@ -53,8 +54,17 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, name = COMMANDS[cmd_name][0].split(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
+        try:
+            command: click.Command = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            _explain(cmd_name, error)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            _explain(ctx.invoked_subcommand or "", error)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         grouped = {name for names in SECTIONS.values() for name in names}
@@ -62,6 +72,18 @@ class LazyGroup(click.Group):
         for title, names in (*SECTIONS.items(), ("In pods", rest)):
             with formatter.section(title):
                 formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
+
+
+def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
+    """Raises a message that names the extra to install, if a package that is not allranks' own is missing."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "allranks"):
+        raise error
+    extra = "operator" if command == "operator" else "cli"
+    raise click.ClickException(
+        f"allranks {command} needs the Python package {package}, which is not installed: "
+        f"pip install 'allranks[{extra}]'"
+    ) from error
 
 
 EXAMPLES = """\b

@@ -14,7 +14,7 @@ from itertools import pairwise
 from allranks.api.job import Job
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
 from allranks.core import naming, root_cause, topology
-from allranks.core.manifests import pods as pod_manifests
+from allranks.core.manifests import pod_template
 from allranks.core.model import Manifest, Pod
 from allranks.core.status_update import changed
 from allranks.core.topology import ELASTIC_ROLE
@@ -96,7 +96,7 @@ def shrink_deadline(job: Job, status: Status, leaving: Iterable[Pod], now: datet
     freed = [(pod.deleted_at or now) + TERMINATION_TIMEOUT for pod in occupying]
     wait = timedelta(seconds=job.spec.elastic.wait_seconds)
     if status.attempt:  # the end of the previous pods is not recorded: allow for their grace period
-        wait = max(wait, timedelta(seconds=pod_manifests.longest_grace(job)) + SCHEDULER_RETRY)
+        wait = max(wait, timedelta(seconds=pod_template.longest_grace_period(job)) + SCHEDULER_RETRY)
     return max([begun + wait, *freed])
 
 

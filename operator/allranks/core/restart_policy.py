@@ -65,7 +65,7 @@ def upstream_failure(job: Job, status: Status, failure: Failure) -> ReplicaResta
         (of.time, of.role, of.index, key)
         for key, restarted in status.replica_restarts.items()
         if (of := restarted.failure)
-        and roles[of.role].missed
+        and roles[of.role].required_by_peers
         and timedelta(0) <= failure.time - of.time <= timedelta(seconds=CORRELATION_SECONDS)
     ]
     return status.replica_restarts[min(lost)[-1]] if lost else None

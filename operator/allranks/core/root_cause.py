@@ -14,8 +14,7 @@ from functools import cached_property
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import naming, topology
-from allranks.core.manifests import pods as pod_manifests
-from allranks.core.manifests import pool_template
+from allranks.core.manifests import pod_template, pool_template
 from allranks.core.model import Platform, Pod
 from allranks.core.status_update import changed
 from allranks.frameworks.base import Replica, RootCause
@@ -256,8 +255,8 @@ def _rank(job: Job, status: Status, role: str, index: int, platform: Platform) -
     """The global rank if each pod runs one process: then it equals the node rank."""
     if pool_template.unavailable(job, platform):
         return None  # without its pool, the number of GPUs and so of processes per pod is undefined
-    group = pod_manifests.group_of(job, status, platform)
+    context = pod_template.attempt_context(job, status, platform)
     framework = topology.framework_of(job)
-    if any(framework.processes(group, ranked) != 1 for ranked in {replica.role for replica in group.ranked()}):
+    if any(framework.processes(context, ranked) != 1 for ranked in {replica.role for replica in context.ranked()}):
         return None
-    return next((r.node_rank for r in group.replicas if r.index == index and r.role == role), None)
+    return next((r.node_rank for r in context.replicas if r.index == index and r.role == role), None)

@@ -1,13 +1,15 @@
-"""Who is in an attempt: roles, indices and ranks, as the framework orders them."""
+"""The replicas of an attempt: roles, indices and ranks, in the framework's order."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.naming import hostname
+from allranks.core.quantity import quantity
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import Elasticity, Framework, Replica
 
@@ -17,75 +19,80 @@ def framework_of(job: Job) -> Framework:
 
 
 def wanted_sizes(job: Job) -> dict[str, int]:
-    """Role -> replicas that the spec asks for, without the roles it asks none of."""
+    """Role -> number of replicas in the spec, without roles that have none."""
     return {role: spec.replicas for role, spec in job.spec.roles.items() if spec.replicas}
 
 
 def sizes(job: Job, status: Status) -> dict[str, int]:
-    """Role -> replicas of the present attempt: what status persisted when the attempt began."""
-    persisted = {role: of.desired for role, of in status.roles.items() if of.desired}
+    """Role -> number of replicas in the current attempt, as persisted in status when the attempt started."""
+    persisted = {role: state.desired for role, state in status.roles.items() if state.desired}
     return persisted or wanted_sizes(job)
 
 
 def replicas(job: Job, status: Status) -> tuple[Replica, ...]:
-    """The replicas of the present attempt. Ranks follow the framework's order of roles, then the index."""
+    """The replicas of the current attempt. Ranks follow the framework's order of roles, then the index."""
     return _replicas(job.spec.framework, job.name, tuple(sizes(job, status).items()), status.attempt)
 
 
 @lru_cache(maxsize=64)
-def _replicas(framework: str, job: str, count: tuple[tuple[str, int], ...], attempt: int) -> tuple[Replica, ...]:
-    """Every look asks several times."""
+def _replicas(framework: str, job: str, role_sizes: tuple[tuple[str, int], ...], attempt: int) -> tuple[Replica, ...]:
+    # Cached because each reconcile needs the replicas several times.
     out: list[Replica] = []
-    rank, of = 0, dict(count)
+    rank, numbers = 0, dict(role_sizes)
     for role, kind in FRAMEWORKS[framework].roles.items():
-        for index in range(of.get(role, 0)):
+        for index in range(numbers.get(role, 0)):
             out.append(Replica(role, index, hostname(job, role, index, attempt), rank if kind.ranked else None))
             rank += kind.ranked
     return tuple(out)
 
 
 def elasticity(job: Job) -> Elasticity | None:
-    """What the job's ranks do about another number of workers; None where that number is fixed."""
+    """How the job changes its number of workers; None if that number is fixed."""
     return framework_of(job).elastic if job.spec.elastic else None
 
 
 ELASTIC_ROLE = "worker"
-"""The role whose number of pods may change."""
+"""The role whose number of replicas may change."""
 
 
 def waiting(job: Job, status: Status) -> tuple[Replica, ...]:
-    """The workers that the present attempt would have as well, if there were room for them."""
-    of = status.roles.get(ELASTIC_ROLE)
-    if of is None or not of.waiting:
+    """Workers beyond the current size that the attempt could use if the cluster had capacity for them."""
+    state = status.roles.get(ELASTIC_ROLE)
+    if state is None or not state.waiting:
         return ()
-    numbers = range(of.desired, of.desired + of.waiting)
-    return tuple(Replica(ELASTIC_ROLE, i, hostname(job.name, ELASTIC_ROLE, i, status.attempt), None) for i in numbers)
+    indices = range(state.desired, state.desired + state.waiting)
+    return tuple(Replica(ELASTIC_ROLE, i, hostname(job.name, ELASTIC_ROLE, i, status.attempt), None) for i in indices)
 
 
 def success_target(job: Job, status: Status) -> list[tuple[str, int | None]]:
-    """Whose completion ends the job: (role, index), with index None for all of that role."""
+    """The replicas whose completion completes the job: (role, index), with index None for the whole role."""
     count = sizes(job, status)
     framework = framework_of(job)
     if job.spec.success == "all":
-        return [(role, None) for role in count if role not in framework.services(count)]
+        return [(role, None) for role in count if role not in framework.long_running_roles(count)]
     if job.spec.success:
         return [(job.spec.success, None)]
-    return [framework.done(count, job.spec.elastic is not None)]
+    return [framework.success_target(count, job.spec.elastic is not None)]
 
 
 def gpus(resources: Mapping[str, object] | None, resource: str = "") -> int:
-    """GPUs that a container's resources ask for, whoever made them (`nvidia.com/gpu`, `amd.com/gpu`, ...).
+    """GPUs that a container requests, of any vendor: the sum of its resources named `*/gpu`, such as `nvidia.com/gpu`.
 
-    `resource` is a further name that stands for GPUs, such as that of a part of one (`nvidia.com/mig-3g.40gb`).
+    `resource` is a further name to count, for example that of a GPU slice (`nvidia.com/mig-3g.40gb`). Limits count;
+    requests count only if no limit is a GPU.
     """
     for part in ("limits", "requests"):
         amounts = (resources or {}).get(part)
         if isinstance(amounts, Mapping):
-            found = [
-                int(str(amount))
-                for name, amount in amounts.items()
-                if (name.endswith("/gpu") or name == resource) and str(amount).isdigit()
-            ]
+            found = [amount for name, amount in amounts.items() if name.endswith("/gpu") or name == resource]
             if found:
-                return sum(found)
+                return sum(_count(amount) for amount in found)
     return 0
+
+
+def _count(amount: object) -> int:
+    """A whole number of devices. An invalid amount counts as none: the API server rejects the pod."""
+    try:
+        return max(0, math.ceil(quantity(str(amount))))
+    except (ValueError, OverflowError):
+        return 0

@@ -1,4 +1,4 @@
-"""The frameworks, registered by name. A new one is a file beside this and a line here."""
+"""The registry of frameworks. To add one, write its file in this folder and add it here."""
 
 from allranks.frameworks.base import Framework
 from allranks.frameworks.horovod import Horovod

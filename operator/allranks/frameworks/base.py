@@ -1,7 +1,7 @@
-"""What a framework is to the rest: its roles, its options, how its ranks find one another, when it is done.
+"""The interface of a framework: its roles and options, how it wires ranks together, and when its jobs are complete.
 
-A framework is one file beside this one, registered in `frameworks/__init__.py`; it knows nothing of Kubernetes, of kopf
-or of processes.
+A framework is one file in this folder, registered in `frameworks/__init__.py`. It depends neither on Kubernetes, nor on
+kopf, nor on local processes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ Elasticity = Literal["restarts", "absorbs"]
 
 @dataclass(frozen=True, slots=True)
 class RoleKind:
-    """What one role of a framework is."""
+    """Properties of one role of a framework."""
 
     description: str
     max_replicas: int | None = None
     """None: as many as the API allows."""
     scope: Scope = "group"
-    """Default restart scope: peers of a dead all-reduce rank only hang, a parameter server is replaced alone."""
+    """Default restart scope. `group` for ranks that communicate, because the peers of a dead rank only hang; `pod` for
+    replicas that can be replaced alone, such as parameter servers."""
     ranked: bool = True
-    """Its pods hold ranks."""
-    missed: bool = True
-    """The others cannot go on for long without it, though it restarts alone."""
+    """Whether pods of this role hold ranks."""
+    required_by_peers: bool = True
+    """Whether the other replicas fail after a while without it, although it restarts alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One pod to be: `node_rank` is its place among all that hold ranks, None where it holds none."""
+    """One replica of an attempt. `node_rank` is its position among all replicas that hold ranks; None without ranks."""
 
     role: str
     index: int
@@ -45,18 +46,18 @@ class Replica:
     node_rank: int | None
 
 
-class Bounds(NamedTuple):
-    """Within which the number of workers may change."""
+class ElasticBounds(NamedTuple):
+    """Limits for the number of workers of an elastic job."""
 
-    least: int
-    most: int
+    min_workers: int
+    max_workers: int
     wait_seconds: int
-    """For all that are wanted, before fewer begin."""
+    """How long to wait for all desired workers before fewer may start."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """The replicas of one attempt, and what their wiring depends on."""
+class AttemptContext:
+    """The replicas of one attempt, and everything else that their wiring depends on."""
 
     job: str
     namespace: str
@@ -66,16 +67,18 @@ class Group:
     options: Any
     """The framework's own options, an instance of `Framework.options`."""
     gpus: Mapping[str, int]
-    """Role -> GPUs that each of its pods asks for."""
+    """Role -> GPUs that each of its pods requests."""
     own_command: frozenset[str] = frozenset()
-    """Roles for which the user wrote a command of their own."""
+    """Roles with a command in their own section of the manifest."""
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Role -> names of all other variables that its pods have, the user's among them."""
+    """Role -> names of the other environment variables of its pods, including the user's."""
     grace_seconds: int = 30
-    elastic: Bounds | None = None
-    """Of an elastic job."""
+    elastic: ElasticBounds | None = None
+    """None: the job is not elastic."""
     local: bool = False
+    """All pods run as processes of one machine."""
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    """(hostname, port) -> (address, port) at which it can be reached, where that differs."""
 
     def of(self, *roles: str) -> tuple[Replica, ...]:
         return tuple(r for r in self.replicas if r.role in roles)
@@ -85,9 +88,9 @@ class Group:
         return tuple(sorted((r for r in self.replicas if r.node_rank is not None), key=lambda r: r.node_rank or 0))
 
     def address(self, replica: Replica, port: int) -> tuple[str, int]:
-        """Where the others reach this replica's port: its stable DNS name, unless the platform says otherwise."""
-        elsewhere = self.endpoints.get((replica.hostname, port))
-        return elsewhere or (f"{replica.hostname}.{self.job}.{self.namespace}.svc", port)
+        """(host, port) at which peers reach this replica: its stable DNS name, unless `endpoints` has another."""
+        endpoint = self.endpoints.get((replica.hostname, port))
+        return endpoint or (f"{replica.hostname}.{self.job}.{self.namespace}.svc", port)
 
 
 @dataclass(frozen=True)
@@ -95,81 +98,88 @@ class Wiring:
     """What a framework adds to one pod's training container."""
 
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that make the ranks find one another: a user may not set these."""
+    """Variables by which ranks find each other. The user may not set them."""
     defaults: Mapping[str, str] = field(default_factory=dict)
-    """Variables set only where the user has not."""
+    """Variables that are set unless the user sets them."""
     ports: Mapping[str, int] = field(default_factory=dict)
+    """Port name -> number."""
     prefix: tuple[str, ...] = ()
-    """Put before the user's command and args."""
+    """Arguments inserted before the user's command."""
     command: tuple[str, ...] | None = None
-    """Replaces the user's command (an sshd, a stand-by): None keeps it."""
+    """Replaces the user's command, for example by an sshd. None keeps it."""
     helper: bool = False
     """The pod needs the in-pod helper files at `HELPER_DIR`."""
     files: Mapping[str, str] = field(default_factory=dict)
     """File name -> content of small files at `FILES_DIR`, the same for every pod of the attempt."""
     ssh_key: bool = False
-    """The pod needs the job's own ssh key at `SSH_DIR`."""
+    """The pod needs the job's ssh key at `SSH_DIR`."""
 
 
 FILES_DIR = "/etc/allranks"
 SSH_DIR = "/etc/allranks-ssh"
 HELPER_DIR = "/allranks"
-"""Where an init container puts the helper files (standard library only) in pods that need them."""
+"""Where an init container copies the helper files. They need only the standard library."""
 
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """What a launcher's own report says of the process that failed first, behind the launcher's exit code."""
+    """The process that failed first, according to the failure report that the launcher printed."""
 
     rank: int | None = None
     exit_code: int | None = None
     signal: int | None = None
     message: str | None = None
     time: datetime | None = None
-    """In the pod's local time, to the second: launchers write it without a zone."""
+    """In the pod's local time, to the second, because launchers print it without a time zone."""
 
 
 class Framework(ABC):
-    """One framework. Instances hold no state."""
+    """One framework. Instances are stateless."""
 
     name: ClassVar[str]
     description: ClassVar[str]
     options: ClassVar[type[BaseModel]]
     roles: ClassVar[Mapping[str, RoleKind]]
-    """In order of node ranks: the first role's index 0 is rank 0."""
+    """Ordered by node rank: index 0 of the first role is rank 0."""
     reserved_env: ClassVar[frozenset[str]]
-    """Variables that a user may not set, because they make the ranks find one another."""
+    """Variables by which ranks find each other. The user may not set them."""
+    launcher_env: ClassVar[tuple[str, ...]] = ()
+    """Further variables that the framework's launchers set in the processes that they start. A name that ends in `_` is
+    a prefix. A local run removes these and `reserved_env` from the environment that it inherits."""
     elastic: ClassVar[Elasticity | None] = None
-    """What an elastic job's ranks do about another number of workers: `restarts`, all together, at the new size, or
-    `absorbs`, each worker but the first may come and go. None: no such jobs."""
+    """How elastic jobs change their number of workers. `restarts`: all ranks restart with the new size. `absorbs`: each
+    worker but the first may join and leave while the others run. None: there are no elastic jobs."""
     rules: ClassVar[tuple[Rule, ...]] = ()
     """Further CEL rules for jobs of this framework; `self` is the spec."""
 
     @abstractmethod
-    def wire(self, group: Group) -> list[Wiring]:
-        """Environment, ports and command of each of `group.replicas`, in their order."""
+    def wire(self, context: AttemptContext) -> list[Wiring]:
+        """Environment, ports and command of each of `context.replicas`, in the same order."""
 
     @abstractmethod
-    def done(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
-        """Default success: (role, index), or (role, None) for all of that role."""
+    def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
+        """The replica whose completion completes the job by default: (role, index), or (role, None) for the whole role.
 
-    def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
-        """Roles whose pods never end by themselves: nothing waits for them when the job is done."""
+        `replicas`: role -> number.
+        """
+
+    def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
+        """Roles whose pods never exit by themselves. A complete job does not wait for them."""
         return frozenset()
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
-        """Whether the failure of this pod restarts all or the pod alone."""
+        """Whether a failure of this replica restarts all replicas or this one alone."""
         return self.roles[role].scope
 
-    def processes(self, group: Group, role: str) -> int:
-        """How many processes, and so ranks, each pod of a role runs."""
+    def processes(self, context: AttemptContext, role: str) -> int:
+        """Number of processes, and so of ranks, in each pod of a role."""
         return 1
 
     @property
     def ranks_are_pods(self) -> bool:
-        """Each pod runs one process, whatever the options say: where it does not say its rank, its place does."""
+        """Each pod runs exactly one process, so its rank follows from its node rank."""
         return type(self).processes is Framework.processes
 
     def root_cause(self, message: str) -> RootCause | None:
-        """Reads a launcher's failure report out of a pod's last log lines; None where there is none."""
+        """Parses a launcher's failure report out of the last lines of a pod's log; None if there is none."""
         return None

@@ -1,4 +1,4 @@
-"""Horovod: workers that meet at a gloo rendezvous without ssh, or a launcher that starts them by MPI over ssh."""
+"""Horovod: workers that meet at a gloo rendezvous without ssh, or a launcher that starts ranks by MPI over ssh."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from allranks.frameworks.base import (
     FILES_DIR,
     HELPER_DIR,
     SSH_DIR,
+    AttemptContext,
     Framework,
-    Group,
     Replica,
     RoleKind,
     RootCause,
@@ -32,18 +32,18 @@ class HorovodOptions(Model):
 
     controller: Literal["gloo", "mpi"] = Field(
         "gloo",
-        description="How ranks are started and find one another: gloo needs no ssh and no launcher, mpi has both.",
+        description="How ranks are started and find one another: gloo needs no ssh and no launcher, mpi needs both.",
     )
     slots_per_worker: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         "auto",
-        description="Processes in each worker pod; auto is one for each GPU of the pod, or one.",
+        description="Processes in each worker pod. auto: one per GPU of the pod, or one without GPUs.",
         json_schema_extra={"x-kubernetes-int-or-string": True},
     )
-    port: Port = Field(29400, description="Port of the gloo rendezvous, beside rank 0.")
+    port: Port = Field(29400, description="Port of the gloo rendezvous in the pod of rank 0.")
 
 
 SSH_PORT = 2222
-"""Unprivileged: the workers' sshd runs without root."""
+"""An unprivileged port, because the workers' sshd does not run as root."""
 
 
 class Horovod(Framework):
@@ -59,60 +59,61 @@ class Horovod(Framework):
         | {"HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER", "HOROVOD_GLOO_RENDEZVOUS_ADDR"}
         | {"HOROVOD_GLOO_RENDEZVOUS_PORT"}
     )
+    launcher_env = ("HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_")
     elastic = "absorbs"
     rules = (
         Rule(
             rule="!has(self.elastic) || !has(self.success)",
-            message="Elastic Horovod is done when its first worker is: leave it out",
+            message="cannot be set in an elastic Horovod job, which is complete when worker 0 is: remove it",
             field=".success",
         ),
         Rule(
             rule="!has(self.elastic) || !has(self.horovod) || self.horovod.controller == 'gloo'",
-            message="Elastic Horovod needs controller gloo: MPI's ranks know one another from the start",
+            message="elastic Horovod needs controller gloo: MPI cannot add or remove ranks of a running job",
             field=".elastic",
         ),
         Rule(
             rule="(has(self.horovod) && self.horovod.controller == 'mpi') == "
             "(has(self.roles.launcher) && self.roles.launcher.replicas > 0)",
-            message="a launcher goes with controller mpi and only with it: gloo jobs need none",
+            message="controller mpi needs a launcher, and controller gloo must not have one",
             field=".roles.launcher",
         ),
         Rule(
             rule="has(self.roles.worker) && self.roles.worker.replicas > 0",
-            message="horovod needs workers",
+            message="horovod needs at least one worker",
             field=".roles.worker",
         ),
     )
 
-    def wire(self, group: Group) -> list[Wiring]:
-        if group.options.controller == "mpi":
-            return [_mpi_wiring(replica, group) for replica in group.replicas]
-        return _elastic_wirings(group) if group.elastic else _gloo_wirings(group)
+    def wire(self, context: AttemptContext) -> list[Wiring]:
+        if context.options.controller == "mpi":
+            return [_mpi_wiring(replica, context) for replica in context.replicas]
+        return _elastic_wirings(context) if context.elastic else _gloo_wirings(context)
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
-        # All the others meet at the first.
+        # All other workers need the first one, where the rendezvous is.
         return "pod" if elastic and index else super().scope(role, index, replicas, elastic)
 
-    def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
+    def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return frozenset({"worker"} if replicas.get("launcher") else ())  # they run sshd
 
     def root_cause(self, message: str) -> RootCause | None:
         return read_mpirun_report(message)
 
-    def processes(self, group: Group, role: str) -> int:
-        return _slots(group) if role == "worker" else 1
+    def processes(self, context: AttemptContext, role: str) -> int:
+        return _slots(context) if role == "worker" else 1
 
-    def done(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
+    def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         if elastic:
-            return ("worker", 0)  # it is done when all are; another one may still wait for room
+            return ("worker", 0)  # it exits when all have finished; another one may still be unschedulable
         return ("launcher", 0) if replicas.get("launcher") else ("worker", None)
 
 
-_TOLD = re.compile(
+_HELPER_REPORT = re.compile(
     r"allranks: rank (?P<rank>\d+) failed first, at (?P<time>\d+-\d\d-\d\d_\d\d:\d\d:\d\d), "
     r"by (?:exit code (?P<code>\d+)|signal (?P<signal>\d+))(?:\. Its last lines:\n)?"
 )
-_REPORT = re.compile(
+_MPIRUN_REPORT = re.compile(
     r"first process to do so was:\s+Process name: \[\[\d+,\d+\],(?P<failed>\d+)\]\s+Exit code:\s+(?P<code>\d+)"
     r"|noticed that process rank (?P<killed>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)"
 )
@@ -120,13 +121,13 @@ _FRAME = re.compile(r"^-{60,}\n(?:(?!-{60,}).*\n)*?-{60,}\n?", re.MULTILINE)
 
 
 def read_mpirun_report(message: str) -> RootCause | None:
-    """The rank that failed first: as mpi_rank.py says it at the end of the log, else as mpirun does."""
-    for found in reversed([*_TOLD.finditer(message)]):
-        with contextlib.suppress(ValueError):  # a log can claim anything
+    """The rank that failed first, from the report of mpi_rank.py at the end of the log, else from that of mpirun."""
+    for found in reversed([*_HELPER_REPORT.finditer(message)]):
+        with contextlib.suppress(ValueError):  # the program can print anything
             time = datetime.strptime(found["time"], "%Y-%m-%d_%H:%M:%S")
             return _root_cause(found["rank"], found["code"], found["signal"], message[found.end() :], time)
-    # It names the one that ended first, and all ranks share its log: their last words stand before.
-    ended = _REPORT.search(message)
+    # mpirun reports the rank that ended first. Its log holds the output of all ranks.
+    ended = _MPIRUN_REPORT.search(message)
     if not ended:
         return None
     return _root_cause(ended["killed"] or ended["failed"], ended["code"], ended["signal"], _FRAME.sub("", message))
@@ -139,17 +140,17 @@ def _root_cause(rank: str, code: str | None, signal: str | None, lines: str, tim
     return RootCause(int(rank), exit_code, number, lines.strip() or ended, time)
 
 
-def _slots(group: Group) -> int:
-    slots: int | str = group.options.slots_per_worker
-    return max(1, group.gpus["worker"]) if isinstance(slots, str) else slots
+def _slots(context: AttemptContext) -> int:
+    slots: int | str = context.options.slots_per_worker
+    return max(1, context.gpus["worker"]) if isinstance(slots, str) else slots
 
 
-def _gloo_wirings(group: Group) -> list[Wiring]:
-    """Each worker's helper starts its slots; the first one's also serves the rendezvous, as horovodrun would."""
-    slots = _slots(group)
-    workers = group.ranked()
+def _gloo_wirings(context: AttemptContext) -> list[Wiring]:
+    """The helper in each worker starts its slots. The first one also serves the rendezvous, as horovodrun does."""
+    slots = _slots(context)
+    workers = context.ranked()
     first = workers[0]
-    address, port = group.address(first, group.options.port)
+    address, port = context.address(first, context.options.port)
     common = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -169,67 +170,68 @@ def _gloo_wirings(group: Group) -> list[Wiring]:
             env["ALLRANKS_HOROVOD_HOSTS"] = hosts
         return Wiring(
             env=env,
-            # Horovod's 30 s would be spent by ranks that load their data before hvd.init() at unlike speed.
+            # The default of 30 s is too short if ranks load their data before hvd.init() at different speeds.
             defaults={"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"},
-            ports={"rendezvous": group.options.port} if worker is first else {},
+            ports={"rendezvous": context.options.port} if worker is first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_gloo.py"),
             helper=True,
         )
 
-    return [wiring(worker) for worker in group.replicas]
+    return [wiring(worker) for worker in context.replicas]
 
 
-def _elastic_wirings(group: Group) -> list[Wiring]:
-    """Each worker's helper offers its slots to Horovod's elastic driver, which is beside the first one.
+def _elastic_wirings(context: AttemptContext) -> list[Wiring]:
+    """The helper in each worker offers its slots to Horovod's elastic driver, which runs in the first worker's pod.
 
-    Nothing here depends on how many workers there are now: that changes, and what runs is left alone.
+    The wiring must not depend on the current number of workers, because pods that run are not updated.
     """
-    assert group.elastic
-    first = group.ranked()[0]
-    address, port = group.address(first, group.options.port)
+    assert context.elastic
+    first = context.ranked()[0]
+    address, port = context.address(first, context.options.port)
     common = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_ELASTIC": "1",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_LOCAL_SIZE": str(_slots(group)),
-        "ALLRANKS_HOROVOD_MIN": str(group.elastic.least),
-        "ALLRANKS_HOROVOD_MAX": str(group.elastic.most),
-        "ALLRANKS_HOROVOD_WAIT_SECONDS": str(group.elastic.wait_seconds),
+        "HOROVOD_LOCAL_SIZE": str(_slots(context)),
+        "ALLRANKS_HOROVOD_MIN": str(context.elastic.min_workers),
+        "ALLRANKS_HOROVOD_MAX": str(context.elastic.max_workers),
+        "ALLRANKS_HOROVOD_WAIT_SECONDS": str(context.elastic.wait_seconds),
     }
 
     def wiring(worker: Replica) -> Wiring:
         env = common | {"HOROVOD_HOSTNAME": worker.hostname}
         if worker is first:
-            env["ALLRANKS_HOROVOD_WORKERS"] = str(len(group.ranked()))
+            env["ALLRANKS_HOROVOD_WORKERS"] = str(len(context.ranked()))
         return Wiring(
             env=env,
-            ports={"rendezvous": group.options.port} if worker is first else {},
+            ports={"rendezvous": context.options.port} if worker is first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_elastic.py"),
             helper=True,
         )
 
-    return [wiring(worker) for worker in group.replicas]
+    return [wiring(worker) for worker in context.replicas]
 
 
-def _mpi_wiring(replica: Replica, group: Group) -> Wiring:
-    """The launcher runs mpirun over the workers' sshd. On one machine mpirun starts all ranks, and workers stand by."""
-    slots = _slots(group)
-    workers = group.of("worker")
+def _mpi_wiring(replica: Replica, context: AttemptContext) -> Wiring:
+    """The launcher runs mpirun, which starts ranks through the workers' sshd. In a local run mpirun starts all ranks
+    itself, and the workers only wait."""
+    slots = _slots(context)
+    workers = context.of("worker")
     ranks = str(slots * len(workers))
-    # sshd gives a rank none of its container's variables; what the launcher has is told to mpirun by name.
-    forward = [arg for name in group.variables.get(replica.role, ()) for arg in ("-x", name)]
+    # sshd passes none of the container's variables to a rank, so mpirun must forward the launcher's by name.
+    forward = [arg for name in context.variables.get(replica.role, ()) for arg in ("-x", name)]
     if replica.role == "worker":
-        if group.local:
+        if context.local:
             return Wiring(command=("sleep", "infinity"))
-        return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=_files(group), ssh_key=True)
+        return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=_files(context), ssh_key=True)
 
-    host = "127.0.0.1" if group.local else group.address(replica, SSH_PORT)[0]
+    host = "127.0.0.1" if context.local else context.address(replica, SSH_PORT)[0]
     prefix: tuple[str, ...] = ("/bin/sh", f"{FILES_DIR}/mpi_rank.sh", "launch", host)
-    if replica.role not in group.own_command:
+    if replica.role not in context.own_command:
         prefix += ("mpirun", "-np", ranks, "--allow-run-as-root", "--bind-to", "none", *forward)
-    if group.local:
+    if context.local:
         here = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
         here |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl": "self,vader,tcp"}
         return Wiring(env=here, prefix=prefix, files=_rank_helper())
@@ -238,24 +240,24 @@ def _mpi_wiring(replica: Replica, group: Group) -> Wiring:
         "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
         "OMPI_MCA_plm_rsh_args": f"-F {FILES_DIR}/ssh_config -p {SSH_PORT} -i {SSH_DIR}/ssh-privatekey",
     }
-    return Wiring(env=env, prefix=prefix, files=_files(group), ssh_key=True)
+    return Wiring(env=env, prefix=prefix, files=_files(context), ssh_key=True)
 
 
-def _files(group: Group) -> dict[str, str]:
-    """For mpirun, and for its daemons in the workers, which start further ones where there are many."""
-    hosts = [f"{worker.hostname}.{group.job}.{group.namespace}.svc" for worker in group.of("worker")]
-    hostfile = "".join(f"{host} slots={_slots(group)}\n" for host in hosts)
+def _files(context: AttemptContext) -> dict[str, str]:
+    """Files for mpirun and for its daemons in the workers, which start further daemons in large jobs."""
+    hosts = [f"{worker.hostname}.{context.job}.{context.namespace}.svc" for worker in context.of("worker")]
+    hostfile = "".join(f"{host} slots={_slots(context)}\n" for host in hosts)
     return {"hostfile": hostfile, "ssh_config": _SSH_CONFIG, **_rank_helper()}
 
 
 @cache
 def _rank_helper() -> dict[str, str]:
-    """What tells which rank failed first. It comes with the other files: no init container is needed for it."""
+    """The wrapper that reports which rank failed first. It is in the ConfigMap, so that no init container is needed."""
     program = resources.files("allranks.inpod").joinpath("mpi_rank.py").read_text()
     return {"mpi_rank.py": program, "mpi_rank.sh": _RANK_HELPER}
 
 
-# No job may depend on it: the Python that ssh's PATH leads to need not be the program's, and may be none, or old.
+# A job must work without the wrapper: Python in the PATH of an ssh session may be missing or old.
 _RANK_HELPER = """\
 if python3 -IS -c "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null; then
   exec python3 -IS "${0%.sh}.py" "$@"
@@ -265,8 +267,8 @@ exec "$@"
 """
 
 
-# A connection that is refused ssh tries again, a name that is not known yet it does not: DNS hears of a pod a moment
-# after it was made. `Match exec` runs before ssh looks the name up; whatever comes of it, ssh goes on.
+# ssh retries a refused connection, but not an unresolved name, and DNS has a pod only some time after its creation.
+# `Match exec` runs before ssh resolves the name. ssh continues whatever its result is.
 _SSH_CONFIG = """\
 Match exec "i=0; until getent hosts %h || [ $((i += 1)) -gt 300 ]; do sleep 0.2; done"
 Match all

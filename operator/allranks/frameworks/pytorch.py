@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from allranks.fields import Model, Port
-from allranks.frameworks.base import Framework, Group, RoleKind, RootCause, Wiring
+from allranks.frameworks.base import AttemptContext, Framework, RoleKind, RootCause, Wiring
 
 
 class PyTorchOptions(Model):
@@ -19,14 +19,14 @@ class PyTorchOptions(Model):
 
     backend: Literal["auto", "nccl", "gloo"] = Field(
         "auto",
-        description="For init_process_group; given to the program as ALLRANKS_BACKEND, unless it is auto.",
+        description="Backend for init_process_group: the program reads it from ALLRANKS_BACKEND, unset for auto.",
     )
     processes_per_node: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         "auto",
-        description="Processes in each pod; auto is one for each GPU of the pod, or one.",
+        description="Processes in each pod. auto: one per GPU of the pod, or one without GPUs.",
         json_schema_extra={"x-kubernetes-int-or-string": True},
     )
-    port: Port = Field(29500, description="Port of rank 0 where the ranks meet.")
+    port: Port = Field(29500, description="Port of rank 0 for the rendezvous.")
 
 
 class PyTorch(Framework):
@@ -37,7 +37,7 @@ class PyTorch(Framework):
         "master": RoleKind("Rank 0.", max_replicas=1),
         "worker": RoleKind("The other ranks."),
     }
-    # torchrun's own elasticity restarts all processes too, and waits for half a minute before it does.
+    # torchrun's own elasticity restarts all processes as well, and first waits for half a minute.
     elastic = "restarts"
     reserved_env = frozenset(
         {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "LOCAL_RANK"}
@@ -52,42 +52,52 @@ class PyTorch(Framework):
         | {"PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_RDZV_ID"}
     )
 
-    def wire(self, group: Group) -> list[Wiring]:
-        options: PyTorchOptions = group.options
-        ranked = group.ranked()
+    launcher_env = (
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "ROLE_WORLD_SIZE",
+        "PET_",
+        "TORCHELASTIC_",
+    )
+
+    def wire(self, context: AttemptContext) -> list[Wiring]:
+        options: PyTorchOptions = context.options
+        ranked = context.ranked()
         first = ranked[0]
-        address, port = group.address(first, options.port)
+        address, port = context.address(first, options.port)
         defaults = {
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             "TORCH_FR_BUFFER_SIZE": "2000",
-            # torchrun kills workers 30 s after SIGTERM whatever the pod's grace; leave it a moment to report.
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, group.grace_seconds - 5)),
+            # Else torchrun kills workers 30 s after SIGTERM, whatever the pod's grace period. 5 s remain to report.
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, context.grace_seconds - 5)),
         }
         if options.backend != "auto":
             defaults["ALLRANKS_BACKEND"] = options.backend
         common = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "NNODES": str(len(ranked))}
         common |= {f"PET_{name}": value for name, value in common.items()}
 
-        counts = {role: self.processes(group, role) for role in group.gpus}
-        one_each = all(counts[replica.role] == 1 for replica in group.replicas)
+        counts = {role: self.processes(context, role) for role in context.gpus}
+        one_each = all(counts[replica.role] == 1 for replica in context.replicas)
         wirings = []
-        for replica in group.replicas:
+        for replica in context.replicas:
             rank = str(replica.node_rank)
             node = {"NODE_RANK": rank, "NPROC_PER_NODE": str(counts[replica.role])}
             env = common | node | {f"PET_{name}": value for name, value in node.items()}
             if one_each:
-                # With more, only torchrun knows the ranks of processes; a number here would be true in neither sense.
+                # With several processes per pod only torchrun can assign ranks.
                 env |= {"WORLD_SIZE": str(len(ranked)), "RANK": rank, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
             ports = {"rendezvous": options.port} if replica is first else {}
             wirings.append(Wiring(env=env, defaults=defaults, ports=ports))
         return wirings
 
-    def processes(self, group: Group, role: str) -> int:
-        asked: int | str = group.options.processes_per_node
-        return max(1, group.gpus[role]) if isinstance(asked, str) else asked
+    def processes(self, context: AttemptContext, role: str) -> int:
+        processes: int | str = context.options.processes_per_node
+        return max(1, context.gpus[role]) if isinstance(processes, str) else processes
 
-    def done(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
+    def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("master", 0) if replicas.get("master") else ("worker", None)
 
     def root_cause(self, message: str) -> RootCause | None:
@@ -108,16 +118,16 @@ _FRAME = re.compile(r"^=+\n.*? FAILED\s*\n-+\nFailures:", re.MULTILINE)
 _LOG_LINE = re.compile(
     r"torch/distributed/\S+:\d+\]|Sending process \d+ closing signal|failed \(exitcode: |^closing signal SIG\w+$"
 )
-_CUT_BYTES = 2045
-"""A termination message of 2,048 bytes, less a character that was cut in two, is the end of something longer."""
+_TRUNCATED_BYTES = 2045
+"""A termination message of this length or more was truncated: it has at most 2,048 bytes, less part of a character."""
 _CHILD_FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 
 
 def read_torchrun_report(message: str) -> RootCause | None:
-    """The failure report that torchrun prints last.
+    """Parses the failure report that torchrun prints last; None if there is none.
 
-    torchrun turns every worker's exit code into 1; its report names the rank that failed first, with a negative number
-    for a signal. What the worker itself printed stands among and before torchrun's own log lines and traceback.
+    torchrun turns every worker's exit code into 1. Its report has the rank that failed first, and its exit code, which
+    is negative for a signal. The worker's own output is before and between torchrun's log lines and traceback.
     """
     found = _REPORT.search(message)
     if not found:
@@ -137,13 +147,13 @@ def read_torchrun_report(message: str) -> RootCause | None:
 
 
 def _own_lines(message: str) -> str:
-    """What is left without torchrun's traceback, report and log lines; the head of `message` may be cut anywhere."""
+    """`message` without torchrun's traceback, report and log lines. Its beginning may be truncated anywhere."""
     frame = _FRAME.search(message)
     if not frame:
         return ""
     lines = message[: frame.start()].splitlines()
-    if len(message.encode()) >= _CUT_BYTES:
-        lines = lines[1:]  # its head is missing: nobody's last words
+    if len(message.encode()) >= _TRUNCATED_BYTES:
+        lines = lines[1:]  # truncated
     for number in range(len(lines) - 1, -1, -1):
         if lines[number].startswith(_CHILD_FAILED):
             first = number
@@ -152,7 +162,7 @@ def _own_lines(message: str) -> str:
             if first > 0 and lines[first - 1].startswith("Traceback (most recent call last)"):
                 first -= 1
             elif first == 1:
-                first = 0  # the head is cut within torchrun's traceback
+                first = 0  # truncated inside torchrun's traceback
             del lines[first:]
             break
     return "\n".join(line for line in lines if not _LOG_LINE.search(line)).strip()

@@ -1,4 +1,4 @@
-"""TensorFlow: chief, workers, parameter servers and an evaluator, told of one another by TF_CONFIG."""
+"""TensorFlow: chief, workers, parameter servers and an evaluator, which find each other by TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from allranks.fields import Model, Port, Rule
-from allranks.frameworks.base import Framework, Group, Replica, RoleKind, Scope, Wiring
+from allranks.frameworks.base import AttemptContext, Framework, Replica, RoleKind, Scope, Wiring
 
 
 class TensorFlowOptions(Model):
@@ -23,15 +23,15 @@ class TensorFlow(Framework):
     description = "TensorFlow"
     options = TensorFlowOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
-        "chief": RoleKind("The task that coordinates, and writes checkpoints.", max_replicas=1),
+        "chief": RoleKind("The task that coordinates the others and writes checkpoints.", max_replicas=1),
         "worker": RoleKind("Tasks that train."),
-        "ps": RoleKind("Parameter servers; they never end by themselves.", scope="pod", ranked=False),
+        "ps": RoleKind("Parameter servers, which never exit by themselves.", scope="pod", ranked=False),
         "evaluator": RoleKind(
-            "A task that evaluates checkpoints beside the training.",
+            "A task that evaluates checkpoints during the training.",
             max_replicas=1,
             scope="pod",
             ranked=False,
-            missed=False,
+            required_by_peers=False,
         ),
     }
     reserved_env = frozenset({"TF_CONFIG"})
@@ -39,42 +39,42 @@ class TensorFlow(Framework):
         Rule(
             rule="has(self.roles.chief) && self.roles.chief.replicas > 0 || "
             "has(self.roles.worker) && self.roles.worker.replicas > 0",
-            message="tensorflow needs a chief or workers",
+            message="tensorflow needs a chief or at least one worker",
             field=".roles",
         ),
     )
 
-    def wire(self, group: Group) -> list[Wiring]:
-        port: int = group.options.port
+    def wire(self, context: AttemptContext) -> list[Wiring]:
+        port: int = context.options.port
 
         def address(replica: Replica) -> str:
-            return "{}:{}".format(*group.address(replica, port))
+            return "{}:{}".format(*context.address(replica, port))
 
         cluster: dict[str, list[str]] = {}
-        for replica in group.of("chief", "worker", "ps"):
+        for replica in context.of("chief", "worker", "ps"):
             cluster.setdefault(replica.role, []).append(address(replica))
         shared = json.dumps(cluster, separators=(",", ":"))
 
         def tf_config(replica: Replica) -> str:
-            # The evaluator is in nobody's cluster but its own: the others would wait for it.
+            # The evaluator is in a cluster of its own, because the others would wait for it.
             own = json.dumps({"evaluator": [address(replica)]}, separators=(",", ":"))
-            known = own if replica.role == "evaluator" else shared
-            return f'{{"cluster":{known},"task":{{"type":"{replica.role}","index":{replica.index}}}}}'
+            cluster_json = own if replica.role == "evaluator" else shared
+            return f'{{"cluster":{cluster_json},"task":{{"type":"{replica.role}","index":{replica.index}}}}}'
 
-        return [Wiring(env={"TF_CONFIG": tf_config(replica)}, ports={"grpc": port}) for replica in group.replicas]
+        return [Wiring(env={"TF_CONFIG": tf_config(replica)}, ports={"grpc": port}) for replica in context.replicas]
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
-        if role == "worker" and _serve(replicas):
-            return "pod"  # the chief gives its work to another, and to the new one when it is there
+        if role == "worker" and _workers_serve_chief(replicas):
+            return "pod"  # the chief gives its work to other workers, and to the new one when it is ready
         return super().scope(role, index, replicas, elastic)
 
-    def services(self, replicas: Mapping[str, int]) -> frozenset[str]:
-        return frozenset({"ps", "worker"} if _serve(replicas) else {"ps"})
+    def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
+        return frozenset({"ps", "worker"} if _workers_serve_chief(replicas) else {"ps"})
 
-    def done(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
+    def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("chief", 0) if replicas.get("chief") else ("worker", 0)
 
 
-def _serve(replicas: Mapping[str, int]) -> bool:
-    """With parameter servers the workers only serve the chief, too."""
+def _workers_serve_chief(replicas: Mapping[str, int]) -> bool:
+    """With parameter servers and a chief, workers only execute what the chief sends, and never exit by themselves."""
     return bool(replicas.get("ps") and replicas.get("chief"))

@@ -11,15 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from allranks.core.model import Manifest
+from allranks.core.quantity import quantity
+from allranks.frameworks import FRAMEWORKS
 
-# Lists of words read better without quotes.
-# ruff: noqa: SIM905
-_WIRING = frozenset(
-    "MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK NNODES NPROC_PER_NODE GROUP_RANK "
-    "GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE TF_CONFIG TORCHELASTIC_ERROR_FILE "
-    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE".split()
+_OTHER_LAUNCHERS = (
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"),
+    "SLURM_STEP_",
+    "ALLRANKS_",
 )
-_WIRING_PREFIXES = ("PET_", "TORCHELASTIC_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_STEP_", "ALLRANKS_")
+_WIRING = (
+    *_OTHER_LAUNCHERS,
+    *sorted({name for framework in FRAMEWORKS.values() for name in (*framework.reserved_env, *framework.launcher_env)}),
+)
+"""Variables by which a rank finds its peers, of all launchers. A name that ends in `_` is a prefix."""
+_WIRING_NAMES = frozenset(name for name in _WIRING if not name.endswith("_"))
+_WIRING_PREFIXES = tuple(name for name in _WIRING if name.endswith("_"))
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _REFERENCE = re.compile(r"\$(\$)?\(([^()\s]*)\)")
@@ -28,7 +34,9 @@ _REFERENCE = re.compile(r"\$(\$)?\(([^()\s]*)\)")
 def machine_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that every process inherits. Rank variables of another job around this terminal are dropped."""
     env = {
-        name: value for name, value in environ.items() if name not in _WIRING and not name.startswith(_WIRING_PREFIXES)
+        name: value
+        for name, value in environ.items()
+        if name not in _WIRING_NAMES and not name.startswith(_WIRING_PREFIXES)
     }
     # `.venv/bin/allranks run` without an activated environment still finds that environment's torchrun and python.
     own = str(Path(sys.executable).parent)
@@ -138,15 +146,3 @@ def field_value(pod: Manifest, path: str) -> str | None:
         "status.hostIP": host,
         "status.hostIPs": host,
     }.get(path)
-
-
-_UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
-_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("KMGTPE", 1)}
-
-
-def quantity(text: str) -> float:
-    """A Kubernetes quantity such as `500m`, `64Gi`, `2e3`. Raises ValueError."""
-    found = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", text.strip())
-    if not found or found[2] not in _UNITS:
-        raise ValueError(f"{text!r} is not a quantity")
-    return float(found[1]) * _UNITS[found[2]]

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
-from allranks.core.manifests import pods as desired
+from allranks.core.manifests import pods
 from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod
 from allranks.core.reconcile import reconcile
 from allranks.core.rules.cleanup import CLEANUP_GRACE
@@ -96,7 +96,7 @@ class LocalRun:
         options: Options,
         *,
         reconcile: Callable[[Observed], Plan] = reconcile,
-        listens: Callable[[Job, Status], Sequence[tuple[str, int]]] = desired.listens,
+        listens: Callable[[Job, Status], Sequence[tuple[str, int]]] = pods.listening_ports,
     ) -> None:
         metadata = {"uid": str(uuid.uuid4()), "creation_timestamp": datetime.now(UTC)}
         self.job = job.model_copy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from allranks.api.job import MANAGED_BY, Job
@@ -84,6 +85,8 @@ def _about_fields(job: Job) -> Iterator[str]:
     if job.spec.pool:
         # Not applied: variables such as NCCL_SOCKET_IFNAME name the network interfaces of other machines.
         yield f"pool {job.spec.pool} is not used here: it describes nodes of a cluster, their GPUs and their variables"
+    if (job.spec.hang or job.spec.progress) and not (find_spec("aiohttp") and find_spec("msgspec")):
+        yield "hang and progress do nothing here without further Python packages: pip install 'allranks[cli]'"
     if placement:
         yield f"pods are not placed here, so these do nothing: {', '.join(placement)}"
     others = _unique([*_present(specs, _POD_FIELDS), *_present(containers, _CONTAINER_FIELDS)])

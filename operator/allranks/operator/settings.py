@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from allranks.core.manifests.scheduling import NODE_LOST_SECONDS
+
 ENV_PREFIX = "ALLRANKS_"
 
 
@@ -32,7 +34,7 @@ class Settings(BaseSettings):
         description="Image of the init container that copies helpers into pods: the operator's own image.",
     )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
-        30,
+        NODE_LOST_SECONDS,
         description="tolerationSeconds of pods for unreachable and not-ready nodes. A failed node is marked after "
         "about 50 s; this many seconds later its pods are evicted and the job restarts. Tolerations in a job's "
         "template take precedence.",

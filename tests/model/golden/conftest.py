@@ -1,4 +1,4 @@
-"""`pytest tests/model/golden --update-golden` (or `make golden`) writes the golden files anew."""
+"""`pytest tests/model/golden --update-golden` (or `make golden`) rewrites the golden files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="Write the golden files anew.")
+    parser.addoption("--update-golden", action="store_true", help="Rewrite the golden files.")
 
 
 @pytest.fixture(scope="session")
 def update_golden(pytestconfig: pytest.Config) -> bool:
-    # Where pytest was started for all tests, this file is read too late for its option to be known.
+    # If pytest was started for all tests, this file is loaded too late to define its option.
     return bool(pytestconfig.getoption("--update-golden", default=False))

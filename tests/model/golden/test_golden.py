@@ -1,4 +1,4 @@
-"""Every manifest next to the exact objects that the cluster gets for it: a change of these is seen, and meant.
+"""The exact objects that a cluster gets for each manifest, so that a change of them is visible in review.
 
 `examples/NAME.yaml` and `tests/model/golden/manifests/NAME.yaml` make `tests/model/golden/NAME.yaml`.
 """
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 MANIFESTS = sorted([*(ROOT / "examples").glob("*.yaml"), *(HERE / "manifests").glob("*.yaml")], key=lambda p: p.name)
 UPDATE = "make golden"
-# The version is in the real one's tag: a release must not change golden files.
+# Not the real image, whose tag is the version: a release must not change golden files.
 OPTIONS = ["--helper-image", "allranks/operator:golden"]
 
 
@@ -35,7 +35,7 @@ def render(*manifests: Path) -> str:
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
-def test_a_manifest_makes_exactly_the_objects_in_its_golden_file(manifest, update_golden):
+def test_a_manifest_has_exactly_the_objects_in_its_golden_file(manifest, update_golden):
     now, file = render(manifest), golden(manifest)
     if update_golden:
         file.write_text(now)
@@ -51,8 +51,8 @@ def test_a_manifest_makes_exactly_the_objects_in_its_golden_file(manifest, updat
 
 
 def test_every_golden_file_has_its_manifest(update_golden):
-    known = {golden(manifest) for manifest in MANIFESTS}
-    orphans = [file for file in HERE.glob("*.yaml") if file not in known]
+    expected = {golden(manifest) for manifest in MANIFESTS}
+    orphans = [file for file in HERE.glob("*.yaml") if file not in expected]
     if update_golden:
         for file in orphans:
             file.unlink()
@@ -60,7 +60,7 @@ def test_every_golden_file_has_its_manifest(update_golden):
     assert orphans == [], f"their manifests are gone: '{UPDATE}' removes them"
 
 
-def test_no_two_manifests_have_one_golden_file():
+def test_each_manifest_has_its_own_golden_file():
     assert len({manifest.name for manifest in MANIFESTS}) == len(MANIFESTS)
 
 
@@ -69,7 +69,7 @@ def test_rendering_twice_is_byte_identical():
 
 
 def test_rendering_in_another_process_with_another_hash_seed_is_byte_identical():
-    """Sets have another order there: none may show."""
+    """The order of sets differs there and must not affect the output."""
     again = subprocess.run(
         [sys.executable, "-m", "allranks", "render", *OPTIONS, *map(str, MANIFESTS)],
         env=os.environ | {"PYTHONHASHSEED": "4711"},

@@ -176,8 +176,8 @@ def check_settled(cluster: Cluster, tally: Tally) -> None:
         left = [name_of(o) for o in cluster.store.all() if o["metadata"]["uid"] in tally.names]
         hold(not left, f"the job was deleted, and these objects remain: {left}")
         return
-    cached = operator.observe(operator.view.jobs[KEY])
-    operator.view.relist()
+    cached = operator.observe(operator.informer.jobs[KEY])
+    operator.informer.relist()
     observed = operator.observe(job)
     hold(_sorted(cached) == _sorted(observed), "the operator's cache differs from the store after all events")
     left = [pod.name for pod in observed.pods if pod.owned and not pod.deleted_at and _is_old(pod, observed.status)]

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from allranks.api.job import API_VERSION, KIND
+from allranks.frameworks import FRAMEWORKS
 
 JOB = "demo"
 KEY = (KIND, "default", JOB)
@@ -33,6 +34,8 @@ _ROLES: dict[str, list[dict[str, int]]] = {
     "horovod": [{"worker": 1}, {"worker": 2}, {"worker": 3}, {"launcher": 1, "worker": 2}],
 }
 
+_ELASTIC = [name for name, framework in FRAMEWORKS.items() if framework.elastic]
+
 _RULES: list[dict[str, Any]] = [
     {"exitCodes": [1, 3], "action": "restart"},
     {"exitCodes": [3], "action": "fail"},
@@ -58,7 +61,7 @@ def _success(framework: str, roles: dict[str, int]) -> st.SearchStrategy[str | N
 @st.composite
 def specs(draw: st.DrawFn, elastic: bool = False) -> Spec:
     """A spec with every default that decisions depend on; `elastic` selects elastic jobs only."""
-    framework = draw(st.sampled_from(["pytorch", "horovod"] if elastic else sorted(_ROLES)))
+    framework = draw(st.sampled_from(_ELASTIC if elastic else sorted(_ROLES)))
     able = [roles for roles in _ROLES[framework] if "worker" in roles and "launcher" not in roles]
     roles = draw(st.sampled_from(able if elastic else _ROLES[framework]))
     restart: Spec = {

@@ -27,7 +27,7 @@ class Simulation:
     ) -> None:
         self.cluster = Cluster(seed, nodes=(), lag=lag)
         self.cluster.late_requests = late_requests
-        self.cluster.patience = 2_000
+        self.cluster.max_events = 2_000
         self.tally = Tally()
         Watchdog(self.cluster, self.tally, late_requests > 0)
         self.reference = Reference(deepcopy(spec), self.cluster.now) if follow else None

@@ -185,7 +185,7 @@ def _reuses_a_name(patch: Patch) -> None:
 
 def _starts_without_a_list(patch: Patch) -> None:
     """A new operator only watches, and does not list existing objects."""
-    patch.setattr("support.simulator.informer.View.relist", lambda self: None)
+    patch.setattr("support.simulator.informer.Informer.relist", lambda self: None)
 
 
 def _status(name: str) -> Callable[..., Any]:

@@ -99,7 +99,7 @@ class MemoryWorld(World):
         self.cluster.report(self._pod(pod), **said)
 
     def asked_for_stacks(self) -> int:
-        return len(self.cluster.ranks.asked)
+        return len(self.cluster.ranks.stack_requests)
 
     def advance(self, seconds: float) -> None:
         self.cluster.advance(seconds)

@@ -1,6 +1,6 @@
-"""A simulated cluster: the same plans as on a real one, with a virtual clock, faults at will, and no waiting.
+"""A simulated cluster with a virtual clock and faults, which executes the same plans as the operator.
 
-It serves tests (a thousand interleavings of crash, stale cache and dead pods cost a second) and planning.
+A thousand interleavings of crashes, stale caches and dead pods take one second.
 """
 
 from .cluster import Cluster, DoesNotSettle

@@ -1,4 +1,4 @@
-"""What an API server that has the CRD refuses: a broken schema, a broken rule, a change of what may not change."""
+"""Admission by the CRD, as in the API server: schema, rules, and rules for changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _stored(manifest: Manifest) -> Any:
 
 
 def broken_transitions(schema: Schema, new: Any, old: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Rules that speak of `oldSelf` hold only where there was something before."""
+    """Violated rules that refer to `oldSelf`, which apply only where there was an old value."""
     for rule in schema.get("x-kubernetes-validations", ()):
         if "oldSelf" in rule["rule"] and not _program(rule["rule"]).execute({"self": new, "oldSelf": old}):
             yield path + rule.get("fieldPath", ""), rule["message"]

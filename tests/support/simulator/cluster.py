@@ -1,6 +1,6 @@
 """A cluster in memory: store, nodes, garbage collector and operator on one virtual clock, deterministic by its seed.
 
-Nothing sleeps and nothing runs in parallel. What happens at the same moment happens in an order that the seed decides.
+Nothing sleeps and nothing runs in parallel. The seed determines the order of events at the same moment.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FOREGROUND = "foregroundDeletion"
 
 
 class DoesNotSettle(AllranksError):
-    """So many things happened at one moment that they will never end."""
+    """The events of one moment do not come to an end."""
 
 
 class Cluster:
-    """The world that a job lives in. Its methods are what people, machines and faults do to it."""
+    """The simulated world. Its methods are the actions of users, machines and faults."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class Cluster:
         self.store = Store(lambda: self.now, admit)
         self.store.watchers.append(self._collect_garbage)
         self.kubelets = Kubelets(self.store, self, {node.name: node for node in nodes}, workload)
-        self.patience = 100_000
-        """So many events at one moment are too many."""
+        self.max_events = 100_000
+        """Limit of events at one moment."""
         self.ranks = Ranks(lambda: self.now)
-        """What runs in the pods, as far as it reports."""
+        """Reports of the programs in the pods."""
         self.operator: Controller | None = None
         self.late_requests = 0.0
-        """Chance that a request which was on its way when the operator was killed still arrives, within a minute."""
+        """Probability that a request in flight when the operator was killed still arrives, within a minute."""
         self.operator_starts = 0
         self.start_operator()
 
@@ -74,15 +74,15 @@ class Cluster:
         heapq.heappush(self._queue, (moment, self._random.random(), self._queued, action))
 
     def settle(self) -> None:
-        """Lets everything happen that is due now. Raises DoesNotSettle when it goes round in circles."""
-        for _ in range(self.patience):
+        """Runs all events that are due now. Raises DoesNotSettle if they do not come to an end."""
+        for _ in range(self.max_events):
             if not self._queue or self._queue[0][0] > self.now:
                 return
             self._next()
-        raise DoesNotSettle(f"more than {self.patience} events at {self.now}: something goes round in circles")
+        raise DoesNotSettle(f"more than {self.max_events} events at {self.now}: something goes round in circles")
 
     def advance(self, seconds: float) -> None:
-        """Time passes: everything happens when it is due."""
+        """Advances the clock and runs each event when it is due."""
         until = self.now + timedelta(seconds=seconds)
         self.settle()
         while self._queue and self._queue[0][0] <= until:
@@ -92,7 +92,7 @@ class Cluster:
         self.settle()
 
     def jump(self, seconds: float) -> None:
-        """The clock leaps, as after a pause of the machine: what was due meanwhile happens now, late."""
+        """Advances the clock at once, as after a pause of the machine. Events that were due in between run late."""
         self.now += timedelta(seconds=seconds)
         self.settle()
 
@@ -113,7 +113,7 @@ class Cluster:
     # The operator
 
     def start_operator(self) -> None:
-        """A new life, with an empty memory: it lists everything."""
+        """Starts a new operator process, which lists all objects."""
         self.operator_starts += 1
         self.operator = Controller(self.store, self, self.reconcile, PLATFORM, self.audit, self._lag, self.ranks)
 
@@ -131,22 +131,22 @@ class Cluster:
         self.start_operator()
 
     def kill_operator_after(self, writes: int) -> None:
-        """It is killed right after so many more of its writes, and started again."""
+        """Kills the operator after this many further writes, and starts it again."""
         if self.operator:
             self.operator.writes_left = writes
 
-    # What programs do
+    # Actions of programs
 
-    def report(self, pod: Key, **said: Any) -> None:
-        """The pod's one rank has come so far (`Ranks.report`), which its operator hears at once."""
+    def report(self, pod: Key, **values: Any) -> None:
+        """The pod's rank sends a report (see `Ranks.report`), which enqueues the job."""
         manifest = self.store.get(pod)
-        self.ranks.report(manifest, **said)
+        self.ranks.report(manifest, **values)
         for owner in manifest["metadata"]["ownerReferences"]:
             if self.operator and owner["kind"] == KIND:
-                self.operator.wake((KIND, pod[1], owner["name"]))
+                self.operator.enqueue((KIND, pod[1], owner["name"]))
         self.settle()
 
-    # What people do
+    # Actions of users
 
     def create_job(self, manifest: Manifest) -> Manifest:
         return self.store.create(manifest)
@@ -156,13 +156,13 @@ class Cluster:
         self.store.patch(key, {"spec": spec})
 
     def delete_job(self, key: Key, foreground: bool = False) -> None:
-        """Its objects follow: after it, or with `foreground` before it."""
+        """Deletes the job. Its objects are deleted after it, or with `foreground` before it."""
         if foreground:
             self.store.patch(key, {"metadata": {"finalizers": [FOREGROUND]}})
         self.store.delete(key)
 
     def apply_pool(self, name: str, spec: dict[str, Any]) -> None:
-        """A TrainingPool is made, or its spec replaced. Raises Invalid."""
+        """Creates a TrainingPool or replaces its spec. Raises Invalid."""
         self.store.apply({"apiVersion": API_VERSION, "kind": POOL, "metadata": {"name": name}, "spec": spec})
 
     def delete_pool(self, name: str) -> None:
@@ -175,10 +175,10 @@ class Cluster:
     def pods(self) -> list[Manifest]:
         return self.store.all("Pod")
 
-    # Garbage
+    # Garbage collection
 
     def _collect_garbage(self, change: Change) -> None:
-        """What owners leave behind follows them, also what is created after its owner has gone."""
+        """Deletes the dependents of deleted owners, including those created after their owner was deleted."""
         uid = change.object["metadata"]["uid"]
         if change.kind == "DELETED":
             self.after(0, lambda: self._delete_dependents(uid))
@@ -196,7 +196,7 @@ class Cluster:
                 self.store.delete(key_of(manifest))
 
     def _delete_orphan(self, manifest: Manifest) -> None:
-        # What is made while its owner waits for its dependents to go, goes with them.
+        # An object created during the foreground deletion of its owner is deleted as well.
         staying = (o for o in self.store.all(KIND) if not (_deleted(o) and FOREGROUND in _finalizers(o)))
         present = {other["metadata"]["uid"] for other in staying}
         if not present.intersection(owners(manifest, KIND)):

@@ -1,4 +1,4 @@
-"""From pods and pools as the API server gives them to what the core sees; of jobs, the cluster's driver does it."""
+"""Decodes pods and pools from the API server's JSON to the types of the core. kube.job_codec decodes jobs."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def pool(manifest: Manifest) -> PoolSpec:
 
 
 def pod(manifest: Manifest, owner: str) -> Pod:
-    """`owner` is the UID of the job that asks. The same fields, read by the same code, as on a cluster."""
+    """`owner`: UID of the job. Decoded by the same code as on a cluster."""
     return pod_codec.pod(msgspec.convert(manifest, pod_codec.Raw), owned=controller_of(manifest) == owner)

@@ -1,11 +1,11 @@
 """The operator in the simulation: observe, reconcile, apply. It can be killed after any of its writes.
 
-What it does with a plan is what every driver on a cluster does:
+It executes a plan as the operator on a cluster does:
 1. a plan with `write_ahead` writes status, at the version that was observed, and nothing else;
-2. otherwise what is not a pod is created first: pods of whose Service nobody knows whether it exists help nobody;
+2. otherwise objects other than pods are created first: if that fails, no pods are created;
 3. then pods are created and deleted, in any order;
-4. then status is written, and Events are told.
-A conflict means that somebody changed the job: it is read again, and decided again.
+4. then status is written, and Events are recorded.
+After a conflict the job is read and reconciled again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod, 
 from allranks.kube import job_codec
 
 from . import codec
-from .informer import Lag, Timer, View
+from .informer import Informer, Lag, Timer
 from .ranks import Ranks
 from .store import AlreadyExists, ApiError, Conflict, Key, NotFound, Store, controller_of, key_of
 
@@ -29,25 +29,25 @@ Reconcile = Callable[[Observed], Plan]
 
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 300.0
-"""Refused creations are tried again after these, doubling, and whenever a pod of the job changes."""
+"""Backoff of rejected creations, which doubles. A change of a pod of the job also causes a retry."""
 
 
 @dataclass
 class Audit:
-    """What all controllers, one after another, did to the store: only requests that changed something."""
+    """Successful requests of all controllers since the start that changed the store."""
 
     creates: Counter[Key] = field(default_factory=Counter)
     deletes: Counter[str] = field(default_factory=Counter)
-    """By UID: a deletion that was asked for twice is one."""
+    """By UID. A repeated deletion counts once."""
     writes: int = 0
     events: list[tuple[Key, Event, datetime]] = field(default_factory=list)
     decisions: list[tuple[Observed, Plan]] = field(default_factory=list)
-    """Every plan that was not empty, with what it was made from."""
+    """Every plan that was not empty, with its input."""
     reconciles: int = 0
 
 
 class Killed(Exception):
-    """The operator is killed right here: its write was done, and it will never know."""
+    """Raised to kill the operator after a write succeeded, before it receives the response."""
 
 
 class Host(Timer, Protocol):
@@ -59,7 +59,7 @@ class Host(Timer, Protocol):
 
 
 class Controller:
-    """One life of the operator. Its memory is the view, the refusals and the timers: all lost when it dies."""
+    """One process of the operator. Its memory (informer, rejections, timers) is lost when it is killed."""
 
     def __init__(
         self,
@@ -74,91 +74,91 @@ class Controller:
         self._store, self._host, self._reconcile, self._platform = store, host, reconcile, platform
         self._audit, self._ranks, self._since = audit, ranks, host.now
         self._queued: set[Key] = set()
-        self._refused: dict[Key, dict[Key, RejectedCreate]] = {}
+        self._rejected: dict[Key, dict[Key, RejectedCreate]] = {}
         self._retry_seconds: dict[Key, float] = {}
         self._timers: dict[Key, datetime] = {}
         self._pods: dict[Key, tuple[Manifest, str, Pod]] = {}
         self._jobs: dict[Key, tuple[Manifest, Manifest, Job]] = {}
         self.alive = True
         self.writes_left: int | None = None
-        """None: nobody is about to kill it."""
+        """Number of writes after which it is killed; None: it is not."""
         self.unsent: list[Callable[[], None]] = []
-        """Requests that were on their way when it died: they may still arrive."""
-        self.view = View(store, host, lag, self.wake)
-        for key in self.view.jobs:
-            self.wake(key)
+        """Requests in flight when it was killed. They may still arrive."""
+        self.informer = Informer(store, host, lag, self.enqueue)
+        for key in self.informer.jobs:
+            self.enqueue(key)
 
     def kill(self) -> None:
         self.alive = False
-        self.view.close()
+        self.informer.close()
 
-    def wake(self, key: Key) -> None:
-        """Looks at the job soon: many wakes before that are one look."""
+    def enqueue(self, key: Key) -> None:
+        """Schedules a reconcile of the job. Further calls before it runs are coalesced."""
         if key not in self._queued:
             self._queued.add(key)
-            self._host.after(0, lambda: self._look(key))
+            self._host.after(0, lambda: self._reconcile_once(key))
 
-    def _look(self, key: Key) -> None:
+    def _reconcile_once(self, key: Key) -> None:
         if not self.alive:
             return
         self._queued.discard(key)
-        job = self.view.jobs.get(key)
+        job = self.informer.jobs.get(key)
         if job is None:
-            self._refused.pop(key, None)
+            self._rejected.pop(key, None)
             return
-        before = (self.view.changes, dict(self._refused.get(key, {})))
+        before = (self.informer.changes, dict(self._rejected.get(key, {})))
         observed = self.observe(job)
         plan = self._reconcile(observed)
         self._audit.reconciles += 1
         if not plan.empty:
             self._audit.decisions.append((observed, plan))
         if plan.stack_dump_id:
-            self._ranks.ask(plan.stack_dump_id)
+            self._ranks.request_stacks(plan.stack_dump_id)
         self._apply(key, job, plan)
         if plan.wake_at:
             self._wake_at(key, plan.wake_at)
-        if (self.view.changes, self._refused.get(key, {})) != before:
-            self.wake(key)
+        if (self.informer.changes, self._rejected.get(key, {})) != before:
+            self.enqueue(key)
 
     def _wake_at(self, key: Key, moment: datetime) -> None:
         planned = self._timers.get(key)
         if planned is not None and self._host.now < planned <= moment:
             return
         self._timers[key] = moment
-        self._host.after(max(0.0, (moment - self._host.now).total_seconds()), lambda: self.wake(key))
+        self._host.after(max(0.0, (moment - self._host.now).total_seconds()), lambda: self.enqueue(key))
 
     def observe(self, job: Manifest) -> Observed:
         uid, status = job["metadata"]["uid"], job_codec.status(job)
-        pods = tuple(self._decode_pod(pod, uid) for pod in self.view.pods_of(job))
+        pods = tuple(self._decode_pod(pod, uid) for pod in self.informer.pods_of(job))
         return Observed(
             job=self._decode_job(job),
             status=status,
             pods=pods,
             now=self._host.now,
             platform=self._platform_of(job),
-            refused=tuple(self._refused.get(key_of(job), {}).values()),
+            refused=tuple(self._rejected.get(key_of(job), {}).values()),
             reports=self._ranks.of(pods, status.attempt, self._since),
         )
 
     def _platform_of(self, job: Manifest) -> Platform:
-        found = self.view.pool_of(job)
+        found = self.informer.pool_of(job)
         return replace(self._platform, pool=codec.pool(found)) if found else self._platform
 
     def _decode_pod(self, manifest: Manifest, owner: str) -> Pod:
-        """Most pods are as they were at the last look: manifests are never changed in place."""
+        """Cached by the identity of the manifest, which is never changed in place."""
         key = key_of(manifest)
-        known = self._pods.get(key)
-        if known is None or known[0] is not manifest or known[1] != owner:
-            known = self._pods[key] = (manifest, owner, codec.pod(manifest, owner))
-        return known[2]
+        cached = self._pods.get(key)
+        if cached is None or cached[0] is not manifest or cached[1] != owner:
+            cached = self._pods[key] = (manifest, owner, codec.pod(manifest, owner))
+        return cached[2]
 
     def _decode_job(self, manifest: Manifest) -> Job:
-        """The operator's own writes change only the status and the version."""
+        """Cached, because the operator's own writes change only status and resourceVersion."""
         key, metadata = key_of(manifest), {**manifest["metadata"], "resourceVersion": ""}
-        known = self._jobs.get(key)
-        if known is None or known[0] is not manifest["spec"] or known[1] != metadata:
-            known = self._jobs[key] = (manifest["spec"], metadata, job_codec.job(manifest))
-        return known[2]
+        cached = self._jobs.get(key)
+        if cached is None or cached[0] is not manifest["spec"] or cached[1] != metadata:
+            cached = self._jobs[key] = (manifest["spec"], metadata, job_codec.job(manifest))
+        return cached[2]
 
     def _apply(self, key: Key, job: Manifest, plan: Plan) -> None:
         if plan.write_ahead:
@@ -167,18 +167,18 @@ class Controller:
         companions = [manifest for manifest in plan.create if manifest["kind"] != "Pod"]
         pods = [manifest for manifest in plan.create if manifest["kind"] == "Pod"]
         self._send([lambda m=m: self._create(key, job, m) for m in companions])  # type: ignore[misc]
-        if any(key_of(companion) in self._refused.get(key, {}) for companion in companions):
+        if any(key_of(companion) in self._rejected.get(key, {}) for companion in companions):
             pods = []
         requests: list[Callable[[], None]] = [lambda m=m: self._create(key, job, m) for m in pods]  # type: ignore[misc]
         requests += [lambda r=r: self._delete(job, r) for r in plan.delete]  # type: ignore[misc]
         self._send(requests)
-        self._note_refusals(key, plan)
+        self._note_rejections(key, plan)
         self._write_status(key, job, plan)
         if plan.delete_job:
             self._delete_job(key, job)
 
     def _send(self, requests: Sequence[Callable[[], None]]) -> None:
-        """Sends them as if at once: in any order. Those not sent when the operator dies may still arrive later."""
+        """Sends requests in any order. Those not sent when the operator is killed may arrive later."""
         waiting = self._host.shuffled(requests)
         while waiting:
             self.unsent = waiting
@@ -192,14 +192,14 @@ class Controller:
                     key, job_codec.encode(plan.status), job["metadata"]["resourceVersion"]
                 )
             except (Conflict, NotFound):
-                self.view.refresh(key)
+                self.informer.refresh(key)
                 return
             self._wrote()
-            self.view.remember(written)
+            self.informer.remember(written)
         self._audit.events += [(key, event, self._host.now) for event in plan.events]
 
     def _create(self, key: Key, job: Manifest, manifest: Manifest) -> None:
-        mine = self._refused.setdefault(key, {})
+        mine = self._rejected.setdefault(key, {})
         wanted = key_of(manifest)
         try:
             created = self._store.create(manifest)
@@ -221,7 +221,7 @@ class Controller:
 
     def _remember(self, manifest: Manifest) -> None:
         if self.alive and manifest["kind"] == "Pod":
-            self.view.remember(manifest)
+            self.informer.remember(manifest)
 
     def _delete(self, job: Manifest, reference: PodRef) -> None:
         key = ("Pod", job["metadata"].get("namespace", "default"), reference.name)
@@ -238,11 +238,11 @@ class Controller:
         try:
             self._store.delete(key, uid=job["metadata"]["uid"])
         except (NotFound, Conflict):
-            self.view.refresh(key)
+            self.informer.refresh(key)
             return
         self._audit.deletes[job["metadata"]["uid"]] += 1
         self._wrote()
-        self.view.refresh(key)
+        self.informer.refresh(key)
 
     def _wrote(self) -> None:
         self._audit.writes += 1
@@ -251,14 +251,14 @@ class Controller:
             if self.writes_left <= 0:
                 raise Killed
 
-    def _note_refusals(self, key: Key, plan: Plan) -> None:
-        """Forgets refusals of what is not wanted any more, and plans the next try of the rest."""
+    def _note_rejections(self, key: Key, plan: Plan) -> None:
+        """Forgets rejections of objects that are no longer planned, and schedules a retry of the others."""
         wanted = {key_of(manifest) for manifest in plan.create}
-        kept = {name: refusal for name, refusal in self._refused.get(key, {}).items() if name in wanted}
-        self._refused[key] = kept
+        kept = {name: rejection for name, rejection in self._rejected.get(key, {}).items() if name in wanted}
+        self._rejected[key] = kept
         if not kept:
             self._retry_seconds.pop(key, None)
             return
         wait = self._retry_seconds.get(key, FIRST_RETRY_SECONDS)
         self._retry_seconds[key] = min(LAST_RETRY_SECONDS, 2 * wait)
-        self._host.after(wait, lambda: self.wake(key))
+        self._host.after(wait, lambda: self.enqueue(key))

@@ -1,6 +1,6 @@
-"""What the operator has been shown so far: a cache behind a watch, late, gappy and repetitive as real ones can be.
+"""The operator's cache of watched objects. Events may be delayed, lost or repeated, as those of a real watch.
 
-It holds per object only ever newer versions, whatever order they arrive in; what a watch lost, a relist brings.
+An older version never replaces a newer one. A relist restores what the watch lost.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from .store import Change, Key, Store, controller_of, key_of
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How the watch misbehaves. The default is a perfect one."""
+    """Faults of the watch. By default there are none."""
 
     seconds: float = 0.0
-    """Each change arrives after a time of its own, up to this."""
+    """Maximum delay of an event. Each has a random one."""
     lost: float = 0.0
-    """Share of changes that never arrive, until the relist."""
+    """Share of events that are lost, until the next relist."""
     repeated: float = 0.0
-    """Share of changes that arrive a second time, later."""
+    """Share of events that arrive twice."""
     relist_seconds: float = 60.0
-    """How long after a loss everything is listed again."""
+    """Time from a lost event to the relist."""
     own_writes: bool = True
-    """What the operator created is in its cache from the answer on, without waiting for the watch."""
+    """Created objects enter the cache with the response to the request, before the watch event."""
 
 
 WATCHED = (KIND, "Pod", pool.KIND)
 
 
 class Timer(Protocol):
-    """The part of a cluster that a view needs."""
+    """The part of a cluster that an informer needs."""
 
     def after(self, seconds: float, action: Callable[[], None]) -> None: ...
     def random(self) -> float: ...
 
 
-class View:
-    """Jobs, pods and pools by key, each as it was at some version."""
+class Informer:
+    """Jobs, pods and pools by key, each in a version that may be outdated."""
 
-    def __init__(self, store: Store, timer: Timer, lag: Lag, wake: Callable[[Key], None]) -> None:
-        self._store, self._timer, self._lag, self._wake = store, timer, lag, wake
+    def __init__(self, store: Store, timer: Timer, lag: Lag, enqueue: Callable[[Key], None]) -> None:
+        self._store, self._timer, self._lag, self._enqueue = store, timer, lag, enqueue
         self._versions: dict[Key, int] = {}
         self._relist_is_due = False
         self._open = True
@@ -55,7 +55,7 @@ class View:
         self.pods: dict[Key, Manifest] = {}
         self.pools: dict[Key, Manifest] = {}
         self.changes = 0
-        """Grows with every change of the content."""
+        """Number of changes of the cache."""
         store.watchers.append(self._changed)
         self.relist()
 
@@ -64,26 +64,26 @@ class View:
         self._store.watchers.remove(self._changed)
 
     def relist(self) -> None:
-        """Everything as it is now."""
+        """Replaces the cache by the current objects."""
         self._relist_is_due = False
         present = {key_of(manifest): manifest for kind in WATCHED for manifest in self._store.all(kind)}
         for key, manifest in present.items():
-            self._show(key, manifest, int(manifest["metadata"]["resourceVersion"]))
+            self._upsert(key, manifest, int(manifest["metadata"]["resourceVersion"]))
         for key in [key for key in (*self.jobs, *self.pods, *self.pools) if key not in present]:
-            self._show(key, None, self._store.version)
+            self._upsert(key, None, self._store.version)
 
     def remember(self, manifest: Manifest) -> None:
-        """The answer to a write of a job's status, or of a creation: the watch brings it later."""
+        """Caches the response to a status write or to a creation, before the watch event arrives."""
         if manifest["kind"] == KIND or self._lag.own_writes:
-            self._show(key_of(manifest), manifest, int(manifest["metadata"]["resourceVersion"]))
+            self._upsert(key_of(manifest), manifest, int(manifest["metadata"]["resourceVersion"]))
 
     def refresh(self, key: Key) -> None:
-        """Reads one object past the watch, as after a conflict."""
+        """Reads one object from the store, as after a conflict."""
         found = self._store.find(key)
-        self._show(key, found, int(found["metadata"]["resourceVersion"]) if found else self._store.version)
+        self._upsert(key, found, int(found["metadata"]["resourceVersion"]) if found else self._store.version)
 
     def pods_of(self, job: Manifest) -> list[Manifest]:
-        """What carries the job's label, whoever owns it, and what it owns, whatever its labels say."""
+        """Pods with the job's label, of any owner, and pods that the job owns, with any labels."""
         metadata = job["metadata"]
         return [
             pod
@@ -96,7 +96,7 @@ class View:
         ]
 
     def pool_of(self, job: Manifest) -> Manifest | None:
-        """The TrainingPool that it names."""
+        """The TrainingPool that the job names."""
         return self.pools.get((pool.KIND, "", job["spec"].get("pool", "")))
 
     def _changed(self, change: Change) -> None:
@@ -114,37 +114,37 @@ class View:
 
     def _arrived(self, change: Change) -> None:
         if self._open:
-            self._show(change.key, None if change.kind == "DELETED" else change.object, change.version)
-            self._wake_owner(change.object)
+            self._upsert(change.key, None if change.kind == "DELETED" else change.object, change.version)
+            self._enqueue_owner(change.object)
 
     def _relist(self) -> None:
         if self._open:
             self.relist()
             for key in list(self.jobs):
-                self._wake(key)
+                self._enqueue(key)
 
-    def _show(self, key: Key, manifest: Manifest | None, version: int) -> None:
+    def _upsert(self, key: Key, manifest: Manifest | None, version: int) -> None:
         if version <= self._versions.get(key, 0):
             return
         self._versions[key] = version
         self.changes += 1
-        shelf = {KIND: self.jobs, "Pod": self.pods, pool.KIND: self.pools}[key[0]]
+        cache = {KIND: self.jobs, "Pod": self.pods, pool.KIND: self.pools}[key[0]]
         if manifest is None:
-            shelf.pop(key, None)
+            cache.pop(key, None)
         else:
-            shelf[key] = manifest
+            cache[key] = manifest
 
-    def _wake_owner(self, manifest: Manifest) -> None:
+    def _enqueue_owner(self, manifest: Manifest) -> None:
         kind, namespace, name = key_of(manifest)
         if kind == KIND:
-            self._wake((kind, namespace, name))
+            self._enqueue((kind, namespace, name))
             return
         if kind == pool.KIND:
             for key, job in list(self.jobs.items()):
                 if job["spec"].get("pool") == name:
-                    self._wake(key)
+                    self._enqueue(key)
             return
         owners = [r["name"] for r in manifest["metadata"].get("ownerReferences", ()) if r.get("kind") == KIND]
         label = manifest["metadata"].get("labels", {}).get(JOB_LABEL)
         for job in {*owners, *([label] if label else [])}:
-            self._wake((KIND, namespace, job))
+            self._enqueue((KIND, namespace, job))

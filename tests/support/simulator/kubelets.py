@@ -1,7 +1,7 @@
-"""Nodes, their kubelets and the scheduler: they place pods, run programs that are scripts, and stop what is deleted.
+"""Nodes, their kubelets and the scheduler: they place pods, run scripted programs, and stop deleted pods.
 
-With a `Workload` the pods live by themselves; without one a test writes their lives, and only deletions, node loss and
-the garbage collector work on their own.
+With a `Workload` pods are scheduled, started and ended automatically. Without one, the test does this, and only
+deletions, node loss and the garbage collector are automatic.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from .store import GRACE_SECONDS, Change, Key, Store, controller_of, ended, key_
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one rank does."""
+    """The behaviour of one rank."""
 
     seconds: float | None = None
-    """Runs so long and then exits; None: until it is told to stop."""
+    """Time until it exits; None: it runs until it is stopped."""
     code: int = 0
     reason: str = ""
     message: str = ""
-    when_peer_is_lost: Literal["goes on", "hangs", "crashes"] = "hangs"
-    """What a dead rank of the same attempt does to it."""
+    when_peer_is_lost: Literal["continues", "hangs", "crashes"] = "hangs"
+    """Reaction to the loss of a rank of the same attempt."""
     crash_seconds: float = 5.0
     crash_code: int = 1
     stop_seconds: float | None = 1.0
-    """From SIGTERM to its end; None: it does not listen, and is killed when its grace is over."""
+    """Time from SIGTERM to its exit; None: it ignores SIGTERM, and is killed after the grace period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Makes pods live by themselves."""
+    """Runs pods automatically."""
 
     program: Callable[[Manifest], Program] = lambda pod: Program()
     """The program of a pod, for example by its role and attempt."""
     schedule_seconds: float = 0.1
     start_seconds: float = 1.0
     bad_images: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Image -> (waiting reason, message) where it cannot be pulled."""
+    """Images that cannot be pulled -> (waiting reason, message)."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Host(Protocol):
 
 
 class Kubelets:
-    """All nodes. A pod whose node is lost changes no more, and does not go away, until the node is back or removed."""
+    """All nodes. A pod on a lost node does not change, and is not removed, until the node is back or deleted."""
 
     def __init__(self, store: Store, host: Host, nodes: Mapping[str, Node], workload: Workload | None) -> None:
         self._store, self._host, self._workload = store, host, workload
@@ -73,11 +73,11 @@ class Kubelets:
         self._stopping: set[str] = set()
         self._placing: set[str] = set()
         self._starting: set[str] = set()
-        self._fates: dict[str, int] = {}
-        """UID -> number of its latest planned end: an older one does not come to pass."""
+        self._generations: dict[str, int] = {}
+        """UID -> number of its latest planned end. Earlier ones are cancelled."""
         store.watchers.append(self._changed)
 
-    # What a scheduler, a kubelet or a node controller does to one pod
+    # Actions of the scheduler, the kubelet and the node controller on one pod
 
     def place(self, key: Key, node: str) -> None:
         self._store.bind(key, node)
@@ -105,20 +105,20 @@ class Kubelets:
         self._report(key, pod_status.rejected(self._store.get(key), reason, message))
 
     def evict(self, key: Key) -> None:
-        """kubelet runs out of something: the containers are killed, the pod stays as Failed."""
+        """Eviction by the kubelet: the containers are killed, and the pod stays as Failed."""
         self._report(key, pod_status.evicted(self._store.get(key), self._host.now))
 
     def mark(self, key: Key, reason: str = "PreemptionByScheduler", message: str = "") -> None:
-        """Preemption, eviction by API, a taint: the pod is told why it has to go."""
+        """Sets condition DisruptionTarget, as for preemption, eviction by the API, or a taint."""
         self._report(key, pod_status.disrupted(self._store.get(key), self._host.now, reason, message))
 
     def disrupt(self, key: Key, reason: str = "PreemptionByScheduler", message: str = "") -> None:
-        """It is told, and deleted with its grace."""
+        """Sets condition DisruptionTarget and deletes the pod with its grace period."""
         self.mark(key, reason, message)
         self._store.delete(key)
 
     def collect(self, key: Key) -> None:
-        """The garbage collector finds that the pod's node is no more; it takes the pod away next."""
+        """The pod garbage collector marks a pod whose node was deleted, before it removes the pod."""
         self._report(key, pod_status.collected(self._store.get(key), self._host.now))
 
     # Nodes
@@ -128,7 +128,7 @@ class Kubelets:
         self._host.after(0, self._place_waiting)
 
     def lose(self, name: str) -> None:
-        """The node is silent; the taint manager deletes its pods, and nobody confirms it."""
+        """The node becomes unreachable. The taint manager deletes its pods, but no kubelet confirms it."""
         self.nodes[name].reachable = False
         for pod in self._on(name):
             if ended(pod["status"]):
@@ -139,14 +139,14 @@ class Kubelets:
             self.disrupt(key, "DeletionByTaintManager", message)
 
     def recover(self, name: str) -> None:
-        """The node is back: its kubelet ends what was deleted meanwhile."""
+        """The node is back. Its kubelet stops the pods that were deleted in the meantime."""
         self.nodes[name].reachable = True
         self._host.after(0, self._place_waiting)
         for pod in self._on(name):
             self._stop_if_deleted(pod)
 
     def remove(self, name: str) -> None:
-        """The node is no more: the garbage collector takes its pods away without asking anybody."""
+        """The node is deleted, and the garbage collector force-deletes its pods."""
         del self.nodes[name]
         for pod in self._on(name):
             if not ended(pod["status"]):
@@ -154,7 +154,7 @@ class Kubelets:
             if self._store.find(key_of(pod)):
                 self._store.remove(key_of(pod))
 
-    # What happens by itself
+    # Automatic actions
 
     def _changed(self, change: Change) -> None:
         if change.key[0] != "Pod":
@@ -163,13 +163,13 @@ class Kubelets:
         if change.kind == "DELETED":
             self._forget(pod["metadata"]["uid"])
             self._host.after(0, self._place_waiting)
-            self._tell_peers(pod)
+            self._notify_peers(pod)
             return
         self._stop_if_deleted(pod)
         if ended(pod["status"]):
             self._host.after(0, self._place_waiting)
             if pod["status"]["phase"] == "Failed":
-                self._tell_peers(pod)
+                self._notify_peers(pod)
         elif self._workload and "nodeName" not in pod["spec"]:
             self._once(self._placing, pod, self._workload.schedule_seconds, self._place_waiting)
         elif self._workload and pod["status"]["phase"] == "Pending":
@@ -239,19 +239,19 @@ class Kubelets:
             self._plan_end(present, program.seconds, program.code, program.reason, program.message)
 
     def _plan_end(self, pod: Manifest, seconds: float, code: int, reason: str = "", message: str = "") -> None:
-        fate = self._change_fate(pod["metadata"]["uid"])
+        generation = self._next_generation(pod["metadata"]["uid"])
 
-        def come_to_pass() -> None:
+        def end_pod() -> None:
             present = self._same(pod)
-            if present is None or self._fates.get(pod["metadata"]["uid"]) != fate:
+            if present is None or self._generations.get(pod["metadata"]["uid"]) != generation:
                 return
             node = self.nodes.get(present["spec"].get("nodeName", ""))
             if node and node.reachable and present["status"]["phase"] == "Running":
                 self.end(key_of(pod), code, reason, message)
 
-        self._host.after(seconds, come_to_pass)
+        self._host.after(seconds, end_pod)
 
-    def _tell_peers(self, lost: Manifest) -> None:
+    def _notify_peers(self, lost: Manifest) -> None:
         if not self._workload or (lost["status"]["phase"] == "Succeeded"):
             return
         labels = lost["metadata"].get("labels", {})
@@ -263,7 +263,7 @@ class Kubelets:
                 continue
             program = self._program(pod)
             if program.when_peer_is_lost == "hangs":
-                self._change_fate(pod["metadata"]["uid"])
+                self._next_generation(pod["metadata"]["uid"])
             elif program.when_peer_is_lost == "crashes":
                 self._plan_end(pod, program.crash_seconds, program.crash_code, message="connection reset by peer")
 
@@ -277,7 +277,7 @@ class Kubelets:
         return [pod for pod in self._store.all("Pod") if pod["spec"].get("nodeName") == node]
 
     def _same(self, pod: Manifest) -> Manifest | None:
-        """The pod as it is now, unless it is gone or another has its name."""
+        """The current version of the pod; None if it was removed, also if another one has its name."""
         present = self._store.find(key_of(pod))
         return present if present and present["metadata"]["uid"] == pod["metadata"]["uid"] else None
 
@@ -287,14 +287,14 @@ class Kubelets:
             doing.add(uid)
             self._host.after(seconds, action)
 
-    def _change_fate(self, uid: str) -> int:
-        self._fates[uid] = self._fates.get(uid, 0) + 1
-        return self._fates[uid]
+    def _next_generation(self, uid: str) -> int:
+        self._generations[uid] = self._generations.get(uid, 0) + 1
+        return self._generations[uid]
 
     def _forget(self, uid: str) -> None:
         for doing in (self._stopping, self._placing, self._starting):
             doing.discard(uid)
-        self._fates.pop(uid, None)
+        self._generations.pop(uid, None)
 
 
 def _requests(pod: Manifest) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What scheduler, kubelet and node controller write into a pod's status: functions from a pod to its next status.
+"""Status updates of scheduler, kubelet and node controller: functions from a pod to its next status.
 
 Shapes and words are those of Kubernetes 1.36, so that a fake kubelet can patch the very same on a real one.
 """
@@ -20,7 +20,7 @@ def unschedulable(pod: Manifest, now: datetime, message: str) -> Manifest:
 
 
 def scheduled(pod: Manifest, now: datetime) -> Manifest:
-    """The pod has a node; its containers do not run yet."""
+    """The pod has a node, but its containers do not run yet."""
     return _with_condition(pod, now, "PodScheduled", "True") | {"startTime": stamp(now)}
 
 
@@ -46,7 +46,7 @@ def exited(
     container: str = TRAINER,
     others: int | None = 0,
 ) -> Manifest:
-    """A container ended, and the others with exit code `others` (None: they go on, and so does the pod)."""
+    """A container exited, and the others with exit code `others` (None: they and the pod continue to run)."""
     before = {status["name"]: status for status in pod["status"].get("containerStatuses", ())}
     containers = []
     for name in _names(pod):
@@ -71,29 +71,29 @@ def init_failed(pod: Manifest, now: datetime, code: int, message: str = "") -> M
 
 
 def rejected(pod: Manifest, reason: str, message: str) -> Manifest:
-    """kubelet refused the pod at admission, for example with reason `UnexpectedAdmissionError`."""
+    """The kubelet rejected the pod at admission, for example with reason `UnexpectedAdmissionError`."""
     return {**pod["status"], "phase": "Failed", "reason": reason, "message": message}
 
 
 def disrupted(pod: Manifest, now: datetime, reason: str, message: str = "") -> Manifest:
-    """The cluster takes the pod away: condition `DisruptionTarget`."""
+    """The cluster is about to delete the pod: condition `DisruptionTarget`."""
     return _with_condition(pod, now, "DisruptionTarget", "True", reason, message)
 
 
 def evicted(pod: Manifest, now: datetime, message: str = "The node was low on resource: memory.") -> Manifest:
-    """kubelet evicted the pod: its containers were killed."""
+    """The kubelet evicted the pod: its containers were killed."""
     gone = {**pod, "status": exited(pod, now, 137, "Error", others=137)}
     status = disrupted(gone, now, "TerminationByKubelet", message)
     return status | {"phase": "Failed", "reason": "Evicted", "message": message}
 
 
 def unreachable(pod: Manifest, now: datetime) -> Manifest:
-    """The node controller heard nothing of the node: not ready, phase as it was."""
+    """The node controller lost contact to the node: the pod is not ready, and its phase does not change."""
     return _with_condition(pod, now, "Ready", "False", "NodeNotReady")
 
 
 def collected(pod: Manifest, now: datetime) -> Manifest:
-    """The pod garbage collector gives up a pod whose node is no more."""
+    """The pod garbage collector marks a pod whose node was deleted as failed."""
     return disrupted(pod, now, "DeletionByPodGC", "PodGC: node no longer exists") | {"phase": "Failed"}
 
 

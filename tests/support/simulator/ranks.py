@@ -1,5 +1,5 @@
-"""Ranks that report, as the listener of a real driver would have them: they say all they know again and again, so that
-an operator that begins anew knows it at once. One rank in each pod.
+"""Reports of ranks, as a report server holds them, with one rank per pod. Real ranks repeat their whole state, so these
+reports survive a restart of the operator.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from allranks.core.model import Manifest, Pod, RankReport, Reports
 
 @dataclass
 class Ranks:
-    """By UID of the pod."""
+    """The latest report of each rank."""
 
     now: Callable[[], datetime]
-    said: dict[str, RankReport] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-    """Questions for stacks, each once."""
+    latest: dict[str, RankReport] = field(default_factory=dict)
+    """By UID of the pod."""
+    stack_requests: list[str] = field(default_factory=list)
+    """Ids of requested stack dumps, each once."""
 
     def report(
         self,
@@ -33,10 +34,10 @@ class Ranks:
         done: bool = False,
         metrics: dict[str, float] | None = None,
     ) -> None:
-        """What is left out stays as it was."""
+        """Updates the report of the pod's rank. Omitted values do not change."""
         metadata, now = pod["metadata"], self.now()
         labels = metadata["labels"]
-        before = self.said.get(metadata["uid"]) or RankReport(
+        before = self.latest.get(metadata["uid"]) or RankReport(
             role=labels["allranks.dev/role"],
             index=int(labels["allranks.dev/index"]),
             local_rank=0,
@@ -46,7 +47,7 @@ class Ranks:
             received_at=now,
         )
         grew = step is not None and step != before.step
-        self.said[metadata["uid"]] = replace(
+        self.latest[metadata["uid"]] = replace(
             before,
             step=before.step if step is None else step,
             total_steps=total_steps or before.total_steps,
@@ -63,10 +64,10 @@ class Ranks:
         )
 
     def of(self, pods: Iterable[Pod], attempt: int, since: datetime) -> Reports:
-        """Of those that are there; ranks that have ended have said what they said."""
-        present = [self.said[pod.uid] for pod in pods if pod.attempt == attempt and pod.uid in self.said]
+        """The reports of these pods. Those of terminated ranks are kept."""
+        present = [self.latest[pod.uid] for pod in pods if pod.attempt == attempt and pod.uid in self.latest]
         return Reports(since, tuple(present))
 
-    def ask(self, question: str) -> None:
-        if question not in self.asked:
-            self.asked.append(question)
+    def request_stacks(self, dump_id: str) -> None:
+        if dump_id not in self.stack_requests:
+            self.stack_requests.append(dump_id)

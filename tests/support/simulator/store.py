@@ -1,11 +1,11 @@
 """Objects as an API server keeps them: versions, UIDs, owners, conflicts, preconditions, graceful deletion, quota.
 
-Manifests are values: a change makes a new one, so whoever holds an older version holds it unharmed.
+Manifests are immutable values: a change creates a new one.
 
 ApiError
  ├─ NotFound        404
  ├─ AlreadyExists   409, on create
- ├─ Conflict        409, the resourceVersion or UID is not the present one
+ ├─ Conflict        409, the resourceVersion or UID is not the current one
  ├─ Forbidden       403, quota
  └─ Invalid         422, the schema or a rule of the CRD
 """
@@ -23,14 +23,14 @@ from allranks.errors import AllranksError
 from allranks.kube import merge_patch
 
 Key = tuple[str, str, str]
-"""(kind, namespace, name); the namespace of what belongs to the cluster is empty."""
+"""(kind, namespace, name). The namespace of cluster-scoped objects is empty."""
 CLUSTER_SCOPED = frozenset({pool.KIND})
 
 GRACE_SECONDS = 30
 
 
 class ApiError(AllranksError):
-    """An answer of the API server that is not a success."""
+    """An error response of the API server."""
 
     code: ClassVar[int]
 
@@ -62,7 +62,7 @@ class Invalid(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One event of a watch. A deleted object comes as it last was, with the version of its deletion."""
+    """One watch event. That of a deletion has the last state of the object and the version of the deletion."""
 
     kind: Literal["ADDED", "MODIFIED", "DELETED"]
     key: Key
@@ -71,7 +71,7 @@ class Change:
 
 
 class Store:
-    """The objects, and whoever watches them. Everything is synchronous: a request is answered before the next one."""
+    """The objects and their watchers. Requests are synchronous."""
 
     def __init__(
         self, now: Callable[[], datetime], admit: Callable[[Manifest | None, Manifest], None] | None = None
@@ -83,10 +83,10 @@ class Store:
         self.version = 0
         self.watchers: list[Callable[[Change], None]] = []
         self.quota: dict[str, int] = {}
-        """Kind -> how many of it may exist."""
+        """Kind -> maximum number of objects."""
 
     def create(self, manifest: Manifest) -> Manifest:
-        """Raises AlreadyExists, Forbidden (quota) or Invalid (refused by `admit`)."""
+        """Raises AlreadyExists, Forbidden (quota) or Invalid (rejected by `admit`)."""
         key = key_of(manifest)
         if key in self._objects:
             raise AlreadyExists(f'{key[0].lower()}s "{key[2]}" already exists')
@@ -120,7 +120,7 @@ class Store:
         return [manifest for key, manifest in self._objects.items() if kind in (None, key[0])]
 
     def patch(self, key: Key, change: Mapping[str, Any]) -> Manifest:
-        """A JSON merge patch of anything but status. A changed spec gets a new generation. Raises NotFound, Invalid."""
+        """A JSON merge patch of all but status. A changed spec gets a new generation. Raises NotFound, Invalid."""
         before = self.get(key)
         after = merge_patch.apply({name: value for name, value in change.items() if name != "status"}, before)
         return self._change_spec(key, before, after)
@@ -142,14 +142,14 @@ class Store:
         return self._change_spec(key, before, {**before, "spec": manifest["spec"]})
 
     def write_status(self, key: Key, status: Manifest, version: str | None = None) -> Manifest:
-        """Replaces the status, if the object is at `version` still. Raises NotFound, Conflict."""
+        """Replaces the status if the object still has `version`. Raises NotFound, Conflict."""
         before = self.get(key)
         if version not in (None, before["metadata"]["resourceVersion"]):
             raise Conflict(f'the object "{key[2]}" has been modified; please apply your changes to the latest version')
         return self._replace(key, before, {**before, "status": status})
 
     def bind(self, key: Key, node: str) -> Manifest:
-        """What a scheduler does. Raises NotFound."""
+        """Binds a pod to a node. Raises NotFound."""
         before = self.get(key)
         return self._replace(key, before, {**before, "spec": {**before["spec"], "nodeName": node}})
 
@@ -164,7 +164,7 @@ class Store:
             raise Conflict(f"Precondition failed: UID in precondition: {uid}, UID in object meta: {metadata['uid']}")
         if grace is None:
             grace = before["spec"].get("terminationGracePeriodSeconds", GRACE_SECONDS) if key[0] == "Pod" else 0
-        # A pod that no kubelet runs, or that has ended, has nobody to wait for.
+        # A pod that no kubelet runs, or that has terminated, is removed at once.
         runs = key[0] == "Pod" and "nodeName" in before["spec"] and not ended(before["status"])
         if not metadata.get("finalizers") and not (runs and grace):
             self.remove(key)
@@ -177,17 +177,17 @@ class Store:
         self._replace(key, before, {**before, "metadata": {**metadata, **going}})
 
     def remove(self, key: Key) -> None:
-        """Takes the object away without asking anybody, as the last step of every deletion."""
+        """Removes the object unconditionally, as the last step of every deletion."""
         gone = self._objects.pop(key)
         self.version += 1
         metadata = {**gone["metadata"], "resourceVersion": str(self.version)}
-        self._tell(Change("DELETED", key, {**gone, "metadata": metadata}, self.version))
+        self._notify(Change("DELETED", key, {**gone, "metadata": metadata}, self.version))
 
     def _check_quota(self, key: Key) -> None:
         limit = self.quota.get(key[0])
         if limit is None:
             return
-        # Pods that have ended do not count, those that are terminating do.
+        # Finished pods do not count, terminating pods do.
         used = sum(1 for other in self.all(key[0]) if not ended(other.get("status", {})))
         if used >= limit:
             what = f"count/{key[0].lower()}s"
@@ -197,17 +197,17 @@ class Store:
             )
 
     def _replace(self, key: Key, before: Manifest, after: Manifest) -> Manifest:
-        # A write that changes nothing makes no version and no event.
+        # A write without a change creates no version and no event.
         return before if after == before else self._put("MODIFIED", key, after)
 
     def _put(self, kind: Literal["ADDED", "MODIFIED"], key: Key, manifest: Manifest) -> Manifest:
         self.version += 1
         kept = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(self.version)}}
         self._objects[key] = kept
-        self._tell(Change(kind, key, kept, self.version))
+        self._notify(Change(kind, key, kept, self.version))
         return kept
 
-    def _tell(self, change: Change) -> None:
+    def _notify(self, change: Change) -> None:
         for watcher in tuple(self.watchers):
             watcher(change)
 
@@ -234,7 +234,7 @@ def ended(status: Manifest) -> bool:
 
 
 def stamp(moment: datetime) -> str:
-    """As metav1.Time is written: whole seconds."""
+    """In the format of metav1.Time, in whole seconds."""
     return moment.isoformat()[:19] + "Z"
 
 

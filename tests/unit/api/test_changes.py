@@ -1,4 +1,4 @@
-"""What may change while a job lives: the CRD's transition rules, evaluated as the API server does."""
+"""Fields of an existing job that can be changed: the CRD's transition rules, evaluated as the API server does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from allranks.api.validation import parse, with_defaults
 from support.builders import manifest, table
 from support.simulator.admission import broken_transitions
 
-NEW_JOB = "cannot change while the job lives: make a new job"
-NEW_ROLES = "the roles of a job cannot change: make a new job"
+NEW_JOB = "cannot be changed in an existing job: create a new job"
+NEW_ROLES = "the roles of an existing job cannot be changed: create a new job"
 SPEC = root_schema()["properties"]["spec"]
 
 
@@ -27,28 +27,28 @@ def refusals(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, s
 
 RULE = {"exitCodes": [1], "action": "fail"}
 
-# Sentence, job before, job after.
-MAY = [
-    ("nothing at all", {}, {}),
+# Field, job before, job after.
+CHANGEABLE = [
+    ("no field", {}, {}),
     ("suspend", {"suspend": False}, {"suspend": True}),
     ("resume", {"suspend": True}, {}),
     ("replicas", {"roles": {"worker": 2}}, {"roles": {"worker": 3}}),
     ("replicas of every role", {"roles": {"master": 1, "worker": 2}}, {"roles": {"master": 0, "worker": 3}}),
     ("ttlSecondsAfterFinished", {}, {"ttlSecondsAfterFinished": 60}),
-    ("ttlSecondsAfterFinished away", {"ttlSecondsAfterFinished": 60}, {}),
+    ("removal of ttlSecondsAfterFinished", {"ttlSecondsAfterFinished": 60}, {}),
     ("activeDeadlineSeconds", {"activeDeadlineSeconds": 60}, {"activeDeadlineSeconds": 90}),
     ("restart.maxRestarts", {}, {"restart": {"maxRestarts": 9}}),
 ]
 
 
-@table(*MAY)
-def test_may_change(case):
+@table(*CHANGEABLE)
+def test_can_be_changed(case):
     before, after = case
     assert refusals(before, after) == []
 
 
-# Sentence, job before, job after, field that is told.
-MAY_NOT = [
+# Field, job before, job after, field in the message.
+FIXED = [
     (
         "the framework",
         {"framework": "pytorch", "roles": {"worker": 1}},
@@ -56,7 +56,7 @@ MAY_NOT = [
         "framework",
     ),
     ("the framework's options", {}, {"pytorch": {"backend": "gloo"}}, "pytorch"),
-    ("the framework's options away", {"pytorch": {"backend": "gloo"}}, {}, "pytorch"),
+    ("removal of the framework's options", {"pytorch": {"backend": "gloo"}}, {}, "pytorch"),
     ("one option", {"pytorch": {"port": 1}}, {"pytorch": {"port": 2}}, "pytorch"),
     ("the image", {"image": "a"}, {"image": "b"}, "image"),
     ("the command", {"command": ["a"]}, {"command": ["a", "b"]}, "command"),
@@ -106,15 +106,15 @@ MAY_NOT = [
 ]
 
 
-@table(*MAY_NOT)
-def test_may_not_change(case):
+@table(*FIXED)
+def test_cannot_be_changed(case):
     before, after, field = case
     assert refusals(before, after) == [(field, NEW_JOB)]
 
 
 @table(
-    ("a role may not come", {"roles": {"worker": 1}}, {"roles": {"master": 1, "worker": 1}}),
-    ("a role may not go", {"roles": {"master": 1, "worker": 1}}, {"roles": {"worker": 1}}),
+    ("a role cannot be added", {"roles": {"worker": 1}}, {"roles": {"master": 1, "worker": 1}}),
+    ("a role cannot be removed", {"roles": {"master": 1, "worker": 1}}, {"roles": {"worker": 1}}),
 )
 def test_roles(case):
     before, after = case
@@ -122,6 +122,6 @@ def test_roles(case):
 
 
 def test_every_field_of_spec_has_a_case_here():
-    """A new field is thought about: may it change while the job lives?"""
-    tried = {name for _, before, after, *_ in (*MAY, *MAY_NOT) for name in (before | after)}
+    """A new field needs a decision whether it can be changed in an existing job."""
+    tried = {name for _, before, after, *_ in (*CHANGEABLE, *FIXED) for name in (before | after)}
     assert set(SPEC["properties"]) == tried

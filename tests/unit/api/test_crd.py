@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition: structural, bounded and described, and the file in `crds/` is what the types say."""
+"""The CustomResourceDefinitions have a structural schema with bounds and descriptions, and `crds/` is up to date."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Node = tuple[str, dict[str, Any]]
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[Node]:
-    """Every schema in the schema, with its path; what is opaque is not looked into."""
+    """Every schema inside the schema, with its path."""
     yield path, schema
     for name, child in schema.get("properties", {}).items():
         yield from nodes(child, f"{path}.{name}")
@@ -35,10 +35,10 @@ def opaque(node: dict[str, Any]) -> bool:
     return bool(node.get("x-kubernetes-preserve-unknown-fields"))
 
 
-def test_each_file_in_crds_is_what_the_types_say_and_says_that_it_is_generated():
-    assert {file.stem for file in FILES.glob("*.yaml")} == {of.plural for of in RESOURCES.values()}
-    for kind, of in RESOURCES.items():
-        text = (FILES / f"{of.plural}.yaml").read_text()
+def test_each_file_in_crds_is_up_to_date_and_marked_as_generated():
+    assert {file.stem for file in FILES.glob("*.yaml")} == {resource.plural for resource in RESOURCES.values()}
+    for kind, resource in RESOURCES.items():
+        text = (FILES / f"{resource.plural}.yaml").read_text()
         assert yaml.safe_load(text) == crd(kind), "run 'make generate'"
         assert text.startswith("# Generated from operator/allranks/api by `make generate`. Do not edit.\n")
 
@@ -57,7 +57,7 @@ def test_names_and_scope():
     }
 
 
-def test_a_pool_belongs_to_the_cluster_and_has_no_status():
+def test_a_pool_is_cluster_scoped_and_has_no_status():
     definition = crd("TrainingPool")
     assert definition["metadata"]["name"] == "trainingpools.allranks.dev"
     assert definition["spec"]["scope"] == "Cluster"
@@ -108,7 +108,7 @@ def test_kubectl_get_prints_gpu_count_age_of_a_pool():
     ("kind", "place"),
     [("DistributedTraining", "columns"), ("DistributedTraining", "scale"), ("TrainingPool", "columns")],
 )
-def test_every_path_that_kubectl_reads_leads_to_a_field(kind, place):
+def test_every_path_that_kubectl_reads_is_that_of_a_field(kind, place):
     (version,) = crd(kind)["spec"]["versions"]
     paths = (
         [column["jsonPath"] for column in version["additionalPrinterColumns"]]
@@ -120,7 +120,7 @@ def test_every_path_that_kubectl_reads_leads_to_a_field(kind, place):
             continue
         node = root_schema(kind)
         for step in re.sub(r"\[\?\(@\.(\w+)==.*?\)\]", r".\1!", path).removeprefix(".").split("."):
-            if step.endswith("!"):  # one of a list, found by a field of it
+            if step.endswith("!"):  # selects an item of a list by one of its fields
                 assert step.removesuffix("!") in node["items"]["properties"]
                 node = node["items"]
                 continue
@@ -129,7 +129,7 @@ def test_every_path_that_kubectl_reads_leads_to_a_field(kind, place):
 
 
 def test_every_schema_has_a_type():
-    """Kubernetes' structural schema: `type` everywhere, except where int-or-string stands for it."""
+    """A structural schema needs `type` everywhere, except with int-or-string."""
     for path, node in ALL:
         if node.get("x-kubernetes-int-or-string"):
             assert "type" not in node, path
@@ -139,7 +139,7 @@ def test_every_schema_has_a_type():
             assert "anyOf" not in node, path
 
 
-KNOWN = {
+STRUCTURAL = {
     *("description", "type", "format", "default", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum"),
     *("exclusiveMinimum", "minItems", "maxItems", "maxProperties", "required", "properties", "items"),
     *("additionalProperties", "anyOf", "x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields"),
@@ -147,18 +147,18 @@ KNOWN = {
 }
 
 
-def test_nothing_is_in_the_schema_that_Kubernetes_refuses():
+def test_the_schema_has_no_keyword_that_Kubernetes_rejects():
     """No references, unions, titles, constants, and no additionalProperties beside properties or as a boolean."""
     for path, node in ALL:
-        assert set(node) <= KNOWN, path
+        assert set(node) <= STRUCTURAL, path
         assert not ("properties" in node and "additionalProperties" in node), path
         assert isinstance(node.get("additionalProperties", {}), dict), path
         assert isinstance(node.get("exclusiveMinimum", False), bool), path
         assert set(node.get("required", ())) <= set(node.get("properties", ())), path
 
 
-def test_metadata_is_left_to_the_API_server():
-    """It refuses a CRD that says more of metadata than its type, name and generateName."""
+def test_the_schema_of_metadata_is_its_type_only():
+    """The API server rejects a CRD that restricts more of metadata than its type, name and generateName."""
     assert all(set(root_schema(kind)["properties"]["metadata"]) == {"type"} for kind in RESOURCES)
 
 
@@ -168,7 +168,7 @@ def test_every_string_is_bounded():
             assert node.get("maxLength"), path
 
 
-def test_every_number_or_string_is_bounded_as_both():
+def test_every_int_or_string_is_bounded():
     for path, node in ALL:
         if node.get("x-kubernetes-int-or-string"):
             assert node.get("maxLength"), path
@@ -211,11 +211,11 @@ def test_status_has_no_defaults():
 
 
 def test_no_default_is_null():
-    """The API server refuses a null default of a field that is not nullable."""
+    """The API server rejects a null default of a field that is not nullable."""
     assert [path for path, node in ALL if node.get("default", 0) is None] == []
 
 
-def test_only_what_is_Kubernetes_own_is_opaque():
+def test_only_parts_of_the_Kubernetes_API_are_opaque():
     assert sorted({path.rsplit(".", 1)[1] for path, node in ALL if opaque(node)}) == [
         "hostPath",
         "template",

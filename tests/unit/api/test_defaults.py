@@ -1,4 +1,4 @@
-"""What a field is when nobody writes it: the same in the types, in the CRD, and in the design."""
+"""Defaults of fields: the same in the types and in the CRD."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALLEST = {
 }
 
 
-def test_the_smallest_job_with_its_defaults_filled_in():
+def test_the_smallest_job_with_its_defaults():
     assert with_defaults(SMALLEST, parse(SMALLEST))["spec"] == {
         "framework": "pytorch",
         "image": "me/train:1",
@@ -44,7 +44,7 @@ def test_a_job_without_a_namespace_is_in_default():
     ],
     ids=["pytorch", "tensorflow", "horovod"],
 )
-def test_options_of_a_framework_have_defaults_with_and_without_their_block(fields, block, expected):
+def test_options_of_a_framework_have_defaults_with_an_empty_block_and_without_one(fields, block, expected):
     without, empty = parse(manifest(**fields)), parse(manifest(**fields, **{block: {}}))
     assert without.spec.options.model_dump(by_alias=True) == expected
     assert empty.spec.options.model_dump(by_alias=True) == expected
@@ -60,7 +60,7 @@ def test_options_of_a_framework_have_defaults_with_and_without_their_block(field
     ],
     ids=["checkpoint", "restart", "scheduling", "a role"],
 )
-def test_a_block_that_is_begun_has_defaults_for_the_rest(fields, place, expected):
+def test_a_partly_filled_block_has_defaults_for_the_rest(fields, place, expected):
     document = manifest(**fields)
     found: Any = with_defaults(document, parse(document))["spec"]
     for step in place:
@@ -69,7 +69,7 @@ def test_a_block_that_is_begun_has_defaults_for_the_rest(fields, place, expected
 
 
 def api_server(schema: dict[str, Any], value: Any) -> Any:
-    """Fills in defaults as the API server does: a default of an absent field, then the fields below."""
+    """Sets defaults as the API server does: the default of an absent field first, then those of the fields below."""
     if isinstance(value, dict):
         out = dict(value)
         for name, child in schema.get("properties", {}).items():
@@ -93,8 +93,8 @@ def api_server(schema: dict[str, Any], value: Any) -> Any:
     ],
     ids=["the smallest job", "pytorch", "tensorflow", "horovod"],
 )
-def test_the_API_server_fills_in_what_the_types_do(fields):
+def test_the_API_server_sets_the_same_defaults_as_the_types(fields):
     document = manifest(**fields)
     stored = api_server(root_schema(), document)
     assert stored["spec"] == with_defaults(document, parse(document))["spec"]
-    assert with_defaults(stored, parse(stored)) == stored, "what is stored stays as it is"
+    assert with_defaults(stored, parse(stored)) == stored, "parsing a stored object changes nothing"

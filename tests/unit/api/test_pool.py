@@ -1,4 +1,4 @@
-"""What a TrainingPool may say, and what is refused, told as the API server would."""
+"""Valid and invalid TrainingPools. Messages are those of the API server."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def document(**spec: Any) -> dict[str, Any]:
 
 
 def problems(value: Any) -> list[tuple[str, str]]:
-    with pytest.raises(InvalidManifest) as refused:
+    with pytest.raises(InvalidManifest) as raised:
         parse_pool(value)
-    return refused.value.problems
+    return raised.value.problems
 
 
-def test_every_field_of_a_pool_is_read_and_has_a_case_here():
+def test_every_field_of_a_pool_is_parsed_and_has_a_case_here():
     assert set(FULL) == {field.alias for field in PoolSpec.model_fields.values()}
     pool = parse_pool(document(**FULL))
     assert (pool.name, pool.spec.gpu) == ("gpu", Gpu(resource="nvidia.com/gpu", count=8))
@@ -49,10 +49,14 @@ def test_every_field_of_a_pool_is_optional():
     assert parse_pool(document()) == Pool("gpu", PoolSpec())
 
 
-OURS = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
+RESERVED_PREFIX = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
 
-REFUSED = [
-    ("a variable of ours", {"env": [{"name": "ALLRANKS_JOB", "value": "x"}]}, ("spec.env", OURS)),
+INVALID = [
+    (
+        "a variable that begins with ALLRANKS_",
+        {"env": [{"name": "ALLRANKS_JOB", "value": "x"}]},
+        ("spec.env", RESERVED_PREFIX),
+    ),
     (
         "a variable with two values",
         {"env": [{"name": "X", "value": "x", "valueFrom": {}}]},
@@ -70,21 +74,21 @@ REFUSED = [
     ("GPUs without a number", {"gpu": {}}, ("spec.gpu.count", "is required")),
     ("an unknown field", {"nodeselector": {}}, ("spec.nodeselector", "unknown field, did you mean nodeSelector?")),
     (
-        "a template of the wrong shape",
+        "a template with a wrong type",
         {"template": {"spec": {"containers": {}}}},
         ("spec.template.spec.containers", "must be a list, not a mapping"),
     ),
 ]
 
 
-@table(*REFUSED)
-def test_refused(case):
+@table(*INVALID)
+def test_invalid_pool(case):
     spec, expected = case
     assert problems(document(**spec)) == [expected]
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "PET_RDZV_ENDPOINT", "TF_CONFIG", "HOROVOD_RANK"])
-def test_variables_by_which_ranks_of_any_framework_find_one_another_are_refused(name):
+def test_variables_by_which_ranks_of_any_framework_find_one_another_are_rejected(name):
     ((path, message),) = problems(document(env=[{"name": name, "value": "x"}]))
     assert path == "spec.env"
     assert name in message
@@ -92,15 +96,14 @@ def test_variables_by_which_ranks_of_any_framework_find_one_another_are_refused(
 
 
 @pytest.mark.parametrize("name", ["GPU", "-gpu", "gpu.", "a b", "gpu_1"])
-def test_a_pool_has_a_name_as_Kubernetes_objects_have(name):
-    refused = problems({**document(), "metadata": {"name": name}})
-    assert refused == [
+def test_a_pool_has_a_valid_Kubernetes_name(name):
+    assert problems({**document(), "metadata": {"name": name}}) == [
         ("metadata.name", "must be lower-case letters, digits, '-' and '.', begin and end with a letter or digit")
     ]
     assert parse_pool({**document(), "metadata": {"name": "h200.eu-1"}}).name == "h200.eu-1"
 
 
-def test_another_kind_is_refused_and_nothing_else_is_said():
+def test_for_another_kind_only_the_kind_is_reported():
     assert problems({**document(), "kind": "DistributedTraining"}) == [
         ("kind", "must be TrainingPool, not 'DistributedTraining'")
     ]

@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, told as the API server would: every error at once, each with its field path."""
+"""Problems of a manifest, reported as by the API server: all at once, each with its field path."""
 
 from __future__ import annotations
 
@@ -28,20 +28,17 @@ NAME_CHARACTERS = (
 NAME_LENGTH = (
     "at most 42 characters: pods are named {name}-{role}-{index}-{attempt}-{restart}, and a host name has at most 63"
 )
-BLOCK = "only the block that matches framework is allowed: remove it or change framework"
-LAUNCHER = "a launcher goes with controller mpi and only with it: gloo jobs need none"
-NO_PODS = "the job has no pods: give at least one role replicas"
+BLOCK = "does not match framework: remove it or change framework"
+LAUNCHER = "controller mpi needs a launcher, and controller gloo must not have one"
+NO_PODS = "the job has no pods: set the replicas of at least one role"
 NO_SUCH_ROLE = "names a role that this job does not have"
 OUR_PREFIX = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
 BOTH = "a variable has either value or valueFrom, not both"
-LATER = "is served by a later version: leave it out"
-NOT_ELASTIC = (
-    "is for pytorch and horovod: ranks of the others know one another from the start. Leave it out; a changed number "
-    "of replicas restarts them"
-)
-WITHIN = "must be within elastic.minReplicas and elastic.maxReplicas"
-ONE_OF = "give exactly one of exitCodes, signals and reasons"
-ONE_VOLUME = "give either claim or volume, and not both"
+LATER = "is not supported yet: remove it"
+NOT_ELASTIC = "is supported by pytorch and horovod only: remove it. A change of replicas then restarts all ranks"
+WITHIN = "must be between elastic.minReplicas and elastic.maxReplicas"
+ONE_OF = "set exactly one of exitCodes, signals and reasons"
+ONE_VOLUME = "set either claim or volume, not both"
 HOST_PATH = "hostPath is refused: the next attempt may run on another node; use a claim or a CSI volume"
 MPI = {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "mpi"}}
 X = {"name": "X", "value": "1"}
@@ -51,36 +48,41 @@ def of(**worker: Any) -> dict[str, Any]:
     return {"roles": {"worker": {"replicas": 1, **worker}}}
 
 
-# The rule, a job that breaks it, (path, message), a job that keeps it.
+# The rule, a job that violates it, (path, message), a job that complies with it.
 RULES = [
     ("a name has at most 42 characters", {"name": "a" * 43}, ("metadata.name", NAME_LENGTH), {"name": "a" * 42}),
     ("a name has no capitals", {"name": "Job"}, ("metadata.name", NAME_CHARACTERS), {"name": "job-2"}),
     ("a name begins with a letter", {"name": "2job"}, ("metadata.name", NAME_CHARACTERS), {"name": "j"}),
     ("a name ends with a letter or digit", {"name": "job-"}, ("metadata.name", NAME_CHARACTERS), {"name": "job-a"}),
     ("a name has no dots", {"name": "my.job"}, ("metadata.name", NAME_CHARACTERS), {"name": "my-job"}),
-    ("only the block of the framework is allowed", {"tensorflow": {}}, ("spec.tensorflow", BLOCK), {"pytorch": {}}),
     (
-        "a launcher is Horovod's",
+        "only the block that matches the framework is allowed",
+        {"tensorflow": {}},
+        ("spec.tensorflow", BLOCK),
+        {"pytorch": {}},
+    ),
+    (
+        "only Horovod has a launcher",
         {"roles": {"launcher": 1, "worker": 1}},
-        ("spec.roles.launcher", "is a role of horovod alone: remove it or change framework"),
+        ("spec.roles.launcher", "is a role of horovod only: remove it or change framework"),
         {"roles": {"master": 1, "worker": 1}},
     ),
     (
         "PyTorch has no chief",
         {"roles": {"chief": 1, "worker": 1}},
-        ("spec.roles.chief", "is a role of tensorflow alone: remove it or change framework"),
+        ("spec.roles.chief", "is a role of tensorflow only: remove it or change framework"),
         {"roles": {"master": 1, "worker": 1}},
     ),
     (
         "TensorFlow has no master",
         {"framework": "tensorflow", "roles": {"master": 1, "worker": 1}},
-        ("spec.roles.master", "is a role of pytorch alone: remove it or change framework"),
+        ("spec.roles.master", "is a role of pytorch only: remove it or change framework"),
         {"framework": "tensorflow", "roles": {"chief": 1, "worker": 1, "ps": 1, "evaluator": 1}},
     ),
     (
         "Horovod has no parameter servers",
         {"framework": "horovod", "roles": {"worker": 1, "ps": 1}},
-        ("spec.roles.ps", "is a role of tensorflow alone: remove it or change framework"),
+        ("spec.roles.ps", "is a role of tensorflow only: remove it or change framework"),
         {"framework": "horovod", "roles": {"worker": 1}},
     ),
     (
@@ -108,15 +110,15 @@ RULES = [
         MPI,
     ),
     (
-        "TensorFlow needs a chief or workers",
+        "TensorFlow needs a chief or a worker",
         {"framework": "tensorflow", "roles": {"ps": 1}},
-        ("spec.roles", "tensorflow needs a chief or workers"),
+        ("spec.roles", "tensorflow needs a chief or at least one worker"),
         {"framework": "tensorflow", "roles": {"chief": 1, "ps": 1}},
     ),
     (
-        "Horovod needs workers",
+        "Horovod needs a worker",
         {"framework": "horovod", "roles": {"launcher": 1}, "horovod": {"controller": "mpi"}},
-        ("spec.roles.worker", "horovod needs workers"),
+        ("spec.roles.worker", "horovod needs at least one worker"),
         {"framework": "horovod", "roles": {"worker": 1}},
     ),
     ("MPI needs a launcher", MPI | {"roles": {"worker": 1}}, ("spec.roles.launcher", LAUNCHER), MPI),
@@ -142,13 +144,13 @@ RULES = [
         {"success": "all"},
     ),
     (
-        "variables of ours are refused in the job",
+        "variables that begin with ALLRANKS_ are rejected in the job",
         {"env": [X, {"name": "ALLRANKS_X", "value": "1"}]},
         ("spec.env", OUR_PREFIX),
         {"env": [{"name": "MY_ALLRANKS_X", "value": "1"}]},
     ),
     (
-        "variables of ours are refused in a role",
+        "variables that begin with ALLRANKS_ are rejected in a role",
         of(env=[{"name": "ALLRANKS_X", "value": "1"}]),
         ("spec.roles.worker.env", OUR_PREFIX),
         of(env=[X]),
@@ -189,21 +191,21 @@ RULES = [
         {"checkpoint": {"volume": {"nfs": {"server": "a", "path": "/"}}}},
     ),
     (
-        "a checkpoint is no directory of a node",
+        "a checkpoint volume is not a hostPath",
         {"checkpoint": {"volume": {"hostPath": {"path": "/x"}}}},
         ("spec.checkpoint.volume", HOST_PATH),
         {"checkpoint": {"volume": {"csi": {"driver": "d"}}}},
     ),
     (
-        "TensorFlow's ranks know one another from the start",
+        "TensorFlow jobs cannot be elastic",
         {"framework": "tensorflow", "elastic": {"minReplicas": 1, "maxReplicas": 2}},
         ("spec.elastic", NOT_ELASTIC),
         {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
     ),
     (
-        "MPI's ranks know one another from the start",
+        "MPI jobs cannot be elastic",
         MPI | {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
-        ("spec.elastic", "Elastic Horovod needs controller gloo: MPI's ranks know one another from the start"),
+        ("spec.elastic", "elastic Horovod needs controller gloo: MPI cannot add or remove ranks of a running job"),
         {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 2}},
     ),
     (
@@ -219,15 +221,15 @@ RULES = [
         {"roles": {"worker": 3}, "elastic": {"minReplicas": 2, "maxReplicas": 3}},
     ),
     (
-        "an elastic job's ranks restart as its framework needs it",
+        "an elastic job has restart scope group",
         {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "pod"}},
-        ("spec.restart.scope", "an elastic job's ranks restart as its framework needs it: leave it out, or say group"),
+        ("spec.restart.scope", "cannot be pod in an elastic job, where the framework decides: remove it or use group"),
         {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "group"}},
     ),
     (
-        "Elastic Horovod is done when its first worker is",
+        "an elastic Horovod job has no success role",
         {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 3}, "success": "worker"},
-        ("spec.success", "Elastic Horovod is done when its first worker is: leave it out"),
+        ("spec.success", "cannot be set in an elastic Horovod job, which is complete when worker 0 is: remove it"),
         {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 3}},
     ),
     (
@@ -237,13 +239,13 @@ RULES = [
         {"roles": {"master": 1, "worker": 1}, "elastic": {"minReplicas": 1, "maxReplicas": 3}},
     ),
     (
-        "backends of gangs are refused until they are served, never ignored",
+        "gang schedulers are rejected until they are supported, not ignored",
         {"scheduling": {"gang": "volcano"}},
-        ("spec.scheduling.gang", "backends for gangs are served by a later version: use auto or none"),
+        ("spec.scheduling.gang", "gang schedulers are not supported yet: use auto or none"),
         {"scheduling": {"gang": "none"}},
     ),
     (
-        "queues are refused until they are served, never ignored",
+        "queues are rejected until they are supported, not ignored",
         {"scheduling": {"queue": "a"}},
         ("spec.scheduling.queue", LATER),
         {"scheduling": {"priorityClassName": "a"}},
@@ -264,13 +266,13 @@ def test_rule(case):
     assert problems(build(good)) == []
 
 
-ELSEWHERE = {"minReplicas must not be larger than maxReplicas"}
-"""Rules of fields that are refused as a whole."""
+OTHER_RULES = {"minReplicas must not be larger than maxReplicas"}
+"""Rules of objects, whose messages have no field."""
 
 
 def test_every_rule_has_a_case_here():
-    tried = {problem[1] for _, _, problem, _ in RULES} | ELSEWHERE
-    untried = {text for text in _messages(root_schema()) if not any(text.endswith(known) for known in tried)}
+    tried = {problem[1] for _, _, problem, _ in RULES} | OTHER_RULES
+    untried = {text for text in _messages(root_schema()) if not any(text.endswith(message) for message in tried)}
     assert {text for text in untried if "find one another" not in text} == set()
 
 
@@ -298,7 +300,7 @@ RESERVED = [
 
 
 @pytest.mark.parametrize(("framework", "name"), RESERVED)
-def test_setting_a_variable_that_makes_the_ranks_find_one_another_is_refused(framework, name):
+def test_a_variable_by_which_ranks_find_one_another_is_rejected(framework, name):
     env = [X, {"name": name, "value": "1"}]
     for place, fields in (("spec.env", {"env": env}), ("spec.roles.worker.env", of(env=env))):
         ((path, message),) = problems(manifest(framework, **{"roles": {"worker": 1}, **fields}))
@@ -308,33 +310,33 @@ def test_setting_a_variable_that_makes_the_ranks_find_one_another_is_refused(fra
 
 
 @pytest.mark.parametrize("name", ["TF_CONFIG", "HOROVOD_RANK", "PYTHONUNBUFFERED", "NCCL_DEBUG", "PET_LOG_DIR"])
-def test_any_other_variable_is_the_users_own(name):
+def test_any_other_variable_is_accepted(name):
     assert problems(manifest(env=[{"name": name, "value": "1"}])) == []
 
 
 # Sentence, job, (path, message).
 TYPES = [
     (
-        "a number in quotes is no number",
+        "a number in quotes is not a number",
         of(replicas="2"),
         ("spec.roles.worker.replicas", "must be a whole number, not a string"),
     ),
-    ("2.5 is no whole number", of(replicas=2.5), ("spec.roles.worker.replicas", "must be a whole number, not 2.5")),
-    ("true is no number", of(replicas=True), ("spec.roles.worker.replicas", "must be a whole number, not true")),
+    ("2.5 is not a whole number", of(replicas=2.5), ("spec.roles.worker.replicas", "must be a whole number, not 2.5")),
+    ("true is not a number", of(replicas=True), ("spec.roles.worker.replicas", "must be a whole number, not true")),
     (
-        "there are no negative replicas",
+        "replicas are not negative",
         of(replicas=-1),
         ("spec.roles.worker.replicas", "should be greater than or equal to 0"),
     ),
     (
-        "there are at most 10,000 replicas",
+        "replicas are at most 10,000",
         of(replicas=10_001),
         ("spec.roles.worker.replicas", "should be less than or equal to 10000"),
     ),
     ("an image is a string", {"image": 3}, ("spec.image", "must be a string, not 3: put it in quotes")),
-    ("an image is no list", {"image": ["a"]}, ("spec.image", "must be a string, not a list")),
+    ("an image is not a list", {"image": ["a"]}, ("spec.image", "must be a string, not a list")),
     (
-        "true in a variable is written in quotes",
+        "true as the value of a variable needs quotes",
         {"env": [{"name": "X", "value": True}]},
         ("spec.env[0].value", "must be a string, not true: put it in quotes"),
     ),
@@ -357,11 +359,11 @@ TYPES = [
     ),
     ("a block is a mapping", {"pytorch": 3}, ("spec.pytorch", "must be a mapping, not 3")),
     ("a template is a mapping", {"template": "x"}, ("spec.template", "must be a mapping, not a string")),
-    ("yes is no boolean", {"suspend": "yes"}, ("spec.suspend", "should be a valid boolean")),
+    ("yes is not a boolean", {"suspend": "yes"}, ("spec.suspend", "should be a valid boolean")),
     ("a working directory is absolute", {"workingDir": "x"}, ("spec.workingDir", "String should match pattern '^/'")),
     ("a name is a string", {"name": 3}, ("metadata.name", "must be a string, not 3: put it in quotes")),
     (
-        "half a CPU is written in quotes",
+        "half a CPU needs quotes",
         {"resources": {"limits": {"cpu": 0.5}}},
         ("spec.resources.limits.cpu", "must be a whole number or a string, not 0.5: put it in quotes"),
     ),
@@ -382,22 +384,22 @@ TYPES = [
     ),
     ("a port is at least 1", {"pytorch": {"port": 0}}, ("spec.pytorch.port", "should be greater than or equal to 1")),
     (
-        "an unknown framework is told the known ones",
+        "for an unknown framework the valid ones are listed",
         {"framework": "jax"},
         ("spec.framework", "should be 'pytorch', 'tensorflow' or 'horovod'"),
     ),
     (
-        "an unknown policy is told the known ones",
+        "for an unknown policy the valid ones are listed",
         {"cleanPodPolicy": "running"},
         ("spec.cleanPodPolicy", "should be 'Running', 'All' or 'None'"),
     ),
     (
-        "an unknown role in success is told the known ones",
+        "for an unknown role in success the valid ones are listed",
         {"success": "boss"},
         ("spec.success", "should be 'all', 'master', 'worker', 'chief', 'ps', 'evaluator' or 'launcher'"),
     ),
     (
-        "an unknown backend of gangs is told the known ones",
+        "for an unknown gang scheduler the valid ones are listed",
         {"scheduling": {"gang": "x"}},
         ("spec.scheduling.gang", "should be 'auto', 'none', 'native', 'volcano' or 'coscheduling'"),
     ),
@@ -427,38 +429,38 @@ def test_type(case):
 
 # Sentence, job, (path, message).
 UNKNOWN = [
-    ("an unknown field is refused", {"bogus": 1}, ("spec.bogus", "unknown field")),
+    ("an unknown field is rejected", {"bogus": 1}, ("spec.bogus", "unknown field")),
     (
-        "a misspelt field is told the right one",
+        "the right name of a misspelt field is suggested",
         of(replica=1),
         ("spec.roles.worker.replica", "unknown field, did you mean replicas?"),
     ),
     (
-        "a misspelt field deep inside is told the right one",
+        "the right name of a misspelt nested field is suggested",
         {"restart": {"rules": [{"exitCode": [1], "reasons": ["x"], "action": "fail"}]}},
         ("spec.restart.rules[0].exitCode", "unknown field, did you mean exitCodes?"),
     ),
     (
-        "snake_case is told the camelCase",
+        "camelCase is suggested for snake_case",
         {"restart": {"max_restarts": 3}},
         ("spec.restart.max_restarts", "unknown field, did you mean maxRestarts?"),
     ),
     (
-        "snake_case of two words is told the camelCase",
+        "camelCase is suggested for snake_case of two words",
         {"working_dir": "/x"},
         ("spec.working_dir", "unknown field, did you mean workingDir?"),
     ),
     (
-        "snake_case of many words is told the camelCase",
+        "camelCase is suggested for snake_case of many words",
         {"ttl_seconds_after_finished": 3},
         ("spec.ttl_seconds_after_finished", "unknown field, did you mean ttlSecondsAfterFinished?"),
     ),
     (
-        "a misspelt resource block is told the right one",
+        "the right name of a misspelt resource block is suggested",
         {"resources": {"limit": {}}},
         ("spec.resources.limit", "unknown field, did you mean limits?"),
     ),
-    ("an unknown role is refused", {"roles": {"boss": 1, "worker": 1}}, ("spec.roles.boss", "unknown field")),
+    ("an unknown role is rejected", {"roles": {"boss": 1, "worker": 1}}, ("spec.roles.boss", "unknown field")),
 ]
 
 
@@ -474,7 +476,7 @@ def trainer(**fields: Any) -> dict[str, Any]:
 
 TRAINER = "spec.template.spec.containers[0]"
 
-# Sentence, template, (path, message): the API server lets it pass, the first pod would show it.
+# Sentence, template, (path, message). The API server accepts these jobs and rejects only their pods.
 TEMPLATES = [
     ("a pod spec is a mapping", {"spec": "x"}, ("spec.template.spec", "must be a mapping, not a string")),
     ("metadata is a mapping", {"metadata": [1]}, ("spec.template.metadata", "must be a mapping, not a list")),
@@ -532,20 +534,20 @@ def test_template(case):
     assert problems(manifest(template=template)) == [problem]
 
 
-def test_a_roles_template_is_told_with_the_roles_path():
+def test_a_problem_in_a_roles_template_has_the_path_of_the_role():
     assert problems(manifest(**of(template={"spec": 1}))) == [
         ("spec.roles.worker.template.spec", "must be a mapping, not 1")
     ]
 
 
-def test_what_rules_conclude_from_a_wrong_field_is_not_told():
+def test_rules_that_read_a_wrong_field_are_not_reported():
     fields = {"framework": "pytorhc", "roles": {"master": 1}, "pytorch": {"nprocPerNode": 0}, "success": "chief"}
     found = dict(problems(build(fields)))
     assert found.keys() == {"spec.framework", "spec.pytorch.nprocPerNode", "spec.success"}
     assert "'pytorch'" in found["spec.framework"]
 
 
-def test_every_error_is_told_at_once_in_the_order_of_the_manifest():
+def test_all_errors_are_reported_in_the_order_of_the_manifest():
     document = manifest(
         roles={"worker": {"replicas": "1", "imag": "x"}},
         restart={"maxRestarts": -1},
@@ -567,15 +569,15 @@ def test_every_error_is_told_at_once_in_the_order_of_the_manifest():
 
 # Sentence, document, problems.
 DOCUMENTS = [
-    ("a list is no manifest", [], [("", "a manifest is a mapping, this is a list")]),
-    ("a word is no manifest", "x", [("", "a manifest is a mapping, this is a string")]),
+    ("a list is not a manifest", [], [("", "a manifest must be a mapping, not a list")]),
+    ("a word is not a manifest", "x", [("", "a manifest must be a mapping, not a string")]),
     (
-        "another kind is refused, and nothing else is said",
+        "for another kind only the kind is reported",
         {"apiVersion": "allranks.dev/v1alpha1", "kind": "Job"},
         [("kind", "must be DistributedTraining, not 'Job'")],
     ),
     (
-        "another version is refused, and nothing else is said",
+        "for another version only the version is reported",
         {"apiVersion": "allranks.dev/v1", "kind": "DistributedTraining"},
         [("apiVersion", "must be allranks.dev/v1alpha1, not 'allranks.dev/v1'")],
     ),
@@ -599,7 +601,7 @@ def test_document(case):
     assert [problem for problem in found if problem[0] != "spec.image"] == expected
 
 
-def test_status_and_the_rest_of_metadata_are_left_alone():
+def test_status_and_other_metadata_are_ignored():
     document = manifest()
     document["status"] = {"phase": "Running", "whatever": 1}
     document["metadata"] |= {"resourceVersion": "7", "managedFields": [], "labels": {"a": "b"}}
@@ -632,7 +634,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("place", places(FULL)[1:], ids=lambda place: ".".join(map(str, place)))
-def test_garbage_anywhere_is_answered_with_problems_never_with_a_stack_trace(place):
+def test_garbage_at_any_place_is_reported_as_a_problem_and_raises_no_other_exception(place):
     for garbage in GARBAGE:
         document = copy.deepcopy(FULL)
         here: Any = document

@@ -1,4 +1,4 @@
-"""Cores of the API server's own, while a benchmark wants it so."""
+"""Benchmarks can reserve cores for the API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(len(ALL) < 2, reason="one core cannot be shared out")
-def test_every_thread_of_the_server_moves_to_its_cores_and_all_others_keep_off_them():
+def test_threads_of_the_server_move_to_its_cores_and_all_others_leave_them():
     with cores.apart():
         ours = os.sched_getaffinity(0)
         with subprocess.Popen([sys.executable, "-c", THREADS], stdout=subprocess.PIPE) as server:
@@ -36,6 +36,6 @@ def test_every_thread_of_the_server_moves_to_its_cores_and_all_others_keep_off_t
     assert os.sched_getaffinity(0) == ALL
 
 
-def test_unless_it_is_wanted_nobody_is_moved():
+def test_by_default_no_thread_is_moved():
     cores.give_to_server([os.getpid()])
     assert os.sched_getaffinity(0) == ALL

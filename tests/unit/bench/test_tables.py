@@ -1,4 +1,4 @@
-"""What the benchmarks make of what they measured: ratios, counts, tables."""
+"""Evaluation of benchmark results: ratios, counts, tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sample(seconds: float) -> dict[str, float]:
     return {"seconds": seconds, "cpu": 0.1, "server_cpu": 1.0, "memory": 60.0}
 
 
-def test_the_ratio_is_of_the_medians_of_one_run():
+def test_the_ratio_is_that_of_the_medians_of_one_run():
     found = summary(
         {"raw": {"1 x 2": [sample(1.0), sample(0.5), sample(0.9)]}, "ours": {"1 x 2": [sample(1.2)] * 3}}, "raw"
     )
@@ -27,7 +27,7 @@ def test_the_ratio_is_of_the_medians_of_one_run():
     assert (found["raw"]["1 x 2"]["from"], found["raw"]["1 x 2"]["to"]) == (0.5, 1.0)
 
 
-def test_who_was_not_measured_in_a_shape_has_no_number_there():
+def test_a_system_without_a_measurement_has_no_number():
     found = summary(
         {"raw": {"1 x 2": [sample(1.0)], "2 x 1": [sample(1.0)]}, "slow": {"1 x 2": [], "2 x 1": []}}, "raw"
     )
@@ -35,7 +35,7 @@ def test_who_was_not_measured_in_a_shape_has_no_number_there():
     assert "| slow | - | - |" in headline({"machine": MACHINE, "creation": found})
 
 
-def test_a_part_that_was_measured_later_says_of_which_commit_it_is():
+def test_a_part_that_was_measured_later_has_its_own_commit():
     day = {"seconds": 9, "jobs": 1, "pods": 4, "memory_mb": [80.0, 81.0], "growth": 1.01}
     head, *_ = markdown({"machine": MACHINE, "day": day, "added": {"day": MACHINE | {"commit": "d"}}}).split("\n\n")
     first, second = head.splitlines()
@@ -56,7 +56,7 @@ def test_the_program_behind_a_user_agent(text, who):
     assert agent(text) == who
 
 
-def test_changes_are_counted_by_who_made_them_and_refused_ones_are_not(tmp_path):
+def test_changes_are_counted_by_client_without_rejected_ones(tmp_path):
     def event(who: str, verb: str, resource: str, code: int = 201, namespace: str = "n", subresource: str = "") -> str:
         of = {"namespace": namespace, "resource": resource, "subresource": subresource}
         return json.dumps({"userAgent": who, "verb": verb, "objectRef": of, "responseStatus": {"code": code}})
@@ -74,18 +74,18 @@ def test_changes_are_counted_by_who_made_them_and_refused_ones_are_not(tmp_path)
     assert changes({"writes_per_job": found}) == 6
 
 
-def test_percentiles_are_of_the_nearest_rank():
+def test_percentiles_use_the_nearest_rank():
     assert percentiles(range(1, 201)) == {"p50": 100, "p99": 198}
     assert percentiles([3.0]) == {"p50": 3.0, "p99": 3.0}
 
 
-def test_a_target_is_reached_or_not_by_what_was_measured():
+def test_a_target_is_compared_with_the_measurement():
     creation = {"allranks": {"1 x 256": {"of_the_limit": 0.85, "seconds": 1.0}}, "Indexed Job, no throttle": {}}
     rows = [tuple(row) for row in targets({"creation": creation})]
     assert rows == [("1 x 256: pods per second, relative to the limit", ">= 0.9", "0.85", "**no**")]
 
 
-def test_with_cores_for_the_server_alone_the_same_is_promised_and_told_apart():
+def test_with_cores_reserved_for_the_server_targets_are_the_same_but_labelled():
     found = summary({"raw POSTs": {"1 x 256": [sample(0.9)]}, "allranks": {"1 x 256": [sample(1.0)]}}, "raw POSTs")
     rows = [tuple(row) for row in targets({"apart": found})]
     assert rows == [("1 x 256, server apart: pods per second, relative to the limit", ">= 0.9", "0.9", "yes")]

@@ -1,4 +1,4 @@
-"""The chart says what the rest of the repository says: CRDs, settings, version, metrics. Nothing here needs Helm."""
+"""The chart agrees with the repository: CRDs, settings, version, metrics. These tests need no Helm."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
-def test_generated_parts_are_those_of_their_sources() -> None:
+def test_generated_parts_are_up_to_date() -> None:
     command = [sys.executable, ROOT / "tools" / "chart.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, f"run `make generate`:\n{done.stdout}{done.stderr}"
 
 
-def test_a_drifted_crd_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outdated_crd_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = chart_tool()
     source = next(iter(tool.crds()))
     changed = tmp_path / source.name
@@ -39,7 +39,7 @@ def test_a_drifted_crd_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert tool.template(changed) != (CHART / "templates" / f"crd-{source.name}").read_text()
 
 
-def test_what_looks_like_a_template_in_a_crd_is_only_text(tmp_path: Path) -> None:
+def test_template_syntax_in_a_crd_is_escaped(tmp_path: Path) -> None:
     source = tmp_path / "things.yaml"
     source.write_text("# Generated\nkind: X\nmetadata:\n  name: things.allranks.dev\nspec:\n  text: use {{ name }}\n")
     assert '  text: use {{ "{{" }} name {{ "}}" }}\n' in chart_tool().template(source)
@@ -55,7 +55,7 @@ def chart_tool() -> Any:
     return module
 
 
-def test_every_value_is_in_the_schema_with_a_description_and_unknown_ones_are_refused() -> None:
+def test_every_value_is_in_the_schema_with_a_description_and_unknown_ones_are_rejected() -> None:
     def check(schema: dict[str, Any], values: dict[str, Any], path: str) -> None:
         assert schema["additionalProperties"] is False, path
         unused = {"global", "enabled"} if not path else {"claims"}
@@ -92,9 +92,9 @@ def test_a_setting_has_the_operators_default_and_bounds(name: str) -> None:
     assert {key: schema.get(key) for key in bounds} == {key: setting.get(key) for key in bounds}
 
 
-def test_every_setting_is_told_to_the_operator_and_no_other() -> None:
-    told = re.findall(rf"name: {ENV_PREFIX}(\w+)", (CHART / "templates" / "_env.tpl").read_text())
-    assert {name.lower() for name in told} == set(Settings.model_fields) - {"address"}
+def test_every_setting_is_passed_to_the_operator_and_no_other() -> None:
+    passed = re.findall(rf"name: {ENV_PREFIX}(\w+)", (CHART / "templates" / "_env.tpl").read_text())
+    assert {name.lower() for name in passed} == set(Settings.model_fields) - {"address"}
 
 
 def metrics() -> dict[str, str]:
@@ -107,7 +107,7 @@ def metrics() -> dict[str, str]:
 
 
 def series() -> set[str]:
-    """As queries name them."""
+    """The metric names in queries."""
     return {f"{name}_bucket" if kind == "histogram" else name for name, kind in metrics().items()}
 
 
@@ -128,7 +128,7 @@ def test_the_dashboard_shows_every_metric_and_no_unknown_one() -> None:
     assert named == series()
 
 
-def test_panels_of_the_dashboard_do_not_overlap_and_have_titles_and_ids_of_their_own() -> None:
+def test_panels_of_the_dashboard_do_not_overlap_and_have_unique_titles_and_ids() -> None:
     panels = dashboard()["panels"]
     cells: set[tuple[int, int]] = set()
     for panel in panels:
@@ -140,7 +140,7 @@ def test_panels_of_the_dashboard_do_not_overlap_and_have_titles_and_ids_of_their
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
 
 
-def test_alerts_use_known_metrics_only_and_the_schema_knows_every_alert() -> None:
+def test_alerts_use_existing_metrics_only_and_the_schema_has_every_alert() -> None:
     text = (CHART / "templates" / "_alerts.tpl").read_text()
     assert set(EXPRESSION.findall(text)) <= series() | set(metrics())
     alerts = set(re.findall(r"^- alert: (\w+)", text, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""What the chart makes of values: every object is valid, restricted, and has no more rights than it needs."""
+"""Rendered objects of the chart: valid, restricted, and with no more rights than needed."""
 
 from __future__ import annotations
 
@@ -88,13 +88,15 @@ def test_unit_tests_of_the_chart_pass(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_object_has_a_name_of_its_own_the_charts_labels_and_a_namespace_if_any(release: list[Manifest]) -> None:
-    seen = set()
+def test_every_object_has_a_unique_name_the_charts_labels_and_a_namespace_if_namespaced(
+    release: list[Manifest],
+) -> None:
+    keys = set()
     for manifest in release:
         metadata = manifest["metadata"]
         key = (manifest["kind"], metadata.get("namespace"), metadata["name"])
-        assert key not in seen
-        seen.add(key)
+        assert key not in keys
+        keys.add(key)
         assert metadata["labels"]["app.kubernetes.io/instance"] == "allranks", key
         assert ("namespace" in metadata) == (manifest["kind"] not in CLUSTER_SCOPED), key
 
@@ -135,7 +137,7 @@ ALLOWED = {
     ("coordination.k8s.io", "leases"): {"create", "get", "update"},
     ("authentication.k8s.io", "tokenreviews"): {"create"},
 }
-"""All that the operator may do, and nothing else."""
+"""All rights of the operator."""
 
 
 def granted(objects: list[Manifest]) -> dict[tuple[str, str], set[str]]:
@@ -147,7 +149,7 @@ def granted(objects: list[Manifest]) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def test_the_operator_may_do_what_it_needs_and_nothing_more(helm: Helm) -> None:
+def test_the_operator_has_exactly_the_rights_that_it_needs(helm: Helm) -> None:
     assert granted(helm.template({"replicas": 2})) == ALLOWED
 
 
@@ -167,7 +169,7 @@ def test_no_release_grants_more(release: list[Manifest]) -> None:
         assert verbs <= ALLOWED[key]
 
 
-def test_the_lease_is_its_own_and_only_there_with_leader_election(release: list[Manifest]) -> None:
+def test_rights_for_the_lease_exist_only_with_leader_election_and_for_this_lease(release: list[Manifest]) -> None:
     env = environment(release)
     leases = [
         (role["kind"], role["metadata"]["namespace"], rule.get("resourceNames"))
@@ -179,7 +181,7 @@ def test_the_lease_is_its_own_and_only_there_with_leader_election(release: list[
     assert leases == (wanted if env["ALLRANKS_LEADER_ELECTION"] == "true" else [])
 
 
-def test_no_role_of_anybody_has_a_wildcard(release: list[Manifest]) -> None:
+def test_no_role_has_a_wildcard(release: list[Manifest]) -> None:
     for role in of_kind(release, "Role", "ClusterRole"):
         for rule in role["rules"]:
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
@@ -195,13 +197,11 @@ def test_no_role_of_anybody_has_a_wildcard(release: list[Manifest]) -> None:
         ("namespaces with reports", {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}),
     ],
 )
-def test_confined_to_namespaces_nothing_is_cluster_wide_but_what_was_asked_for(
-    name: str, kinds: set[str], helm: Helm
-) -> None:
+def test_confined_to_namespaces_only_requested_objects_are_cluster_wide(name: str, kinds: set[str], helm: Helm) -> None:
     assert {manifest["kind"] for manifest in helm.template(RELEASES[name])} & CLUSTER_SCOPED == kinds
 
 
-def test_pods_are_told_an_address_that_the_service_has_and_the_operator_listens_at(release: list[Manifest]) -> None:
+def test_pods_get_the_address_of_the_service_at_which_the_operator_listens(release: list[Manifest]) -> None:
     env = environment(release)
     [service] = of_kind(release, "Service")
     [deployment] = of_kind(release, "Deployment")
@@ -218,7 +218,7 @@ def test_pods_are_told_an_address_that_the_service_has_and_the_operator_listens_
     assert opened == {led[port]: int(env["ALLRANKS_REPORT_PORT"] or 0)}
 
 
-def test_a_confined_operator_is_told_the_namespaces_that_it_has_rights_in(helm: Helm) -> None:
+def test_a_confined_operator_gets_the_namespaces_in_which_it_has_rights(helm: Helm) -> None:
     release = helm.template({"namespaces": ["team-a", "team-b"]})
     env = environment(release)
     roles = [role["metadata"]["namespace"] for role in of_kind(release, "Role")]
@@ -258,7 +258,7 @@ def test_selectors_match_the_operators_pods_and_no_others(helm: Helm) -> None:
     assert matches(monitor["spec"]["selector"]["matchLabels"], service["metadata"]["labels"])
 
 
-def test_crds_can_be_left_out_and_are_kept_unless_told_otherwise(helm: Helm) -> None:
+def test_crds_can_be_left_out_and_are_kept_by_default(helm: Helm) -> None:
     def policies(crds: Manifest) -> list[Any]:
         definitions = of_kind(helm.template({"crds": crds}), "CustomResourceDefinition")
         return [d["metadata"].get("annotations", {}).get("helm.sh/resource-policy") for d in definitions]
@@ -274,13 +274,13 @@ def test_rendered_crds_are_the_generated_ones(helm: Helm) -> None:
     assert rendered == {source["metadata"]["name"]: source["spec"] for source in sources}
 
 
-def test_the_dashboard_arrives_as_it_is_in_the_chart(helm: Helm) -> None:
+def test_the_dashboard_is_rendered_unchanged(helm: Helm) -> None:
     [config] = of_kind(helm.template({"metrics": {"dashboard": {"enabled": True}}}), "ConfigMap")
     source = CHART / "dashboards" / "allranks.json"
     assert json.loads(config["data"]["allranks.json"]) == json.loads(source.read_text())
 
 
-def test_every_alert_says_how_bad_it_is_and_what_to_do(helm: Helm) -> None:
+def test_every_alert_has_a_severity_and_an_instruction(helm: Helm) -> None:
     [rule] = of_kind(helm.template({"metrics": {"rules": {"enabled": True}}}), "PrometheusRule")
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
     described = re.findall(r"^\| `(Allranks\w+)` \|", INSTALL.read_text(), re.MULTILINE)
@@ -307,20 +307,20 @@ BAD: dict[str, tuple[Manifest, str]] = {
     "a monitor that is none": ({"metrics": {"monitor": {"kind": "podmonitor"}}}, "must be one of 'none', 'PodMonitor'"),
     "an alert that is none": ({"metrics": {"rules": {"disabled": ["X"]}}}, "/metrics/rules/disabled/0.*must be one of"),
     "pools as a list": ({"pools": {"create": [{"name": "a"}]}}, "/pools/create.*got array, want object"),
-    "reports by nobody in particular": ({"reports": {"from": "all"}}, "/reports/from.*got string, want array"),
+    "reports from a string": ({"reports": {"from": "all"}}, "/reports/from.*got string, want array"),
     "several that act": ({"replicas": 2, "leaderElection": {"enabled": False}}, "several operators would act"),
-    "pools nobody reads": ({"namespaces": ["a"], "pools": {"create": {"p": {}}}}, "set pools.enabled=true"),
+    "pools without pools.enabled": ({"namespaces": ["a"], "pools": {"create": {"p": {}}}}, "set pools.enabled=true"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_values_are_refused_with_a_message_that_names_them(name: str, helm: Helm) -> None:
+def test_invalid_values_are_rejected_with_a_message_that_names_them(name: str, helm: Helm) -> None:
     values, message = BAD[name]
     with pytest.raises(HelmError, match=message):
         helm.template(values)
 
 
-def test_a_parent_chart_may_pass_its_globals_and_a_condition(helm: Helm, tmp_path: Path) -> None:
+def test_a_parent_chart_can_pass_globals_and_a_condition(helm: Helm, tmp_path: Path) -> None:
     parent = tmp_path / "parent"
     (parent / "charts").mkdir(parents=True)
     (parent / "charts" / "allranks").symlink_to(CHART)
@@ -332,7 +332,7 @@ def test_a_parent_chart_may_pass_its_globals_and_a_condition(helm: Helm, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "texts"),
     [
         ({}, ["serves jobs in every namespace", "kubectl apply -n default -f", "No pools are created"]),
         (
@@ -351,10 +351,10 @@ def test_a_parent_chart_may_pass_its_globals_and_a_condition(helm: Helm, tmp_pat
         ({"crds": {"enabled": False}}, ["The CRDs are not part of this release"]),
     ],
 )
-def test_notes_say_what_to_do_next(values: Manifest, said: list[str], helm: Helm) -> None:
+def test_notes_describe_the_next_steps(values: Manifest, texts: list[str], helm: Helm) -> None:
     notes = helm("install", "allranks", str(CHART), "--namespace=sys", "--dry-run=client", values=values)
     notes = notes.partition("NOTES:")[2]
-    for text in said:
+    for text in texts:
         assert text in notes
 
 
@@ -367,15 +367,15 @@ def test_values_in_the_documentation_are_valid(values: str, helm: Helm) -> None:
 
 
 class Operator(BaseHTTPRequestHandler):
-    """Ready at the second question."""
+    """Ready at the second request."""
 
-    asked: list[str] = []
+    requests: list[str] = []
     metrics = 'allranks_build_info{version="1"} 1\n'
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.requests.append(self.path)
         body = b"" if self.path == "/readyz" else self.metrics.encode()
-        self.send_response(503 if self.asked == ["/readyz"] else 200)
+        self.send_response(503 if self.requests == ["/readyz"] else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -387,7 +387,7 @@ class Operator(BaseHTTPRequestHandler):
 @pytest.fixture
 def operator() -> Iterator[tuple[type[Operator], str]]:
     class Handler(Operator):
-        asked: list[str] = []
+        requests: list[str] = []
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -421,10 +421,10 @@ def test_helm_test_waits_until_the_operator_is_ready(operator: tuple[type[Operat
     done = run_test_pod(helm, url, seconds=20)
     assert done.returncode == 0, done.stderr
     assert 'ready: allranks_build_info{version="1"} 1' in done.stdout
-    assert handler.asked == ["/readyz", "/readyz", "/metrics"]
+    assert handler.requests == ["/readyz", "/readyz", "/metrics"]
 
 
-def test_helm_test_fails_when_somebody_else_answers(operator: tuple[type[Operator], str], helm: Helm) -> None:
+def test_helm_test_fails_when_another_server_answers(operator: tuple[type[Operator], str], helm: Helm) -> None:
     handler, url = operator
     handler.metrics = "go_goroutines 1\n"
     done = run_test_pod(helm, url, seconds=20)
@@ -432,7 +432,7 @@ def test_helm_test_fails_when_somebody_else_answers(operator: tuple[type[Operato
     assert "is this the operator?" in done.stderr
 
 
-def test_helm_test_says_where_to_look_when_nobody_answers(helm: Helm) -> None:
+def test_helm_test_points_to_the_logs_when_the_operator_does_not_answer(helm: Helm) -> None:
     done = run_test_pod(helm, "http://127.0.0.1:9", seconds=0)
     assert done.returncode == 1
     assert "not ready: kubectl logs -n sys deploy/allranks" in done.stderr

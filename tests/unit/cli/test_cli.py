@@ -19,7 +19,7 @@ from support.builders import manifest, table
 JOB = yaml.safe_dump(manifest())
 BAD = yaml.safe_dump(manifest(scheduling={"queue": "a"}, roles={"worker": {"replica": 1}}))
 CLAIM = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: runs}\n"
-LATER = "is served by a later version: leave it out"
+LATER = "is not supported yet: remove it"
 POOL = "apiVersion: allranks.dev/v1alpha1\nkind: TrainingPool\nmetadata: {name: gpu}\nspec: {gpu: {count: 8}}\n"
 
 
@@ -128,7 +128,7 @@ def test_pools_are_validated_alone_or_with_jobs():
     (
         "inside its template",
         {"template": {"spec": {"restartPolicy": "Always"}}},
-        "spec.template.spec.restartPolicy: must be Never or OnFailure: a rank that ended would run again",
+        "spec.template.spec.restartPolicy: must be Never or OnFailure: with Always a finished rank would run again",
     ),
 )
 def test_an_invalid_pool_is_rejected(case):
@@ -155,8 +155,8 @@ def test_errors_inside_a_template_are_printed():
     result = allranks("validate", "-", stdin=yaml.safe_dump(document))
     assert (result.exit_code, result.stderr) == (
         2,
-        "error: stdin: job: spec.template.spec.restartPolicy: must be Never or OnFailure: a rank that ended would run "
-        "again\n",
+        "error: stdin: job: spec.template.spec.restartPolicy: must be Never or OnFailure: with Always a finished "
+        "rank would run again\n",
     )
 
 
@@ -180,8 +180,8 @@ UNREADABLE: list[tuple[str, str | bytes, str]] = [
     ("an empty file", "", "stdin: contains no DistributedTraining"),
     ("a comment", "# later\n", "stdin: contains no DistributedTraining"),
     ("another kind", CLAIM, "stdin: contains no DistributedTraining"),
-    ("a list", "[1]", "stdin: (no name): a manifest is a mapping, this is a list"),
-    ("a word", "hello", "stdin: (no name): a manifest is a mapping, this is a string"),
+    ("a list", "[1]", "stdin: (no name): a manifest must be a mapping, not a list"),
+    ("a word", "hello", "stdin: (no name): a manifest must be a mapping, not a string"),
 ]
 
 

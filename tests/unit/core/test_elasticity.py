@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from allranks.api.status import PastAttempt, RoleStatus, Status
 from allranks.core import elasticity
-from allranks.core.manifests import pods as desired
+from allranks.core.manifests import pods
 from allranks.core.model import Disruption
 from support.builders import CLUSTER, at, job, pod, table
 
@@ -81,14 +81,14 @@ def test_a_placeholder_requests_the_resources_of_its_worker_and_idles():
     }
     of = job(roles={"worker": 3}, elastic={"minReplicas": 1, "maxReplicas": 3}, template={"spec": spec})
     status = BEGUN.model_copy(update={"roles": {"worker": RoleStatus(desired=2, waiting=1)}})
-    pods = desired.objects(of, status, CLUSTER).pods
-    [found] = elasticity.placeholders(of, status, pods)
+    made = pods.objects(of, status, CLUSTER).pods
+    [found] = elasticity.placeholders(of, status, made)
     assert found["metadata"]["name"] == "job-worker-2-0"
     assert found["metadata"]["labels"]["allranks.dev/role"] == "placeholder"
-    assert found["metadata"]["ownerReferences"] == pods[0]["metadata"]["ownerReferences"]
+    assert found["metadata"]["ownerReferences"] == made[0]["metadata"]["ownerReferences"]
     assert found["spec"]["nodeSelector"] == {"gpu": "h200"}
     [trainer] = found["spec"]["containers"]
-    image, security = pods[0]["spec"]["containers"][0]["image"], pods[0]["spec"]["containers"][0]["securityContext"]
+    image, security = made[0]["spec"]["containers"][0]["image"], made[0]["spec"]["containers"][0]["securityContext"]
     assert trainer == {
         "name": "trainer",
         "image": image,

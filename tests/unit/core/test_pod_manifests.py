@@ -1,4 +1,4 @@
-"""The objects of an attempt: whole manifests are compared where they are small, else what a sentence speaks of."""
+"""The objects of an attempt. Small manifests are compared as a whole, others by the field in question."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def trainer(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def environment(manifest: dict[str, Any]) -> dict[str, str | None]:
-    """What the program finds: of a name that is there twice, Kubernetes takes the last."""
+    """The variables of the program. Kubernetes uses the last one of the same name."""
     return {variable["name"]: variable.get("value") for variable in trainer(manifest)["env"]}
 
 
@@ -46,7 +46,7 @@ def template(**of_trainer: Any) -> dict[str, Any]:
 # --- the whole ------------------------------------------------------------------------------------------------------
 
 
-def test_the_smallest_job_makes_this_service_and_this_pod():
+def test_the_smallest_job_has_this_service_and_this_pod():
     made = objects(roles={"worker": 1})
     assert made.companions == [
         {
@@ -134,7 +134,7 @@ def test_the_smallest_job_makes_this_service_and_this_pod():
     ]
 
 
-def test_the_same_job_gives_the_same_objects_and_leaves_the_job_as_it_was():
+def test_building_the_objects_twice_gives_the_same_result_and_does_not_change_the_job():
     of = job(template=template(env=[{"name": "X", "value": "1"}]), roles={"master": 1, "worker": 2})
     before = of.model_dump()
     assert pods.objects(of, Status(), CLUSTER) == pods.objects(of, Status(), CLUSTER)
@@ -149,7 +149,7 @@ def test_pods_are_named_job_role_index_attempt():
     assert [pod["metadata"]["name"] for pod in made.pods] == ["job-master-0-2", "job-worker-0-2", "job-worker-1-2"]
 
 
-def test_every_object_belongs_to_the_job_and_lives_in_its_namespace():
+def test_every_object_is_owned_by_the_job_and_in_its_namespace():
     made = objects(framework="horovod", roles={"worker": 2, "launcher": 1}, horovod={"controller": "mpi"})
     everything = [*made.companions, *made.pods]
     assert {thing["kind"] for thing in everything} == {"Service", "ConfigMap", "Secret", "Pod"}
@@ -178,19 +178,19 @@ def test_a_replica_restarted_alone_has_a_new_name_and_the_old_address():
     assert after.pods[1]["spec"] == before.pods[1]["spec"]
 
 
-def test_an_attempt_is_made_in_the_size_it_began_with():
+def test_an_attempt_keeps_its_initial_size():
     began = Status(roles={"worker": RoleStatus(desired=3)})
     assert len(objects(began, roles={"worker": 2}).pods) == 3
 
 
 # --- the training container: job, role and template -----------------------------------------------------------------
 
-# Sentence, job's fields, worker's fields, what the worker's training container has of them.
+# Sentence, job's fields, worker's fields, these fields of the worker's training container.
 LAYERS = [
-    ("the job's image is every role's", {}, {}, {"image": IMAGE}),
-    ("a role's image wins", {}, {"image": "me/worker:1"}, {"image": "me/worker:1"}),
+    ("the job's image is used by every role", {}, {}, {"image": IMAGE}),
+    ("a role's image overrides the job's", {}, {"image": "me/worker:1"}, {"image": "me/worker:1"}),
     ("an image in the template is enough", {"image": None, "template": template(image="t:1")}, {}, {"image": "t:1"}),
-    ("the job's image wins over the template's", {"template": template(image="t:1")}, {}, {"image": IMAGE}),
+    ("the job's image overrides the template's", {"template": template(image="t:1")}, {}, {"image": IMAGE}),
     (
         "a role's command does not take the job's arguments",
         {"command": ["a"], "args": ["--for=a"]},
@@ -198,7 +198,7 @@ LAYERS = [
         {"command": ["b"], "args": None},
     ),
     (
-        "a role's arguments go to the job's command",
+        "a role's arguments are appended to the job's command",
         {"command": ["a"], "args": ["--x"]},
         {"args": ["--y"]},
         {"command": ["a"], "args": ["--y"]},
@@ -209,9 +209,14 @@ LAYERS = [
         {"resources": {"limits": {"cpu": 4}}},
         {"resources": {"limits": {"memory": "1Gi", "cpu": 4}}},
     ),
-    ("a role's working directory wins", {"workingDir": "/a"}, {"workingDir": "/b"}, {"workingDir": "/b"}),
     (
-        "the role's template lies over the job's",
+        "a role's working directory overrides the job's",
+        {"workingDir": "/a"},
+        {"workingDir": "/b"},
+        {"workingDir": "/b"},
+    ),
+    (
+        "the role's template is merged over the job's",
         {"template": template(imagePullPolicy="Always", tty=True)},
         {"template": template(imagePullPolicy="Never")},
         {"imagePullPolicy": "Never", "tty": True},
@@ -234,23 +239,29 @@ def _without_image(document: dict[str, Any]) -> Any:
     return of.model_copy(update={"spec": of.spec.model_copy(update={"image": None})})
 
 
-# Sentence, job's env, role's env, template's env, what the program finds.
+# Sentence, job's env, role's env, template's env, variables of the program.
 ENVIRONMENTS = [
-    ("the job's variables are every role's", [("X", "1")], [], [], {"X": "1"}),
-    ("a role's variable wins", [("X", "1")], [("X", "2")], [], {"X": "2"}),
-    ("the template's variables stay", [("X", "1")], [], [("Y", "2")], {"X": "1", "Y": "2"}),
-    ("the job's variable wins over the template's", [("X", "1")], [], [("X", "2")], {"X": "1"}),
+    ("the job's variables are set for every role", [("X", "1")], [], [], {"X": "1"}),
+    ("a role's variable overrides the job's", [("X", "1")], [("X", "2")], [], {"X": "2"}),
+    ("the template's variables are kept", [("X", "1")], [], [("Y", "2")], {"X": "1", "Y": "2"}),
+    ("the job's variable overrides the template's", [("X", "1")], [], [("X", "2")], {"X": "1"}),
     ("PYTHONUNBUFFERED is set", [], [], [], {"PYTHONUNBUFFERED": "1"}),
-    ("a variable that the user sets wins", [("PYTHONUNBUFFERED", "0")], [], [], {"PYTHONUNBUFFERED": "0"}),
     (
-        "a variable that the user sets for a role wins",
+        "a variable that the user sets overrides the default",
+        [("PYTHONUNBUFFERED", "0")],
+        [],
+        [],
+        {"PYTHONUNBUFFERED": "0"},
+    ),
+    (
+        "a variable that the user sets for a role overrides the default",
         [],
         [("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")],
         [],
         {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_FR_BUFFER_SIZE": "2000"},
     ),
     (
-        "a variable that the user sets in the template wins",
+        "a variable that the user sets in the template overrides the default",
         [],
         [],
         [("TORCH_FR_BUFFER_SIZE", "0")],
@@ -286,7 +297,7 @@ def test_environment(case):
     ],
     ids=["pytorch", "tensorflow", "horovod with gloo", "horovod with mpi"],
 )
-def test_every_pod_knows_its_job_role_index_attempt_and_checkpoint_directory(fields):
+def test_every_pod_has_job_role_index_attempt_and_checkpoint_directory_in_variables(fields):
     made = objects(Status(attempt=4), checkpoint={"claim": "runs", "path": "/keep"}, **fields)
     for pod in made.pods:
         labels, found = pod["metadata"]["labels"], environment(pod)
@@ -307,12 +318,12 @@ def test_every_pod_knows_its_job_role_index_attempt_and_checkpoint_directory(fie
         assert pod["spec"]["automountServiceAccountToken"] is False
 
 
-# --- what lies under the user's template -----------------------------------------------------------------------------
+# --- defaults below the user's template -----------------------------------------------------------------------------
 
 # Sentence, pod spec in the template, field of the pod's spec, its value.
 POD_SPECS = [
     ("pods are never restarted in place", {}, "restartPolicy", "Never"),
-    ("the template may ask for restarts in place", {"restartPolicy": "OnFailure"}, "restartPolicy", "OnFailure"),
+    ("the template can request restarts in place", {"restartPolicy": "OnFailure"}, "restartPolicy", "OnFailure"),
     (
         "pods run as non-root with the runtime's seccomp profile",
         {},
@@ -320,24 +331,24 @@ POD_SPECS = [
         {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
     ),
     (
-        "the template's security context lies over ours",
+        "the template's security context is merged over the default",
         {"securityContext": {"runAsNonRoot": False, "fsGroup": 7}},
         "securityContext",
         {"runAsNonRoot": False, "fsGroup": 7, "seccompProfile": {"type": "RuntimeDefault"}},
     ),
-    ("the template may ask for a token", {"automountServiceAccountToken": True}, "automountServiceAccountToken", True),
+    ("the template can request a token", {"automountServiceAccountToken": True}, "automountServiceAccountToken", True),
     ("a node selector is passed on", {"nodeSelector": {"gpu": "h100"}}, "nodeSelector", {"gpu": "h100"}),
     ("without GPUs there is no toleration", {}, "tolerations", None),
-    ("a toleration of the template stays", {"tolerations": [{"key": "a"}]}, "tolerations", [{"key": "a"}]),
-    ("the template's init containers stay", {"initContainers": [{"name": "i"}]}, "initContainers", [{"name": "i"}]),
+    ("a toleration of the template is kept", {"tolerations": [{"key": "a"}]}, "tolerations", [{"key": "a"}]),
+    ("the template's init containers are kept", {"initContainers": [{"name": "i"}]}, "initContainers", [{"name": "i"}]),
     (
-        "the template's volumes stay",
+        "the template's volumes are kept",
         {"volumes": [{"name": "data", "emptyDir": {}}]},
         "volumes",
         [{"name": "data", "emptyDir": {}}, {"name": "dshm", "emptyDir": {"medium": "Memory"}}],
     ),
-    ("the host name is ours", {"hostname": "mine"}, "hostname", "job-worker-0-0"),
-    ("the subdomain is the Service's", {"subdomain": "mine"}, "subdomain", "job"),
+    ("the template cannot set the host name", {"hostname": "mine"}, "hostname", "job-worker-0-0"),
+    ("the template cannot set the subdomain", {"subdomain": "mine"}, "subdomain", "job"),
 ]
 
 
@@ -353,7 +364,7 @@ GPU = {"limits": {"nvidia.com/gpu": 1}}
 # Sentence, tolerations in the template, tolerations of a pod with a GPU.
 TOLERATIONS = [
     ("a pod with a GPU tolerates the taint of GPU nodes", None, [TOLERATION]),
-    ("the template's tolerations stay beside it", [{"key": "a"}], [{"key": "a"}, TOLERATION]),
+    ("the template's tolerations are kept", [{"key": "a"}], [{"key": "a"}, TOLERATION]),
     ("the taint is tolerated once", [TOLERATION], [TOLERATION]),
 ]
 
@@ -373,12 +384,12 @@ OWN = {"key": LOST[0]["key"], "operator": "Exists", "tolerationSeconds": 900}
 ALL = {"operator": "Exists"}
 SCHEDULING = {"key": LOST[0]["key"], "operator": "Exists", "effect": "NoSchedule"}
 
-# Sentence, tolerations in the template, tolerations of a pod that may bear a lost node for 30 s.
+# Sentence, tolerations in the template, tolerations of a pod with node_lost_seconds 30.
 NODE_LOST = [
-    ("a node that is lost is given up", [], LOST),
-    ("the template's own patience comes first", [OWN], [OWN, LOST[1]]),
-    ("who tolerates all is left alone", [ALL], [ALL]),
-    ("tolerating that the scheduler puts pods there is something else", [SCHEDULING], [SCHEDULING, *LOST]),
+    ("a lost node is tolerated for 30 s", [], LOST),
+    ("the template's own toleration is kept", [OWN], [OWN, LOST[1]]),
+    ("a toleration of all taints is kept", [ALL], [ALL]),
+    ("a toleration of NoSchedule is not one of NoExecute", [SCHEDULING], [SCHEDULING, *LOST]),
 ]
 
 
@@ -390,7 +401,7 @@ def test_node_lost(case):
     assert pod["spec"]["tolerations"] == expected
 
 
-def test_the_trainers_own_security_context_lies_over_the_restricted_one():
+def test_the_security_context_of_the_trainer_is_merged_over_the_restricted_one():
     made = trainer(first(template=template(securityContext={"runAsUser": 7, "capabilities": {"add": ["IPC_LOCK"]}})))
     assert made["securityContext"] == {
         "runAsUser": 7,
@@ -399,7 +410,7 @@ def test_the_trainers_own_security_context_lies_over_the_restricted_one():
     }
 
 
-def test_a_dev_shm_of_the_users_own_is_left_alone():
+def test_the_users_own_dev_shm_is_kept():
     own = {"name": "mine", "mountPath": "/dev/shm"}
     spec = template(volumeMounts=[own])
     spec["spec"]["volumes"] = [{"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}]
@@ -408,14 +419,14 @@ def test_a_dev_shm_of_the_users_own_is_left_alone():
     assert made["spec"]["volumes"] == spec["spec"]["volumes"]
 
 
-def test_sidecars_stay_as_they_are():
+def test_sidecars_are_not_changed():
     sidecar = {"name": "logs", "image": "logs:1", "env": [{"name": "RANK", "value": "x"}]}
     made = first(template={"spec": {"containers": [sidecar]}})
     assert [container["name"] for container in made["spec"]["containers"]] == ["trainer", "logs"]
     assert made["spec"]["containers"][1] == sidecar
 
 
-def test_labels_and_annotations_of_the_template_stay_but_ours_win():
+def test_labels_and_annotations_of_the_template_are_kept_except_reserved_labels():
     mine = {"labels": {"team": "birds", "allranks.dev/role": "queen"}, "annotations": {"note": "n"}}
     metadata = first(template={"metadata": mine})["metadata"]
     assert metadata["annotations"] == {"note": "n"}
@@ -423,7 +434,7 @@ def test_labels_and_annotations_of_the_template_stay_but_ours_win():
     assert metadata["labels"]["allranks.dev/role"] == "worker"
 
 
-def test_a_port_of_the_users_own_with_the_same_number_is_not_doubled():
+def test_a_port_that_the_user_declares_is_not_duplicated():
     own = {"containerPort": 29500, "name": "mine"}
     assert trainer(first(template=template(ports=[own])))["ports"] == [own]
 
@@ -440,7 +451,7 @@ def test_priority_class_and_topology_key_place_the_pods():
     }
 
 
-def test_a_checkpoint_may_be_any_volume():
+def test_a_checkpoint_can_be_any_volume():
     made = first(checkpoint={"volume": {"nfs": {"server": "nas", "path": "/runs"}}})
     assert {"name": "checkpoint", "nfs": {"server": "nas", "path": "/runs"}} in made["spec"]["volumes"]
     assert {"name": "checkpoint", "mountPath": "/checkpoints"} in trainer(made)["volumeMounts"]
@@ -461,38 +472,43 @@ def test_a_pod_without_a_token_or_root_gets_its_helper_from_an_init_container():
     assert trainer(made)["command"] == ["python3", "/allranks/horovod_gloo.py", "python3", "train.py"]
 
 
-# --- what no schema sees ---------------------------------------------------------------------------------------------
+# --- problems that no schema finds -----------------------------------------------------------------------------------
 
 # Sentence, job, problems.
 PROBLEMS = [
     ("a plain job has none", {}, []),
     (
-        "a reserved variable in the template is refused",
+        "a reserved variable in the template is rejected",
         {"template": template(env=[{"name": "MASTER_ADDR", "value": "x"}])},
         [("spec.template.spec.containers[trainer].env", "MASTER_ADDR is set by allranks: remove it")],
     ),
     (
-        "a variable of ours in a role's template is refused",
+        "a variable that begins with ALLRANKS_ in a role's template is rejected",
         {"roles": {"worker": {"template": template(env=[{"name": "ALLRANKS_JOB", "value": "x"}])}}},
         [("spec.roles.worker.template.spec.containers[trainer].env", "ALLRANKS_JOB is set by allranks: remove it")],
     ),
     (
-        "another framework's variable is the user's own",
+        "another framework's variable is accepted",
         {"template": template(env=[{"name": "TF_CONFIG", "value": "x"}])},
         [],
     ),
     (
-        "restartPolicy Always is refused",
+        "restartPolicy Always is rejected",
         {"template": {"spec": {"restartPolicy": "Always"}}},
-        [("spec.template.spec.restartPolicy", "must be Never or OnFailure: a rank that ended would run again")],
+        [
+            (
+                "spec.template.spec.restartPolicy",
+                "must be Never or OnFailure: with Always a finished rank would run again",
+            )
+        ],
     ),
     (
-        "Horovod with gloo needs a command, as an image's entrypoint cannot be seen",
+        "Horovod with gloo needs a command, because the image's entrypoint is unknown",
         {"framework": "horovod", "command": None},
         [
             (
                 "spec.roles.worker.command",
-                "a command is needed: allranks starts it by a helper, and cannot see an image's entrypoint",
+                "a command is needed: allranks starts it through a helper and cannot read the image's entrypoint",
             )
         ],
     ),
@@ -509,7 +525,7 @@ def test_problems(case):
     assert pods.problems(of) == expected
 
 
-def test_a_role_without_an_image_anywhere_is_refused():
+def test_a_role_without_an_image_is_rejected():
     of = job(template={"metadata": {"labels": {"a": "b"}}})
     of = of.model_copy(update={"spec": of.spec.model_copy(update={"image": None})})
     assert pods.problems(of) == [
@@ -522,6 +538,6 @@ def test_a_role_without_an_image_anywhere_is_refused():
     [{"spec": None}, {"metadata": None}, {"spec": {"containers": None}}, template(env=None), template(ports=None)],
     ids=["spec", "metadata", "containers", "env", "ports"],
 )
-def test_a_null_in_a_template_is_as_if_it_were_not_there(empty):
+def test_a_null_in_a_template_is_ignored(empty):
     assert pods.problems(job(template=empty)) == []
     assert objects(template=empty) == objects()

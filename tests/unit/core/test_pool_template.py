@@ -1,4 +1,4 @@
-"""What a TrainingPool puts under a job's pods, and what a job does whose pool is not there."""
+"""The template of a TrainingPool in a job's pods, and jobs whose pool is missing or invalid."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.core import root_cause
-from allranks.core.manifests import pods as desired
-from allranks.core.manifests import pool_template
+from allranks.core.manifests import pods, pool_template
 from allranks.core.model import Plan, Platform
 from allranks.core.reconcile import reconcile
 from allranks.frameworks import FRAMEWORKS
@@ -30,12 +29,12 @@ def platform(**spec: Any) -> Platform:
     return replace(CLUSTER, pool=PoolSpec.model_validate(spec, by_alias=True, by_name=False))
 
 
-def pods(pool: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    return desired.objects(job(pool="gpu", **fields), Status(), platform(**pool)).pods
+def pods_of(pool: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    return pods.objects(job(pool="gpu", **fields), Status(), platform(**pool)).pods
 
 
 def first(pool: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    spec: dict[str, Any] = pods(pool, **fields)[0]["spec"]
+    spec: dict[str, Any] = pods_of(pool, **fields)[0]["spec"]
     return spec
 
 
@@ -55,26 +54,26 @@ def env(**variables: str) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-# --- what reaches the pods -------------------------------------------------------------------------------------------
+# --- fields of the pool in pods --------------------------------------------------------------------------------------
 
 FIELDS = [
-    ("a pool that says nothing adds nothing", {}, {}),
-    ("the node selector is the pods'", {"nodeSelector": {"gpu": "h200"}}, {"nodeSelector": {"gpu": "h200"}}),
-    ("the tolerations are the pods'", {"tolerations": [RESERVED]}, {"tolerations": [RESERVED]}),
-    ("the priority class is the pods'", {"priorityClassName": "training"}, {"priorityClassName": "training"}),
-    ("the scheduler is the pods'", {"schedulerName": "bin-packer"}, {"schedulerName": "bin-packer"}),
+    ("an empty pool adds nothing", {}, {}),
+    ("pods get the node selector", {"nodeSelector": {"gpu": "h200"}}, {"nodeSelector": {"gpu": "h200"}}),
+    ("pods get the tolerations", {"tolerations": [RESERVED]}, {"tolerations": [RESERVED]}),
+    ("pods get the priority class", {"priorityClassName": "training"}, {"priorityClassName": "training"}),
+    ("pods get the scheduler", {"schedulerName": "bin-packer"}, {"schedulerName": "bin-packer"}),
     (
-        "the template lies under the pods",
+        "pods get the template",
         {"template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}},
         {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"},
     ),
     (
-        "the template wins over what is restricted by default",
+        "the template overrides the restricted defaults",
         {"template": {"spec": {"securityContext": {"runAsNonRoot": False}}}},
         {"securityContext": {"runAsNonRoot": False, "seccompProfile": {"type": "RuntimeDefault"}}},
     ),
     (
-        "a field of the pool wins over its template",
+        "a field of the pool overrides its template",
         {"template": {"spec": {"schedulerName": "a", "nodeSelector": {"a": "1", "b": "1"}}}, "schedulerName": "b"}
         | {"nodeSelector": {"b": "2"}},
         {"schedulerName": "b", "nodeSelector": {"a": "1", "b": "2"}},
@@ -85,7 +84,7 @@ FIELDS = [
         {"tolerations": [GPU_TOLERATION, RESERVED]},
     ),
     (
-        "a null in the template is as if it were not there",
+        "a null in the template is ignored",
         {"template": {"spec": {"nodeSelector": None, "containers": None, "tolerations": None}, "metadata": None}},
         {},
     ),
@@ -95,12 +94,12 @@ FIELDS = [
 @table(*FIELDS)
 def test_pod(case):
     pool, expected = case
-    assert first(pool) == desired.objects(job(), Status(), CLUSTER).pods[0]["spec"] | expected
+    assert first(pool) == pods.objects(job(), Status(), CLUSTER).pods[0]["spec"] | expected
 
 
 OVERRIDES = [
     (
-        "a node selector of the job is added, and wins where it is the same key",
+        "a node selector of the job is added, and overrides the same key",
         {"nodeSelector": {"gpu": "h200", "zone": "a"}},
         {"template": {"spec": {"nodeSelector": {"zone": "b", "disk": "ssd"}}}},
         {"nodeSelector": {"gpu": "h200", "zone": "b", "disk": "ssd"}},
@@ -112,25 +111,25 @@ OVERRIDES = [
         {"tolerations": [RESERVED, GPU_TOLERATION]},
     ),
     (
-        "scheduling.priorityClassName wins over the pool's",
+        "scheduling.priorityClassName overrides the pool's",
         {"priorityClassName": "a"},
         {"scheduling": {"priorityClassName": "b"}},
         {"priorityClassName": "b"},
     ),
     (
-        "the job's template wins over the pool's fields",
+        "the job's template overrides the pool's fields",
         {"schedulerName": "a", "priorityClassName": "a"},
         {"template": {"spec": {"schedulerName": "b", "priorityClassName": "b"}}},
         {"schedulerName": "b", "priorityClassName": "b"},
     ),
     (
-        "a role's template wins too",
+        "a role's template overrides the pool's fields",
         {"schedulerName": "a"},
         {"roles": {"worker": {"replicas": 1, "template": {"spec": {"schedulerName": "b"}}}}},
         {"schedulerName": "b"},
     ),
     (
-        "nothing after a field in the job's template takes nothing away",
+        "a null in the job's template removes nothing",
         {"nodeSelector": {"gpu": "h200"}},
         {"template": {"spec": {"nodeSelector": None}}},
         {"nodeSelector": {"gpu": "h200"}},
@@ -154,14 +153,14 @@ OVERRIDES = [
 
 
 @table(*OVERRIDES)
-def test_the_jobs_word_wins(case):
+def test_the_job_overrides_the_pool(case):
     pool, fields, expected = case
     found = first(pool, **fields)
     assert {name: found.get(name) for name in expected} == expected
 
 
 def test_labels_volumes_and_sidecars_of_the_pools_template_reach_the_pod():
-    made = pods(
+    made = pods_of(
         {
             "template": {
                 "metadata": {"labels": {"cost": "training"}, "annotations": {"a": "pool", "b": "pool"}},
@@ -184,16 +183,21 @@ def test_labels_volumes_and_sidecars_of_the_pools_template_reach_the_pod():
 
 
 VARIABLES = [
-    ("the pool's variable reaches the program", {"env": env(X="pool")}, {}, "pool"),
+    ("the program gets the pool's variable", {"env": env(X="pool")}, {}, "pool"),
     (
-        "the pool's field wins over its template",
+        "the pool's field overrides its template",
         {"env": env(X="pool"), "template": template(env=env(X="t"))},
         {},
         "pool",
     ),
-    ("the job's variable wins", {"env": env(X="pool")}, {"env": env(X="job")}, "job"),
-    ("a variable of the job's template wins", {"env": env(X="pool")}, {"template": template(env=env(X="job"))}, "job"),
-    ("a default of ours gives way", {"env": env(PYTHONUNBUFFERED="0", X="")}, {}, ""),
+    ("the job's variable overrides the pool's", {"env": env(X="pool")}, {"env": env(X="job")}, "job"),
+    (
+        "a variable of the job's template overrides the pool's",
+        {"env": env(X="pool")},
+        {"template": template(env=env(X="job"))},
+        "job",
+    ),
+    ("the pool's variable overrides a default of allranks", {"env": env(PYTHONUNBUFFERED="0", X="")}, {}, ""),
 ]
 
 
@@ -205,7 +209,7 @@ def test_env(case):
     assert [v["name"] for v in trainer(spec)["env"]].count("X") == 1
 
 
-def test_a_value_of_the_jobs_own_replaces_where_the_pool_takes_it_from():
+def test_a_value_in_the_job_replaces_valueFrom_in_the_pool():
     spec = first({"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]}, env=env(X="job"))
     assert [v for v in trainer(spec)["env"] if v["name"] == "X"] == [{"name": "X", "value": "job"}]
 
@@ -221,44 +225,44 @@ DEVICES = {"gpu": {"count": 8}, "rdma": {"rdma/hca": 1}}
 AMOUNTS = [
     ("GPUs and network devices are limits", DEVICES, {}, {"limits": {"rdma/hca": 1, "nvidia.com/gpu": 8}}),
     (
-        "the job's number of GPUs wins, the rest is the pool's",
+        "the job's number of GPUs overrides the pool's, the rest is kept",
         DEVICES,
         {"resources": {"limits": {"nvidia.com/gpu": 2, "memory": "1Gi"}}},
         {"limits": {"rdma/hca": 1, "nvidia.com/gpu": 2, "memory": "1Gi"}},
     ),
     (
-        "a role's number of GPUs wins",
+        "a role's number of GPUs overrides the pool's",
         {"gpu": {"count": 8}},
         {"roles": {"worker": {"replicas": 1, "resources": {"limits": {"nvidia.com/gpu": 4}}}}},
         {"limits": {"nvidia.com/gpu": 4}},
     ),
     (
-        "the number in the job's template wins",
+        "the number in the job's template overrides the pool's",
         {"gpu": {"count": 8}},
         {"template": template(resources={"limits": {"nvidia.com/gpu": 4}})},
         {"limits": {"nvidia.com/gpu": 4}},
     ),
     (
-        "a job that says only requests says all",
+        "the pool's limit is left out if the job has a request",
         {"gpu": {"count": 8}},
         {"resources": {"requests": {"nvidia.com/gpu": 2}}},
         {"requests": {"nvidia.com/gpu": 2}},
     ),
-    ("none is a number too", {"gpu": {"count": 8}}, {"resources": {"limits": {"nvidia.com/gpu": 0}}}, 0),
+    ("the job can request 0 GPUs", {"gpu": {"count": 8}}, {"resources": {"limits": {"nvidia.com/gpu": 0}}}, 0),
     (
-        "another maker's GPUs are another resource",
+        "GPUs of another vendor are another resource",
         {"gpu": {"resource": "amd.com/gpu", "count": 4}},
         {},
         {"limits": {"amd.com/gpu": 4}},
     ),
     (
-        "the pool's number wins over that in its template, whose other resources stay",
+        "the pool's number overrides its template, whose other resources are kept",
         {"gpu": {"count": 8}, "template": template(resources={"limits": {"nvidia.com/gpu": 1, "memory": "1Ti"}})},
         {},
         {"limits": {"nvidia.com/gpu": 8, "memory": "1Ti"}},
     ),
     (
-        "the job's word takes the place of the requests in the pool's template too",
+        "the job's limit also replaces the request in the pool's template",
         {"template": template(resources={"requests": {"nvidia.com/gpu": 8, "cpu": 4}})},
         {"resources": {"limits": {"nvidia.com/gpu": 2}}},
         {"requests": {"cpu": 4}, "limits": {"nvidia.com/gpu": 2}},
@@ -275,9 +279,14 @@ def test_resources(case):
 
 TOLERATED = [
     ("GPUs of the pool are tolerated", {"gpu": {"count": 8}}, {}, [GPU_TOLERATION]),
-    ("once", {"gpu": {"count": 8}, "tolerations": [GPU_TOLERATION]}, {}, [GPU_TOLERATION]),
-    ("parts of GPUs too", {"gpu": {"resource": "nvidia.com/mig-3g.40gb", "count": 1}}, {}, [GPU_TOLERATION]),
-    ("no GPUs, no toleration", {"gpu": {"count": 8}}, {"resources": {"limits": {"nvidia.com/gpu": 0}}}, None),
+    ("GPUs are tolerated once", {"gpu": {"count": 8}, "tolerations": [GPU_TOLERATION]}, {}, [GPU_TOLERATION]),
+    ("GPU slices are tolerated", {"gpu": {"resource": "nvidia.com/mig-3g.40gb", "count": 1}}, {}, [GPU_TOLERATION]),
+    (
+        "without GPUs there is no toleration",
+        {"gpu": {"count": 8}},
+        {"resources": {"limits": {"nvidia.com/gpu": 0}}},
+        None,
+    ),
 ]
 
 
@@ -292,33 +301,33 @@ def test_one_process_runs_for_each_of_the_pools_gpus(resource):
     assert environment(first({"gpu": {"resource": resource, "count": 8}}))["NPROC_PER_NODE"] == "8"
 
 
-def test_a_pod_that_holds_no_rank_gets_no_gpus_but_those_that_its_role_asks_for():
+def test_a_pod_without_ranks_gets_only_the_gpus_that_its_role_requests():
     launcher, worker = (
         trainer(made["spec"])
-        for made in sorted(pods(DEVICES, **MPI), key=lambda p: p["metadata"]["labels"]["allranks.dev/role"])
+        for made in sorted(pods_of(DEVICES, **MPI), key=lambda p: p["metadata"]["labels"]["allranks.dev/role"])
     )
     assert "resources" not in launcher
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == 8
     evaluator = {"replicas": 1, "resources": {"limits": {"nvidia.com/gpu": 1}}}
-    made = pods(DEVICES, framework="tensorflow", roles={"worker": 1, "evaluator": evaluator})
+    made = pods_of(DEVICES, framework="tensorflow", roles={"worker": 1, "evaluator": evaluator})
     assert trainer(made[1]["spec"])["resources"] == {"limits": {"nvidia.com/gpu": 1}}
 
 
-def test_slots_of_an_mpi_job_are_the_pools_gpus():
-    companions = desired.objects(job(pool="gpu", **MPI), Status(), platform(**DEVICES)).companions
+def test_an_mpi_job_has_one_slot_per_gpu_of_the_pool():
+    companions = pods.objects(job(pool="gpu", **MPI), Status(), platform(**DEVICES)).companions
     files = next(made for made in companions if made["kind"] == "ConfigMap")
     assert files["data"]["hostfile"] == "job-worker-0-0.job.team.svc slots=8\n"
 
 
-def test_a_pool_that_the_job_does_not_name_changes_nothing():
-    assert desired.objects(job(), Status(), platform(**DEVICES)) == desired.objects(job(), Status(), CLUSTER)
+def test_a_pool_that_the_job_does_not_name_has_no_effect():
+    assert pods.objects(job(), Status(), platform(**DEVICES)) == pods.objects(job(), Status(), CLUSTER)
 
 
 @table(
-    ("with one GPU of the pool the rank is the pod's place", platform(gpu={"count": 1}), 1),
-    ("with several only a report could tell the rank", platform(gpu={"count": 8}), None),
-    ("without the pool nobody knows how many there were", CLUSTER, None),
-    ("on one machine there is no pool", replace(CLUSTER, local=True), 1),
+    ("with one GPU per pod the rank is the node rank", platform(gpu={"count": 1}), 1),
+    ("with several GPUs per pod the rank is unknown", platform(gpu={"count": 8}), None),
+    ("without the pool the number of GPUs, and so the rank, is unknown", CLUSTER, None),
+    ("in a local run there is no pool", replace(CLUSTER, local=True), 1),
 )
 def test_rank_of_a_failure(case):
     where, rank = case
@@ -327,10 +336,10 @@ def test_rank_of_a_failure(case):
     assert found.rank == rank
 
 
-# --- a pool that is not there ----------------------------------------------------------------------------------------
+# --- a missing or invalid pool ----------------------------------------------------------------------------------------
 
 BROKEN = platform(template=template(env=env(MASTER_ADDR="elsewhere")))
-LACKS = [
+UNAVAILABLE = [
     ("the pool does not exist", CLUSTER, "PoolNotFound", NOT_THERE),
     (
         "pools are not served here",
@@ -339,90 +348,95 @@ LACKS = [
         "this operator may not read TrainingPools: ask for its ClusterRole",
     ),
     (
-        "the pool cannot be used",
+        "the pool is invalid",
         BROKEN,
         "InvalidPool",
-        'TrainingPool "gpu" cannot be used until it is mended: spec.template.spec.containers[trainer].env: MASTER_ADDR '
-        "is set by allranks: remove it",
+        'TrainingPool "gpu" cannot be used until it is corrected: spec.template.spec.containers[trainer]'
+        ".env: MASTER_ADDR is set by allranks: remove it",
     ),
 ]
 
 
-def look(life: Life, where: Platform) -> Plan:
+def reconciled(life: Life, where: Platform) -> Plan:
     life.platform = where
     return reconcile(life.look(5))
 
 
-@table(*LACKS)
-def test_no_object_is_made_and_the_condition_says_why(case):
+@table(*UNAVAILABLE)
+def test_no_object_is_created_and_the_condition_has_the_reason(case):
     where, reason, message = case
     life = Life(job(pool="gpu"))
-    plan = look(life, where)
+    plan = reconciled(life, where)
     assert (plan.create, plan.delete, plan.wake_at) == ((), (), None)
     assert plan.status is not None
     running = plan.status.condition("Running")
     assert (plan.status.phase, running.status, running.reason, running.message) == ("Pending", "False", reason, message)
     life.status = plan.status
-    assert look(life, where).empty, "it is told once"
-    assert [made["kind"] for made in look(life, platform()).create] == ["Service", "Pod", "Pod"]
+    assert reconciled(life, where).empty, "the condition is written once"
+    assert [made["kind"] for made in reconciled(life, platform()).create] == ["Service", "Pod", "Pod"]
 
 
-@table(*LACKS)
-def test_what_runs_is_left_alone(case):
+@table(*UNAVAILABLE)
+def test_running_pods_are_not_changed(case):
     where, _, _ = case
     life = started(job(pool="gpu"), platform=platform())
-    assert look(life, where).empty
+    assert reconciled(life, where).empty
 
 
-def test_a_decision_needs_no_pool_and_the_pods_of_the_new_attempt_do():
+def test_a_restart_is_decided_without_the_pool_but_its_pods_wait_for_it():
     life = started(job(pool="gpu"), platform=platform())
     life.put(failed("worker", 0))
     life.platform = CLUSTER
     life.settle(60)
     assert (life.status.phase, life.status.attempt, life.pods) == ("Restarting", 1, {})
     for kind in ("Restarting", "Running"):
-        told = life.status.condition(kind)
-        assert (told.reason, told.message) == ("PoolNotFound", NOT_THERE)
+        condition = life.status.condition(kind)
+        assert (condition.reason, condition.message) == ("PoolNotFound", NOT_THERE)
     life.platform = platform()
     life.run(70)
     assert sorted(life.pods) == ["job-worker-0-1", "job-worker-1-1"]
 
 
-def test_on_one_machine_the_pool_is_not_waited_for():
+def test_a_local_run_does_not_wait_for_the_pool():
     life = Life(job(pool="gpu"))
     life.step(0)
-    assert len(look(life, replace(CLUSTER, local=True)).create) == 3
+    assert len(reconciled(life, replace(CLUSTER, local=True)).create) == 3
 
 
 PROBLEMS = [
-    ("nothing is wrong with a pool that says nothing", {}, []),
+    ("an empty pool is valid", {}, []),
     (
-        "a variable by which the ranks of any framework find one another is refused",
+        "a variable by which ranks of any framework find one another is rejected",
         {"template": template(env=env(TF_CONFIG="{}"))},
         [("spec.template.spec.containers[trainer].env", "TF_CONFIG is set by allranks: remove it")],
     ),
     (
-        "a variable of ours is refused",
+        "a variable that begins with ALLRANKS_ is rejected",
         {"template": template(env=env(ALLRANKS_JOB="x"))},
         [("spec.template.spec.containers[trainer].env", "ALLRANKS_JOB is set by allranks: remove it")],
     ),
     (
-        "restartPolicy Always is refused",
+        "restartPolicy Always is rejected",
         {"template": {"spec": {"restartPolicy": "Always"}}},
-        [("spec.template.spec.restartPolicy", "must be Never or OnFailure: a rank that ended would run again")],
+        [
+            (
+                "spec.template.spec.restartPolicy",
+                "must be Never or OnFailure: with Always a finished rank would run again",
+            )
+        ],
     ),
     (
-        "a template of the wrong shape is refused, and nothing else is said",
+        "for a template with a wrong type nothing else is reported",
         {"template": {"spec": {"containers": {}, "restartPolicy": "Always"}}},
         [("spec.template.spec.containers", "must be a list, not a mapping")],
     ),
     (
-        "a directory of the node is the platform team's to give",
+        "a pool can use hostPath",
         {"template": {"spec": {"volumes": [{"name": "a", "hostPath": {"path": "/a"}}]}}},
         [],
     ),
     (
-        "a sidecar may have any variable",
+        "a sidecar can have any variable",
         {"template": {"spec": {"containers": [{"name": "a", "env": env(RANK="0")}]}}},
         [],
     ),

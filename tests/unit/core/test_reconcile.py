@@ -197,7 +197,7 @@ def test_an_error_that_no_schema_detects_fails_the_job_with_its_path():
     assert condition(life, "Failed") == (
         "True",
         "InvalidSpec",
-        "spec.template.spec.restartPolicy: must be Never or OnFailure: a rank that ended would run again",
+        "spec.template.spec.restartPolicy: must be Never or OnFailure: with Always a finished rank would run again",
     )
     assert life.pods == {}
 

@@ -1,4 +1,4 @@
-"""One template laid over another, as Kubernetes' strategic merge does."""
+"""Merging of pod templates, as by a Kubernetes strategic merge patch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import copy
 from allranks.core.manifests.strategic_merge import merge
 from support.builders import table
 
-# Sentence, what lies under, what lies over, the result.
+# Sentence, base, override, result.
 CASES = [
-    ("nothing over something is that thing", {"a": 1}, {}, {"a": 1}),
-    ("something over nothing is that thing", {}, {"a": {"b": 1}}, {"a": {"b": 1}}),
-    ("a value over a value wins", {"a": 1}, {"a": 2}, {"a": 2}),
+    ("an empty override changes nothing", {"a": 1}, {}, {"a": 1}),
+    ("an override of an empty map is the result", {}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+    ("a value overrides a value", {"a": 1}, {"a": 2}, {"a": 2}),
     ("maps merge by key", {"a": {"b": 1, "c": 2}}, {"a": {"c": 3, "d": 4}}, {"a": {"b": 1, "c": 3, "d": 4}}),
-    ("a map over a value replaces it", {"a": 1}, {"a": {"b": 2}}, {"a": {"b": 2}}),
-    ("a value over a map replaces it", {"a": {"b": 2}}, {"a": 1}, {"a": 1}),
+    ("a map replaces a value", {"a": 1}, {"a": {"b": 2}}, {"a": {"b": 2}}),
+    ("a value replaces a map", {"a": {"b": 2}}, {"a": 1}, {"a": 1}),
     ("null removes", {"a": 1, "b": 2}, {"a": None}, {"b": 2}),
-    ("null removes what is not there", {"b": 2}, {"a": None}, {"b": 2}),
+    ("null for an absent member changes nothing", {"b": 2}, {"a": None}, {"b": 2}),
     ("null removes inside a map", {"a": {"b": 1, "c": 2}}, {"a": {"b": None}}, {"a": {"c": 2}}),
-    ("null leaves nothing in a new map", {}, {"a": {"b": None, "c": 1}}, {"a": {"c": 1}}),
+    ("null is removed from a new map", {}, {"a": {"b": None, "c": 1}}, {"a": {"c": 1}}),
     ("a list of plain values is replaced", {"command": ["a", "b"]}, {"command": ["c"]}, {"command": ["c"]}),
     ("an empty list replaces a plain one", {"command": ["a", "b"]}, {"command": []}, {"command": []}),
     (
@@ -28,7 +28,7 @@ CASES = [
         {"tolerations": [{"key": "b"}]},
     ),
     (
-        "containers merge by name, in the lower one's order, new ones last",
+        "containers merge by name, in the order of the base, new ones last",
         {"containers": [{"name": "a", "image": "a:1"}, {"name": "b", "image": "b:1"}]},
         {"containers": [{"name": "c", "image": "c:1"}, {"name": "b", "tty": True}]},
         {
@@ -53,13 +53,13 @@ CASES = [
         },
     ),
     (
-        "a variable's value replaces the valueFrom under it",
+        "a variable's value replaces valueFrom",
         {"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
         {"env": [{"name": "X", "value": "1"}]},
         {"env": [{"name": "X", "value": "1"}]},
     ),
     (
-        "a variable's valueFrom replaces the value under it",
+        "a variable's valueFrom replaces the value",
         {"env": [{"name": "X", "value": "1"}]},
         {"env": [{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]},
         {"env": [{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]},
@@ -83,13 +83,13 @@ CASES = [
         {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}]},
     ),
     (
-        "a volume has one source: the upper one's",
+        "a volume has one source: that of the override",
         {"volumes": [{"name": "a", "emptyDir": {}}]},
         {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}}]},
         {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}}]},
     ),
     (
-        "a volume keeps what the upper one does not say of the same source",
+        "fields of the same volume source are merged",
         {"volumes": [{"name": "a", "emptyDir": {"medium": "Memory"}}]},
         {"volumes": [{"name": "a", "emptyDir": {"sizeLimit": "1Gi"}}]},
         {"volumes": [{"name": "a", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}]},
@@ -118,6 +118,6 @@ def test_merge(case):
 
 
 @table(*CASES)
-def test_merging_twice_changes_nothing_more(case):
+def test_merging_the_same_override_again_changes_nothing(case):
     under, over, result = case
     assert merge(merge(under, over), over) == result

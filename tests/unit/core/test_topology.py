@@ -1,4 +1,4 @@
-"""Who is in an attempt: roles, indices, ranks and names."""
+"""The replicas of an attempt: roles, indices, ranks and names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allranks.frameworks.base import Replica
 from support.builders import job, table
 
 
-def who(fields, status=None):
+def replicas_of(fields, status=None):
     return [(r.role, r.index, r.node_rank) for r in topology.replicas(job(**fields), status or Status())]
 
 
@@ -23,7 +23,7 @@ RANKS = [
         [("master", 0, 0), ("worker", 0, 1), ("worker", 1, 2)],
     ),
     ("without a master, worker 0 is rank 0", {"roles": {"worker": 2}}, [("worker", 0, 0), ("worker", 1, 1)]),
-    ("a master alone is the whole job", {"roles": {"master": 1}}, [("master", 0, 0)]),
+    ("a job can be a master alone", {"roles": {"master": 1}}, [("master", 0, 0)]),
     ("a role with no replicas has no pods", {"roles": {"master": 1, "worker": 0}}, [("master", 0, 0)]),
     (
         "TensorFlow's chief comes first; parameter servers and evaluators hold no rank",
@@ -41,7 +41,7 @@ RANKS = [
 @table(*RANKS)
 def test_ranks(case):
     fields, replicas = case
-    assert who(fields) == replicas
+    assert replicas_of(fields) == replicas
 
 
 def test_names_are_computed_from_job_role_index_and_attempt():
@@ -52,14 +52,14 @@ def test_names_are_computed_from_job_role_index_and_attempt():
     )
 
 
-def test_an_attempt_keeps_the_size_it_began_with():
-    began = Status(roles={"worker": RoleStatus(desired=3)})
-    assert who({"roles": {"worker": 2}}, began) == [("worker", index, index) for index in range(3)]
+def test_an_attempt_keeps_its_initial_size():
+    status = Status(roles={"worker": RoleStatus(desired=3)})
+    assert replicas_of({"roles": {"worker": 2}}, status) == [("worker", index, index) for index in range(3)]
 
 
-def test_a_role_that_was_resized_to_none_in_this_attempt_stays_gone():
-    began = Status(roles={"master": RoleStatus(desired=1), "worker": RoleStatus(desired=0)})
-    assert who({"roles": {"master": 1, "worker": 2}}, began) == [("master", 0, 0)]
+def test_a_role_without_replicas_in_this_attempt_stays_empty():
+    status = Status(roles={"master": RoleStatus(desired=1), "worker": RoleStatus(desired=0)})
+    assert replicas_of({"roles": {"master": 1, "worker": 2}}, status) == [("master", 0, 0)]
 
 
 def test_a_replica_restarted_alone_has_a_new_pod_name_and_the_old_host_name():
@@ -73,7 +73,7 @@ def test_a_replica_restarted_alone_has_a_new_pod_name_and_the_old_host_name():
 
 @pytest.mark.parametrize("role", sorted({role for framework in FRAMEWORKS.values() for role in framework.roles}))
 def test_no_name_is_longer_than_63_characters(role):
-    """42 characters for the job is what the CRD allows, 10,000 replicas, and as many restarts as it counts."""
+    """The CRD allows 42 characters for the job's name, 10,000 replicas and 9,999 restarts."""
     kinds = [framework.roles[role] for framework in FRAMEWORKS.values() if role in framework.roles]
     last = 0 if all(kind.max_replicas == 1 for kind in kinds) else 9_999
     assert len(naming.pod_name("j" * 42, role, last, 9_999)) <= 63
@@ -83,13 +83,16 @@ def test_no_name_is_longer_than_63_characters(role):
 
 # Sentence, resources, GPUs.
 GPUS = [
-    ("no resources are no GPUs", None, 0),
+    ("without resources there are no GPUs", None, 0),
     ("limits count", {"limits": {"nvidia.com/gpu": 8}}, 8),
     ("a number in quotes counts", {"limits": {"nvidia.com/gpu": "8"}}, 8),
     ("requests alone count", {"requests": {"nvidia.com/gpu": 4}}, 4),
     ("limits and requests count once", {"limits": {"nvidia.com/gpu": 2}, "requests": {"nvidia.com/gpu": 2}}, 2),
-    ("GPUs of other makers count", {"limits": {"amd.com/gpu": 3}}, 3),
-    ("memory and CPUs are no GPUs", {"limits": {"memory": "64Gi", "cpu": 8}}, 0),
+    ("GPUs of other vendors count", {"limits": {"amd.com/gpu": 3}}, 3),
+    ("GPUs of several vendors add up", {"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 2}}, 3),
+    ("a quantity with a suffix counts", {"limits": {"nvidia.com/gpu": "2000m"}}, 2),
+    ("an invalid amount counts as none", {"limits": {"nvidia.com/gpu": "many"}}, 0),
+    ("memory and CPUs are not GPUs", {"limits": {"memory": "64Gi", "cpu": 8}}, 0),
 ]
 
 
@@ -97,3 +100,9 @@ GPUS = [
 def test_gpus(case):
     resources, count = case
     assert topology.gpus(resources) == count
+
+
+def test_gpus_counts_the_resource_of_the_pool_too():
+    resources = {"limits": {"nvidia.com/mig-3g.40gb": 2}}
+    assert topology.gpus(resources) == 0
+    assert topology.gpus(resources, "nvidia.com/mig-3g.40gb") == 2

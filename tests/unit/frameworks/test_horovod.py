@@ -1,4 +1,4 @@
-"""Horovod's wiring: gloo without ssh, and MPI over an ssh of the job's own."""
+"""Horovod's wiring: gloo without ssh, and MPI over ssh with a key of the job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def environment(trainer: dict[str, Any], *prefixes: str) -> dict[str, str]:
 
 
 def gloo(worker: int, workers: int, slots: int = 1, **more: str) -> dict[str, str]:
-    known = {
+    common = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "job-worker-0-0.job.team.svc",
@@ -51,7 +51,7 @@ def gloo(worker: int, workers: int, slots: int = 1, **more: str) -> dict[str, st
         "HOROVOD_CROSS_RANK": str(worker),
         "HOROVOD_HOSTNAME": f"job-worker-{worker}-0",
     }
-    return known | more
+    return common | more
 
 
 def rank(number: int) -> dict[str, str]:
@@ -70,17 +70,17 @@ GLOO = [
         [gloo(0, 2) | rank(0) | hosts(1), gloo(1, 2) | rank(1)],
     ),
     (
-        "with two slots the helper numbers the ranks",
+        "with two slots the helper assigns the ranks",
         {"roles": {"worker": 2}, "horovod": {"slotsPerWorker": 2}},
         [gloo(0, 2, 2) | hosts(2), gloo(1, 2, 2)],
     ),
     (
-        "auto is one slot for each GPU",
+        "auto is one slot per GPU",
         {"roles": {"worker": 2}, "resources": {"limits": {"nvidia.com/gpu": 4}}},
         [gloo(0, 2, 4) | hosts(4), gloo(1, 2, 4)],
     ),
     (
-        "the port is the user's",
+        "the port can be set",
         {"roles": {"worker": 1}, "horovod": {"port": 1234}},
         [gloo(0, 1, HOROVOD_GLOO_RENDEZVOUS_PORT="1234") | rank(0) | hosts(1, 1)],
     ),
@@ -99,7 +99,7 @@ def test_with_gloo_every_worker_is_started_by_the_helper_and_there_is_no_ssh():
     for trainer in trainers(made).values():
         assert trainer["command"] == [*HELPER, "python3", "train.py"]
         assert trainer["args"] == ["--epochs=3"]
-    assert [thing["kind"] for thing in made.companions] == ["Service"]
+    assert [companion["kind"] for companion in made.companions] == ["Service"]
 
 
 def test_with_gloo_only_the_first_worker_listens():
@@ -110,22 +110,22 @@ def test_with_gloo_only_the_first_worker_listens():
     ]
 
 
-def test_where_the_platform_says_so_the_ranks_meet_elsewhere():
+def test_an_endpoint_of_the_platform_replaces_the_address_of_the_rendezvous():
     here = Platform(helper_image="", local=True, endpoints={("job-worker-0-0", 29400): ("127.0.0.1", 40001)})
     for trainer in trainers(objects(here, roles={"worker": 2})).values():
         found = environment(trainer, "HOROVOD_GLOO_RENDEZVOUS")
         assert found == {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "40001"}
 
 
-def test_mpi_has_a_hostfile_and_a_key_of_the_job_alone():
+def test_an_mpi_job_has_its_own_hostfile_and_key():
     service, files, key = objects(**MPI, resources={"limits": {"nvidia.com/gpu": 2}}).companions
     assert service["kind"] == "Service"
     assert (files["kind"], files["metadata"]["name"]) == ("ConfigMap", "job-files-0")
     hosts = "job-worker-0-0.job.team.svc slots=2\njob-worker-1-0.job.team.svc slots=2\n"
     assert files["data"]["hostfile"] == hosts
     assert (key["kind"], key["type"]) == ("Secret", "kubernetes.io/ssh-auth")
-    assert key["metadata"]["name"] == "job-ssh-6d9ce3a2", "with the beginning of the job's UID"
-    assert "data" not in key, "its data is random: whoever creates it makes it"
+    assert key["metadata"]["name"] == "job-ssh-6d9ce3a2", "it contains the beginning of the job's UID"
+    assert "data" not in key, "the executor adds the random key when it creates the Secret"
 
 
 def test_mpi_starts_all_ranks_from_the_launcher():
@@ -143,30 +143,30 @@ def test_mpi_starts_all_ranks_from_the_launcher():
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs an ssh client")
 @pytest.mark.parametrize("tries", [1, 3])
-def test_ssh_waits_for_a_name_that_dns_does_not_know_yet(tmp_path, tries):
-    """It is refused then, and would try again: the name alone is not asked for twice by ssh itself."""
+def test_ssh_waits_until_dns_resolves_the_name(tmp_path, tries):
+    """ssh itself retries a refused connection, but not a name that cannot be resolved."""
     [config] = [made["data"]["ssh_config"] for made in objects(**MPI).companions if made["kind"] == "ConfigMap"]
     assert "ConnectionAttempts 60" in config
     (tmp_path / "config").write_text(config.replace("ConnectionAttempts 60", "ConnectionAttempts 1"))
     getent = tmp_path / "getent"
-    getent.write_text(f'#!/bin/sh\necho "$2" >>{tmp_path}/asked\n[ $(wc -l <{tmp_path}/asked) -ge {tries} ]\n')
+    getent.write_text(f'#!/bin/sh\necho "$2" >>{tmp_path}/queries\n[ $(wc -l <{tmp_path}/queries) -ge {tries} ]\n')
     getent.chmod(0o755)
     command = ["ssh", "-F", str(tmp_path / "config"), "-p", "1", "localhost", "true"]
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SHELL": "/bin/sh"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
     assert "Connection refused" in done.stderr
-    assert (tmp_path / "asked").read_text() == tries * "localhost\n"
+    assert (tmp_path / "queries").read_text() == tries * "localhost\n"
 
 
 def forwarded(made: Objects) -> list[str]:
-    """Names that mpirun is told to give to its ranks."""
+    """Names of the variables that mpirun forwards to its ranks."""
     command = trainers(made)["job-launcher-0-0"]["command"]
     return [command[place + 1] for place, word in enumerate(command) if word == "-x"]
 
 
 # Sentence, job, names.
 FORWARDED = [
-    ("ours", MPI, {"ALLRANKS_JOB", "ALLRANKS_JOB_UID", "ALLRANKS_ATTEMPT", "PYTHONUNBUFFERED"}),
+    ("allranks' own variables", MPI, {"ALLRANKS_JOB", "ALLRANKS_JOB_UID", "ALLRANKS_ATTEMPT", "PYTHONUNBUFFERED"}),
     ("the job's variables", MPI | {"env": [{"name": "X", "value": "1"}]}, {"X"}),
     (
         "the launcher's variables",
@@ -178,13 +178,13 @@ FORWARDED = [
 
 
 @table(*FORWARDED)
-def test_mpi_gives_variables_to_the_ranks_as_sshd_does_not(case):
+def test_mpirun_forwards_variables_to_the_ranks_because_sshd_does_not(case):
     fields, names = case
     assert names <= set(forwarded(objects(**fields)))
 
 
-def test_mpi_is_told_of_no_variable_that_the_launcher_does_not_have():
-    """mpirun warns of each."""
+def test_mpirun_forwards_only_variables_that_the_launcher_has():
+    """It prints a warning for each other one."""
     made = objects(**MPI, env=[{"name": "X", "value": "1"}])
     found = forwarded(made)
     assert set(found) <= {v["name"] for v in trainers(made)["job-launcher-0-0"]["env"]}
@@ -201,36 +201,36 @@ def test_mpi_workers_run_a_non_root_sshd_on_an_unprivileged_port():
         assert {"name": "allranks-ssh", "mountPath": "/etc/allranks-ssh", "readOnly": True} in worker["volumeMounts"]
 
 
-def test_a_launcher_with_a_command_of_its_own_starts_its_ranks_itself():
+def test_the_command_of_a_launcher_replaces_mpirun():
     roles = {"worker": 2, "launcher": {"command": ["horovodrun", "-np", "2", "python3", "x.py"]}}
     launcher = trainers(objects(horovod={"controller": "mpi"}, roles=roles))["job-launcher-0-0"]
     own = ["horovodrun", "-np", "2", "python3", "x.py"]
     assert launcher["command"] == [*LAUNCHER, "job-launcher-0-0.job.team.svc", *own]
 
 
-def test_on_one_machine_mpirun_starts_all_ranks_there_and_workers_stand_by():
+def test_in_a_local_run_mpirun_starts_all_ranks_and_the_workers_only_wait():
     made = objects(LOCAL, **MPI)
     found = trainers(made)
-    assert [thing["kind"] for thing in made.companions] == ["Service", "ConfigMap"]
+    assert [companion["kind"] for companion in made.companions] == ["Service", "ConfigMap"]
     assert set(made.companions[1]["data"]) == {"mpi_rank.py", "mpi_rank.sh"}
     assert found["job-worker-0-0"]["command"] == ["sleep", "infinity"]
     assert found["job-launcher-0-0"]["command"][:7] == [*LAUNCHER, "127.0.0.1", "mpirun", "-np", "2"]
     assert "OMPI_MCA_orte_default_hostfile" not in environment(found["job-launcher-0-0"], "OMPI_")
 
 
-def test_the_parent_of_mpis_ranks_is_in_all_pods_without_an_init_container():
+def test_the_wrapper_of_mpi_ranks_is_in_all_pods_without_an_init_container():
     made = objects(**MPI)
-    [files] = [thing["data"] for thing in made.companions if thing["kind"] == "ConfigMap"]
+    [files] = [companion["data"] for companion in made.companions if companion["kind"] == "ConfigMap"]
     assert files["mpi_rank.py"] == (HELPERS / "mpi_rank.py").read_text()
     for pod in made.pods:
         assert "initContainers" not in pod["spec"]
         assert "/etc/allranks" in [mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]]
 
 
-def test_elastic_workers_know_their_bounds_and_nothing_of_their_number():
+def test_the_wiring_of_elastic_workers_has_the_bounds_but_not_the_number_of_workers():
     made = objects(elastic={"minReplicas": 1, "maxReplicas": 4}, roles={"worker": 2})
     first, second = (environment(trainer, "HOROVOD_", "ALLRANKS_HOROVOD_") for trainer in trainers(made).values())
-    known = {
+    common = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_ELASTIC": "1",
@@ -241,8 +241,8 @@ def test_elastic_workers_know_their_bounds_and_nothing_of_their_number():
         "ALLRANKS_HOROVOD_MAX": "4",
         "ALLRANKS_HOROVOD_WAIT_SECONDS": "60",
     }
-    assert first == known | {"HOROVOD_HOSTNAME": "job-worker-0-0", "ALLRANKS_HOROVOD_WORKERS": "2"}
-    assert second == known | {"HOROVOD_HOSTNAME": "job-worker-1-0"}
+    assert first == common | {"HOROVOD_HOSTNAME": "job-worker-0-0", "ALLRANKS_HOROVOD_WORKERS": "2"}
+    assert second == common | {"HOROVOD_HOSTNAME": "job-worker-1-0"}
     commands = [trainer["command"] for trainer in trainers(made).values()]
     assert commands == [["python3", "/allranks/horovod_elastic.py", "python3", "train.py"]] * 2
 
@@ -251,16 +251,16 @@ DENIED = "ValueError: learning rate must not be negative: -0.1"
 
 # Sentence, log, rank, exit code, signal, last line.
 MPIRUN = [
-    ("a rank that raises", "told-raise", (1, 1, None, DENIED)),
-    ("a rank that is killed", "told-kill", (1, 137, 9, "rank 1 has no data")),
-    ("a rank that exits and is not the first to end", "told-exit", (1, 3, None, "rank 1 has no data")),
+    ("a rank that raises", "helper-raise", (1, 1, None, DENIED)),
+    ("a rank that is killed", "helper-kill", (1, 137, 9, "rank 1 has no data")),
+    ("a rank that exits and is not the first to end", "helper-exit", (1, 3, None, "rank 1 has no data")),
     ("by mpirun alone, a rank that raises", "raise", (1, 1, None, "ValueError: the learning rate must be positive")),
     ("by mpirun alone, a rank that is killed", "kill", (1, 137, 9, "rank 1 was ended by signal 9")),
-    ("by mpirun alone, a rank that asks to be run again", "exit", (1, 138, None, "rank 1 exited with code 138")),
+    ("by mpirun alone, a rank that requests a restart", "exit", (1, 138, None, "rank 1 exited with code 138")),
 ]
 
 
-@pytest.mark.parametrize("cut", [False, True], ids=["the whole log", "what kubelet keeps"])
+@pytest.mark.parametrize("cut", [False, True], ids=["the whole log", "the part that the kubelet keeps"])
 @table(*MPIRUN)
 def test_the_report_names_the_rank_that_failed_first(case, cut):
     name, (rank, code, signal, last_line) = case
@@ -270,7 +270,7 @@ def test_the_report_names_the_rank_that_failed_first(case, cut):
     assert (found.rank, found.exit_code, found.signal) == (rank, code, signal)
     assert found.message.splitlines()[-1] == last_line
     assert not [word for word in ("mpirun", "has been shut down", "allranks: ") if word in found.message]
-    assert (found.time is None) == (not name.startswith("told"))
+    assert (found.time is None) == (not name.startswith("helper"))
 
 
 def as_kubelet(text: str) -> str:
@@ -278,45 +278,45 @@ def as_kubelet(text: str) -> str:
     return "".join(text.splitlines(keepends=True)[-80:]).encode()[-2048:].decode(errors="ignore")
 
 
-def told(how: str, rank: int = 1) -> str:
+def report(how: str, rank: int = 1) -> str:
     return f"allranks: rank {rank} failed first, at 2026-11-22_01:45:14, by {how}"
 
 
 WHEN = datetime(2026, 11, 22, 1, 45, 14)
 
-# Sentence, the end of the log, what it says.
-TOLD = [
+# Sentence, the end of the log, the root cause.
+REPORTS = [
     (
-        "nothing but an exit code",
-        told("exit code 3"),
+        "only an exit code",
+        report("exit code 3"),
         RootCause(1, 3, None, "rank 1 exited with code 3", WHEN),
     ),
-    ("nothing but a signal", told("signal 9\n"), RootCause(1, 137, 9, "rank 1 was ended by signal 9", WHEN)),
+    ("only a signal", report("signal 9\n"), RootCause(1, 137, 9, "rank 1 was ended by signal 9", WHEN)),
     (
-        "after a line that does not end",
-        "50%" + told("exit code 3. Its last lines:\nKeyError: 1\n"),
+        "after a line without a newline",
+        "50%" + report("exit code 3. Its last lines:\nKeyError: 1\n"),
         RootCause(1, 3, None, "KeyError: 1", WHEN),
     ),
     (
         "the last of several",
-        told("signal 6\n", rank=0) + told("exit code 3. Its last lines:\na\nb"),
+        report("signal 6\n", rank=0) + report("exit code 3. Its last lines:\na\nb"),
         RootCause(1, 3, None, "a\nb", WHEN),
     ),
 ]
 
 
-@table(*TOLD)
-def test_what_is_told(case):
+@table(*REPORTS)
+def test_report_of_the_helper(case):
     text, expected = case
     assert read_mpirun_report(text) == expected
 
 
 @pytest.mark.parametrize("when", ["2026-11-22_01:45:14", "2026-13-41_29:99:99", "now"])
-def test_what_only_looks_like_a_report_is_left_as_it_is(when):
+def test_text_that_only_resembles_a_report_is_ignored(when):
     text = f"allranks: rank one failed first, at {when}, by exit code 3"
     assert read_mpirun_report(text) is None
     assert when[:7] == "2026-11" or read_mpirun_report(text.replace("one", "1")) is None
 
 
-def test_a_log_without_mpiruns_report_is_left_as_it_is():
+def test_a_log_without_a_report_of_mpirun_has_no_root_cause():
     assert read_mpirun_report("Traceback (most recent call last):\nKeyError: 'loss'\n") is None

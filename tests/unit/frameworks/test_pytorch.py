@@ -22,7 +22,7 @@ DEFAULTS = {
 
 
 def environments(platform: Platform = CLUSTER, **fields: Any) -> list[dict[str, str]]:
-    """Of each pod, in order, what the program finds, without what is every pod's."""
+    """The variables of each pod in order, without those that every framework sets."""
     made = pods.objects(job(**fields), Status(), platform)
     return [
         {v["name"]: v["value"] for v in pod["spec"]["containers"][0]["env"] if not v["name"].startswith("ALLRANKS_")}
@@ -62,17 +62,17 @@ CASES = [
         [node(rank, 2, 1, "job-worker-0-0") | process(rank, 2) for rank in range(2)],
     ),
     (
-        "a lone pod is a world of one",
+        "a single pod has world size 1",
         {"roles": {"master": 1}},
         [node(0, 1, 1) | process(0, 1)],
     ),
     (
-        "with 8 processes in each pod, RANK and WORLD_SIZE are torchrun's own",
+        "with 8 processes in each pod, torchrun sets RANK and WORLD_SIZE",
         {"roles": {"master": 1, "worker": 1}, "pytorch": {"processesPerNode": 8}},
         [node(rank, 2, 8) for rank in range(2)],
     ),
     (
-        "auto is one process for each GPU of the pod",
+        "auto is one process per GPU of the pod",
         {"roles": {"master": 1, "worker": 1}, "resources": GPUS},
         [node(rank, 2, 8) for rank in range(2)],
     ),
@@ -85,12 +85,12 @@ CASES = [
         [node(rank, 2, 8) for rank in range(2)],
     ),
     (
-        "a number wins over the GPUs",
+        "a number overrides the GPUs",
         {"roles": {"master": 1, "worker": 1}, "resources": GPUS, "pytorch": {"processesPerNode": 1}},
         [node(rank, 2, 1) | process(rank, 2) for rank in range(2)],
     ),
     (
-        "a master without GPUs beside workers with them is told no number that is true in neither sense",
+        "with different numbers of GPUs in master and workers, torchrun sets RANK and WORLD_SIZE",
         {"roles": {"master": 1, "worker": {"replicas": 1, "resources": GPUS}}},
         [node(0, 2, 1), node(1, 2, 8)],
     ),
@@ -103,7 +103,7 @@ def test_wiring(case):
     assert [wiring(found) for found in environments(**fields)] == expected
 
 
-def test_the_port_is_the_users_and_only_rank_0_listens():
+def test_the_port_can_be_set_and_only_rank_0_listens():
     made = pods.objects(job(roles={"master": 1, "worker": 1}, pytorch={"port": 1234}), Status(), CLUSTER)
     ports = [pod["spec"]["containers"][0].get("ports") for pod in made.pods]
     assert ports == [[{"name": "rendezvous", "containerPort": 1234}], None]
@@ -112,8 +112,8 @@ def test_the_port_is_the_users_and_only_rank_0_listens():
 
 @table(
     ("torchrun kills workers before the pod's grace period is over", {}, "25"),
-    ("a longer grace period is passed on", {"template": {"spec": {"terminationGracePeriodSeconds": 120}}}, "115"),
-    ("a very short one too", {"template": {"spec": {"terminationGracePeriodSeconds": 2}}}, "1"),
+    ("a longer grace period is used", {"template": {"spec": {"terminationGracePeriodSeconds": 120}}}, "115"),
+    ("a very short grace period is used", {"template": {"spec": {"terminationGracePeriodSeconds": 2}}}, "1"),
 )
 def test_shutdown_timeout(case):
     fields, seconds = case
@@ -127,24 +127,24 @@ def test_defaults_for_NCCL_are_set_only_where_unset():
     assert one["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
 
 
-@pytest.mark.parametrize(("backend", "told"), [("auto", None), ("nccl", "nccl"), ("gloo", "gloo")])
-def test_the_backend_is_told_unless_it_is_auto(backend, told):
+@pytest.mark.parametrize(("backend", "variable"), [("auto", None), ("nccl", "nccl"), ("gloo", "gloo")])
+def test_the_backend_is_in_a_variable_unless_it_is_auto(backend, variable):
     made = pods.objects(job(pytorch={"backend": backend}), Status(), CLUSTER)
     found = {v["name"]: v["value"] for v in made.pods[0]["spec"]["containers"][0]["env"]}
-    assert found.get("ALLRANKS_BACKEND") == told
+    assert found.get("ALLRANKS_BACKEND") == variable
 
 
-def test_where_the_platform_says_so_the_ranks_meet_elsewhere():
-    """On one machine the ranks meet at a free port of its own."""
+def test_an_endpoint_of_the_platform_replaces_the_address_of_rank_0():
+    """In a local run the rendezvous uses a free port of the machine."""
     here = Platform(helper_image="", local=True, endpoints={("job-worker-0-0", 29500): ("127.0.0.1", 40001)})
     for found in environments(here):
         assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", "40001")
         assert (found["PET_MASTER_ADDR"], found["PET_MASTER_PORT"]) == ("127.0.0.1", "40001")
 
 
-def test_the_users_command_is_left_as_it_is():
+def test_the_users_command_is_not_changed():
     made = pods.objects(job(command=["torchrun", "train.py"], args=["--epochs=3"]), Status(), CLUSTER)
     for pod in made.pods:
         assert pod["spec"]["containers"][0]["command"] == ["torchrun", "train.py"]
         assert pod["spec"]["containers"][0]["args"] == ["--epochs=3"]
-        assert "initContainers" not in pod["spec"], "a user's image needs nothing of ours"
+        assert "initContainers" not in pod["spec"], "a user's image needs no helper"

@@ -37,7 +37,7 @@ def task(kind: str, index: int, **cluster: list[str]) -> dict[str, Any]:
 # Sentence, roles, pod name -> TF_CONFIG.
 CASES = [
     (
-        "workers know one another",
+        "every worker has the addresses of all",
         {"worker": 2},
         {
             "job-worker-0-0": task("worker", 0, worker=[WORKER0, WORKER1]),
@@ -45,13 +45,13 @@ CASES = [
         },
     ),
     (
-        "a lone worker gets a TF_CONFIG too, with one entry",
+        "a single worker has a TF_CONFIG with one entry",
         {"worker": 1},
         {"job-worker-0-0": task("worker", 0, worker=[WORKER0])},
     ),
-    ("a chief alone gets one too", {"chief": 1}, {"job-chief-0-0": task("chief", 0, chief=[CHIEF])}),
+    ("a single chief has one too", {"chief": 1}, {"job-chief-0-0": task("chief", 0, chief=[CHIEF])}),
     (
-        "the evaluator is in nobody's cluster but its own",
+        "the evaluator has a cluster of its own",
         {"chief": 1, "worker": 1, "ps": 2, "evaluator": 1},
         {
             "job-chief-0-0": task("chief", 0, chief=[CHIEF], worker=[WORKER0], ps=[PS0, PS1]),
@@ -71,12 +71,12 @@ def test_TF_CONFIG(case):
 
 
 def test_the_key_is_chief_never_master():
-    """TensorFlow refuses a cluster with a master."""
+    """TensorFlow rejects a cluster with a master."""
     found = configs(roles={"chief": 1, "worker": 2, "ps": 1, "evaluator": 1})
     assert "master" not in json.dumps(found)
 
 
-def test_the_port_is_the_users():
+def test_the_port_can_be_set():
     assert configs(roles={"worker": 1}, tensorflow={"port": 5000}) == {
         "job-worker-0-0": task("worker", 0, worker=["job-worker-0-0.job.team.svc:5000"])
     }
@@ -89,7 +89,7 @@ def test_every_task_listens_on_its_port():
 
 
 @pytest.mark.parametrize("attempt", [0, 7])
-def test_addresses_are_those_of_the_attempt_so_that_nobody_reaches_a_dying_namesake(attempt):
+def test_addresses_contain_the_attempt_so_that_no_task_reaches_a_terminating_pod(attempt):
     made = pods.objects(job("tensorflow", {"worker": 1}), Status(attempt=attempt), CLUSTER)
     (found,) = [v["value"] for v in made.pods[0]["spec"]["containers"][0]["env"] if v["name"] == "TF_CONFIG"]
     assert json.loads(found)["cluster"] == {"worker": [f"job-worker-0-{attempt}.job.team.svc:2222"]}

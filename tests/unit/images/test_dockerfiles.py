@@ -1,4 +1,4 @@
-"""What can be said of the Dockerfiles without building them: pinned, small, nobody's root, and labelled."""
+"""Checks of the Dockerfiles without building them: pinned versions, small layers, no root, labels."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from allranks.frameworks import FRAMEWORKS
+
 ROOT = Path(__file__).parents[3]
-IMAGES = ["operator", "pytorch", "tensorflow", "horovod"]
-TRAINING = ["pytorch", "tensorflow", "horovod"]
+IMAGES = ["operator", *FRAMEWORKS]
 BASE = "ARG BASE_IMAGE=python:3.12-slim-bookworm"
 LABELS = ["title", "description", "url", "licenses", "version", "revision", "created", "base.name"]
 
 every_image = pytest.mark.parametrize("image", IMAGES)
-training_images = pytest.mark.parametrize("image", TRAINING)
+training_images = pytest.mark.parametrize("image", FRAMEWORKS)
 
 
 def text_of(image: str) -> str:
@@ -45,14 +46,14 @@ def last_stage(image: str) -> list[tuple[str, str]]:
 
 
 def requirements(path: Path) -> list[Requirement]:
-    """What a requirements file pins, without hashes."""
+    """The pins of a requirements file, without hashes."""
     joined = path.read_text().replace("\\\n", " ")
     lines = [line.split("#")[0].split("--hash")[0].strip() for line in joined.splitlines()]
     return [Requirement(line) for line in lines if line]
 
 
 @every_image
-def test_the_base_is_an_argument_and_the_first_thing_said(image):
+def test_the_first_instruction_is_the_argument_for_the_base(image):
     assert instructions(image)[0] == tuple(BASE.split(" ", 1))
 
 
@@ -66,19 +67,19 @@ def test_every_stage_begins_with_the_base_or_an_earlier_stage(image):
 
 
 @every_image
-def test_no_instruction_asks_for_the_latest_of_anything(image):
+def test_no_instruction_uses_a_latest_version(image):
     assert not re.search(r":latest\b", "\n".join(rest for _, rest in instructions(image)))
 
 
 @every_image
-def test_nothing_comes_from_an_address_while_building(image):
+def test_nothing_is_downloaded_from_a_url_while_building(image):
     assert not of(image, "ADD")
     assert not [rest for rest in of(image, "RUN") if re.search(r"\b(curl|wget|git clone)\b|https?://", rest)]
 
 
 @every_image
-def test_the_image_runs_as_a_number_that_is_not_root(image):
-    """Kubernetes cannot tell of a name whether it is root (runAsNonRoot)."""
+def test_the_user_is_a_number_that_is_not_root(image):
+    """Kubernetes cannot verify runAsNonRoot for a user name."""
     users = [rest for word, rest in last_stage(image) if word == "USER"]
     assert users == ["65532:65532"]
     after = [word for word, _ in last_stage(image)]
@@ -86,7 +87,7 @@ def test_the_image_runs_as_a_number_that_is_not_root(image):
 
 
 @every_image
-def test_package_lists_do_not_stay_in_a_layer(image):
+def test_no_layer_contains_package_lists(image):
     for rest in of(image, "RUN"):
         if "apt-get" in rest:
             assert "apt-get update" in rest
@@ -98,11 +99,11 @@ def test_package_lists_do_not_stay_in_a_layer(image):
 
 
 @every_image
-def test_pip_installs_what_files_pin_and_keeps_no_downloads(image):
+def test_pip_installs_from_pinned_files_and_keeps_no_downloads(image):
     for rest in of(image, "RUN"):
         for command in re.findall(r"pip (?:--python \S+ )?install ([^&;]*)", rest):
             pinned = re.search(r"--requirement \S*requirements[\w-]*\.txt", command)
-            own = command.startswith("--no-deps")  # our own source, a wheel, an argument
+            own = command.startswith("--no-deps")  # the source of allranks, a wheel, an argument
             assert pinned or own, command
     assert "PIP_NO_CACHE_DIR=1" in text_of(image)
 
@@ -116,7 +117,7 @@ def test_every_requirement_is_pinned(image):
 
 @every_image
 def test_requirements_are_installed_before_programs_are_copied(image):
-    """A changed program must not install PyTorch again."""
+    """A changed program must not cause PyTorch to be installed again."""
     order = [f"{word} {rest}" for word, rest in instructions(image)]
     programs = max(index for index, line in enumerate(order) if re.match(r"COPY (train|operator) ", line))
     frameworks = max(index for index, line in enumerate(order) if "pip" in line and "equirement" in line)
@@ -127,24 +128,24 @@ def test_requirements_are_installed_before_programs_are_copied(image):
 
 
 @every_image
-def test_labels_say_what_it_is_and_where_it_came_from(image):
+def test_labels_describe_the_image_and_its_origin(image):
     [labels] = of(image, "LABEL")
     assert re.findall(r"org\.opencontainers\.image\.([\w.]+)=", labels) == LABELS
 
 
 @every_image
-def test_home_is_where_any_user_can_write(image):
+def test_any_user_can_write_to_home(image):
     assert any("HOME=/tmp" in rest for word, rest in last_stage(image) if word == "ENV")
 
 
 @training_images
-def test_no_image_asks_for_gpus_by_itself(image):
-    """With this variable in an image, pods that ask for no GPU see all of a node's."""
+def test_no_image_requests_gpus(image):
+    """With this variable in an image, pods that request no GPU would see all GPUs of the node."""
     assert "NVIDIA_VISIBLE_DEVICES" not in text_of(image)
 
 
 def test_horovod_shares_the_large_layers_of_pytorch():
-    """Builders reuse a layer where all before it is the same."""
+    """Builders reuse a layer if all previous ones are the same."""
     pytorch = [(word, rest.removesuffix(" AS frameworks")) for word, rest in instructions("pytorch")]
     horovod = [(word, rest.removesuffix(" AS frameworks")) for word, rest in instructions("horovod")]
     horovod.remove(("ARG", "WHEEL=built"))
@@ -170,7 +171,7 @@ def test_examples_find_their_programs_and_their_image(image):
     assert ("WORKDIR", "/workspace") in instructions(image)
 
 
-def test_the_operators_image_has_what_the_extra_asks_for_and_no_client():
+def test_the_operators_image_has_the_packages_of_the_extra_and_no_client():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [Requirement(line) for line in project["dependencies"] + project["optional-dependencies"]["operator"]]
     pins = {canonicalize_name(pin.name): pin for pin in requirements(ROOT / "images" / "operator" / "requirements.txt")}
@@ -178,7 +179,9 @@ def test_the_operators_image_has_what_the_extra_asks_for_and_no_client():
         pin = pins.get(canonicalize_name(requirement.name))
         assert pin, f"{requirement} is not in images/operator/requirements.txt"
         [version] = [spec.version for spec in pin.specifier]
-        assert requirement.specifier.contains(version), f"{pin} is not {requirement}: make the file anew, as it says"
+        assert requirement.specifier.contains(version), (
+            f"{pin} is not {requirement}: generate the file again, as it describes"
+        )
     assert not set(pins) & {"kubernetes", "torch", "tensorflow", "tensorflow-cpu", "horovod"}
 
 
@@ -189,7 +192,7 @@ def test_the_operators_pins_have_hashes():
     assert len(re.findall(r"^\S+==.*\\\n    --hash=sha256:", text, re.MULTILINE)) == len(pins)
 
 
-def test_what_is_sent_to_the_builder_is_named_and_nothing_else_is():
+def test_only_listed_files_are_sent_to_the_builder():
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines[1] == "*"
     assert {line for line in lines if line.startswith("!")} == {

@@ -36,7 +36,7 @@ def test_a_missing_CRD_is_reported_with_how_to_install_it():
 
 
 @table(
-    ("a rule", "spec.image", "Invalid value: cannot change while the job lives", "spec.image: cannot change while the"),
+    ("a rule", "spec.image", "Invalid value: cannot be changed in", "spec.image: cannot be changed in"),
     ("a bound", "spec.x", "Invalid value: -1: spec.x in body should be at least 0", "spec.x: -1 should be at least 0"),
     ("a text", "spec.f", 'Unsupported value: "a": supported values: "b"', 'spec.f: Unsupported value: "a": supported'),
 )

@@ -43,16 +43,12 @@ def _run(kubeconfig: str | None, context: str | None, **flags: Any) -> None:
 
     Every flag can also be set as an environment variable, for example --log-level as ALLRANKS_LOG_LEVEL.
     """
-    try:
-        import uvloop
+    import uvloop
 
-        from allranks.kube.auth import connect
-        from allranks.operator import log_config
-        from allranks.operator.app import Operator
-    except ImportError as error:
-        raise click.ClickException(
-            f"the operator's libraries are not installed ({error}): pip install 'allranks[operator]'"
-        ) from error
+    from allranks.kube.auth import connect
+    from allranks.operator import log_config
+    from allranks.operator.app import Operator
+
     try:
         settings = Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:

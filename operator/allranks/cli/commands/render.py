@@ -92,12 +92,15 @@ def rendered(
 ) -> list[dict[str, Any]]:
     """The objects of the first attempt of a job, with its pool applied."""
     from allranks.api.status import Status
-    from allranks.core.manifests import pods
+    from allranks.core.manifests import pods, scheduling
     from allranks.core.model import Platform
-    from allranks.operator.settings import Settings
 
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": NO_UID})})
-    node_lost = Settings.model_fields["node_lost_seconds"].default
-    platform = Platform(helper_image=helper_image, node_lost_seconds=node_lost, pool=pool, report_url=report_url)
+    platform = Platform(
+        helper_image=helper_image,
+        node_lost_seconds=scheduling.NODE_LOST_SECONDS,
+        pool=pool,
+        report_url=report_url,
+    )
     objects = pods.objects(job, Status(), platform)
     return objects.companions + objects.pods

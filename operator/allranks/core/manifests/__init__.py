@@ -1,1 +1,1 @@
-"""The objects of an attempt, as manifests."""
+"""Kubernetes manifests of an attempt's objects."""

@@ -1,6 +1,7 @@
-"""What a TrainingPool puts under a job's pods, and why a job that names one may have to wait.
+"""The pod template of a TrainingPool, and the reasons why a job that names a pool must wait.
 
-A pool is read when pods are made, and only then: what runs is left alone, a restart takes the pool as it is by then.
+A pool is read only when pods are created: a change does not affect running pods, and applies to those of the next
+attempt.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ RESERVED = frozenset(name for framework in FRAMEWORKS.values() for name in frame
 """Variables that no pool may set: its jobs may be of any framework."""
 
 
-def of(job: Job, platform: Platform) -> PoolSpec | None:
-    """The pool that lies under the job's pods."""
+def pool_of(job: Job, platform: Platform) -> PoolSpec | None:
+    """The pool whose template is the lowest layer of the job's pods; None without `spec.pool`."""
     return platform.pool if job.spec.pool else None
 
 
 def unavailable(job: Job, platform: Platform) -> tuple[str, str] | None:
-    """(reason, message) of what keeps pods from being made: a pool that is not there, or cannot be used.
+    """(reason, message) if pods cannot be created because the pool does not exist or is invalid, else None.
 
-    The pool is not the job's fault, so the job waits for it, as it waits for a node. On one machine there are no pools,
-    and nothing to wait for.
+    The job waits for its pool, as it waits for a node, and does not fail. A local run has no pools to wait for.
     """
     name = job.spec.pool
     if name is None or platform.local:
@@ -40,13 +40,13 @@ def unavailable(job: Job, platform: Platform) -> tuple[str, str] | None:
         what = "create it (kubectl get trainingpools lists those that exist), or make a new job that names another"
         return "PoolNotFound", f'TrainingPool "{name}" does not exist: {what}'
     if wrong := problems(platform.pool):
-        told = "; ".join(f"{path}: {text}" for path, text in wrong)
-        return "InvalidPool", f'TrainingPool "{name}" cannot be used until it is mended: {told}'
+        details = "; ".join(f"{path}: {text}" for path, text in wrong)
+        return "InvalidPool", f'TrainingPool "{name}" cannot be used until it is corrected: {details}'
     return None
 
 
 def problems(pool: PoolSpec) -> list[tuple[str, str]]:
-    """(field path, message) of what is wrong inside the pool's template, which no schema sees."""
+    """(field path, message) of mistakes inside the pool's template, which the CRD's schema does not check."""
     template: Any = pool.template or {}
     if out := list(template_problems(template, "spec.template")):
         return out
@@ -57,16 +57,16 @@ def problems(pool: PoolSpec) -> list[tuple[str, str]]:
             out.append((where, f"{variable['name']} is set by allranks: remove it"))
     if spec.get("restartPolicy") == "Always":
         where = "spec.template.spec.restartPolicy"
-        out.append((where, "must be Never or OnFailure: a rank that ended would run again"))
+        out.append((where, "must be Never or OnFailure: with Always a finished rank would run again"))
     return out
 
 
 def template_of(pool: PoolSpec, user: Manifest, ranked: bool) -> Manifest:
-    """The pod template that the pool stands for: its own one, with its fields laid over it.
+    """The pool's pod template: `spec.template` with the other fields of the pool merged over it.
 
-    GPUs and network devices are for pods that hold ranks: a launcher or a parameter server would keep them idle.
-    `user` is the pod template of the job's own that will lie over it. What it says of a resource is all that is said
-    of it: limits of one and requests of the other would contradict one another.
+    Only pods that hold ranks get GPUs and RDMA devices: a launcher or a parameter server would leave them idle.
+    `user` is the job's pod template, which will be merged over this one. The pool's amounts of a resource that `user`
+    mentions are left out: the pool's limit could contradict the job's request.
     """
     base = without_nulls(pool.template or {})
     fields: Manifest = pool.model_dump(
@@ -81,17 +81,19 @@ def template_of(pool: PoolSpec, user: Manifest, ranked: bool) -> Manifest:
     if devices := _devices(pool) if ranked else {}:
         trainer["resources"] = {"limits": devices}
     if "tolerations" in fields:
-        fields["tolerations"] = both((base.get("spec") or {}).get("tolerations"), fields["tolerations"])
+        fields["tolerations"] = union((base.get("spec") or {}).get("tolerations"), fields["tolerations"])
     merged = merge({**base, "spec": base.get("spec") or {}}, {"spec": {**fields, "containers": [trainer]}})
-    named = _named(_trainer(user).get("resources"))
-    containers = [_without(c, named) if c["name"] == naming.TRAINER else c for c in merged["spec"]["containers"]]
+    mentioned = _resource_names(_trainer(user).get("resources"))
+    containers = [
+        _without_resources(c, mentioned) if c["name"] == naming.TRAINER else c for c in merged["spec"]["containers"]
+    ]
     return {**merged, "spec": {**merged["spec"], "containers": containers}}
 
 
-def both(some: list[Any] | None, others: list[Any] | None) -> list[Any]:
-    """The items of two lists, each once: a toleration of the pool's does not take the job's away."""
-    out = list(some or ())
-    return out + [item for item in others or () if item not in out]
+def union(first: list[Any] | None, second: list[Any] | None) -> list[Any]:
+    """The items of both lists without duplicates. Tolerations of the pool and of the job add up."""
+    out = list(first or ())
+    return out + [item for item in second or () if item not in out]
 
 
 def _devices(pool: PoolSpec) -> dict[str, int | str]:
@@ -103,13 +105,13 @@ def _trainer(template: Mapping[str, Any]) -> Manifest:
     return next((container for container in containers if container["name"] == naming.TRAINER), {})
 
 
-def _named(resources: Mapping[str, Any] | None) -> set[str]:
+def _resource_names(resources: Mapping[str, Any] | None) -> set[str]:
     amounts = ((resources or {}).get(part) for part in ("limits", "requests"))
     return {name for part in amounts if isinstance(part, Mapping) for name in part}
 
 
-def _without(container: Manifest, resources: Container[str]) -> Manifest:
-    """The container without a word on these resources."""
+def _without_resources(container: Manifest, resources: Container[str]) -> Manifest:
+    """The container without amounts of these resources."""
     if "resources" not in container:
         return container
     kept = {

@@ -1,7 +1,7 @@
-"""How a pod's ranks can report: an address, and a token that says which pod they are in and is good for nothing else.
+"""What a pod needs so that its ranks can send reports: the URL, and a token that identifies the pod and nothing more.
 
-`progress` or `hang` in a job brings the reporting library into every pod of it, and a helper before the command that
-makes it importable and reads the output where the job has a pattern for it.
+If a job has `progress` or `hang`, every pod gets the reporting library and a helper that runs the command. The helper
+makes the library importable, and reads progress from the output if the job has a `logPattern`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from allranks.core.model import Manifest, Platform
 from allranks.frameworks.base import HELPER_DIR, Wiring
 
 AUDIENCE = "allranks.dev/report"
-"""Whom the token is for: the API server takes it for nothing else."""
+"""Audience of the token: the API server accepts it for nothing else."""
 TOKEN_DIR = "/var/run/secrets/allranks.dev"
 TOKEN_SECONDS = 3600
-"""kubelet brings a new one before this is over."""
+"""The kubelet replaces the token before it expires."""
 URL, TOKEN_FILE = "ALLRANKS_REPORT_URL", "ALLRANKS_REPORT_TOKEN_FILE"
 
 
 def environment(job: Job, platform: Platform) -> dict[str, str]:
-    """Variables of the training container; none where nobody listens. The driver of one machine adds the token."""
+    """Variables of the training container; none without a report server. A local run adds the token itself."""
     if not platform.report_url:
         return {}
     out = {URL: platform.report_url}
@@ -34,36 +34,38 @@ def environment(job: Job, platform: Platform) -> dict[str, str]:
     return out
 
 
-def volume(platform: Platform) -> Manifest | None:
-    """The token's, to be mounted at TOKEN_DIR."""
+def token_volume(platform: Platform) -> Manifest | None:
+    """The volume with the token, to be mounted at TOKEN_DIR; None where it is not needed."""
     if not platform.report_url or platform.local:
         return None
     token = {"audience": AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
     return {"projected": {"sources": [{"serviceAccountToken": token}]}}
 
 
-def wraps(job: Job, wiring: Wiring, command: object, platform: Platform) -> bool:
-    """The helper stands before the pod's own command; an image's entrypoint nobody can see."""
-    asked = job.spec.progress is not None or job.spec.hang is not None
-    return asked and bool(platform.report_url) and wiring.command is None and bool(command)
+def needs_helper(job: Job, wiring: Wiring, command: object, platform: Platform) -> bool:
+    """Whether the helper runs the pod's command. It cannot run an image's entrypoint, which is unknown here."""
+    requested = job.spec.progress is not None or job.spec.hang is not None
+    return requested and bool(platform.report_url) and wiring.command is None and bool(command)
 
 
 def needs_command(job: Job, wiring: Wiring) -> bool:
-    """Output can only be read by who starts the program."""
+    """Whether the job needs a command: only the helper that starts the program can read its output."""
     return wiring.command is None and job.spec.progress is not None and job.spec.progress.log_pattern is not None
 
 
 def problems(job: Job) -> list[tuple[str, str]]:
-    """(field path, message) of what no schema sees."""
+    """(field path, message) of a `logPattern` that cannot be used, which the CRD's schema does not check."""
     pattern = job.spec.progress.log_pattern if job.spec.progress else None
     if pattern is None:
         return []
     try:
         groups = re.compile(pattern).groupindex
     except re.error as error:
-        return [(_PATTERN, f"is no regular expression: {error}")]
-    named = r"needs named groups, for example step (?P<step>\d+): step, total_steps, epoch, samples, or a metric's name"
-    return [] if groups else [(_PATTERN, named)]
+        return [(_PATTERN, f"is not a valid regular expression: {error}")]
+    message = (
+        r"needs named groups, for example step (?P<step>\d+): step, total_steps, epoch, samples, or a metric's name"
+    )
+    return [] if groups else [(_PATTERN, message)]
 
 
 _PATTERN = "spec.progress.logPattern"

@@ -1,4 +1,4 @@
-"""Where pods may run: what the job asks for, and what it did not think of."""
+"""Scheduling fields of pods: those that the job requests, and the tolerations and affinity that allranks adds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from allranks.api.status import Status
 from allranks.core import naming
 from allranks.core.model import Manifest, Platform
 
+NODE_LOST_SECONDS = 30
+"""Default of the operator's setting `node_lost_seconds`: tolerationSeconds for nodes that do not respond."""
+
 _GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-_LOST = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
-"""Taints of a node that does not answer. Without a word about them the API server lets pods bear them for 300 s."""
+_NODE_LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+"""Taints of a node that does not respond. The API server adds tolerations of 300 s for them to pods that have none."""
 
 
-def wanted(job: Job, pod_spec: Manifest) -> Manifest:
-    """Parts of a pod's spec for the job's `scheduling`; `pod_spec` is the template's."""
+def requested(job: Job, pod_spec: Manifest) -> Manifest:
+    """Fields of the pod spec that follow from the job's `scheduling`; `pod_spec` is the one in the job's template."""
     out: Manifest = {}
     if job.spec.scheduling.priority_class_name:
         out["priorityClassName"] = job.spec.scheduling.priority_class_name
@@ -26,33 +29,37 @@ def wanted(job: Job, pod_spec: Manifest) -> Manifest:
     return out
 
 
-def given(pod_spec: Manifest, status: Status, gpus: bool, platform: Platform) -> Manifest:
-    """What replaces parts of a complete pod spec: tolerations and affinity with what everybody gets."""
+def added(pod_spec: Manifest, status: Status, gpus: bool, platform: Platform) -> Manifest:
+    """Fields to replace in a complete pod spec: its tolerations and affinity, extended by those that allranks adds."""
     out: Manifest = {}
     if tolerations := _tolerations(pod_spec.get("tolerations", []), gpus, platform):
         out["tolerations"] = [*pod_spec.get("tolerations", []), *tolerations]
     if status.avoided_nodes:
-        out["affinity"] = _elsewhere(pod_spec.get("affinity") or {}, status.avoided_nodes)
+        out["affinity"] = _avoid(pod_spec.get("affinity") or {}, status.avoided_nodes)
     return out
 
 
 def _tolerations(own: list[Manifest], gpus: bool, platform: Platform) -> list[Manifest]:
-    """Those that the template has not."""
+    """Tolerations that allranks adds to the template's own."""
     out: list[Manifest] = [_GPU_TOLERATION] if gpus and _GPU_TOLERATION not in own else []
     if platform.node_lost_seconds is not None:
-        spoken_of = {each.get("key") or None for each in own if (each.get("effect") or "NoExecute") == "NoExecute"}
-        short: Manifest = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": platform.node_lost_seconds}
-        out += [{"key": key, **short} for key in _LOST if not spoken_of & {key, None}]
+        tolerated = {each.get("key") or None for each in own if (each.get("effect") or "NoExecute") == "NoExecute"}
+        toleration: Manifest = {
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": platform.node_lost_seconds,
+        }
+        out += [{"key": key, **toleration} for key in _NODE_LOST_TAINTS if not tolerated & {key, None}]
     return out
 
 
-def _elsewhere(affinity: Manifest, nodes: list[str]) -> Manifest:
-    """Preferred and not required: where there are no other nodes, pods run on these rather than not at all."""
+def _avoid(affinity: Manifest, nodes: list[str]) -> Manifest:
+    """Prefers other nodes, but does not require them: where there are no others, the pods run on these."""
     kind = "preferredDuringSchedulingIgnoredDuringExecution"
-    # A field takes one value, unlike a label; the parts of a term are all to hold.
+    # A matchFields entry takes exactly one value, so one entry per node; a term holds if all its entries do.
     term = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]}
-    of_nodes = affinity.get("nodeAffinity") or {}
+    node_affinity = affinity.get("nodeAffinity") or {}
     return {
         **affinity,
-        "nodeAffinity": {**of_nodes, kind: [*of_nodes.get(kind, []), {"weight": 100, "preference": term}]},
+        "nodeAffinity": {**node_affinity, kind: [*node_affinity.get(kind, []), {"weight": 100, "preference": term}]},
     }

@@ -1,6 +1,6 @@
-"""Lays one pod template over another as Kubernetes' strategic merge does: maps by key, lists of named things by name.
+"""Merges pod templates as a Kubernetes strategic merge patch does: maps by key, lists of named items by name.
 
-Source of the keys: the `patchMergeKey` tags of k8s.io/api/core/v1 `PodSpec` and `Container`.
+Source of the list keys: the `patchMergeKey` tags of k8s.io/api/core/v1 `PodSpec` and `Container`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_KEYS = {
+_MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
     "ephemeralContainers": "name",
@@ -23,12 +23,13 @@ _KEYS = {
     "topologySpreadConstraints": "topologyKey",
 }
 """List field -> the member that identifies an item. Any other list is replaced as a whole."""
-_WHOLE = frozenset({"env", "volumes"})
-"""Of these an item keeps only what its namesake has too (`retainKeys`): two volume sources exclude each other."""
+_RETAIN_KEYS = frozenset({"env", "volumes"})
+"""Lists with patch strategy `retainKeys`: an overridden item keeps only the members that the override has as well,
+because a volume, for example, can have only one source."""
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `under`; a null in `over` removes. Neither is changed."""
+    """A copy of `under` with `over` merged into it. A null in `over` removes the member."""
     out = dict(under)
     for key, value in over.items():
         if value is None:
@@ -36,15 +37,15 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             below = out.get(key)
             out[key] = merge(below if isinstance(below, Mapping) else {}, value)
-        elif isinstance(value, list) and isinstance(out.get(key), list) and key in _KEYS:
-            out[key] = _merge_named(out[key], value, _KEYS[key], key in _WHOLE)
+        elif isinstance(value, list) and isinstance(out.get(key), list) and key in _MERGE_KEYS:
+            out[key] = _merge_named(out[key], value, _MERGE_KEYS[key], key in _RETAIN_KEYS)
         else:
             out[key] = value
     return out
 
 
 def without_nulls(value: Any) -> Any:
-    """A copy without the members that are null, however deep: in YAML a field with nothing after it is one."""
+    """A deep copy without null members. In YAML, a field without a value is null."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -52,14 +53,14 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-def _merge_named(under: list[Any], over: list[Any], key: str, whole: bool) -> list[Any]:
-    """Items of `under` in their order, merged with (or replaced by) their namesakes, then what is new."""
-    named = {item.get(key): item for item in over if isinstance(item, Mapping)}
+def _merge_named(under: list[Any], over: list[Any], key: str, retain: bool) -> list[Any]:
+    """Items of `under` in their order, merged with (or replaced by) those of the same name, then the new items."""
+    by_name = {item.get(key): item for item in over if isinstance(item, Mapping)}
     out = []
     for item in under:
-        namesake = named.pop(item.get(key), None) if isinstance(item, Mapping) else None
-        if namesake is not None:
-            merged = merge(item, namesake)
-            item = {key: value for key, value in merged.items() if key in namesake} if whole else merged
+        override = by_name.pop(item.get(key), None) if isinstance(item, Mapping) else None
+        if override is not None:
+            merged = merge(item, override)
+            item = {key: value for key, value in merged.items() if key in override} if retain else merged
         out.append(item)
-    return out + list(named.values())
+    return out + list(by_name.values())

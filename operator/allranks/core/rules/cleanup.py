@@ -38,7 +38,7 @@ def _outcomes(status: Status) -> dict[str, tuple[int, int]]:
 def clean_up(snapshot: Snapshot) -> Plan:
     """Deletes pods as `cleanPodPolicy` says."""
     job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
-    services = topology.framework_of(job).services(topology.sizes(job, status))
+    services = topology.framework_of(job).long_running_roles(topology.sizes(job, status))
     grace_end = (status.completion_time or now) + CLEANUP_GRACE
     delete: list[Pod] = []
     wake_at = None

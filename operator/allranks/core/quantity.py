@@ -1,0 +1,16 @@
+"""Kubernetes resource quantities, such as `500m`, `64Gi` or `2e3`."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("KMGTPE", 1)}
+
+
+def quantity(text: str) -> float:
+    """The value in base units. Raises ValueError."""
+    found = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", text.strip())
+    if not found or found[2] not in _UNITS:
+        raise ValueError(f"{text!r} is not a quantity")
+    return float(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,70 @@
+"""FRAMEWORKS is the only list of frameworks: every other one is derived from it, or compared with it here."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from bench import train_runs
+
+from allranks.api.job import ROLES, Spec
+from allranks.frameworks import FRAMEWORKS
+from allranks.local.environment import machine_environment
+from model.properties import jobs
+
+ROOT = Path(__file__).parents[3]
+
+
+def shell_list(script: str) -> list[str]:
+    """The words of the array `all` in a script under tools/."""
+    [words] = re.findall(r"^all=\((.*?)\)", (ROOT / "tools" / script).read_text(), re.MULTILINE)
+    return words.split()
+
+
+def test_each_framework_is_one_file_of_its_name():
+    files = {path.stem for path in (ROOT / "operator" / "allranks" / "frameworks").glob("*.py")}
+    assert files - {"__init__", "base"} == set(FRAMEWORKS)
+
+
+def test_the_resource_has_the_options_and_roles_of_every_framework():
+    assert set(FRAMEWORKS) <= set(Spec.model_fields)
+    assert set(ROLES) == {role for framework in FRAMEWORKS.values() for role in framework.roles}
+
+
+def test_the_script_for_frameworks_installs_every_framework():
+    assert shell_list("frameworks.sh") == list(FRAMEWORKS)
+    script = (ROOT / "tools" / "frameworks.sh").read_text()
+    assert set(re.findall(r"^install_(\w+)\(\)", script, re.MULTILINE)) >= set(FRAMEWORKS)
+    [usage] = re.findall(r"^usage: tools/frameworks.sh (.*)$", script, re.MULTILINE)
+    assert usage == " ".join(f"[{name}]" for name in FRAMEWORKS)
+
+
+def test_the_script_for_images_builds_one_image_for_each_framework_and_the_operators():
+    assert shell_list("images.sh") == ["operator", *FRAMEWORKS]
+    script = (ROOT / "tools" / "images.sh").read_text()
+    [usage] = re.findall(r"^usage: tools/images.sh \[options\] (.*) \[base\]$", script, re.MULTILINE)
+    assert usage == " ".join(f"[{name}]" for name in ["operator", *FRAMEWORKS])
+    assert {path.parent.name for path in ROOT.glob("images/*/Dockerfile")} == {"operator", *FRAMEWORKS}
+
+
+def test_properties_and_benchmarks_cover_every_framework():
+    assert set(jobs._ROLES) == set(FRAMEWORKS)
+    assert [framework.name for framework in train_runs.FRAMEWORKS] == list(FRAMEWORKS)
+
+
+def test_the_keywords_of_the_package_and_of_the_chart_name_every_framework():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((ROOT / "charts" / "allranks" / "Chart.yaml").read_text())
+    assert set(FRAMEWORKS) <= set(project["keywords"])
+    assert set(FRAMEWORKS) <= set(chart["keywords"])
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_local_run_does_not_inherit_a_frameworks_wiring(name):
+    framework = FRAMEWORKS[name]
+    launcher = [variable + "X" if variable.endswith("_") else variable for variable in framework.launcher_env]
+    inherited = dict.fromkeys([*framework.reserved_env, *launcher], "1")
+    assert set(machine_environment({**inherited, "HOME": "/home/me"})) == {"HOME", "PATH"}

@@ -1,0 +1,137 @@
+"""The wheel holds the package and nothing else, and works where only it and its requirements are installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "penguins-pytorch.yaml"
+
+
+def clean() -> dict[str, str]:
+    """Without PYTHONPATH: pip would take the repository for an installed allranks."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of the sources, because setuptools leaves files beside them and packs old ones again."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("operator", "tests"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    command = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "-w", str(out), "-q"]
+    subprocess.run([*command, "--disable-pip-version-check", "--no-input"], check=True, timeout=120, env=clean())
+    [built] = out.glob("allranks-*.whl")
+    return built
+
+
+def test_the_wheel_holds_the_files_of_the_package_and_no_others(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    package = {name for name in names if ".dist-info/" not in name}
+    source = ROOT / "operator"
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "allranks"],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    ).stdout.splitlines()
+    assert package == {name for name in tracked if (source / name).exists()}
+
+
+def test_the_wheel_holds_no_code_of_tests(wheel):
+    words = ("test", "simulator", "conftest", "support/")
+    assert [name for name in zipfile.ZipFile(wheel).namelist() if any(word in name for word in words)] == []
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """The `bin` of a new virtual environment that holds the wheel and what it requires, without extras."""
+    venv = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120, env=clean())
+    command = [venv / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
+    subprocess.run([*command, str(wheel)], check=True, timeout=300, env=clean())
+    return venv / "bin"
+
+
+def allranks(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs in an empty folder and environment, so that the repository is not importable."""
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    command = [str(installed / "allranks"), *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        (["--version"], "allranks, version "),
+        (["validate", str(EXAMPLE)], "penguins-pytorch is valid: pytorch, 3 pods"),
+        (["render", str(EXAMPLE)], "kind: Service"),
+        (["run", "--help"], "Usage: allranks run"),
+        (["run", str(EXAMPLE), "--dry-run"], "kind: Pod"),
+        (["get", "--help"], "Usage: allranks get"),
+        (["submit", "--help"], "Usage: allranks submit"),
+    ],
+    ids=lambda value: " ".join(Path(word).name for word in value) if isinstance(value, list) else None,
+)
+def test_a_command_works_without_extras(installed, tmp_path, arguments, output):
+    done = allranks(installed, tmp_path, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert output in done.stdout
+
+
+@pytest.mark.slow
+def test_a_job_runs_without_extras(installed, tmp_path):
+    manifest = f"""
+apiVersion: allranks.dev/v1alpha1
+kind: DistributedTraining
+metadata: {{name: hello}}
+spec:
+  framework: pytorch
+  image: none
+  command: [{sys.executable}, -c, "import os; print('rank', os.environ['RANK'])"]
+  roles: {{worker: {{replicas: 2}}}}
+  hang: {{timeoutSeconds: 60}}
+"""
+    (tmp_path / "job.yaml").write_text(manifest)
+    done = allranks(installed, tmp_path, "run", "job.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "rank 0" in done.stdout
+    assert "rank 1" in done.stdout
+    assert "hang and progress do nothing here without further Python packages: pip install 'allranks[cli]'" in (
+        done.stdout + done.stderr
+    )
+
+
+ON_A_CLUSTER = [
+    *("get", "list", "top"),
+    *(f"{command} job" for command in ("describe", "report", "logs", "wait", "suspend", "resume", "delete")),
+    "scale job --replicas 2",
+    f"submit {EXAMPLE}",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [*((command, "cli") for command in ON_A_CLUSTER), ("operator", "operator"), ("operator --help", "operator")],
+    ids=lambda value: value.replace(str(EXAMPLE), EXAMPLE.name),
+)
+def test_a_command_that_needs_an_extra_names_it_in_one_line(installed, tmp_path, command, extra):
+    done = allranks(installed, tmp_path, *command.split())
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert line.endswith(f": pip install 'allranks[{extra}]'")
