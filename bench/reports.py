@@ -39,6 +39,7 @@ from allranks.core.reconcile import reconcile
 from allranks.kube.pod_codec import Meta, Owner, Raw, RawSpec, RawStatus, to_cached_pod
 from allranks.operator.cache import PodCache
 from allranks.operator.report_auth import Reviews
+from allranks.operator.timing import Clock, Timing
 from allranks.telemetry.server import PATH, Server
 from allranks.telemetry.store import ReportStore
 
@@ -119,7 +120,7 @@ class Core:
         self.decisions = self.writes = 0
 
     def decide(self, job: tuple[str, str], hub: ReportStore) -> None:
-        observed = replace(self.observed[job], now=datetime.now(UTC), reports=hub.of(job, f"uid-{job[1]}", 0))
+        observed = replace(self.observed[job], now=datetime.now(UTC), reports=hub.snapshot(job, f"uid-{job[1]}", 0))
         status = reconcile(observed).status
         self.decisions += 1
         if status is not None:
@@ -128,7 +129,7 @@ class Core:
 
 
 async def serve(jobs: int, ranks: int) -> None:
-    pods, core, api = PodCache(lambda *_: None), Core(jobs, ranks), YesMan()
+    pods, core, api = PodCache(lambda key, urgent: None), Core(jobs, ranks), YesMan()
     manifests = {("bench", f"job-{job}"): {"metadata": {"uid": f"uid-job-{job}"}} for job in range(jobs)}
     for job in range(jobs):
         for rank in range(ranks):
@@ -138,20 +139,20 @@ async def serve(jobs: int, ranks: int) -> None:
             meta = Meta(
                 naming.pod_name(f"job-{job}", "worker", rank, 0), "bench", pod_uid(job, rank), "1", labels, [owner]
             )
-            pods.show(to_cached_pod(Raw(meta, RawSpec("node"), RawStatus("Running"))))
+            pods.upsert(to_cached_pod(Raw(meta, RawSpec("node"), RawStatus("Running"))))
     hub = ReportStore(lambda: datetime.now(UTC), lambda job: core.decide(job, hub))
-    reviews = Reviews(api, pods, manifests.get, now=lambda: datetime.now(UTC))  # type: ignore[arg-type]
+    reviews = Reviews(api, pods, manifests.get, timing=Timing(), clock=Clock())  # type: ignore[arg-type]
     answers: Counter[int] = Counter()
 
     def count(status: int) -> None:
         answers[status] += 1
 
-    server = Server(reviews.identify, hub.take, address="127.0.0.1", count=count)
+    server = Server(reviews.identify, hub.ingest, address="127.0.0.1", count=count)
     await server.start()
     loop = asyncio.get_running_loop()
     print(json.dumps({"port": server.port}), flush=True)
     while await loop.run_in_executor(None, sys.stdin.readline):
-        kept = sum(len(hub.of(job, f"uid-{job[1]}", 0).ranks) for job in manifests)
+        kept = sum(len(hub.snapshot(job, f"uid-{job[1]}", 0).ranks) for job in manifests)
         print(json.dumps({
             "answers": answers, "reviews": api.asked, "ranks_kept": kept, "decisions": core.decisions,
             "status_writes": core.writes, "connections": server.connections, "interval": hub.interval,

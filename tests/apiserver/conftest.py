@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
-    """The directory with etcd, kube-apiserver, kube-controller-manager and kubectl, built now if they are not there."""
+    """The directory with etcd, kube-apiserver, kube-controller-manager and kubectl. Builds them if necessary."""
     script = REPOSITORY / "tools" / "controlplane.sh"
     done = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
     return Path(done.stdout.strip())
@@ -38,7 +38,8 @@ def programs() -> Path:
 
 @pytest.fixture(scope="session")
 def control_plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane | UsersCluster]:
-    """With the CRDs. KUBECONFIG alone may name production: ALLRANKS_TEST_CLUSTER=yes lends that one to the tests."""
+    """With the CRDs. KUBECONFIG is used only with ALLRANKS_TEST_CLUSTER=yes, because it may name a production
+    cluster."""
     if os.environ.get("ALLRANKS_TEST_CLUSTER") == "yes" and os.environ.get("KUBECONFIG"):
         cluster: ControlPlane | UsersCluster = UsersCluster(os.environ["KUBECONFIG"])
     else:
@@ -55,15 +56,15 @@ def control_plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane | Use
 
 @pytest.fixture
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
-    """A new one. It goes by itself afterwards: nobody waits for it."""
+    """A new namespace. It is deleted in the background."""
     name = f"test-{secrets.token_hex(4)}"
     api = control_plane.api
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    # Pods are refused until it is there, and the controller that makes it has no hurry.
+    # Pods are rejected until it exists, and its controller creates it later.
     with contextlib.suppress(ApiError):
         api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, name)
     yield name
-    # Pods on nodes that nobody plays any more would keep it for their grace.
+    # Pods on simulated nodes would delay it for their grace period.
     api.request("DELETE", path("Pod", name), {"gracePeriodSeconds": 0})
     api.delete("Namespace", None, name)
 

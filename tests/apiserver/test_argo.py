@@ -1,5 +1,6 @@
-"""What an Argo workflow's `resource` step does, done with the same rights and the same client (kubectl), and seen the
-way it sees it. Argo's own controller needs nodes: tests/e2e/test_argo.py runs it."""
+"""Repeats what the `resource` step of an Argo workflow does, with the same permissions and client (kubectl).
+
+Argo's controller needs nodes: tests/e2e/test_argo.py runs it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ WORKFLOW = yaml.safe_load((EXAMPLES / "workflow.yaml").read_text())
 [STEP] = [template for template in WORKFLOW["spec"]["templates"] if "resource" in template]
 
 
-def test_a_workflows_step_makes_one_job_however_often_it_is_tried_and_sees_its_end(
+def test_a_retried_workflow_step_creates_one_job_and_observes_its_end(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     def kubectl(*arguments: str, text: str | None = None) -> str:
@@ -43,12 +44,12 @@ def test_a_workflows_step_makes_one_job_however_often_it_is_tried_and_sees_its_e
         for _ in range(2):
             kubectl("apply", "-f", "-", text=json.dumps(manifest))
 
-        def seen() -> dict[str, Any]:
+        def current() -> dict[str, Any]:
             return json.loads(kubectl("get", "dt", "train-x7k2p", "-o", "json"))
 
-        eventually(lambda: holds(STEP["resource"]["successCondition"], seen()), 30)
-        assert not holds(STEP["resource"]["failureCondition"], seen())
-        kubectl("apply", "-f", "-", text=json.dumps(manifest))  # tried again after its end: nothing begins anew
+        eventually(lambda: holds(STEP["resource"]["successCondition"], current()), 30)
+        assert not holds(STEP["resource"]["failureCondition"], current())
+        kubectl("apply", "-f", "-", text=json.dumps(manifest))  # retried after its end: nothing is restarted
         assert len(control_plane.api.list(KIND, namespace)) == 1
         assert len(control_plane.api.list("Pod", namespace)) == 4
         for parameter in STEP["outputs"]["parameters"]:

@@ -1,6 +1,6 @@
-"""The chart on a real API server: installed, upgraded, uninstalled; and its rights, as that server judges them.
+"""The chart on a real API server: install, upgrade, uninstall, and the permissions that the server's authorizer grants.
 
-It has a control plane of its own: the one of the other tests has the CRDs already, and here a release brings them.
+Uses a separate control plane without CRDs, because the release installs them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ POOLS = {"create": {"a100": {"gpu": {"count": 8}}, "h100": {"gpu": {"count": 8}}
 
 
 class Strict(ControlPlane):
-    """As OpenShift: whoever makes objects that block the deletion of their owner needs a right for that."""
+    """As on OpenShift: creating objects that block the deletion of their owner needs a permission."""
 
     def _run(self, name: str, *arguments: str) -> None:
         strict = ["--enable-admission-plugins=OwnerReferencesPermissionEnforcement"] if name == "kube-apiserver" else []
@@ -54,23 +54,23 @@ def bare(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 @pytest.fixture
 def api(bare: ControlPlane) -> Iterator[Api]:
-    """The next test finds no CRDs again."""
+    """Deletes the CRDs for the next test."""
     yield bare.api
     wait_until_served(bare.api)
     for definition in bare.api.list("CustomResourceDefinition"):
-        with contextlib.suppress(ApiError):  # what the test itself deleted goes meanwhile
+        with contextlib.suppress(ApiError):  # the test may have deleted it
             bare.api.delete("CustomResourceDefinition", None, definition["metadata"]["name"])
     eventually(lambda: not bare.api.list("CustomResourceDefinition"))
 
 
 def wait_until_served(api: Api) -> None:
-    """A CRD that is deleted before its objects were ever listed may be Terminating for ever (Kubernetes 1.36:
+    """A CRD that is deleted before its objects were listed may stay Terminating forever (Kubernetes 1.36:
     "could not list instances: storage is (re)initializing")."""
 
     def listed(name: str, kind: str) -> bool:
         present = api.find("CustomResourceDefinition", None, name)
         if present is None or "deletionTimestamp" in present["metadata"]:
-            return True  # it is going already
+            return True  # it is terminating
         try:
             api.list(kind)
         except ApiError:
@@ -84,7 +84,7 @@ def wait_until_served(api: Api) -> None:
 
 @pytest.fixture
 def helm(bare: ControlPlane, api: Api, tmp_path: Path) -> Iterator[Helm]:
-    """What it installs is uninstalled afterwards."""
+    """Uninstalls at the end what the test installs."""
     helm = Helm(built("helm"), tmp_path, (f"--kubeconfig={bare.kubeconfig}",))
     yield helm
     for release in json.loads(helm("list", "--all-namespaces", "--output=json")):
@@ -93,7 +93,7 @@ def helm(bare: ControlPlane, api: Api, tmp_path: Path) -> Iterator[Helm]:
 
 @pytest.fixture
 def sys_(api: Api) -> str:
-    """A namespace that takes restricted pods only."""
+    """A namespace that admits only restricted pods."""
     return new_namespace(api, "sys", {"pod-security.kubernetes.io/enforce": "restricted"})
 
 
@@ -135,7 +135,7 @@ def uids(api: Api) -> set[str]:
     return {pool["metadata"]["uid"] for pool in api.list("TrainingPool")}
 
 
-def test_pools_appear_with_the_first_install_and_are_the_releases_from_the_next_one_on(
+def test_pools_are_created_by_the_first_install_and_managed_by_the_release_from_the_next_one_on(
     helm: Helm, api: Api, sys_: str
 ) -> None:
     install(helm, sys_, {"pools": POOLS})
@@ -148,11 +148,11 @@ def test_pools_appear_with_the_first_install_and_are_the_releases_from_the_next_
     assert "helm.sh/hook" not in api.get("TrainingPool", None, "a100")["metadata"]["annotations"]
 
     upgrade(helm, sys_, {"pools": {"create": {"a100": {"gpu": {"count": 2}}}}})
-    assert counts(api) == {"a100": 2, "h100": 8}, "a pool that is no longer named is kept: jobs may name it"
+    assert counts(api) == {"a100": 2, "h100": 8}, "a pool that is removed from the values is kept: jobs may use it"
     assert uids(api) == first
 
 
-def test_going_back_to_the_first_release_keeps_the_pools(helm: Helm, api: Api, sys_: str) -> None:
+def test_a_rollback_to_the_first_release_keeps_the_pools(helm: Helm, api: Api, sys_: str) -> None:
     install(helm, sys_, {"pools": POOLS})
     upgrade(helm, sys_, {"pools": POOLS})
     before = uids(api)
@@ -162,13 +162,13 @@ def test_going_back_to_the_first_release_keeps_the_pools(helm: Helm, api: Api, s
     assert uids(api) == before
 
 
-def test_a_pool_that_is_wrong_is_refused_with_the_servers_reason(helm: Helm, sys_: str) -> None:
+def test_an_invalid_pool_is_rejected_with_the_reason_of_the_api_server(helm: Helm, sys_: str) -> None:
     install(helm, sys_)
     with pytest.raises(HelmError, match=r"gpu\.count"):
         upgrade(helm, sys_, {"pools": {"create": {"a100": {"gpu": {"count": 0}}}}})
 
 
-def test_what_users_made_outlives_the_operator_and_serves_the_next_one(
+def test_objects_of_users_survive_an_uninstall_and_serve_the_next_release(
     helm: Helm, api: Api, sys_: str, team: str
 ) -> None:
     install(helm, sys_, {"pools": POOLS})
@@ -184,7 +184,7 @@ def test_what_users_made_outlives_the_operator_and_serves_the_next_one(
     assert api.get("DistributedTraining", team, "penguins")["metadata"]["uid"] == before
 
 
-def test_crds_that_are_not_to_be_kept_go_with_the_release(helm: Helm, api: Api, sys_: str) -> None:
+def test_crds_without_keep_are_deleted_with_the_release(helm: Helm, api: Api, sys_: str) -> None:
     install(helm, sys_)
     upgrade(helm, sys_, {"crds": {"keep": False}})
     wait_until_served(api)
@@ -192,7 +192,7 @@ def test_crds_that_are_not_to_be_kept_go_with_the_release(helm: Helm, api: Api, 
     eventually(lambda: not api.list("CustomResourceDefinition"))
 
 
-def test_an_upgrade_brings_the_crds_up_to_date_and_leaves_jobs_alone(
+def test_an_upgrade_updates_the_crds_and_does_not_change_jobs(
     helm: Helm, api: Api, sys_: str, team: str, tmp_path: Path
 ) -> None:
     older = tmp_path / "older"
@@ -213,8 +213,8 @@ def test_an_upgrade_brings_the_crds_up_to_date_and_leaves_jobs_alone(
     assert api.get("DistributedTraining", team, "penguins")["metadata"]["generation"] == 1
 
 
-def test_replicas_can_go_up_and_down_again(helm: Helm, bare: ControlPlane, sys_: str) -> None:
-    """A Deployment that is to be recreated may not have what a rolling one has."""
+def test_replicas_can_be_increased_and_decreased(helm: Helm, bare: ControlPlane, sys_: str) -> None:
+    """A Deployment with strategy Recreate must not have rolling update parameters."""
     install(helm, sys_)
     for replicas, strategy in ((2, "RollingUpdate"), (1, "Recreate"), (3, "RollingUpdate")):
         upgrade(helm, sys_, {"replicas": replicas})
@@ -224,7 +224,9 @@ def test_replicas_can_go_up_and_down_again(helm: Helm, bare: ControlPlane, sys_:
         assert len(budgets) == (replicas > 1)
 
 
-def test_pods_are_let_in_where_only_restricted_ones_are(helm: Helm, bare: ControlPlane, sys_: str) -> None:
+def test_the_operators_pods_are_admitted_under_the_restricted_standard(
+    helm: Helm, bare: ControlPlane, sys_: str
+) -> None:
     install(helm, sys_, {"replicas": 2})
     operator = deployment(bare, sys_)["spec"]["template"]
     [test] = [hook for hook in yaml.safe_load_all(helm("get", "hooks", "allranks", f"--namespace={sys_}")) if hook]
@@ -278,7 +280,7 @@ FORBIDDEN = [
 ]
 
 
-def test_the_operator_has_the_rights_that_it_needs_and_no_others(
+def test_the_operator_has_exactly_the_permissions_that_it_needs(
     helm: Helm, bare: ControlPlane, sys_: str, team: str
 ) -> None:
     install(helm, sys_)
@@ -291,7 +293,7 @@ def test_the_operator_has_the_rights_that_it_needs_and_no_others(
     assert may(bare, operator, "create", "tokenreviews.authentication.k8s.io")
 
 
-def test_confined_to_namespaces_it_has_rights_there_and_nowhere_else(
+def test_a_release_for_namespaces_has_permissions_only_there(
     helm: Helm, bare: ControlPlane, sys_: str, team: str
 ) -> None:
     install(helm, sys_, {"namespaces": [team]})
@@ -305,7 +307,7 @@ def test_confined_to_namespaces_it_has_rights_there_and_nowhere_else(
     assert not may(bare, operator, "create", "tokenreviews.authentication.k8s.io")
 
 
-def test_two_confined_releases_share_a_cluster_and_its_crds(
+def test_two_releases_for_different_namespaces_share_the_crds(
     helm: Helm, bare: ControlPlane, api: Api, sys_: str, team: str
 ) -> None:
     install(helm, sys_, {"namespaces": [sys_], "pools": {"enabled": True}})
@@ -320,7 +322,7 @@ def test_two_confined_releases_share_a_cluster_and_its_crds(
         assert not may(bare, operator, "list", JOBS, other)
 
 
-def test_the_lease_is_that_of_the_release(helm: Helm, bare: ControlPlane, sys_: str, team: str) -> None:
+def test_the_lease_has_the_name_of_the_release(helm: Helm, bare: ControlPlane, sys_: str, team: str) -> None:
     install(helm, sys_, {"replicas": 2})
     operator = f"system:serviceaccount:{sys_}:allranks"
     token = bare.kubectl("create", "token", "allranks", "-n", sys_).stdout.strip()
@@ -341,7 +343,7 @@ def test_the_lease_is_that_of_the_release(helm: Helm, bare: ControlPlane, sys_: 
     client.close()
 
 
-def test_roles_of_the_cluster_cover_jobs(helm: Helm, bare: ControlPlane, sys_: str, team: str) -> None:
+def test_the_cluster_roles_for_users_include_jobs(helm: Helm, bare: ControlPlane, sys_: str, team: str) -> None:
     install(helm, sys_)
     for role in ("view", "edit", "admin"):
         bare.kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}", "-n", team)
@@ -353,7 +355,7 @@ def test_roles_of_the_cluster_cover_jobs(helm: Helm, bare: ControlPlane, sys_: s
         assert not may(bare, role, "create", POOL)
 
 
-def test_pools_can_be_shown_to_everyone(helm: Helm, bare: ControlPlane, sys_: str) -> None:
+def test_pools_can_be_made_readable_for_everyone(helm: Helm, bare: ControlPlane, sys_: str) -> None:
     install(helm, sys_, {"pools": {"readers": ["system:authenticated"]}})
     eventually(lambda: may(bare, "anna", "list", POOL))
     assert not may(bare, "anna", "create", POOL)
@@ -369,9 +371,9 @@ BEFORE = {
     "Upgrade": "kubectl apply --server-side -f older/",
     "Uninstall": "helm install allranks charts/allranks --namespace allranks-system",
 }
-"""What must have happened for a section to make sense."""
+"""Commands that a section presupposes."""
 SHIM = """#!/bin/sh
-# Nothing runs pods here: nobody waits for them.
+# No pods run here: waiting would not end.
 [ "$1" != test ] || exit 0
 for argument; do shift; [ "$argument" = --wait ] || set -- "$@" "$argument"; done
 exec {program} --kubeconfig={kubeconfig} "$@"
@@ -424,7 +426,7 @@ def test_commands_of_the_documentation_work(
         assert "Years" not in json.dumps(columns)
 
 
-def test_without_helm_the_second_apply_makes_the_pools_too(
+def test_without_helm_the_second_apply_creates_the_pools(
     helm: Helm, bare: ControlPlane, api: Api, sys_: str, tmp_path: Path
 ) -> None:
     text = helm("template", "allranks", str(CHART), f"--namespace={sys_}", values={"pools": POOLS})
@@ -466,17 +468,17 @@ def test_the_operator_does_all_its_work_with_these_rights_and_settings(
             eventually(lambda: metrics(port).get("allranks_leader") == 1)
             running.enter_context(run_operator(bare, sys_, tmp_path, other_port))
             eventually(lambda: asked(other_port, "/readyz") == "ok\n")
-            assert metrics(other_port)["allranks_leader"] == 0, "it stands by, and is ready for that"
+            assert metrics(other_port)["allranks_leader"] == 0, "a standby is ready"
         running.enter_context(run_kubelet(bare, tmp_path))
         eventually(lambda: asked(port, "/readyz") == "ok\n")
         eventually(lambda: bare.api.find("ServiceAccount", team, "default"))
         for number, spec in enumerate(JOBS_TO_RUN):
             common = {"image": "x", "command": ["x"], "ttlSecondsAfterFinished": 0}
             bare.api.create({**JOB, "metadata": {"name": f"job-{number}"}, "spec": {**common, **spec}}, team)
-        # They succeed, and their time to live ends at once.
+        # They succeed and are deleted immediately (ttlSecondsAfterFinished 0).
         eventually(lambda: not bare.api.list("DistributedTraining", team), 120)
-        told = {event["reason"] for event in bare.api.list("Event", team)}
-        assert "Complete" in told or "Succeeded" in told, told
+        reasons = {event["reason"] for event in bare.api.list("Event", team)}
+        assert "Complete" in reasons or "Succeeded" in reasons, reasons
 
         assert metrics(port)['allranks_watch_age_seconds{resource="jobs"}'] < 60
         assert [series for series in metrics(port) if 'code="403"' in series] == []
@@ -487,7 +489,8 @@ def test_the_operator_does_all_its_work_with_these_rights_and_settings(
 
 @contextlib.contextmanager
 def run_operator(bare: ControlPlane, namespace: str, folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """As the Deployment says, with the token of its ServiceAccount, but on this machine and another port."""
+    """Starts the operator like the Deployment, with the token of its ServiceAccount, but locally and on another
+    port."""
     [container] = deployment(bare, namespace)["spec"]["template"]["spec"]["containers"]
     env = {v["name"]: namespace if "valueFrom" in v else v.get("value", "") for v in container["env"]}
     config = json.loads(bare.kubeconfig.read_text())
@@ -504,7 +507,7 @@ def run_operator(bare: ControlPlane, namespace: str, folder: Path, port: int) ->
 
 
 def run_kubelet(bare: ControlPlane, folder: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-    """Whose pods succeed after half a second."""
+    """Its pods succeed after half a second."""
     command = [sys.executable, "-m", "support.kubelet", f"--kubeconfig={bare.kubeconfig}", "--run-seconds=0.5"]
     return process(command, folder / "kubelet.log", cwd=ROOT / "tests")
 
@@ -519,7 +522,7 @@ def process(command: list[str], log: Path, **how: Any) -> Iterator[subprocess.Po
 
 
 def asked(port: int, path: str) -> str:
-    """What the operator answers; empty as long as it does not, or says no."""
+    """The operator's response; empty on errors."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
             return answer.read().decode()

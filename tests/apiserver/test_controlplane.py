@@ -1,4 +1,4 @@
-"""The control plane that tests run on: quick, keeps its data, and leaves nothing behind."""
+"""The control plane of the tests: it keeps its data over restarts and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture
 def own_parts(control_plane: ControlPlane) -> ControlPlane:
-    """One whose API server we may stop."""
+    """A control plane whose API server may be stopped."""
     if not isinstance(control_plane, ControlPlane):
         pytest.skip("a cluster of the user's is not ours to stop")
     return control_plane
 
 
-def test_it_serves_the_jobs_and_says_a_version_that_clients_understand(control_plane: ControlPlane) -> None:
+def test_it_serves_jobs_and_a_version_that_clients_understand(control_plane: ControlPlane) -> None:
     done = control_plane.kubectl("version", "--output=json")
     assert json.loads(done.stdout)["serverVersion"]["minor"].strip("+").isdigit(), done.stderr
     for file in DEFINITIONS:
         assert control_plane.kubectl("get", file.stem).returncode == 0
 
 
-def test_a_refusal_has_code_reason_and_message(control_plane: ControlPlane, namespace: str) -> None:
-    with pytest.raises(ApiError, match='pods "nobody" not found') as refused:
-        control_plane.api.get("Pod", namespace, "nobody")
+def test_an_error_has_code_reason_and_message(control_plane: ControlPlane, namespace: str) -> None:
+    with pytest.raises(ApiError, match='pods "missing" not found') as refused:
+        control_plane.api.get("Pod", namespace, "missing")
     assert (refused.value.code, refused.value.reason) == (404, "NotFound")
 
 
-def test_what_an_owner_leaves_behind_is_collected(control_plane: ControlPlane, namespace: str) -> None:
+def test_dependents_of_a_deleted_owner_are_garbage_collected(control_plane: ControlPlane, namespace: str) -> None:
     api = control_plane.api
     owner = api.create(_config("owner"), namespace)
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
@@ -54,7 +54,7 @@ def test_what_an_owner_leaves_behind_is_collected(control_plane: ControlPlane, n
     _wait_until(lambda: api.find("ConfigMap", namespace, "owned") is None)
 
 
-def test_the_api_server_comes_back_with_its_data(own_parts: ControlPlane, namespace: str) -> None:
+def test_the_api_server_keeps_its_data_over_a_restart(own_parts: ControlPlane, namespace: str) -> None:
     own_parts.api.create(_config("kept"), namespace)
     for how in (signal.SIGTERM, signal.SIGKILL):
         own_parts.stop_api_server(how)
@@ -87,12 +87,12 @@ time.sleep(60)
 """
 
 
-def test_where_somebody_took_a_port_it_tries_others(
+def test_it_tries_other_ports_when_one_is_in_use(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         taken = [somebody.getsockname()[1]]
-        # The first time the API server's port is gone, the second time etcd's.
+        # First the port of the API server is in use, then that of etcd.
         tries = [[*free_ports(2), *taken], [*taken, *free_ports(2)], free_ports(3)]
         monkeypatch.setattr(controlplane, "free_ports", lambda count: tries.pop(0))
         control_plane = ControlPlane(programs, tmp_path)
@@ -103,7 +103,7 @@ def test_where_somebody_took_a_port_it_tries_others(
         assert not any(_is_there(pid) for pid in pids.values())
 
 
-def test_ports_are_no_others_and_below_those_that_the_system_hands_out() -> None:
+def test_ports_are_distinct_and_below_the_ephemeral_range() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
     assert max(ports) < 32_000
@@ -119,7 +119,7 @@ def _is_there(pid: int) -> bool:
     except ProcessLookupError:
         return False
     try:
-        # One that nobody has waited for yet is no process any more.
+        # A zombie is not running any more.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False

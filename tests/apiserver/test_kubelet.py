@@ -16,7 +16,7 @@ from support.simulator.kubelets import Program
 NOW = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 
 
-def test_by_hand_a_pod_is_bound_runs_ends_and_goes(control_plane: ControlPlane, namespace: str) -> None:
+def test_a_pod_is_bound_started_ended_and_deleted_step_by_step(control_plane: ControlPlane, namespace: str) -> None:
     api = control_plane.api
     hand = Hand(api, namespace, lambda: NOW, lambda pod: NOW)
     api.create(_pod("one"), namespace)
@@ -32,7 +32,7 @@ def test_by_hand_a_pod_is_bound_runs_ends_and_goes(control_plane: ControlPlane, 
     assert api.find("Pod", namespace, "one") is None
 
 
-def test_pods_on_a_lost_node_stay_until_it_is_back(control_plane: ControlPlane, namespace: str) -> None:
+def test_pods_on_a_lost_node_remain_until_it_recovers(control_plane: ControlPlane, namespace: str) -> None:
     api = control_plane.api
     hand = Hand(api, namespace, lambda: NOW, lambda pod: datetime.fromtimestamp(0, UTC))
     api.create(_pod("one"), namespace)
@@ -48,7 +48,7 @@ def test_pods_on_a_lost_node_stay_until_it_is_back(control_plane: ControlPlane, 
     assert api.find("Pod", namespace, "one") is None
 
 
-def test_by_itself_it_runs_ends_and_removes_pods(control_plane: ControlPlane, namespace: str) -> None:
+def test_the_automatic_kubelet_runs_ends_and_removes_pods(control_plane: ControlPlane, namespace: str) -> None:
     api = control_plane.api
     programs = {"ends": Program(seconds=0.1), "fails": Program(seconds=0.1, code=3), "runs": Program(stop_seconds=0.1)}
 

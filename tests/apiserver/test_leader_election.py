@@ -1,4 +1,4 @@
-"""Two replicas, real processes: who holds the Lease acts; one that was paused and wakes up does not."""
+"""Leader election of two replicas as real processes: a former leader that was paused does not act."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.api.job import KIND
-from allranks.operator.app import utcnow
+from allranks.operator.timing import Clock
 from support.controlplane import ControlPlane, free_ports
 from support.kubelet import Hand
 from support.live import eventually, job, phase
@@ -38,7 +38,7 @@ class Replica:
         return self.metrics().get("allranks_leader") == 1
 
     def writes(self) -> float:
-        """Changes that it asked for; the Lease is changed by PUT, and nothing else is."""
+        """Writes except those of the Lease, which is the only object that is changed by PUT."""
         found = self.metrics()
         return sum(
             value for name, value in found.items() if re.match(r".*requests_total\{.*verb=\"(POST|PATCH|DELETE)", name)
@@ -64,10 +64,10 @@ def replica(control_plane: ControlPlane, namespace: str, folder: Path, name: str
             process.wait()
 
 
-def test_a_replica_that_was_paused_while_another_took_over_does_nothing_when_it_wakes(
+def test_a_paused_leader_does_nothing_when_it_resumes_after_a_takeover(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    api, hand = control_plane.api, Hand(control_plane.api, namespace, utcnow, lambda _: utcnow())
+    api, hand = control_plane.api, Hand(control_plane.api, namespace, Clock().now, lambda _: Clock().now())
 
     def started(name: str) -> bool:
         return api.find("Pod", namespace, name) is not None
@@ -88,7 +88,9 @@ def test_a_replica_that_was_paused_while_another_took_over_does_nothing_when_it_
 
             first.process.send_signal(signal.SIGSTOP)
             began = time.monotonic()
-            hand.end("demo-worker-0-0", 137, "Error", "", "trainer", 0)  # the first will see this when it wakes
+            hand.end(
+                "demo-worker-0-0", 137, "Error", "", "trainer", 0
+            )  # the first one receives this event when it resumes
             eventually(lambda: second.leads, 20)
             assert time.monotonic() - began < 15
             eventually(lambda: started("demo-worker-0-1"))
@@ -100,11 +102,11 @@ def test_a_replica_that_was_paused_while_another_took_over_does_nothing_when_it_
             api.patch(KIND, namespace, "demo", {"spec": {"suspend": True}})
             eventually(lambda: phase(control_plane, namespace) == "Suspended")
             assert second.writes() > acted
-            assert first.writes() == before, "it acted without the Lease"
+            assert first.writes() == before, "it acted without the lease"
             status = api.get(KIND, namespace, "demo")["status"]
             assert (status["attempt"], status["restarts"]["counted"]) == (1, 1)
 
-            # Told to end, a holder lets go at once.
+            # A leader that is terminated releases the Lease immediately.
             second.process.terminate()
             began = time.monotonic()
             eventually(lambda: first.leads, 10)

@@ -1,4 +1,4 @@
-"""The operator on a real API server: what it survives, what it answers, and what real clients see."""
+"""The operator on a real API server: failures, invalid input, and what real clients observe."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from allranks.api.job import KIND
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.operator import job_watch
-from allranks.operator.app import Session
+from allranks.operator import session as sessions
 from support import live
 from support.api import ApiError
 from support.controlplane import ControlPlane
 from support.kubelet import Program
 from support.live import eventually, job, phase
+from support.operators import cached_versions
 
 from .conftest import DEFINITIONS
 
@@ -30,7 +31,7 @@ BRIEF = Program(seconds=0.3)
 LONG = Program(seconds=None)
 
 
-# What it survives
+# Failures
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -41,19 +42,17 @@ def test_the_operator_survives_the_api_servers_restart(control_plane: ControlPla
         eventually(lambda: phase(control_plane, namespace) == "Running")
         session = operator.session
         control_plane.stop_api_server(how)
-        time.sleep(1)  # it is to notice
+        time.sleep(1)  # the operator detects it
         control_plane.start_api_server()
         control_plane.api.patch(KIND, namespace, "demo", {"spec": {"suspend": True}})
         eventually(lambda: phase(control_plane, namespace) == "Suspended")
         control_plane.api.patch(KIND, namespace, "demo", {"spec": {"suspend": False}})
         eventually(lambda: phase(control_plane, namespace) == "Running", 60)
-        assert operator.session is session, "it went on where it was"
+        assert operator.session is session, "the session continues"
         assert control_plane.api.get(KIND, namespace, "demo")["status"]["restarts"]["counted"] == 0
 
 
-def test_the_operators_restart_changes_nothing_of_jobs_that_are_settled(
-    control_plane: ControlPlane, namespace: str
-) -> None:
+def test_a_restart_of_the_operator_does_not_change_settled_jobs(control_plane: ControlPlane, namespace: str) -> None:
     connection = live.connection(control_plane)
     with live.kubelet(connection, LONG, namespace=namespace):
         with live.operator(connection, namespace):
@@ -67,13 +66,13 @@ def test_the_operators_restart_changes_nothing_of_jobs_that_are_settled(
 
         before = versions()
         with live.operator(connection, namespace) as operator:
-            eventually(lambda: operator.idle and len(operator.versions()) >= 60)
+            eventually(lambda: operator.idle and len(cached_versions(operator.session)) >= 60)
             assert operator.session
             assert operator.session.client.writes == 0
         assert versions() == before
 
 
-def test_killed_in_the_midst_of_a_thousand_jobs_the_next_life_finishes_what_was_begun(
+def test_after_a_kill_while_a_thousand_jobs_start_the_next_operator_completes_them(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     connection, count = live.connection(control_plane), 1000
@@ -90,20 +89,20 @@ def test_killed_in_the_midst_of_a_thousand_jobs_the_next_life_finishes_what_was_
     asyncio.run(create())
     with live.operator(connection, namespace) as operator:
         eventually(lambda: operator.session and len(operator.session.pods) > count / 3, 60)
-    assert made("Pod") < count, "it was killed too late to tell anything"
+    assert made("Pod") < count, "it was killed too late for this test"
     with live.operator(connection, namespace) as operator:
         eventually(lambda: operator.session and len(operator.session.pods) == count, 90)
         eventually(lambda: operator.idle, 60)
     assert (made("Pod"), made("Service")) == (count, count)
     with live.operator(connection, namespace) as operator:
-        eventually(lambda: operator.idle and len(operator.versions()) == 2 * count, 60)
+        eventually(lambda: operator.idle and len(cached_versions(operator.session)) == 2 * count, 60)
         assert operator.session
         assert operator.session.client.writes == 0
     found = control_plane.api.list(KIND, namespace)
     assert {(o["status"]["attempt"], o["status"]["restarts"]["disruptions"]) for o in found} == {(0, 0)}
 
 
-def test_a_namespace_that_may_not_be_read_holds_up_no_other(control_plane: ControlPlane, namespace: str) -> None:
+def test_an_unreadable_namespace_does_not_block_others(control_plane: ControlPlane, namespace: str) -> None:
     rules = [{"apiGroups": ["", "allranks.dev"], "resources": ["*"], "verbs": ["*"]}]
     group = "rbac.authorization.k8s.io"
     for kind, what in (
@@ -131,10 +130,10 @@ def test_a_namespace_that_may_not_be_read_holds_up_no_other(control_plane: Contr
         [condition] = control_plane.api.get(KIND, namespace, "demo")["status"]["conditions"]
         assert condition["reason"] == "PoolsNotServed"
         assert operator.session
-        assert not operator.session.synced, "and readiness says so"
+        assert not operator.session.synced, "it is not ready"
 
 
-def test_a_user_without_a_name_can_run_it_as_in_a_container(
+def test_a_user_without_a_name_can_run_the_operator_as_in_a_container(
     control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nameless() -> str:
@@ -145,18 +144,18 @@ def test_a_user_without_a_name_can_run_it_as_in_a_container(
         eventually(lambda: operator.session and operator.session.synced)
 
 
-@pytest.mark.parametrize("said", ["gone", "still there"])
-def test_crds_that_come_later_are_waited_for(
-    control_plane: ControlPlane, namespace: str, said: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("listed", ["absent", "still listed"])
+def test_the_operator_waits_for_the_crds(
+    control_plane: ControlPlane, namespace: str, listed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of CRDs that were just deleted, an API server may say that they are still there, for a moment."""
-    installed = Session._installed
+    """An API server may still list CRDs for a moment after they were deleted."""
+    wait_for_crds = sessions.wait_for_crds
 
-    async def at_once(_: Session) -> None:
-        monkeypatch.setattr(Session, "_installed", installed)
+    async def return_once(*_: Any) -> None:
+        monkeypatch.setattr(sessions, "wait_for_crds", wait_for_crds)
 
-    if said == "still there":
-        monkeypatch.setattr(Session, "_installed", at_once)
+    if listed == "still listed":
+        monkeypatch.setattr(sessions, "wait_for_crds", return_once)
     connection = live.connection(control_plane)
     names = [yaml.safe_load(path.read_text())["metadata"]["name"] for path in DEFINITIONS]
     for name in names:
@@ -173,20 +172,20 @@ def test_crds_that_come_later_are_waited_for(
             eventually(lambda: phase(control_plane, namespace) == "Succeeded", 40)
 
 
-def test_after_a_thousand_errors_in_a_row_it_goes_on(
+def test_the_operator_continues_after_a_thousand_errors_in_a_row(
     control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an hour of 500s at its longest backoff (15 s) would be, without the waiting."""
+    """Like four hours of 500s at the longest backoff (15 s), without the waiting."""
     asked = 0
 
-    class Quick(job_watch._Endless):
+    class Quick(job_watch.EndlessBackoff):
         def __iter__(self):
             nonlocal asked
             while True:
                 asked += 1
                 yield 0.001
 
-    monkeypatch.setattr(job_watch, "_Endless", Quick)
+    monkeypatch.setattr(job_watch, "EndlessBackoff", Quick)
     from allranks.kube import client, watch
 
     monkeypatch.setattr(client, "LAST_BACKOFF_SECONDS", 0.002)
@@ -205,7 +204,7 @@ def test_after_a_thousand_errors_in_a_row_it_goes_on(
         assert operator.session is session
 
 
-# What it is given
+# Invalid input
 
 
 def _refused(request) -> str:
@@ -217,7 +216,7 @@ def _refused(request) -> str:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, r"spec.env: .*set by allranks: remove any of.*MASTER_ADDR"),
         ({"env": [{"name": "ALLRANKS_JOB", "value": "x"}]}, r"spec.env: .*choose another name"),
@@ -226,31 +225,31 @@ def _refused(request) -> str:
         ({"checkpoint": {"volume": {"hostPath": {"path": "/x"}}}}, r"spec.checkpoint.volume: .*hostPath is refused"),
     ],
 )
-def test_bad_input_is_refused_at_once_with_the_path_of_the_field(
-    control_plane: ControlPlane, namespace: str, change: dict[str, Any], told: str
+def test_invalid_input_is_rejected_with_the_path_of_the_field(
+    control_plane: ControlPlane, namespace: str, change: dict[str, Any], message: str
 ) -> None:
     done = control_plane.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(job(**change)))
     assert done.returncode == 1
-    assert re.search(told, done.stderr), done.stderr
+    assert re.search(message, done.stderr), done.stderr
 
 
-def test_a_name_of_63_characters_is_refused_because_names_of_pods_are_made_of_it(
+def test_a_name_of_63_characters_is_rejected_because_pod_names_contain_it(
     control_plane: ControlPlane, namespace: str
 ) -> None:
-    told = _refused(lambda: control_plane.api.create(job("a" * 63), namespace))
-    assert "metadata.name: at most 42 characters" in told
+    message = _refused(lambda: control_plane.api.create(job("a" * 63), namespace))
+    assert "metadata.name: at most 42 characters" in message
 
 
-def test_an_unknown_field_is_refused_by_kubectl(control_plane: ControlPlane, namespace: str) -> None:
+def test_an_unknown_field_is_rejected_by_kubectl(control_plane: ControlPlane, namespace: str) -> None:
     done = control_plane.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(job(framwork="x")))
     assert done.returncode == 1
     assert 'unknown field "spec.framwork"' in done.stderr
 
 
-def test_what_was_stored_before_the_schema_changed_is_marked_on_that_job_alone(
+def test_a_job_that_was_stored_under_an_older_schema_is_marked_and_others_are_not_affected(
     control_plane: ControlPlane, namespace: str
 ) -> None:
-    """Schemas change between versions of the operator, objects do not: here, one is stored while there is no schema."""
+    """Schemas change between versions, stored objects do not. Here one is stored without a schema."""
     definition = yaml.safe_load(DEFINITIONS[0].read_text())
     assert definition["spec"]["names"]["kind"] == KIND
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -279,14 +278,12 @@ def test_what_was_stored_before_the_schema_changed_is_marked_on_that_job_alone(
         [condition] = control_plane.api.get(KIND, namespace, "broken")["status"]["conditions"]
         assert condition["reason"] == "InvalidSpec"
         assert "spec.framework" in condition["message"]
-        # Where a rule cannot even be evaluated, the API server refuses every status: an Event tells it.
-        told = {e["involvedObject"]["name"]: e["message"] for e in control_plane.api.list("Event", namespace)}
-        assert "spec.roles.worker.replicas: must be a whole number" in told["worse"]
+        # When a CEL rule cannot be evaluated, the API server rejects every status, so there is only an Event.
+        messages = {e["involvedObject"]["name"]: e["message"] for e in control_plane.api.list("Event", namespace)}
+        assert "spec.roles.worker.replicas: must be a whole number" in messages["worse"]
 
 
-def test_a_job_that_is_deleted_while_it_starts_leaves_nothing_behind(
-    control_plane: ControlPlane, namespace: str
-) -> None:
+def test_a_job_that_is_deleted_while_it_starts_leaves_no_objects(control_plane: ControlPlane, namespace: str) -> None:
     def things() -> list[Any]:
         return [found for kind in ("Pod", "Service", KIND) for found in control_plane.api.list(kind, namespace)]
 
@@ -298,7 +295,7 @@ def test_a_job_that_is_deleted_while_it_starts_leaves_nothing_behind(
         eventually(lambda: operator.idle and not things(), 180)
 
 
-# What real clients see
+# Real clients
 
 
 def test_kubectl_waits_for_conditions_and_for_the_phase_as_argo_reads_it(
@@ -312,7 +309,7 @@ def test_kubectl_waits_for_conditions_and_for_the_phase_as_argo_reads_it(
     with live.operator(connection, namespace), live.kubelet(connection, BRIEF, namespace=namespace):
         control_plane.api.create(job("good"), namespace)
         assert wait("good", "condition=Complete") == 0
-        # An Argo workflow's successCondition is `status.phase == Succeeded`: a word, at this very place.
+        # The successCondition of an Argo workflow is `status.phase == Succeeded`.
         assert wait("good", "jsonpath={.status.phase}=Succeeded") == 0
     failing = Program(seconds=0.2, code=3)
     with live.operator(connection, namespace), live.kubelet(connection, failing, namespace=namespace):
@@ -325,8 +322,11 @@ def test_kubectl_waits_for_conditions_and_for_the_phase_as_argo_reads_it(
             ["bad", "pytorch", "Failed"],
             ["good", "pytorch", "Succeeded"],
         ]
-        told = control_plane.kubectl("describe", "dt", "bad", "-n", namespace).stdout
-        assert "master-0 failed with exit code 3 (Error)" in told or "worker-0 failed with exit code 3 (Error)" in told
+        described = control_plane.kubectl("describe", "dt", "bad", "-n", namespace).stdout
+        assert (
+            "master-0 failed with exit code 3 (Error)" in described
+            or "worker-0 failed with exit code 3 (Error)" in described
+        )
 
 
 def test_kubectl_scales_and_observed_generation_follows_for_kstatus(
@@ -355,7 +355,7 @@ def test_kubectl_scales_and_observed_generation_follows_for_kstatus(
 
 
 def test_kubectl_explains_every_field(control_plane: ControlPlane) -> None:
-    """A page per object of the schema: each of its fields is there with a description."""
+    """One page per object of the schema: each field has a description."""
     schemas = {yaml.safe_load(p.read_text())["spec"]["names"]["plural"]: p for p in DEFINITIONS}
     for plural, path in schemas.items():
         root = yaml.safe_load(path.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -368,7 +368,7 @@ def test_kubectl_explains_every_field(control_plane: ControlPlane) -> None:
 
 
 def _objects(node: dict[str, Any], where: str):
-    """One role stands for all roles: they have the same type."""
+    """Checks one role only: all have the same type."""
     if "properties" in node:
         yield where, node
         children = node["properties"]
@@ -378,10 +378,10 @@ def _objects(node: dict[str, Any], where: str):
             yield from _objects(child.get("items", child), f"{where}.{name}")
 
 
-# How it is watched
+# Monitoring
 
 
-def test_the_probes_and_metrics_tell_how_it_is(control_plane: ControlPlane, namespace: str) -> None:
+def test_probes_and_metrics_show_the_state_of_the_operator(control_plane: ControlPlane, namespace: str) -> None:
     import urllib.request
 
     def asked(operator, path: str) -> str:
@@ -398,12 +398,12 @@ def test_the_probes_and_metrics_tell_how_it_is(control_plane: ControlPlane, name
         page = asked(operator, "/metrics")
         assert 'allranks_jobs{framework="pytorch",phase="Succeeded"} 1.0' in page
         assert 'allranks_job_start_seconds_count{framework="pytorch"} 1.0' in page
-        assert "demo" not in page, "no label names a job"
+        assert "demo" not in page, "no label contains the name of a job"
         assert asked(operator, "/healthz") == "ok\n"
         assert operator.session
-        watch = next(iter(operator.session._watches.values()))
+        watch = next(iter(operator.session.watches.values()))
         watch.alive_at -= 10_000
         with pytest.raises(urllib.error.HTTPError, match="503") as raised:
             asked(operator, "/healthz")
-        assert b"no sign of life of the watch of pods" in raised.value.read()
+        assert b"no activity of the watch of pods" in raised.value.read()
         raised.value.close()

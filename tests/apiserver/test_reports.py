@@ -1,4 +1,4 @@
-"""Reports on a real API server, with tokens as kubelet gets them: whose they are, and what they are not good for."""
+"""Reports on a real API server, with tokens like those of the kubelet: which ones are accepted and rejected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from allranks.api.job import KIND
 from allranks.core.manifests.report_env import AUDIENCE
-from allranks.operator.app import Operator, utcnow
+from allranks.operator.app import Operator
+from allranks.operator.timing import Clock
 from allranks.telemetry.server import PATH
 from support import live
 from support.api import ApiError, Manifest, path
@@ -25,12 +26,12 @@ OURS = (AUDIENCE,)
 
 
 class World:
-    """One namespace with the operator of its own."""
+    """A namespace with its own operator."""
 
     def __init__(self, control_plane: ControlPlane, namespace: str) -> None:
         self.control_plane, self.api, self.namespace = control_plane, control_plane.api, namespace
         self.connection = live.connection(control_plane)
-        self.hand = Hand(self.api, namespace, utcnow, lambda _: utcnow())
+        self.hand = Hand(self.api, namespace, Clock().now, lambda _: Clock().now())
 
     @contextlib.contextmanager
     def operator(self, **settings: Any) -> Iterator[Operator]:
@@ -51,7 +52,7 @@ class World:
         eventually(lambda: phase(self.control_plane, self.namespace, name) == "Running")
 
     def token(self, pod: str = "demo-worker-0-0", audiences: tuple[str, ...] = OURS, bound: bool = True) -> str:
-        """As kubelet asks for it, for a projected volume."""
+        """Requests a token like the kubelet for a projected volume."""
         reference = {"apiVersion": "v1", "kind": "Pod", "name": pod}
         if bound:
             reference["uid"] = self.api.get("Pod", self.namespace, pod)["metadata"]["uid"]
@@ -80,11 +81,11 @@ def answer(operator: Operator, token: str, **message: Any) -> tuple[int, dict[st
 
 
 def ready(operator: Operator) -> None:
-    eventually(lambda: operator.session and operator.session.listens)
+    eventually(lambda: operator.session and operator.session.leading)
 
 
 def listens(operator: Operator) -> None:
-    """Whether it acts or not."""
+    """Also on a standby."""
     eventually(lambda: operator.reports and operator.reports.port)
 
 
@@ -97,8 +98,8 @@ def test_a_report_reaches_the_status_of_its_job_and_no_other(world: World) -> No
     with world.operator() as operator:
         world.runs()
         world.runs("other")
-        code, _, told = answer(operator, world.token(), rank=1, step=7, totalSteps=10, metrics={"loss": 0.5})
-        assert (code, told) == (200, {"interval": 5.0, "stacks": ""})
+        code, _, body = answer(operator, world.token(), rank=1, step=7, totalSteps=10, metrics={"loss": 0.5})
+        assert (code, body) == (200, {"interval": 5.0, "stacks": ""})
         eventually(lambda: world.progress().get("step") == 7)
         assert report(operator, world.token("other-worker-0-0"), rank=1, step=3, totalSteps=10) == 200
         eventually(lambda: world.progress("other").get("step") == 3)
@@ -107,7 +108,7 @@ def test_a_report_reaches_the_status_of_its_job_and_no_other(world: World) -> No
         assert {"name": "ALLRANKS_REPORT_URL", "value": URL} in container["env"]
 
 
-def test_a_token_that_is_for_something_else_is_nobodys(world: World) -> None:
+def test_a_token_for_another_audience_or_pod_is_rejected(world: World) -> None:
     with world.operator() as operator:
         world.runs()
         plain = {"containers": [{"name": "x", "image": "x"}]}
@@ -118,18 +119,18 @@ def test_a_token_that_is_for_something_else_is_nobodys(world: World) -> None:
         world.api.create({**stranger, "metadata": labelled}, world.namespace)
         assert operator.session
         pods = operator.session.pods
-        eventually(lambda: pods.at(world.namespace, "labelled"))
+        eventually(lambda: pods.get(world.namespace, "labelled"))
         right = world.token()
         head, payload, signature = right.split(".")
         other = world.token("demo-master-0-0").split(".")
         refused = {
             "for the API server": (world.token(audiences=("https://kubernetes.default.svc",)), 401),
-            "for somebody else": (world.token(audiences=("vault",)), 401),
-            "of no pod": (world.token(bound=False), 401),
-            "of a pod of no job": (world.token("stranger"), 403),
-            "of a pod that says that it is of this job": (world.token("labelled"), 403),
-            "signed by nobody": (f"{head}.{payload}.{signature[::-1]}", 401),
-            "with the signature of a neighbour": (f"{head}.{payload}.{other[2]}", 401),
+            "for another audience": (world.token(audiences=("vault",)), 401),
+            "without a pod": (world.token(bound=False), 401),
+            "of a pod without a job": (world.token("stranger"), 403),
+            "of a pod with forged labels": (world.token("labelled"), 403),
+            "with a wrong signature": (f"{head}.{payload}.{signature[::-1]}", 401),
+            "with the signature of another token": (f"{head}.{payload}.{other[2]}", 401),
             "of the administrator": (world.control_plane.admin_token, 401),
         }
         assert {name: report(operator, token, step=1) for name, (token, _) in refused.items()} == {
@@ -139,50 +140,50 @@ def test_a_token_that_is_for_something_else_is_nobodys(world: World) -> None:
         eventually(lambda: world.progress().get("step") == 1)
 
 
-def test_with_its_pod_a_token_ends(world: World) -> None:
+def test_a_token_becomes_invalid_when_its_pod_is_deleted(world: World) -> None:
     with world.operator() as operator:
         world.runs()
-        known, unknown = world.token(), world.token()
-        assert report(operator, known, step=1) == 200
+        cached, uncached = world.token(), world.token()
+        assert report(operator, cached, step=1) == 200
         world.api.patch(KIND, world.namespace, "demo", {"spec": {"suspend": True}})
         world.hand.end("demo-worker-0-0", 143, "Error")
-        with contextlib.suppress(ApiError):  # it is gone already where the operator's own deletion came only now
+        with contextlib.suppress(ApiError):  # the operator may have deleted it already
             world.api.delete("Pod", world.namespace, "demo-worker-0-0", grace=0)
         assert operator.session
         pods = operator.session.pods
-        eventually(lambda: pods.at(world.namespace, "demo-worker-0-0") is None)
-        assert (report(operator, known, step=2), report(operator, unknown, step=2)) == (403, 403)
+        eventually(lambda: pods.get(world.namespace, "demo-worker-0-0") is None)
+        assert (report(operator, cached, step=2), report(operator, uncached, step=2)) == (403, 403)
 
 
-def test_an_attempt_that_is_over_is_told_so(world: World) -> None:
+def test_a_report_of_a_former_attempt_gets_409(world: World) -> None:
     with world.operator() as operator:
         world.runs()
         token = world.token("demo-master-0-0")
         assert report(operator, token, step=100) == 200
         world.hand.end("demo-worker-0-0", 137, "Error")
         world.runs(attempt=1)
-        # The old one is told to go, and has not gone yet.
+        # The old pod is terminating.
         assert world.api.get("Pod", world.namespace, "demo-master-0-0")["metadata"]["deletionTimestamp"]
         assert report(operator, token, step=101) == 409
         assert report(operator, world.token("demo-master-0-1"), step=60) == 200
 
 
-def test_while_the_api_server_is_away_known_ranks_go_on_and_new_ones_come_later(world: World) -> None:
+def test_while_the_api_server_is_unavailable_cached_tokens_are_accepted_and_new_ones_get_503(world: World) -> None:
     with world.operator() as operator:
         world.runs()
-        known, unknown = world.token(), world.token("demo-master-0-0")
-        assert report(operator, known, step=1) == 200
+        cached, uncached = world.token(), world.token("demo-master-0-0")
+        assert report(operator, cached, step=1) == 200
         world.control_plane.stop_api_server()
         try:
-            assert report(operator, known, step=2) == 200
-            code, headers, _ = answer(operator, unknown, step=2)
+            assert report(operator, cached, step=2) == 200
+            code, headers, _ = answer(operator, uncached, step=2)
             assert (code, headers["Retry-After"], headers["Connection"]) == (503, "5", "close")
         finally:
             world.control_plane.start_api_server()
-        eventually(lambda: report(operator, unknown, step=3) == 200)
+        eventually(lambda: report(operator, uncached, step=3) == 200)
 
 
-def test_the_next_life_of_the_operator_hears_the_same_ranks_again(world: World) -> None:
+def test_a_restarted_operator_accepts_reports_of_the_same_ranks(world: World) -> None:
     with world.operator() as operator:
         world.runs()
         token = world.token()
@@ -194,7 +195,7 @@ def test_the_next_life_of_the_operator_hears_the_same_ranks_again(world: World) 
         eventually(lambda: world.progress().get("step") == 6)
 
 
-def test_a_replica_that_stands_by_sends_reports_to_the_one_that_acts(world: World) -> None:
+def test_a_standby_rejects_reports_and_the_leader_accepts_them(world: World) -> None:
     lease = {"leader_election": True, "lease_namespace": world.namespace, "lease_seconds": 3}
     with world.operator(**lease) as first:
         ready(first)

@@ -1,4 +1,4 @@
-"""Every scenario on a real API server, with the operator as it is, real garbage collection and real quota."""
+"""Every scenario on a real API server, with the real operator, garbage collection and quota."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from allranks.operator import controller
 from support.controlplane import ControlPlane
 from support.kubernetes_world import KubernetesWorld
 from support.scenario_runner import Scenario, load, run
@@ -18,13 +17,6 @@ SCENARIOS = [scenario for path in FILES for scenario in load(path)]
 
 def _id(scenario: Scenario) -> str:
     return f"{scenario.name} {scenario.case}".strip()
-
-
-@pytest.fixture(autouse=True)
-def _writes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The world waits after every change until the status has been written, and no second of its clock passes."""
-    for name in ("URGENT_SECONDS", "COUNTS_SECONDS", "GATHER_SECONDS"):
-        monkeypatch.setattr(controller, name, 0.01)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=_id)

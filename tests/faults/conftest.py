@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from allranks.kube import client, watch
-from allranks.operator import app, controller
 from apiserver.conftest import control_plane, programs  # noqa: F401 (fixtures)
 from support import kubernetes_world as patience
 from support.controlplane import ControlPlane
@@ -27,9 +26,9 @@ from .runs import Referee, Run, Verdict, selection
 HERE = Path(__file__).parent
 DEFAULT, DEFAULT_SEED = "20", "20261123"
 AT_ONCE = 3
-"""Runs wait more than they work; more of them keep two cores busy, and requests begin to time out by themselves."""
-_TOLD_LINES = 20
-"""Of a failed run, once more at the very end, where nobody cuts them off."""
+"""Runs mostly wait. With more of them, two cores are busy and requests time out."""
+_REPEATED_LINES = 20
+"""Lines of a failed run that are repeated at the end of the output."""
 _ASKED = pytest.StashKey[tuple[str, int]]()
 
 
@@ -65,7 +64,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Logs are left away: they are those of all runs that are under way, and hide what differs."""
+    """Drops the logs: they contain all concurrent runs and hide the differences."""
     report = yield
     if "run" in getattr(item, "fixturenames", ()):
         report.sections = []
@@ -78,7 +77,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         number = re.search(r"test_faults\.py.*?\[(\d+) ", report.nodeid)
         command = f"{_again(config)} -k '[{number[1]} '" if number else f"pytest '{report.nodeid}'"
         terminalreporter.write_line(f"faults: repeat with: {command}", red=True)
-        for line in [line for line in report.longreprtext.splitlines() if line.startswith("E ")][:_TOLD_LINES]:
+        for line in [line for line in report.longreprtext.splitlines() if line.startswith("E ")][:_REPEATED_LINES]:
             terminalreporter.write_line(line)
 
 
@@ -94,11 +93,9 @@ def _runs(session: pytest.Session) -> list[Run]:
 
 @pytest.fixture(scope="session")
 def impatient() -> Iterator[None]:
-    """The operator waits less between two tries, and for what is silent; the tests wait longer for the operator."""
+    """Shorter backoffs and watch timeouts of the operator, longer timeouts of the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("URGENT_SECONDS", "COUNTS_SECONDS", "GATHER_SECONDS"):
-            patch.setattr(controller, name, 0.01)
-        for module in (client, watch, app):
+        for module in (client, watch):
             patch.setattr(module, "LAST_BACKOFF_SECONDS", 0.3)
         patch.setattr(watch, "SILENCE_SECONDS", 2.0)
         patch.setattr(patience, "PATIENCE_SECONDS", 180.0)
@@ -119,7 +116,7 @@ def verdicts(
     proxies: Threads,
     impatient: None,
 ) -> Iterator[dict[Run, Future[Verdict]]]:
-    """All runs, a few at once; each test waits for its own."""
+    """Plays all runs, a few at a time. Each test waits for its own."""
     if control_plane.has_nodes:
         pytest.skip("this cluster's scheduler and kubelets would run the pods that the scenarios play")
     referee = Referee(control_plane, proxies)

@@ -1,4 +1,4 @@
-"""Which runs there are, and what is said of one: it must come to what the same scenario comes to without any harm."""
+"""Selects the runs and compares each with the same scenario without faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .world import Kill, Played, play
 FILES = sorted((Path(__file__).parents[1] / "model" / "scenarios").glob("*.yaml"))
 SCENARIOS = [scenario for path in FILES for scenario in load(path)]
 SEEDS = 5
-"""So many seeds of faults has each scenario when all runs are asked for."""
+"""Fault seeds per scenario when all runs are requested."""
 DEATHS: tuple[Death, ...] = get_args(Death)
 _KINDS = ("faults", "kill", "kill", "both")
 FOUND = (
@@ -30,7 +30,7 @@ FOUND = (
     ),
     (
         "No progress of any rank for hang.timeoutSeconds is a hang, which restarts the job and counts. "
-        "an operator that was away hears of it again before it judges",
+        "a new operator waits for reports before it decides",
         "kill",
         2494318739,
     ),
@@ -41,12 +41,12 @@ FOUND = (
         343889479,
     ),
 )
-"""(scenario and case, kind, seed) of runs that once failed: they always run."""
+"""(scenario and case, kind, seed) of runs that failed before. They always run."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """`kind`: faults; kill, after the Nth write; both; every kill, one run for each N."""
+    """`kind`: faults; kill (after the Nth write); both; every kill (one run per N)."""
 
     number: int
     scenario: int
@@ -61,13 +61,13 @@ class Run:
 @dataclass(frozen=True)
 class Verdict:
     differences: list[str]
-    """Empty: all is as it should be."""
+    """Empty: the run ended like the reference."""
     met: list[str]
-    """What the last run met."""
+    """Faults and kills of the last run."""
 
 
 def selection(number: str, seed: int) -> list[Run]:
-    """The runs that once failed, and as many drawn ones as asked for, or all."""
+    """The runs that failed before, and `number` drawn ones, or all."""
     dice = random.Random(seed)
     scenarios = range(len(SCENARIOS))
     if number == "all":
@@ -82,17 +82,17 @@ def selection(number: str, seed: int) -> list[Run]:
 
 
 class Referee:
-    """Every scenario is run without harm once, when it is first needed. From any thread."""
+    """Plays each scenario without faults once, when it is first needed. Thread-safe."""
 
     def __init__(self, control_plane: ControlPlane, threads: Threads) -> None:
         self._where = control_plane, threads
         self._references: dict[int, Played] = {}
         self.stopped = False
-        """Nobody waits for what is still under way."""
+        """No test waits for the remaining runs."""
         self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def judge(self, run: Run) -> Verdict:
-        """Raises AssertionError when a step did not come to what the scenario expects."""
+        """Raises AssertionError when a step does not meet the expectations of the scenario."""
         wanted = self._reference(run.scenario)
         if run.kind == "every kill":
             return self._every_kill(SCENARIOS[run.scenario], wanted)
@@ -107,7 +107,7 @@ class Referee:
                 verdict = self._compare(scenario, wanted, None, Kill(after, how))
                 if verdict.differences or not verdict.met or self.stopped:
                     return verdict
-        raise AssertionError("it writes for ever")
+        raise AssertionError("it writes forever")
 
     def _compare(self, scenario: Scenario, wanted: Played, policy: Policy | None, kill: Kill | None) -> Verdict:
         try:

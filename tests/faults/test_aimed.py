@@ -1,4 +1,4 @@
-"""Harm that is aimed, where chance would need thousands of runs to hit."""
+"""Faults at chosen requests, which random runs would hit only once in thousands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .world import play
 
 ROLES = {"worker": {"replicas": 1}}
 SCENARIO = Scenario(
-    "a job is deleted while nobody watches",
+    "a job is deleted while the watch is interrupted",
     "",
     {"framework": "pytorch", "roles": ROLES},
     [],
@@ -38,7 +38,7 @@ MPI = Scenario(
 
 
 class Aimed:
-    """A policy: requests of that verb for that resource meet these faults, one after another."""
+    """A policy that applies these faults, in order, to requests with that verb for that resource."""
 
     seed, met = 0, []
 
@@ -63,17 +63,17 @@ def meets(control_plane: ControlPlane, proxies: Threads, impatient: None) -> Cal
 
 
 @pytest.mark.parametrize("lines", range(1, 8))
-def test_a_job_that_was_deleted_while_the_watch_had_lost_track_is_forgotten(
+def test_a_job_that_was_deleted_during_an_interrupted_watch_is_removed_from_the_cache(
     lines: int, meets: Callable[[Scenario, Aimed], None]
 ) -> None:
-    """The watch falls silent after so many lines, and the next has to list anew: kopf does not tell what is no more.
+    """The watch becomes silent after `lines` lines, and the next one has to list again: kopf does not report deletions.
 
-    The world waits until the operator knows.
+    The world waits until the operator's cache is up to date.
     """
     meets(SCENARIO, Aimed("WATCH", "distributedtrainings", Fault("silent", lines=lines), Fault("error 410")))
 
 
-def test_a_conflict_of_a_quota_does_not_mean_that_the_secret_is_there(
+def test_a_conflict_of_a_quota_does_not_mean_that_the_secret_exists(
     meets: Callable[[Scenario, Aimed], None],
 ) -> None:
     meets(MPI, Aimed("POST", "secrets", Fault("409")))

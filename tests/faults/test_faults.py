@@ -1,7 +1,7 @@
-"""Faults between operator and API server, and the operator killed after its Nth write: in the end all is the same.
+"""Faults between operator and API server, and kills of the operator after its Nth write, do not change the outcome.
 
-Every step of the scenario comes to what it expects, the final status and objects are those of a run without harm, and
-so is how often each object was created and deleted.
+Every step of the scenario meets its expectations. The final status and objects, and the number of creates and deletes
+of each object, equal those of a run without faults.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from .runs import Run, Verdict
 
 
 @pytest.mark.timeout(3600)
-def test_harm_between_operator_and_api_server_changes_nothing_in_the_end(
-    run: Run, verdicts: dict[Run, Future[Verdict]]
-) -> None:
+def test_faults_and_kills_do_not_change_the_outcome(run: Run, verdicts: dict[Run, Future[Verdict]]) -> None:
     verdict = verdicts[run].result()
-    assert not verdict.differences, "\n".join([*verdict.differences, "it met:", *verdict.met])
+    assert not verdict.differences, "\n".join([*verdict.differences, "faults:", *verdict.met])

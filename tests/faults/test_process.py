@@ -1,4 +1,4 @@
-"""The operator as a process of its own, ended by SIGKILL after its Nth write and begun again, in real time."""
+"""The operator as a separate process, killed by SIGKILL after its Nth write and restarted, in real time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JOB = {
         "framework": "pytorch",
         "image": "example.org/train:1",
         "command": ["python", "train.py"],
-        # A pod that was made late, by the next life, ends late: until all are done, nothing is cleaned up.
+        # A pod that the restarted operator creates ends late: nothing is cleaned up until all are done.
         "success": "all",
         "roles": {"master": {"replicas": 1}, "worker": {"replicas": 2}},
     },
@@ -44,14 +44,14 @@ WAITS_SECONDS = 60.0
 
 
 def program(pod: dict[str, Any]) -> Program:
-    """The first attempt runs until a worker fails, by hand; the second one comes to its end."""
+    """The first attempt runs until the test fails a worker; the second one succeeds."""
     first = pod["metadata"]["labels"][ATTEMPT_LABEL] == "0"
     return Program(seconds=None if first else 0.3, stop_seconds=0.1)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Without times, which are those of a real clock here."""
+    """Without times, because the clock is real."""
 
     status: dict[str, Any]
     pods: list[str]
@@ -60,15 +60,15 @@ class Ending:
 
 
 class Life:
-    """The operator's process, begun again whenever it has been killed."""
+    """The operator's process, restarted after each kill."""
 
     def __init__(self, proxy: Proxy, namespace: str, folder: Path) -> None:
         self._proxy, self._namespace, self._folder = proxy, namespace, folder
         self.deaths = 0
         self._process = self._begin()
 
-    def look(self) -> None:
-        """Raises AssertionError when it ended by itself."""
+    def check(self) -> None:
+        """Restarts a killed process. Raises AssertionError when it ended by itself."""
         if self._proxy.dead.is_set():
             assert self._process.wait(10) == -9
             self.deaths += 1
@@ -115,7 +115,7 @@ def play(control_plane: ControlPlane, threads: Threads, folder: Path, kill_after
         api.create(JOB, namespace)
 
         def job() -> dict[str, Any]:
-            life.look()
+            life.check()
             return api.get("DistributedTraining", namespace, "demo").get("status", {})
 
         _until(lambda: job().get("phase") == "Running" and job().get("launched"))
@@ -137,14 +137,14 @@ def play(control_plane: ControlPlane, threads: Threads, folder: Path, kill_after
 
 @contextlib.contextmanager
 def _kubelet(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
-    """By itself, in a thread."""
+    """Runs all pods, in a thread."""
     connection = Connection(control_plane.url, str(control_plane.ca_file), control_plane.admin_token)
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     work = Kubelet(connection, program, namespace=namespace).run(stop)
 
     def live() -> None:
         loop.run_until_complete(work)
-        loop.run_until_complete(asyncio.sleep(0.25))  # connections end in the loop's next turns
+        loop.run_until_complete(asyncio.sleep(0.25))  # connections end in the next iterations of the loop
 
     thread = threading.Thread(target=live, name="kubelet", daemon=True)
     thread.start()
@@ -156,22 +156,22 @@ def _kubelet(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
         loop.close()
 
 
-def _until(so: Callable[[], Any]) -> None:
+def _until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + WAITS_SECONDS
-    while not so():
-        assert time.monotonic() < deadline, "it does not come to its end"
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
-def unharmed(control_plane: ControlPlane, proxies: Threads, tmp_path_factory: pytest.TempPathFactory) -> Ending:
+def reference(control_plane: ControlPlane, proxies: Threads, tmp_path_factory: pytest.TempPathFactory) -> Ending:
     if control_plane.has_nodes:
         pytest.skip("this cluster's kubelets would run the pods that the tests play")
-    return play(control_plane, proxies, tmp_path_factory.mktemp("unharmed") / "operator", None)
+    return play(control_plane, proxies, tmp_path_factory.mktemp("reference") / "operator", None)
 
 
 @pytest.mark.parametrize("writes", [1, 3, 6, 9, 12])
-def test_sigkill_after_the_nth_write_changes_nothing_in_the_end(
-    writes: int, unharmed: Ending, control_plane: ControlPlane, proxies: Threads, tmp_path: Path
+def test_sigkill_after_the_nth_write_does_not_change_the_outcome(
+    writes: int, reference: Ending, control_plane: ControlPlane, proxies: Threads, tmp_path: Path
 ) -> None:
-    assert play(control_plane, proxies, tmp_path / "operator", writes) == unharmed
+    assert play(control_plane, proxies, tmp_path / "operator", writes) == reference

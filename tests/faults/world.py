@@ -1,4 +1,4 @@
-"""A scenario's world whose operator reaches the API server through a proxy that harms it, and what is compared."""
+"""The world of a scenario whose operator uses a proxy that injects faults, and the comparison of outcomes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,25 +21,27 @@ from support.controlplane import ControlPlane
 from support.fault_policy import Policy
 from support.fault_proxy import Death, Proxy, Threads
 from support.kubernetes_world import SETTINGS, KubernetesWorld
+from support.kubernetes_world import TIMING as WORLD_TIMING
 from support.operators import RunningOperator
 from support.scenario_runner import Scenario, run
 from support.simulator import pod_status
 from support.simulator.store import ended
 
 REQUEST_SECONDS = 1.0
+TIMING = replace(WORLD_TIMING, session_backoff_max=0.3)
 LATE_RESTS = 2
-"""A status that is late comes after so many changes of the world."""
+"""A late status write is delivered after this many changes of the world."""
 _HANG_SECONDS = 2.0
-"""So long an operator may need for what it will do without more of the scenario's time."""
+"""Seconds in which the operator does everything that needs no further scenario time."""
 _AGO = timedelta(days=7)
-"""More than any scenario takes, by its own clock."""
+"""Longer than any scenario, in scenario time."""
 _QUOTA_SECONDS = 4.0
-"""So long after a made-up conflict of a quota, and told to, the operator has tried again, if it still wants to."""
+"""After an injected quota conflict, the operator has retried within these seconds, if it still needs the object."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The control plane as a world of its own thread sees it."""
+    """A control plane with its own API client per thread."""
 
     url: str
     ca_file: str
@@ -49,27 +51,27 @@ class Reached:
 
 @dataclass(frozen=True)
 class Ending:
-    """What a run came to. Times are seconds since its beginning, by its own clock, which only the scenario moves."""
+    """The outcome of a run. Times are scenario seconds since its start."""
 
     status: Any
     objects: list[str]
     creates: dict[str, int]
-    """By object; the operator's alone."""
+    """Per object; only those of the operator."""
     deletes: dict[str, int]
     writes: int
-    """That had success: not compared, but so often the operator can be killed."""
+    """Successful writes. Not compared; the number of moments at which the operator can be killed."""
     later: bool
-    """It took more of the scenario's time than without harm: times are not compared."""
+    """It took more scenario time than the reference, so times are not compared."""
 
     def differences(self, other: Ending) -> list[str]:
-        """With the one that it should be like."""
+        """Differences from the reference."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in _COMPARED]
         found = [difference for name, mine, theirs in pairs for difference in _differ(name, mine, theirs)]
-        return [told for where, told in found if not (self.later and _OF_TIME.search(where))]
+        return [message for where, message in found if not (self.later and _OF_TIME.search(where))]
 
 
 def _differ(where: str, mine: Any, theirs: Any) -> Iterator[tuple[str, str]]:
-    """What differs, and how that is told."""
+    """(path, message) per difference."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         for key in mine.keys() | theirs.keys():
             yield from _differ(f"{where}.{key}", mine.get(key), theirs.get(key))
@@ -77,7 +79,7 @@ def _differ(where: str, mine: Any, theirs: Any) -> Iterator[tuple[str, str]]:
         for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
             yield from _differ(f"{where}[{index}]", one, other)
     elif mine != theirs:
-        yield where, f"{where}: {mine}, without harm: {theirs}"
+        yield where, f"{where}: {mine}, reference: {theirs}"
 
 
 _OF_TIME = re.compile(r"\.(times\..*|goodput|time|since|\w+(Time|Since|Seconds))$")
@@ -87,20 +89,20 @@ _COMPARED = ("status", "objects", "creates", "deletes")
 
 
 class FaultyWorld(KubernetesWorld):
-    """An operator that the proxy kills is buried and begun anew as soon as somebody looks."""
+    """Restarts the operator after the proxy has killed it, at the next check."""
 
     def __init__(self, reached: Reached, namespace: str, proxy: Proxy) -> None:
         self._proxy = proxy
         self.deaths = 0
         self._rests = 0
-        """How often everything came to rest since the operator died."""
+        """How often the world has settled since the operator was killed."""
         self.later = False
-        """It was given time in which it hears of ranks anew."""
+        """It was given additional time in which ranks report again."""
         self.began: datetime | None = None
         self._nudged: set[float] = set()
-        """When creations were refused that the operator was told to try again."""
+        """Times of rejected creates that the operator was asked to retry."""
         self._scarce = False
-        """There was a quota."""
+        """Whether there was a quota."""
         try:
             super().__init__(reached, namespace)  # type: ignore[arg-type]
         except BaseException:
@@ -109,9 +111,8 @@ class FaultyWorld(KubernetesWorld):
 
     def start_operator(self) -> None:
         if self.began is None:
-            # Long ago: that a job was created, the API server stamps by its own clock, and an operator whose clock is
-            # ahead of that accounts for the time between. On the hour: a launcher's report has a time that stands in
-            # the scenario, and is read as of any time zone.
+            # In the past: the API server sets creationTimestamp by its own clock, and the operator would count the time
+            # by which its clock is ahead. On the hour: the time in a launcher's report is read in any time zone.
             self.began = (self.clock.now() - _AGO).replace(minute=0, second=0)
             self.clock.set(self.began)
         self._begin()
@@ -123,23 +124,23 @@ class FaultyWorld(KubernetesWorld):
             self._proxy.revive()
 
     def eventually(self, differences: Callable[[], list[str]]) -> list[str]:
-        """Who dies while it writes of a hang, and begins anew, judges it after it has heard of ranks for as long again:
-        that time is given to it, once, if something is missing."""
+        """An operator that is killed while it handles a hang needs the full timeout again after its restart. If
+        something is missing, that time passes once."""
         began = time.monotonic()
 
-        def told() -> list[str]:
+        def with_more_time() -> list[str]:
             found = differences()
             waited = time.monotonic() - began > _HANG_SECONDS
-            if found and waited and self.deaths and not self.later and (seconds := self._until_judged()):
+            if found and waited and self.deaths and not self.later and (seconds := self._until_detected()):
                 self.later = True
                 self.advance(seconds)
                 found = differences()
             return found
 
-        return super().eventually(told)
+        return super().eventually(with_more_time)
 
-    def _until_judged(self) -> float:
-        """0 for a job whose hangs nobody judges."""
+    def _until_detected(self) -> float:
+        """0 for a job without hang detection."""
         job = self.job() or {}
         hang, progress = job.get("spec", {}).get("hang"), job.get("status", {}).get("progress") or {}
         if not hang:
@@ -148,7 +149,8 @@ class FaultyWorld(KubernetesWorld):
         return float(limit) + STACK_DUMP_WAIT.total_seconds() + 1
 
     def remove_node(self, node: str) -> None:
-        """First its pods are told why, then they are gone: who sees both at once takes them for deleted by somebody."""
+        """First sets the reason on its pods, then deletes them: an operator that observes both at once would treat
+        them as deleted by a user."""
         for pod in self._hand._on(node):
             if not ended(pod["status"]):
                 self._hand._report(pod["metadata"]["name"], pod_status.collected)
@@ -158,40 +160,40 @@ class FaultyWorld(KubernetesWorld):
     def _begin(self) -> None:
         settings = Settings(namespaces=(self.namespace,), request_timeout=REQUEST_SECONDS, **SETTINGS)
         connection = Connection(self._proxy.url, token=self._connection.token)
-        self._operator = RunningOperator(settings, connection, self.clock)
+        self._operator = RunningOperator(settings, connection, TIMING, self.clock)
 
     def _at_once(self, change: Callable[[], None]) -> None:
-        """Who takes a pod away tells why, and then deletes it: an operator that is faster than that deletes it first,
-        and then it would be counted as the operator's deletion."""
+        """Holds writes of the operator: it could delete a pod between the two steps of an eviction, and the deletion
+        would count as its own."""
         with self._proxy.held():
             super()._at_once(change)
 
     def _settle(self) -> None:
-        """Raises AssertionError when it is not settled in time: the operator must see and do everything in the end."""
+        """Raises AssertionError when the world does not settle in time."""
         began = time.monotonic()
         super()._settle()
-        if time.monotonic() - began >= kubernetes_world.PATIENCE_SECONDS and (found := list(self._under_way())):
-            raise AssertionError(f"still under way after {kubernetes_world.PATIENCE_SECONDS} s: {found}")
+        if time.monotonic() - began >= kubernetes_world.PATIENCE_SECONDS and (found := list(self._pending())):
+            raise AssertionError(f"not settled after {kubernetes_world.PATIENCE_SECONDS} s: {found}")
         if self.deaths and self._proxy.late:
-            # A status names the version that it was decided on: however late it comes, it does no harm.
+            # A status write names its resourceVersion, so a late one has no effect.
             self._rests += 1
             if self._proxy.deliver(statuses=self._rests > LATE_RESTS):
                 self._settle()
 
-    def _under_way(self) -> Iterator[str]:
+    def _pending(self) -> Iterator[str]:
         if self._operator and self._proxy.dead.is_set():
             self.deaths += 1
             self._operator.kill()
             self._proxy.revive()
             self._begin()
-        yield from super()._under_way()
+        yield from super()._pending()
         for (kind, name), since in list(self._proxy.record.to_come.items()):
             if self._operator and time.monotonic() - since < _QUOTA_SECONDS:
-                # It tries again after seconds, the more often it was refused the more of them.
+                # Its backoff grows with each rejection.
                 if since not in self._nudged:
                     self._nudged.add(since)
-                    self._operator.clock_leapt()
-                yield f"{kind} {name} is still to be created"
+                    self._operator.enqueue_all()
+                yield f"{kind} {name} must still be created"
 
     def ending(self) -> Ending:
         if self._proxy.deliver(statuses=True):
@@ -224,10 +226,9 @@ class FaultyWorld(KubernetesWorld):
         return self._plain(f"{found['kind']} {metadata['name']} {phase}{going}".rstrip())
 
     def _plain(self, value: Any) -> Any:
-        """Without what differs from run to run: day and hour, the namespace, the UIDs that are parts of names."""
+        """Replaces what differs between runs: day and hour, the namespace, UIDs in names."""
         if isinstance(value, dict):
-            # A forced deletion is told in two steps at once: the pod is asked to go, the pod is gone. Who looks between
-            # them still knows its node.
+            # A forced deletion is two events. Only between them the node of the pod is visible.
             left_out = ("node", "ranSeconds") if value.get("reason") == "Deleted" else ()
             return {key: self._plain(part) for key, part in value.items() if key not in left_out}
         if isinstance(value, list):
@@ -238,7 +239,7 @@ class FaultyWorld(KubernetesWorld):
             return (datetime.fromisoformat(value) - self.began).total_seconds()
         plain = re.sub(r"-ssh-[0-9a-f]{8}", "-ssh-UID", value.replace(self.namespace, "NAMESPACE"))
         plain = _TIME_OF_DAY.sub(r"HOUR:\1 UTC", plain)
-        # Where there is no room for all pods of a role, whose request comes first has it.
+        # When a quota admits only some pods of a role, the order of requests decides which ones.
         return re.sub(r"\b(demo-[a-z]+)-\d+-", r"\1-N-", plain) if self._scarce else plain
 
 
@@ -248,7 +249,7 @@ _TIME_OF_DAY = re.compile(r"\b\d\d:(\d\d:\d\d) UTC\b")
 
 @dataclass(frozen=True)
 class Kill:
-    """Of the operator, after (about) so many writes."""
+    """Kills the operator after (about) this many writes."""
 
     after: int
     how: Death
@@ -256,11 +257,11 @@ class Kill:
 
 @dataclass(frozen=True)
 class Played:
-    """How a scenario went."""
+    """A played scenario."""
 
     ending: Ending
     met: list[str]
-    """Faults, and deaths."""
+    """Faults and kills."""
     seconds: float
 
 
@@ -271,7 +272,7 @@ def play(
     policy: Policy | None = None,
     kill: Kill | None = None,
 ) -> Played:
-    """In a namespace of its own, which stays: all of them go with the control plane. Raises AssertionError."""
+    """Plays the scenario in its own namespace, which remains until the control plane ends. Raises AssertionError."""
     began = time.monotonic()
     url, ca_file, token = control_plane.url, str(control_plane.ca_file), control_plane.admin_token
     namespace = f"faults-{secrets.token_hex(4)}"
@@ -280,18 +281,18 @@ def play(
         contextlib.closing(Proxy(threads, url, ca_file, token, policy)) as proxy,
     ):
         api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-        # Pods are refused until it is there, and the controller that makes it has no hurry.
+        # Pods are rejected until it exists, and its controller creates it later.
         with contextlib.suppress(ApiError):
             api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, namespace)
         if kill:
             proxy.kill_after(kill.after, kill.how)
         with contextlib.closing(FaultyWorld(Reached(url, ca_file, token, api), namespace, proxy)) as played:
             try:
-                # A killed operator may not have told what it did, and an Event may be lost: those are not looked at.
+                # Without Events: a killed operator may have lost some.
                 run(scenario, played, events=False)
                 ending = played.ending()
             except Exception as error:
-                error.add_note("\n".join(["what it met:", *(policy.met if policy else ()), f"{played.deaths} deaths"]))
+                error.add_note("\n".join(["faults:", *(policy.met if policy else ()), f"{played.deaths} kills"]))
                 raise
         met = [*(policy.met if policy else ()), *["killed"] * played.deaths]
     return Played(ending, met, time.monotonic() - began)

@@ -1,6 +1,6 @@
-"""The commands on a cluster as tests call them, and a job and its pods as they find them there.
+"""Runs cluster commands, and creates a job and its pods for them.
 
-No operator runs: a test writes the status itself, and moves the pods.
+No operator runs: the test writes the status and controls the pods.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .api import Api, Manifest
 
 
 class Result(NamedTuple):
-    """What a command did."""
+    """The result of a command."""
 
     exit_code: int
     stdout: str
@@ -45,18 +45,18 @@ class Commands:
         self._where = ["--kubeconfig", str(kubeconfig), "-n", namespace]
 
     def __call__(self, *args: str, stdin: str = "", where: bool = True) -> Result:
-        """Runs to its end. In a process of its own, as users have it: what it imports is part of what is tested."""
+        """Runs to its end in a separate process, because its imports are part of the test."""
         command = [sys.executable, "-m", "allranks", *args, *(self._where if where else [])]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
         return Result(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str) -> Running:
-        """Runs on its own."""
+        """Runs in the background."""
         return Running([*args, *self._where])
 
 
 class Running:
-    """A command that goes on. Its output arrives line by line; stderr is among it."""
+    """A running command. Its output, including stderr, is read line by line."""
 
     def __init__(self, args: list[str]) -> None:
         self.lines: list[str] = []
@@ -80,7 +80,7 @@ class Running:
         self._process.wait()
 
     def until(self, text: str, seconds: float = 30) -> str:
-        """The next line with `text` in it."""
+        """Waits for the next line that contains `text`."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -95,7 +95,7 @@ class Running:
         self._process.send_signal(signal.SIGINT)
 
     def end(self, seconds: float = 30) -> int:
-        """Its exit status, when it ends by itself."""
+        """Waits for its exit status."""
         status = self._process.wait(seconds)
         while self._queue.get(timeout=5) is not None:
             pass
@@ -111,7 +111,7 @@ class Running:
 
 
 class JobOnCluster:
-    """A job, its pods as the operator would make them, and a hand that moves them."""
+    """A job, its pods as the operator creates them, and a `Hand` that controls them."""
 
     def __init__(self, api: Api, namespace: str, name: str = "penguins", **spec: Any) -> None:
         self.api, self.namespace, self.name = api, namespace, name
@@ -124,12 +124,12 @@ class JobOnCluster:
         self._parsed = self._parsed.model_copy(update={"metadata": meta})
 
     def status(self, **fields: Any) -> None:
-        """Writes these fields of status. Times may be left out."""
-        known: Manifest = {"startTime": stamp(), "phase": "Running"}
-        self.api.patch("DistributedTraining", self.namespace, self.name, {"status": {**known, **fields}}, "status")
+        """Writes these fields of the status. Times may be omitted."""
+        defaults: Manifest = {"startTime": stamp(), "phase": "Running"}
+        self.api.patch("DistributedTraining", self.namespace, self.name, {"status": {**defaults, **fields}}, "status")
 
     def pods(self, node: str | None = None, attempt: int = 0) -> list[str]:
-        """Creates the pods of an attempt; bound to the node if one is named."""
+        """Creates the pods of an attempt, bound to the node if one is given."""
         status = Status(attempt=attempt)
         names = []
         for pod in pods.objects(self._parsed, status, Platform(helper_image="helper:1")).pods:
@@ -173,7 +173,7 @@ class JobOnCluster:
 
 def failure(**fields: Any) -> Manifest:
     """`status.lastFailure`."""
-    known = {
+    defaults = {
         "attempt": 0,
         "role": "worker",
         "index": 1,
@@ -186,7 +186,7 @@ def failure(**fields: Any) -> Manifest:
         "time": stamp(),
         "ranSeconds": 12.5,
     }
-    return known | fields
+    return defaults | fields
 
 
 def condition(kind: str, status: str, reason: str, message: str) -> Manifest:

@@ -1,6 +1,6 @@
-"""A Kubernetes control plane of our own: etcd, API server and controller manager as three processes on loopback.
+"""A Kubernetes control plane for tests: etcd, API server and controller manager as three processes on loopback.
 
-No node, no scheduler: pods live as the tests say (`kubelet.py`). Everything that it keeps is in one folder.
+There is no node and no scheduler: tests simulate the kubelet (`kubelet.py`). All data is in one folder.
 """
 
 from __future__ import annotations
@@ -34,20 +34,19 @@ CONTROLLERS = (
     "resourcequota-controller",
     "clusterrole-aggregation-controller",
 )
-"""Those that tests need. The pod garbage collector is not among them: there are no Node objects, so it would take every
-pod for an orphan."""
+"""Controllers that tests need. Not the pod garbage collector: without Node objects it would delete every pod."""
 
 
 class DoesNotStart(Exception):
-    """With the end of the log."""
+    """Contains the end of the log."""
 
 
 class PortIsTaken(DoesNotStart):
-    """Somebody was quicker: other ports may be free."""
+    """The port is in use: others may be free."""
 
 
 class ControlPlane:
-    """Started by `start`. The thread that starts it must live as long as it does: its end would end the processes."""
+    """The thread that calls `start` must live as long as the processes: they end with it."""
 
     has_nodes = False
 
@@ -63,7 +62,7 @@ class ControlPlane:
         self._api: Api | None = None
 
     def start(self, definitions: Iterable[Path] = ()) -> None:
-        """Ready when it returns, with the CustomResourceDefinitions of those files. Raises DoesNotStart."""
+        """Returns when it is ready and serves the CustomResourceDefinitions of those files. Raises DoesNotStart."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_secrets()
         try:
@@ -73,41 +72,41 @@ class ControlPlane:
                     break
                 self.stop()
             else:
-                raise DoesNotStart("five times in a row a port that was free was taken when a server wanted it")
+                raise DoesNotStart("five times in a row, a free port was in use when a server started")
             install(self.api, definitions)
-            # Only now: its garbage collector learns of kinds at its start, and then every 30 seconds.
+            # After the CRDs: its garbage collector discovers kinds at its start, and then every 30 seconds.
             self._start_controller_manager()
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """The API server goes before etcd: it would wait for it."""
+        """Stops the API server before etcd, because it waits for etcd otherwise."""
         if self._api:
             self._api.close()
         for name in ("kube-controller-manager", "kube-apiserver", "etcd"):
             self._end(name, signal.SIGKILL if name == "etcd" else signal.SIGTERM)
 
     def stop_api_server(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """SIGKILL: as when its machine dies."""
+        """Sends SIGKILL, as if its machine failed."""
         self._end("kube-apiserver", how)
 
     def start_api_server(self) -> None:
-        """At the same address, with the same data."""
+        """Starts it at the same address with the same data."""
         self._run_api_server()
         self._wait_for_api_server()
 
     @property
     def api(self) -> Api:
-        """A client as admin, shared by those who do not want one of their own."""
+        """A shared client with admin rights."""
         if self._api is None:
             self._api = Api(self.url, self.ca_file, self.admin_token)
         return self._api
 
     def kubectl(self, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
-        """As admin; what it answered, whatever that was."""
+        """Runs kubectl as admin. Does not check the exit code."""
         command = [str(self.programs / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
-        # Its cache of what the server knows would go to the home directory.
+        # The default discovery cache is in the home directory.
         env = {**os.environ, "HOME": str(self.folder)}
         return subprocess.run(command, input=input, capture_output=True, text=True, timeout=60, check=False, env=env)
 
@@ -134,7 +133,7 @@ class ControlPlane:
         client, peer, self._port = free_ports(3)
         self.url = f"https://{HOST}:{self._port}"
         self._etcd_url, peer_url = f"http://{HOST}:{client}", f"http://{HOST}:{peer}"
-        # Another try begins with nothing: an etcd remembers its peers' addresses.
+        # Start with an empty folder: etcd stores the addresses of its peers.
         self._data = self.folder / f"etcd-{client}"
         self._run(
             "etcd",
@@ -157,7 +156,7 @@ class ControlPlane:
             f"--etcd-servers={self._etcd_url}",
             f"--bind-address={HOST}",
             f"--secure-port={self._port}",
-            # It makes an authority of its own there, and a certificate that it keeps when it is started again.
+            # It creates a certificate authority and a certificate there, which it keeps over restarts.
             f"--cert-dir={self.ca_file.parent}",
             f"--token-auth-file={self.folder / 'tokens'}",
             "--service-account-issuer=https://kubernetes.default.svc",
@@ -170,7 +169,7 @@ class ControlPlane:
         )
 
     def _audit(self) -> list[str]:
-        """So that it notes every request that the policy asks for."""
+        """Options for the audit log of the policy."""
         if not self._audit_policy:
             return []
         policy = self.folder / "audit-policy.yaml"
@@ -188,13 +187,13 @@ class ControlPlane:
             "--kube-api-burst=2000",
             "--concurrent-gc-syncs=8",
             "--min-resync-period=1h",
-            # What it misses while CRDs come and go, it counts then: in 5 minutes, unasked.
+            # Quota usage that it misses while CRDs change is corrected at this interval; the default is 5 minutes.
             "--resource-quota-sync-period=5s",
             "--profiling=false",
         )
         process = self._processes["kube-controller-manager"]
         deadline = time.monotonic() + START_SECONDS
-        # There is no port to ask: the first thing that it does for us is the ServiceAccount of the default namespace.
+        # It has no readiness port: its first visible action is the ServiceAccount of the default namespace.
         while not self.api.find("ServiceAccount", "default", "default"):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise DoesNotStart(f"kube-controller-manager:\n{self.log('kube-controller-manager')}")
@@ -223,12 +222,12 @@ class ControlPlane:
                     raise kind(f"{name} ended with code {process.returncode}:\n{log}")
             if self.ca_file.exists():
                 with contextlib.suppress(TimeoutError):
-                    # It listens long before it answers: whoever waits then does not hear that etcd has ended.
+                    # It listens long before it responds: a blocking request would not notice that etcd has ended.
                     api = Api(self.url, self.ca_file, self.admin_token, timeout=1)
                     with contextlib.closing(api):
                         api.wait_until_ready(0.5)
                     if self._api:
-                        self._api.close()  # it connects again when it is asked
+                        self._api.close()  # it reconnects at the next request
                     return
             time.sleep(0.05)
         raise DoesNotStart(f"kube-apiserver is not ready after {START_SECONDS} s:\n{self.log('kube-apiserver')}")
@@ -240,7 +239,7 @@ class ControlPlane:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C is for pytest alone, which stops them in the right order.
+                # A new session: Ctrl-C must reach only pytest, which stops them in the right order.
                 start_new_session=True,
                 cwd=self.folder,
             )
@@ -257,11 +256,11 @@ class ControlPlane:
             process.wait(timeout=10)
 
 
-# Between fork and exec no Python may run where there are threads; so a small one does this and becomes the server.
+# With threads, no Python code may run between fork and exec. So a small interpreter does this and becomes the server.
 _SCRIPT = """
 import ctypes, os, sys
 if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: a test run that is killed leaves nothing behind
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: a killed test run leaves no process
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
@@ -269,11 +268,11 @@ _DIES_WITH_PARENT = (sys.executable, "-S", "-c", _SCRIPT)
 
 
 def install(api: Api, definitions: Iterable[Path]) -> None:
-    """CustomResourceDefinitions: returns when their objects can be created."""
+    """Installs CustomResourceDefinitions. Returns when they are served."""
     for file in definitions:
         wanted = yaml.safe_load(file.read_text())
         name = wanted["metadata"]["name"]
-        # In a cluster of the user's it may be there: then it is brought up to date.
+        # In a user's cluster it may exist: then it is updated.
         with contextlib.suppress(ApiError):
             api.create(wanted)
         api.patch("CustomResourceDefinition", None, name, {"spec": wanted["spec"]})
@@ -285,7 +284,7 @@ def install(api: Api, definitions: Iterable[Path]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Below those that the system hands out by itself: no client's connection takes one while its server restarts."""
+    """Below the ephemeral range: no client connection can take a port while its server restarts."""
     ports: list[int] = []
     while len(ports) < count:
         port = random.SystemRandom().randrange(20_000, 32_000)

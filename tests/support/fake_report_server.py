@@ -1,4 +1,4 @@
-"""A hub of the tests: an HTTP server that keeps every message, and answers as it is told."""
+"""A fake report server: keeps every message and gives scripted responses."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def ok(interval: float = 60.0, stacks: str = "") -> Answer:
 
 
 class FakeReportServer:
-    """`messages` are those that came, `tokens` and `connections` those they came with. `answers` are given one after
-    another, the last one for ever."""
+    """Records `messages`, `tokens` and `connections`. Gives the `answers` in order, the last one forever."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +50,7 @@ class FakeReportServer:
         return {"ALLRANKS_REPORT_URL": self.url, "ALLRANKS_REPORT_TOKEN_FILE": str(self.token_file)}
 
     def wait(self, ready: Callable[[list[dict[str, Any]]], Any], within: float = SOON) -> dict[str, Any]:
-        """The newest message, once all of them are as they should be."""
+        """Waits until `ready(messages)`. Returns the newest message."""
         with self._news:
             assert self._news.wait_for(lambda: ready(self.messages), within), self.messages
             return self.messages[-1]
@@ -87,7 +86,7 @@ class FakeReportServer:
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
-                self.close_connection = "X-Closes" in headers  # and does not say so, as when it was idle for long
+                self.close_connection = "X-Closes" in headers  # without announcing it, as after a long idle time
 
             def log_message(self, *ignored: object) -> None: ...
 

@@ -1,7 +1,7 @@
-"""Which request meets which fault: drawn from a seed, request by request, and bounded, so that every run ends.
+"""Draws a fault for each request from a seed. The number of faults is limited, so that every run ends.
 
-The draw depends on the seed, the request and how often it was made, not on what else is under way: a seed that found
-something finds it again although threads never run twice in the same order.
+The draw depends only on the seed, the request and how often it was made, not on concurrent requests. So a seed
+reproduces a failure although threads never run twice in the same order.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any
 READ = ("429", "500", "503", "reset", "hang", "slow", "slow")
 WRITE = (
     *("429", "500", "503", "reset", "hang", "slow", "outage"),
-    # Carried out, and then nobody hears of it, or hears the contrary.
+    # Carried out, but the response is lost or wrong.
     *("reset after", "reset after", "hang after", "504 after", "slow after"),
 )
-"""outage: whatever is asked is answered 503, for longer than the operator tries one request again."""
+"""outage: all requests get 503, for longer than the operator retries a request."""
 STATUS = (*WRITE, "409", "409", "409")
 CREATE = (*WRITE, "409", "409 after", "409 after")
-"""409 before: a ResourceQuota that two requests counted at once. 409 after: a retry on the way met its first try."""
+"""409: two requests updated a ResourceQuota at the same time. 409 after: a retry by a proxy conflicts with its first
+try."""
 LIST = (*READ, "pages", "pages", "expired", "expired")
-"""pages: one object a page. expired: the same, and one that goes on is told that it took too long."""
+"""pages: one object per page. expired: the same, and the continue token expires."""
 WATCH = (
     *("429", "500", "503", "410", "reset", "hang"),
     *("cut", "cut", "cut", "error 410", "error 410", "error 500", "late", "late", "late", "again", "again"),
@@ -34,8 +35,8 @@ _LONG = frozenset(("hang", "hang after", "silent", "outage"))
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` is one of the above. `seconds`: how slow, how late a line, or what Retry-After says. `lines`: a watch is
-    well for so many."""
+    """`kind` is one of the above. `seconds`: the delay, or the Retry-After. `lines`: after so many lines a watch
+    fails."""
 
     kind: str
     seconds: float = 0.0
@@ -44,13 +45,13 @@ class Fault:
 
 @dataclass
 class Policy:
-    """`times`: one request meets faults at most so often. `long`: in all, so many faults that take seconds."""
+    """`times`: maximum faults per request. `long`: maximum faults that take seconds, in total."""
 
     seed: int
     times: int = 5
     long: int = 5
     met: list[str] = field(default_factory=list)
-    """What was done so far, for people."""
+    """Faults so far, as text."""
     _long: int = 0
     _made: dict[str, int] = field(default_factory=dict)
     _met: dict[str, int] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class Policy:
         self.often = random.Random(self.seed).choice((0.1, 0.25, 0.5))
 
     def draw(self, request: str, kinds: tuple[str, ...]) -> Fault | None:
-        """For the next time that this request is made."""
+        """The fault of this request, if any."""
         number = self._made[request] = self._made.get(request, 0) + 1
         dice = random.Random(f"{self.seed} {request} {number}")
         if dice.random() > self.often or self._met.get(request, 0) >= self.times:

@@ -1,6 +1,6 @@
-"""Between operator and API server: passes on, counts what changed something, and does the harm that a policy says.
+"""A proxy between operator and API server: forwards requests, records writes, and injects the faults of a policy.
 
-Plain HTTP towards the operator, TLS towards the API server. Lives in a thread of its own, with any number of others.
+HTTP to the operator, TLS to the API server. All proxies share one event loop in a thread.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ObjectKey = tuple[str, str]
 """(name of the kind in paths, name)"""
 
 Late = tuple[web.BaseRequest, Any, bytes, ObjectKey]
-"""A write: the request, its body read and as it was sent, what it is about."""
+"""A write: request, decoded body, raw body, object."""
 
 Death = Literal["exactly", "together", "late"]
-"""exactly: after the Nth write, and what was under way beside it is lost. together: that is carried out too. late: the
-Nth write is on its way with all beside it, and comes to the API server long after the next operator has begun."""
+"""exactly: after the Nth write; concurrent requests are lost. together: concurrent requests are carried out too. late:
+the Nth write and concurrent ones reach the API server long after the next operator has started."""
 
 OUTAGE_SECONDS = 2.5
 _PASSED_ON = ("Authorization", "Content-Type", "Accept", "User-Agent")
@@ -54,7 +54,7 @@ class Threads:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
     def close(self) -> None:
-        self.do(asyncio.sleep(0.25))  # connections end in the loop's next turns
+        self.do(asyncio.sleep(0.25))  # connections end in the next iterations of the loop
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
         self.loop.close()
@@ -62,7 +62,7 @@ class Threads:
 
 @dataclass(frozen=True)
 class Write:
-    """A change that was asked for, and what the API server answered to it."""
+    """A write request and the code of its response."""
 
     verb: str
     path: str
@@ -72,15 +72,15 @@ class Write:
 
 @dataclass
 class Record:
-    """What came of the operator's writes. Events are not among them: nothing depends on one."""
+    """The operator's writes and their outcome, without Events, on which nothing depends."""
 
     writes: list[Write] = field(default_factory=list)
-    """All that reached the API server."""
+    """All writes that reached the API server."""
     creates: Counter[ObjectKey] = field(default_factory=Counter)
     deletes: Counter[ObjectKey] = field(default_factory=Counter)
-    """Those that began a deletion: who asks again for what is on its way out changes nothing."""
+    """Deletes that started a deletion. A delete of a terminating object changes nothing."""
     to_come: dict[ObjectKey, float] = field(default_factory=dict)
-    """Creations that were answered 409 although there was no such object, and when: the operator tries again later."""
+    """Creates that got a 409 although the object did not exist, and when: the operator retries them."""
 
     @property
     def successes(self) -> int:
@@ -88,36 +88,36 @@ class Record:
 
 
 class Proxy:
-    """Its methods are for a test's thread. `url` is where the operator finds it."""
+    """Its methods are called from the test's thread. `url` is its address for the operator."""
 
     def __init__(self, threads: Threads, url: str, ca_file: str, token: str, policy: Policy | None = None) -> None:
         self._threads, self._upstream, self._ca_file, self._token = threads, url, ca_file, token
         self._policy = policy
         self.record = Record()
         self.dead = threading.Event()
-        """The operator was to be killed now: nothing of it is heard any more."""
+        """The operator must be killed now: its requests are ignored."""
         self.late: list[Late] = []
-        """What a dead operator sent, and what has not come to the API server yet."""
+        """Writes of a killed operator that have not reached the API server yet."""
         self._kill_after: int | None = None
         self._going: set[str] = set()
-        """UIDs of what the operator has deleted."""
+        """UIDs of the objects that the operator has deleted."""
         self._how = ""
         self._away_until = 0.0
         self._one_by_one: asyncio.Lock | None = None
         self._on_death: Callable[[], None] = lambda: None
         self._present: set[asyncio.Task[Any]] = set()
         self._free = asyncio.Event()
-        """Writes are carried out."""
+        """Cleared while writes are held."""
         self._free.set()
         threads.do(self._start())
 
     def kill_after(self, writes: int, how: Death, on_death: Callable[[], None] = lambda: None) -> None:
-        """After so many that had success."""
+        """Kills the operator after this many successful writes."""
         self._kill_after, self._how, self._on_death = writes, how, on_death
         self._one_by_one = None if how == "together" else asyncio.Lock()
 
     def deliver(self, statuses: bool) -> bool:
-        """What is late comes to the API server, in its order; statuses only if so said. Whether there was any."""
+        """Delivers late writes in order, status writes only with `statuses`. Whether there were any."""
         ready = [late for late in self.late if statuses or late[0].method != "PATCH"]
         self.late = [late for late in self.late if late not in ready]
         for late in ready:
@@ -125,14 +125,14 @@ class Proxy:
         return bool(ready)
 
     def revive(self) -> None:
-        """For the operator's next life; the last one must be gone. It lives on."""
+        """Accepts requests again. The killed operator must be gone."""
         self._kill_after, self._one_by_one = None, None
         self._threads.do(self._forget())
         self.dead.clear()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Meanwhile the operator's writes wait."""
+        """Holds the operator's writes during the block."""
         self._threads.do(self._hold())
         try:
             yield
@@ -173,7 +173,7 @@ class Proxy:
         await self._session.close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """In a task of its own: aiohttp does not cancel a handler whose client has gone."""
+        """In a separate task: aiohttp does not cancel a handler whose client has disconnected."""
         work = asyncio.create_task(self._handle(request))
         self._present.add(work)
         work.add_done_callback(self._present.discard)
@@ -194,11 +194,11 @@ class Proxy:
         return await self._read(request)
 
     async def _while_alive(self) -> None:
-        """Of a dead operator nothing is heard."""
+        """Requests of a killed operator never continue."""
         if self.dead.is_set():
             await asyncio.Event().wait()
 
-    # Reads, and Events
+    # Reads and Events
 
     async def _read(self, request: web.BaseRequest) -> web.StreamResponse:
         query = dict(request.query)
@@ -217,7 +217,7 @@ class Proxy:
         return web.Response(status=code, headers=headers, body=body)
 
     async def _expired(self, request: web.BaseRequest, query: dict[str, str]) -> web.StreamResponse:
-        """The first page, with a token that has been too old for years."""
+        """The first page, with an expired continue token."""
         code, headers, body = await self._ask(request, {**query, "limit": "1"}, b"")
         listed = json.loads(body)
         if code != 200 or not listed["metadata"].get("continue"):
@@ -251,7 +251,7 @@ class Proxy:
                     self.late.append((request, body, sent, key))
                     raise _Reset
             await self._while_alive()
-            # Not to be cancelled when the operator hangs up: the API server would not hear of that in time either.
+            # Not cancelled when the operator disconnects: the API server would not notice in time either.
             code, headers, answered = await asyncio.shield(self._carry_out(request, body, sent, key))
         await self._while_alive()
         if answer := await _after(fault):
@@ -261,7 +261,7 @@ class Proxy:
     async def _carry_out(
         self, request: web.BaseRequest, body: Any, sent: bytes, key: ObjectKey
     ) -> tuple[int, dict[str, str], bytes]:
-        begins = await self._is_there_to_stay(request, body) if request.method == "DELETE" else ""
+        begins = await self._uid_to_delete(request, body) if request.method == "DELETE" else ""
         code, headers, answered = await self._ask(request, dict(request.query), sent)
         record = self.record
         record.writes.append(Write(request.method, request.path, body, code))
@@ -269,7 +269,7 @@ class Proxy:
             record.to_come.pop(key, None)
             if code == 201:
                 record.creates[key] += 1
-        # One that is asked for twice at once, because the first answer took too long, begins once.
+        # A delete that is sent twice because the first response was late starts one deletion.
         if begins and code < 300 and begins not in self._going:
             self._going.add(begins)
             record.deletes[(_kind(request), request.path.rsplit("/", 1)[-1])] += 1
@@ -283,8 +283,8 @@ class Proxy:
         self.dead.set()
         self._on_death()
 
-    async def _is_there_to_stay(self, request: web.BaseRequest, body: Any) -> str:
-        """The UID of what the deletion is for; empty where it changes nothing."""
+    async def _uid_to_delete(self, request: web.BaseRequest, body: Any) -> str:
+        """UID of the object to delete; empty if the request changes nothing."""
         headers = {"Authorization": f"Bearer {self._token}"}
         async with self._session.get(self._upstream + request.path, headers=headers) as response:
             if response.status != 200:
@@ -310,36 +310,36 @@ class Proxy:
             await answer.prepare(request)
             number = 0
             async with contextlib.aclosing(_lines(upstream.content)) as lines:
-                async for line in self._harmed(lines, fault):
+                async for line in self._inject(lines, fault):
                     number += 1
                     await self._while_alive()
                     await answer.write(line)
             await answer.write_eof()
         return answer
 
-    async def _harmed(self, lines: AsyncIterator[bytes], fault: Fault | None) -> AsyncIterator[bytes]:
+    async def _inject(self, lines: AsyncIterator[bytes], fault: Fault | None) -> AsyncIterator[bytes]:
         kind = fault.kind if fault else ""
-        well = fault.lines if fault else 0
-        if kind in ("cut", "error 410", "error 500", "silent") and well == 0:
+        healthy = fault.lines if fault else 0
+        if kind in ("cut", "error 410", "error 500", "silent") and healthy == 0:
             async for line in _broken(kind):
                 yield line
             return
         number, before = 0, b""
         async for line in lines:
             number += 1
-            if kind == "late" and fault and number > well:
+            if kind == "late" and fault and number > healthy:
                 await asyncio.sleep(fault.seconds)
             yield line
             if kind == "again" and before:
                 yield before
                 yield line
             before = line
-            if number == well and kind in ("cut", "error 410", "error 500", "silent"):
+            if number == healthy and kind in ("cut", "error 410", "error 500", "silent"):
                 async for line in _broken(kind):
                     yield line
                 return
 
-    # Passing on
+    # Forwarding
 
     async def _ask(
         self, request: web.BaseRequest, query: dict[str, str], body: bytes
@@ -361,7 +361,7 @@ class Proxy:
             return None
         verb = "WATCH" if "watch" in request.query else request.method
         found = _LIST_OR_ITEM.search(request.path)
-        # Namespaces and UIDs are other ones in every run.
+        # Namespaces and UIDs differ in every run.
         namespace = found["namespace"] if found else ""
         path = request.path.replace(namespace, "ns") if namespace else request.path
         path = re.sub(r"/events/.*", "/events/x", re.sub(r"-ssh-\w+", "-ssh", path))
@@ -373,7 +373,7 @@ class _Reset(Exception):
 
 
 async def _before(fault: Fault | None) -> None:
-    """What befalls a request before the API server hears of it."""
+    """Faults before a request is forwarded."""
     if fault is None:
         return
     if fault.kind == "hang":
@@ -385,7 +385,7 @@ async def _before(fault: Fault | None) -> None:
 
 
 def _instead(fault: Fault | None) -> web.Response | None:
-    """An answer that the API server did not give."""
+    """A response that is not from the API server."""
     if fault is None or not fault.kind.isdigit():
         return None
     headers = {"Retry-After": f"{fault.seconds:.0f}"} if fault.kind == "429" else {}
@@ -393,7 +393,7 @@ def _instead(fault: Fault | None) -> web.Response | None:
 
 
 async def _after(fault: Fault | None) -> web.Response | None:
-    """What befalls an answer."""
+    """Faults of a response."""
     if fault is None or not fault.kind.endswith(" after"):
         return None
     what = fault.kind.removesuffix(" after")
@@ -428,7 +428,7 @@ _REASONS = {
 
 
 async def _broken(kind: str) -> AsyncIterator[bytes]:
-    """How a watch ends that is not well any more."""
+    """The end of a faulty watch."""
     if kind == "silent":
         await asyncio.Event().wait()
     if kind == "cut":
@@ -457,7 +457,7 @@ def _kind(request: web.BaseRequest) -> str:
 
 
 def _reset(request: web.BaseRequest) -> None:
-    """RST, not a polite end."""
+    """Sends RST instead of closing the connection."""
     transport = request.transport
     if transport is None:
         return

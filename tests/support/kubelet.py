@@ -1,6 +1,6 @@
-"""The fake kubelet: a test tool that binds pods, tells of their life as a real one would, and carries out deletions.
+"""A fake kubelet: binds pods, updates their status like a real one, and carries out deletions.
 
-`Hand` is moved by a test, step by step. `Kubelet` works by itself, at thousands of pods, also as a program:
+`Hand` is controlled by a test, step by step. `Kubelet` runs thousands of pods by itself, also as a program:
 
     PYTHONPATH=tests python -m support.kubelet --kubeconfig FILE --run-seconds 1 [--namespace NAME] [--exit-code N]
 """
@@ -30,11 +30,11 @@ from .api import Api, ApiError, path
 Manifest = dict[str, Any]
 
 STOP_SECONDS = 1.0
-"""From SIGTERM to the end of a program that a hand stops."""
+"""From SIGTERM to the end of a program."""
 
 
 class Hand:
-    """Scheduler, kubelet and node controller of one namespace, moved by hand. Raises ApiError."""
+    """Scheduler, kubelet and node controller of one namespace, controlled by a test. Raises ApiError."""
 
     def __init__(
         self, api: Api, namespace: str, now: Callable[[], datetime], asked_to_go: Callable[[Manifest], datetime]
@@ -44,7 +44,7 @@ class Hand:
         self.lost_nodes: set[str] = set()
 
     def place(self, pod: str, node: str) -> None:
-        """Unless it has a node already."""
+        """Binds the pod unless it has a node."""
         present = self._get(pod)
         if not _is_bound(present):
             self._api.request("POST", _path(present, "binding"), binding(present, node))
@@ -71,12 +71,12 @@ class Hand:
         self._report(pod, pod_status.evicted)
 
     def disrupt(self, pod: str, reason: str, message: str = "") -> None:
-        """It is told why it has to go, and deleted with its grace."""
+        """Sets the DisruptionTarget condition and deletes the pod with its grace period."""
         self._report(pod, pod_status.disrupted, reason, message)
         self._api.delete("Pod", self._namespace, pod)
 
     def lose(self, node: str) -> None:
-        """The node is silent; the taint manager deletes its pods, and nobody confirms it."""
+        """The node stops responding: the taint manager deletes its pods, but they stay Terminating."""
         self.lost_nodes.add(node)
         for pod in self._on(node):
             if not ended(pod["status"]):
@@ -85,11 +85,11 @@ class Hand:
                 self.disrupt(name, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
 
     def recover(self, node: str) -> None:
-        """Its kubelet ends what was deleted meanwhile, as soon as it has looked."""
+        """The kubelet of the node responds again and ends the pods that were deleted meanwhile."""
         self.lost_nodes.discard(node)
 
     def remove(self, node: str) -> None:
-        """The node is no more: the pod garbage collector takes its pods away without asking anybody."""
+        """The node is deleted: the pod garbage collector force-deletes its pods."""
         self.lost_nodes.discard(node)
         for pod in self._on(node):
             if not ended(pod["status"]):
@@ -97,11 +97,11 @@ class Hand:
             self._remove(pod)
 
     def next_stop(self) -> datetime | None:
-        """When the next of the deleted pods is due to end."""
+        """When the next terminating pod ends."""
         return min((due for due, _ in self._stopping()), default=None)
 
     def stop_due(self) -> None:
-        """Ends the deleted pods whose programs have had time to."""
+        """Ends the terminating pods whose time has come."""
         for due, pod in self._stopping():
             if due <= self._now():
                 if pod["status"].get("phase") == "Running":
@@ -123,18 +123,18 @@ class Hand:
         return [pod for pod in self._api.list("Pod", self._namespace) if pod["spec"].get("nodeName") == node]
 
     def _report(self, pod: str, status: Callable[..., Manifest], *how: Any) -> None:
-        """`status` is a function of podstatus: of the pod as it is, the time, and `how`."""
+        """`status` is a function of `pod_status`: (pod, time, `how`)."""
         change = {"status": status(self._get(pod), self._now(), *how)}
         self._api.patch("Pod", self._namespace, pod, change, "status")
 
     def _remove(self, pod: Manifest) -> None:
-        """The last step of every deletion."""
+        """Removes the object, the last step of a deletion."""
         with contextlib.suppress(ApiError):
             self._api.delete("Pod", self._namespace, pod["metadata"]["name"], grace=0, uid=pod["metadata"]["uid"])
 
 
 class Kubelet:
-    """Binds and runs all pods (of one namespace), ends them as `program` says of each, and carries out deletions."""
+    """Binds and runs all pods (of one namespace), ends them according to `program(pod)`, and carries out deletions."""
 
     def __init__(
         self,
@@ -153,10 +153,10 @@ class Kubelet:
         self._deaths: dict[str, asyncio.Task[None]] = {}
         self._bound = 0
         self.started, self.exited, self.removed = 0, 0, 0
-        """How many pods so far."""
+        """Number of pods that were started."""
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
-        """Until it is cancelled, or `stop` is set."""
+        """Runs until it is cancelled or `stop` is set."""
         tls = self._connection.ssl_context()
         connector = aiohttp.TCPConnector(ssl=tls if isinstance(tls, ssl.SSLContext) else True, limit=0)
         async with aiohttp.ClientSession(
@@ -184,7 +184,7 @@ class Kubelet:
                     if change["type"] != "BOOKMARK":
                         self._saw(change["object"], gone=change["type"] == "DELETED")
             except (aiohttp.ClientError, ApiError, TimeoutError):
-                await asyncio.sleep(0.2)  # the API server is away: it may come back
+                await asyncio.sleep(0.2)  # the API server may become available again
 
     async def _relist(self) -> str:
         listed = await self._request("GET", path("Pod", self._namespace))
@@ -200,7 +200,7 @@ class Kubelet:
         timeout = aiohttp.ClientTimeout(total=None, sock_read=90)
         async with self._session.get(path("Pod", self._namespace), params=query, timeout=timeout) as answer:
             rest = b""
-            # Not its lines: those may be longer than aiohttp's buffer.
+            # Not by lines: they may be longer than aiohttp's buffer.
             async for chunk in answer.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
@@ -219,12 +219,12 @@ class Kubelet:
             self._lives[uid] = asyncio.create_task(self._live(pod))
 
     def _forget(self, uid: str) -> None:
-        """A death goes on to its end: the watch tells of a removal before the request for it is answered."""
+        """A deletion is carried out completely: the watch reports a removal before its request is answered."""
         if life := self._lives.pop(uid, None):
             life.cancel()
 
     async def _live(self, pod: Manifest) -> None:
-        with contextlib.suppress(ApiError):  # it was deleted meanwhile: the watch says so
+        with contextlib.suppress(ApiError):  # deleted in the meantime, which the watch reports
             if not _is_bound(pod):
                 self._bound += 1
                 await self._request("POST", _path(pod, "binding"), binding(pod, f"fake-{self._bound % self._nodes}"))
@@ -252,14 +252,14 @@ class Kubelet:
         del self._deaths[pod["metadata"]["uid"]]
 
     async def _report(self, pod: Manifest, status: Manifest) -> Manifest:
-        # The UID: another pod may have taken the name.
+        # By UID: another pod may have the same name.
         change = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
         return await self._request("PATCH", _path(pod, "status"), change, "application/merge-patch+json")
 
     async def _request(
         self, method: str, target: str, body: Manifest | None = None, content_type: str = "application/json"
     ) -> Manifest:
-        """Tried again while nobody answers, as a kubelet does. Raises ApiError."""
+        """Retries while the API server is unavailable, as a kubelet does. Raises ApiError."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": content_type}
         while True:

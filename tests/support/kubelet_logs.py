@@ -1,4 +1,4 @@
-"""The part of a kubelet that serves logs, so that `pods/log` of a real API server has somebody to ask.
+"""The log endpoint of a kubelet, for `pods/log` of a real API server.
 
     kubelet = LogKubelet(api, folder)       # a Node whose address is this server's
     kubelet.write("team", "job-worker-0-0", "epoch 1")
@@ -69,20 +69,20 @@ class LogKubelet:
     def write(
         self, namespace: str, pod: str, *lines: str, container: str = "trainer", at: datetime | None = None
     ) -> None:
-        """Lines that the container prints now, or printed at a time."""
+        """Adds log lines with the present time, or with a given one."""
         with self._changed:
             log = self._logs.setdefault((namespace, pod, container), Log())
             log.lines += [(at or datetime.now(UTC), line.encode()) for line in lines]
             self._changed.notify_all()
 
     def end(self, namespace: str, pod: str, container: str = "trainer") -> None:
-        """No more will come: who follows is told the end."""
+        """Ends the log, also for followers."""
         with self._changed:
             self._logs.setdefault((namespace, pod, container), Log()).ended = True
             self._changed.notify_all()
 
     def again(self, namespace: str, pod: str, container: str = "trainer") -> None:
-        """The container was started again in place."""
+        """The container was restarted in place."""
         with self._changed:
             log = self._logs[namespace, pod, container]
             log.previous, log.lines, log.ended = log.lines, [], False
@@ -90,7 +90,7 @@ class LogKubelet:
             self._changed.notify_all()
 
     def cut(self, namespace: str, pod: str, container: str = "trainer") -> None:
-        """Every connection that follows this log breaks."""
+        """Breaks every connection that follows this log."""
         with self._changed:
             self._logs[namespace, pod, container].cuts += 1
             self._changed.notify_all()
@@ -108,7 +108,7 @@ class LogKubelet:
         }
         self._api.patch("Node", None, self.node, {"status": status}, "status")
 
-    # What a request is answered.
+    # Responses
 
     def answer(self, handler: _Handler) -> None:
         parts = urlsplit(handler.path)
@@ -169,12 +169,12 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def finish_request(self, request, client_address) -> None:
-        # On the request's own thread: a client that is slow to shake hands holds up nobody.
+        # In the thread of the request, so that a slow TLS handshake does not block others.
         with contextlib.suppress(OSError), self.tls.wrap_socket(request, server_side=True) as wrapped:
             super().finish_request(wrapped, client_address)
 
     def handle_error(self, request, client_address) -> None:
-        """Whoever follows a log may leave at any time."""
+        """A follower may disconnect at any time."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,7 @@
-"""A namespace of a real API server as the world of a scenario, with a kubelet and a clock that the scenario moves.
+"""A namespace of a real API server as the world of a scenario, with a kubelet and a clock that the scenario controls.
 
-API server, garbage collector, quota and the operator's watches take time of their own. So after every change the world
-waits until nothing is under way any more: every version has been seen, and whoever had something to do has done it.
+API server, garbage collector, quota and the operator's watches work asynchronously. So after every change the world
+waits until it has settled: the operator's caches are up to date, and no component has work left.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from allranks.api.pool import PoolSpec
 from allranks.api.validation import parse_pool
 from allranks.core.naming import JOB_LABEL
 from allranks.kube.auth import Connection
-from allranks.operator import controller
-from allranks.operator.app import Session
+from allranks.operator.session import Session
 from allranks.operator.settings import Settings
+from allranks.operator.timing import Timing
 from allranks.telemetry.store import ReportSource
 from support.scenario_runner import JOB, Refused, World
 from support.simulator.ranks import Ranks
@@ -34,12 +34,12 @@ from .operators import Clock, RunningOperator
 
 PATIENCE_SECONDS = 60.0
 PAUSE_SECONDS = 0.02
-controller.PROGRESS_SECONDS = 0.5
-"""Of the real clock, which tests wait for."""
+TIMING = Timing(status_min_interval=0.01, counts_min_interval=0.01, counts_debounce=0.01, progress_min_interval=0.5)
+"""The world waits after each change until the status is written, in real time."""
 QUOTA = "scenario"
 _OTHER_KINDS = ("Pod", "Service", "ConfigMap", "Secret")
 _COUNTED = {"Pod": "pods", "Service": "count/services", "ConfigMap": "count/configmaps", "Secret": "count/secrets"}
-"""Kind -> how a ResourceQuota counts it. `pods` leaves out those that have ended."""
+"""Kind -> its name in a ResourceQuota. `pods` does not count those that have ended."""
 SETTINGS = {
     "leader_election": False,
     "address": "127.0.0.1",
@@ -51,7 +51,7 @@ SETTINGS = {
 
 
 class KubernetesWorld(World):
-    """To be closed."""
+    """Must be closed."""
 
     def __init__(self, control_plane: ControlPlane, namespace: str) -> None:
         self.namespace = namespace
@@ -59,20 +59,20 @@ class KubernetesWorld(World):
         self._connection = Connection(control_plane.url, str(control_plane.ca_file), control_plane.admin_token)
         self.clock = Clock(datetime.now(UTC).replace(microsecond=0))
         self._hand = Hand(
-            self._api, namespace, self.clock.now, lambda pod: self.clock.asked_to_go(pod["metadata"]["uid"])
+            self._api, namespace, self.clock.now, lambda pod: self.clock.deletion_requested(pod["metadata"]["uid"])
         )
         self._limits: dict[str, str] = {}
         self._room = ""
-        """Version of the quota of whose room the operator was told last."""
+        """resourceVersion of the quota when the operator last retried rejected creates."""
         self._events: dict[str, tuple[str, str]] = {}
-        """Name -> (reason, message), in the order in which they came."""
+        """Name -> (reason, message), in order of their first observation."""
         self._pools: dict[str, PoolSpec | None] = {}
-        """Our pools as they are; None: no more."""
+        """Pools of this world; None: deleted."""
         self._operator: RunningOperator | None = None
         self._ranks = Ranks(self.clock.now)
         self._asked: set[str] = set()
-        self._told: Session | None = None
-        """Which of the operator's sessions, in which of its lives, has heard all that ranks have said."""
+        self._informed: Session | None = None
+        """The operator's session to which all reports of the ranks were sent."""
         self.start_operator()
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class KubernetesWorld(World):
             if self._api.find(POOL, None, name):
                 self._api.delete(POOL, None, name)
 
-    # What people do
+    # Changes by users
 
     def create(self, manifest: Manifest) -> None:
         self._ask(lambda: self._api.create(manifest, self.namespace))
@@ -133,7 +133,7 @@ class KubernetesWorld(World):
             )
         self._settle()
 
-    # What machines do
+    # Changes by nodes
 
     def run(self, pod: str, node: str) -> None:
         self._place(pod, node)
@@ -178,7 +178,7 @@ class KubernetesWorld(World):
         self._play(lambda: self._send(manifest))
 
     def asked_for_stacks(self) -> int:
-        """Ranks hear of it when they report the next time."""
+        """Ranks receive the request in the response to their next report."""
         self._send_all()
         return len(self._asked)
 
@@ -190,7 +190,7 @@ class KubernetesWorld(World):
                 self._send(pod)
 
     def _send(self, pod: Manifest) -> None:
-        """As the pod's rank would: all that it knows, and how long ago that was."""
+        """Sends a complete report like the pod's rank, with durations instead of times."""
         if self._operator is None:
             return
         metadata, labels = pod["metadata"], pod["metadata"]["labels"]
@@ -228,7 +228,7 @@ class KubernetesWorld(World):
         return json.dumps(message).encode()
 
     def advance(self, seconds: float) -> None:
-        """Deleted pods end when they are due; the operator's timers are told in the end, late, as after a pause."""
+        """Terminating pods end when they are due. The operator's deadlines expire only at the end, as after a pause."""
         until = self.clock.now() + timedelta(seconds=seconds)
         while (due := self._hand.next_stop()) and due <= until:
             self._leap(max(due, self.clock.now()))
@@ -241,10 +241,10 @@ class KubernetesWorld(World):
 
     def start_operator(self) -> None:
         settings = Settings(namespaces=(self.namespace,), **SETTINGS)
-        self._operator = RunningOperator(settings, self._connection, self.clock)
+        self._operator = RunningOperator(settings, self._connection, TIMING, self.clock)
         self._settle()
 
-    # What there is
+    # Observation
 
     def job(self) -> Manifest | None:
         return self._api.find(KIND, self.namespace, JOB)
@@ -253,9 +253,9 @@ class KubernetesWorld(World):
         return [found for kind in _OTHER_KINDS for found in self._api.list(kind, self.namespace)]
 
     def events(self) -> list[tuple[str, str]]:
-        told = self._api.list("Event", self.namespace, fieldSelector=f"involvedObject.kind={KIND}")
-        # The API server keeps no order, but the one of the last changes.
-        for event in sorted(told, key=lambda e: int(e["metadata"]["resourceVersion"])):
+        events = self._api.list("Event", self.namespace, fieldSelector=f"involvedObject.kind={KIND}")
+        # Ordered by their last change, the only order that the API server keeps.
+        for event in sorted(events, key=lambda e: int(e["metadata"]["resourceVersion"])):
             self._events.setdefault(event["metadata"]["name"], (event["reason"], event["message"]))
         return list(self._events.values())
 
@@ -265,7 +265,7 @@ class KubernetesWorld(World):
             self._settle()
             found = differences()
             if not found or time.monotonic() > deadline:
-                return found + [f"still under way: {what}" for what in self._under_way() if found]
+                return found + [f"still pending: {what}" for what in self._pending() if found]
             time.sleep(5 * PAUSE_SECONDS)
 
     # Waiting
@@ -283,61 +283,61 @@ class KubernetesWorld(World):
         self._settle()
 
     def _at_once(self, change: Callable[[], None]) -> None:
-        """A world may see to it that the operator does nothing between the steps of a change."""
+        """A subclass may pause the operator between the steps of a change."""
         change()
 
     def _leap(self, moment: datetime) -> None:
         self.clock.set(moment)
         self._at_once(self._hand.stop_due)
         if self._operator:
-            self._operator.clock_leapt()
+            self._operator.enqueue_all()
         self._settle()
 
     def _settle(self) -> None:
-        """Until nothing is under way, twice in a row; or for too long, which is for `eventually` to tell."""
+        """Waits until nothing is pending, twice in a row, or until a timeout, which `eventually` reports."""
         deadline, quiet = time.monotonic() + PATIENCE_SECONDS, 0
         while quiet < 2 and time.monotonic() < deadline:
-            quiet = 0 if any(True for _ in self._under_way()) else quiet + 1
+            quiet = 0 if any(True for _ in self._pending()) else quiet + 1
             session = self._operator.operator.session if self._operator else None
-            if quiet and session is not self._told:
-                self._told, quiet = session, 0
+            if quiet and session is not self._informed:
+                self._informed, quiet = session, 0
                 self._send_all()
             if quiet == 0:
                 time.sleep(PAUSE_SECONDS)
         self.events()
 
-    def _under_way(self) -> Iterator[str]:
+    def _pending(self) -> Iterator[str]:
         jobs, pods = self._api.list(KIND, self.namespace), self._api.list("Pod", self.namespace)
         for pod in pods:
-            self.clock.see(pod["metadata"])
+            self.clock.observe(pod["metadata"])
         yield from self._behind([*jobs, *(p for p in pods if JOB_LABEL in p["metadata"].get("labels", {}))])
         yield from self._uncounted(pods)
         yield from self._garbage(jobs, pods)
 
     def _behind(self, watched: list[Manifest]) -> Iterator[str]:
-        """What the operator has not seen, or not acted upon."""
+        """Changes that the operator has not observed or not handled."""
         if self._operator is None:
             return
         for name, pool in self._pools.items():
             if self._operator.pool(name) != pool:
-                yield f"the operator has not seen pool {name} as it is"
-        idle, seen = self._operator.state()
+                yield f"the operator has an old version of pool {name}"
+        idle, cached = self._operator.state()
         present = {(o["kind"], self.namespace, o["metadata"]["name"]): o["metadata"] for o in watched}
         for key, metadata in present.items():
-            if seen.get(key) != metadata["resourceVersion"]:
-                yield f"the operator has not seen {key[0]} {key[2]} as it is"
-        # Pods of no job come to be known by their names.
-        ours = {key for key in seen if key[0] == KIND or key in present or not self._exists(key)}
+            if cached.get(key) != metadata["resourceVersion"]:
+                yield f"the operator has an old version of {key[0]} {key[2]}"
+        # Pods without the label are cached if a create found them by name.
+        ours = {key for key in cached if key[0] == KIND or key in present or not self._exists(key)}
         for key in ours - set(present):
-            yield f"the operator has not seen {key[0]} {key[2]} go"
+            yield f"the operator still has {key[0]} {key[2]}, which is deleted"
         if not idle:
-            yield "the operator is at work"
+            yield "the operator is not idle"
 
     def _exists(self, key: tuple[str, str, str]) -> bool:
         return self._api.find(*key) is not None
 
     def _uncounted(self, pods: list[Manifest]) -> Iterator[str]:
-        """Where the quota has not been counted anew, creations are refused that are due."""
+        """While the usage of the quota is outdated, creates are rejected that should succeed."""
         if not self._limits:
             return
         quota = self._api.find("ResourceQuota", self.namespace, QUOTA) or {}
@@ -346,15 +346,15 @@ class KubernetesWorld(World):
             yield "the quota is not in force"
         living = sum(1 for pod in pods if not ended(pod["status"]))
         if "pods" in self._limits and status.get("used", {}).get("pods") != str(living):
-            yield "the quota has not been counted"
+            yield "the usage of the quota is outdated"
         elif self._operator and living < int(self._limits.get("pods", 0)) and _version(quota) != self._room:
-            # What was refused is tried again after seconds, which are no seconds of this world's clock.
+            # Rejected creates are retried after a backoff in real time.
             self._room = _version(quota)
-            self._operator.clock_leapt()
-            yield "there may be room for what was refused"
+            self._operator.enqueue_all()
+            yield "rejected creates may succeed now"
 
     def _garbage(self, jobs: list[Manifest], pods: list[Manifest]) -> Iterator[str]:
-        """What the garbage collector will delete, and has not yet."""
+        """Objects that the garbage collector has still to delete."""
         staying = {job["metadata"]["uid"] for job in jobs if "deletionTimestamp" not in job["metadata"]}
         if staying and all(_owner(pod) in staying for pod in pods if _owner(pod)):
             return
@@ -365,11 +365,11 @@ class KubernetesWorld(World):
                 yield f"{manifest['kind']} {metadata['name']} is garbage"
         uids = {job["metadata"]["uid"] for job in jobs} - staying
         if uids and not any(_owner(manifest) in uids for manifest in [*pods, *others]):
-            yield "the job has nothing to wait for any more"
+            yield "the garbage collector has still to delete the job"
 
 
 def _owner(manifest: Manifest) -> str | None:
-    """UID of the job that it belongs to."""
+    """UID of its job."""
     references = manifest["metadata"].get("ownerReferences", ())
     return next((r["uid"] for r in references if r["kind"] == KIND), None)
 

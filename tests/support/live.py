@@ -1,4 +1,4 @@
-"""The operator as it is, in real time, with a fake kubelet that runs every pod: for tests that need no other clock."""
+"""The operator in real time, with a fake kubelet that runs every pod."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from allranks.api.job import KIND
-from allranks.kube import pod_codec
 from allranks.kube.auth import Connection
-from allranks.operator.app import Operator, utcnow
+from allranks.operator.app import Operator
 from allranks.operator.settings import Settings
+from allranks.operator.timing import Timing
 
 from .api import Manifest
 from .controlplane import ControlPlane
@@ -21,12 +21,8 @@ from .kubelet import Kubelet, Program
 from .kubernetes_world import SETTINGS
 from .operators import RunningOperator
 
-
-class RealTime:
-    """In place of a test's own clock."""
-
-    now = staticmethod(utcnow)
-    decode_pod = staticmethod(pod_codec.to_cached_pod)
+TIMING = Timing(progress_min_interval=0.5)
+"""Tests wait for progress in real time."""
 
 
 def connection(control_plane: ControlPlane) -> Connection:
@@ -34,8 +30,8 @@ def connection(control_plane: ControlPlane) -> Connection:
 
 
 @contextlib.contextmanager
-def operator(connection: Connection, *namespaces: str, **settings: Any) -> Iterator[Operator]:
-    running = RunningOperator(Settings(namespaces=namespaces, **{**SETTINGS, **settings}), connection, RealTime())  # type: ignore[arg-type]
+def operator(connection: Connection, *namespaces: str, timing: Timing = TIMING, **settings: Any) -> Iterator[Operator]:
+    running = RunningOperator(Settings(namespaces=namespaces, **{**SETTINGS, **settings}), connection, timing)
     try:
         yield running.operator
     finally:
@@ -57,7 +53,7 @@ def kubelet(connection: Connection, program: Program, **how: Any) -> Iterator[Ku
         loop.call_soon_threadsafe(stop.set)
         with contextlib.suppress(Exception):
             work.result(10)
-            # Connections that were closed are gone a moment later only.
+            # Connections need a moment to close.
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), loop).result(5)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
@@ -77,7 +73,7 @@ def job(name: str = "demo", **spec: Any) -> Manifest:
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 20, what: str = "") -> Any:
-    """The first true answer. Fails with the last one after so long."""
+    """Returns the first true value. Fails after the timeout with the last value."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}: {answer!r}"

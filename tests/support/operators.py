@@ -1,4 +1,4 @@
-"""The operator inside a test's own process: in a thread, with a clock that the test moves, killable at any moment."""
+"""The operator in the test's own process: in a thread, with a clock that the test sets, killable at any moment."""
 
 from __future__ import annotations
 
@@ -9,25 +9,33 @@ from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from allranks.api.job import KIND
 from allranks.api.pool import PoolSpec
 from allranks.kube import pod_codec
 from allranks.kube.auth import Connection
+from allranks.operator import timing
 from allranks.operator.app import Operator
+from allranks.operator.session import Session
 from allranks.operator.settings import Settings
+from allranks.operator.timing import Timing
 from allranks.telemetry.store import ReportSource
+
+from .mortal_transport import MortalTransport
 
 T = TypeVar("T")
 
 
-class Clock:
-    """Stands still but for `advance`, so that what is due in a second is not due because the machine was slow.
+class Clock(timing.Clock):
+    """`now` stands still until the test sets it, so that no deadline passes because the machine is slow. Timers run in
+    real time.
 
-    The API server has its own clock, so its stamps are read as the time that this one showed when they were first seen.
+    The API server has its own clock, so each of its timestamps is replaced by the value of this clock when the
+    timestamp was first observed.
     """
 
     def __init__(self, start: datetime) -> None:
         self._now = start
-        self._seen: dict[tuple[str, str], datetime] = {}
+        self._first: dict[tuple[str, str], datetime] = {}
         self._lock = threading.Lock()
 
     def now(self) -> datetime:
@@ -36,86 +44,102 @@ class Clock:
     def set(self, moment: datetime) -> None:
         self._now = moment
 
-    def see(self, metadata: dict[str, Any]) -> None:
-        """Keeps when this object's stamps were first seen."""
+    def observe(self, metadata: dict[str, Any]) -> None:
+        """Records when the timestamps of this object were first observed."""
         self.created(metadata["uid"])
         if "deletionTimestamp" in metadata:
-            self.asked_to_go(metadata["uid"])
+            self.deletion_requested(metadata["uid"])
 
     def created(self, uid: str) -> datetime:
-        return self._first_seen(uid, "created")
+        return self._first_observed(uid, "created")
 
     def placed(self, uid: str) -> datetime:
-        """When the pod was given a node."""
-        return self._first_seen(uid, "placed")
+        """When the pod was scheduled."""
+        return self._first_observed(uid, "placed")
 
-    def asked_to_go(self, uid: str) -> datetime:
-        """When somebody asked for the deletion, whatever grace there was."""
-        return self._first_seen(uid, "deleted")
+    def deletion_requested(self, uid: str) -> datetime:
+        """When the deletion was requested, without the grace period."""
+        return self._first_observed(uid, "deleted")
 
     def decode_pod(self, raw: pod_codec.Raw) -> pod_codec.CachedPod:
-        """As the operator decodes pods, but with this clock's stamps."""
+        """Decodes pods like the operator, with the timestamps of this clock."""
         metadata = raw.metadata
         for condition in raw.status.conditions:
-            # The API server's own stamp is there before the hand's.
+            # The API server sets this condition before the test's kubelet does.
             if condition.type == "PodScheduled" and condition.status == "True":
                 condition.last_transition_time = self.placed(metadata.uid)
         metadata.creation_timestamp = self.created(metadata.uid)
         if metadata.deletion_timestamp:
             grace = timedelta(seconds=metadata.deletion_grace_period_seconds or 0)
-            metadata.deletion_timestamp = self.asked_to_go(metadata.uid) + grace
+            metadata.deletion_timestamp = self.deletion_requested(metadata.uid) + grace
         return pod_codec.to_cached_pod(raw)
 
-    def _first_seen(self, uid: str, what: str) -> datetime:
+    def _first_observed(self, uid: str, what: str) -> datetime:
         with self._lock:
-            return self._seen.setdefault((uid, what), self._now)
+            return self._first.setdefault((uid, what), self._now)
+
+
+def cached_versions(session: Session | None) -> dict[tuple[str, str, str], str]:
+    """(kind, namespace, name) -> resourceVersion in the caches of the operator."""
+    if session is None:
+        return {}
+    pods = {("Pod", cached.namespace, cached.pod.name): str(cached.version) for cached in session.pods}
+    jobs = {(KIND, *key): session.jobs.get(key) or {} for key in session.jobs}
+    return pods | {key: str(job["metadata"]["resourceVersion"]) for key, job in jobs.items()}
 
 
 class RunningOperator:
-    """One life of the operator. Its methods are for the test's thread."""
+    """One run of the operator. Its methods are called from the test's thread."""
 
-    def __init__(self, settings: Settings, connection: Connection, clock: Clock) -> None:
-        self.operator = Operator(settings, connection, now=clock.now, decode_pod=clock.decode_pod)
+    def __init__(self, settings: Settings, connection: Connection, timing: Timing, clock: Clock | None = None) -> None:
+        self._transports: list[MortalTransport] = []
+        how: dict[str, Any] = {"clock": clock, "decode_pod": clock.decode_pod} if clock else {}
+        self.operator = Operator(settings, connection, timing=timing, transport=self._transport, **how)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._live, name="operator", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
         self._thread.start()
         self._work = asyncio.run_coroutine_threadsafe(self.operator.run(asyncio.Event()), self._loop)
 
     def state(self) -> tuple[bool, dict[tuple[str, str, str], str]]:
-        """(nothing is left to do, versions of what it has been shown), both as of one moment."""
+        """(whether the operator is idle, versions in its caches), both at the same moment."""
         if self._work.done():
-            self._work.result()  # raises what ended it
+            self._work.result()  # raises the error that ended it
             raise RuntimeError("the operator ended by itself")
-        return self._ask(lambda: (self.operator.idle, self.operator.versions()))
+        return self._ask(lambda: (self.operator.idle, cached_versions(self.operator.session)))
 
     def pool(self, name: str) -> PoolSpec | None:
-        """As it has been shown."""
+        """The pool in the operator's cache."""
         session = self.operator.session
         return self._ask(lambda: session.pools.get(name)) if session else None
 
     def report(self, sender: ReportSource, body: bytes) -> str:
-        """A rank's message as the server hands it on, and looked at at once; the question in the answer."""
+        """Ingests a rank's message as the server does, and reconciles immediately. Returns the stack dump request."""
 
-        def take() -> str:
+        def ingest() -> str:
             session = self.operator.session
             if session is None:
                 return ""
-            answer = session.reports.take(sender, body)
-            session.controller.reported(sender.job)
+            answer = session.reports.ingest(sender, body)
+            session.queue.enqueue_report(sender.job)
             return str(answer.body.get("stacks", ""))
 
-        return self._ask(take)
+        return self._ask(ingest)
 
-    def clock_leapt(self) -> None:
-        self.operator.clock_leapt()
-        self._ask(lambda: None)  # so that it has been told when this returns
+    def enqueue_all(self) -> None:
+        """After the clock was set: timers were started by the clock before. Returns when the jobs are queued."""
+
+        def enqueue() -> None:
+            if self.operator.session:
+                self.operator.session.controller.enqueue_all()
+
+        self._ask(enqueue)
 
     def kill(self) -> None:
-        """As kill -9: nothing leaves any more. What the system would do for a dead process is done here."""
+        """Like SIGKILL: nothing is sent any more. The cleanup after that is what the OS does for a dead process."""
         asyncio.run_coroutine_threadsafe(self._die(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
-        # Not by a task that cancels the others: kopf cancels all there are.
+        # Not in a task that cancels the others: kopf cancels all tasks.
         for _ in range(500):
             tasks = asyncio.all_tasks(self._loop)
             if not tasks:
@@ -127,25 +151,28 @@ class RunningOperator:
         self._loop.run_until_complete(self._close())
         self._loop.close()
 
-    def _live(self) -> None:
+    def _transport(self, connection: Connection) -> MortalTransport:
+        transport = MortalTransport(connection)
+        self._transports.append(transport)
+        return transport
+
+    def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
     async def _die(self) -> None:
-        self.operator.kill()
-        if self.operator.session:
-            # No farewell: connections just break off.
-            await self.operator.session.client.transport.close(abort=True)
+        for transport in self._transports:
+            await transport.die()
 
     async def _close(self) -> None:
         for server in (self.operator.reports, self.operator.server):
             with contextlib.suppress(Exception):
                 if server:
                     await server.stop()
-        if self.operator.session:
-            await self.operator.session.client.close()
+        for transport in self._transports:
+            await transport.close()
         await self._loop.shutdown_asyncgens()
-        await asyncio.sleep(0.01)  # connections end in the loop's next turns
+        await asyncio.sleep(0.01)  # connections end in the next iterations of the loop
 
     def _ask(self, question: Callable[[], T]) -> T:
         async def answer() -> T:

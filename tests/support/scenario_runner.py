@@ -1,6 +1,7 @@
-"""Runs scenario files: steps of {change, expect}, written once, for any world that a job can live in.
+"""Runs scenario files, which are steps of {change, expect}, in any world.
 
-`docs/dev/scenarios.md` is the format. A world is the simulated cluster, or a real API server with a simulated kubelet.
+`docs/dev/scenarios.md` describes the format. A world is the simulated cluster, or a real API server with a simulated
+kubelet.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ JOB = "demo"
 
 
 class Refused(Exception):
-    """The API server refused a change; `str()` is its message."""
+    """The API server rejected a change; `str()` is its message."""
 
 
 class World(ABC):
-    """Where a job lives, and all that can happen to it there. Pods are named by their full names."""
+    """A cluster with one job, and all changes and observations that scenarios need. Pods have their full names."""
 
     namespace: str = "default"
 
     @abstractmethod
     def create(self, manifest: Manifest) -> None:
-        """A job, or an object of somebody else. Raises Refused."""
+        """Creates a job or an unrelated object. Raises Refused."""
 
     @abstractmethod
     def patch_job(self, change: Manifest) -> None:
@@ -43,75 +44,75 @@ class World(ABC):
     def delete_job(self, foreground: bool) -> None: ...
 
     def pool_name(self, name: str) -> str:
-        """What the scenario's TrainingPool is called here. Pools belong to the cluster: a world that shares its API
-        server with others puts something of its own around the name (the whole name stays in it: `gpu`, `gpu-ns-7`)."""
+        """The name of the scenario's TrainingPool here. Pools are cluster-scoped: a world that shares its API server
+        with others extends the name (`gpu` becomes `gpu-ns-7`)."""
         return name
 
     @abstractmethod
     def apply_pool(self, name: str, spec: Manifest) -> None:
         """Creates the TrainingPool, or replaces its whole spec. Raises Refused.
 
-        `name` is what `pool_name` answered, here and in the job's `pool`. A world that is closed takes the pools that
-        are left away: the next scenario must not find them.
+        `name` is the result of `pool_name`, here and in the job's `pool`. Closing a world deletes its pools, so that
+        the next scenario does not find them.
         """
 
     @abstractmethod
     def delete_pool(self, name: str) -> None:
-        """Raises Refused where there is none."""
+        """Raises Refused when there is none."""
 
     @abstractmethod
     def delete_pod(self, pod: str, force: bool) -> None: ...
 
     @abstractmethod
     def quota(self, kind: str, limit: int | None) -> None:
-        """So many objects of that kind may exist; None: any number."""
+        """Maximum number of objects of that kind; None: no limit."""
 
     @abstractmethod
     def run(self, pod: str, node: str) -> None:
-        """The pod is bound to that node, and its containers run."""
+        """Binds the pod to that node and starts its containers."""
 
     @abstractmethod
     def end(self, pod: str, code: int, reason: str, message: str, container: str, others: int | None) -> None:
-        """A container ends now; the others with code `others`, or not at all (None)."""
+        """Ends a container, and the others with code `others`; None: they continue."""
 
     @abstractmethod
     def wait(self, pod: str, reason: str, message: str) -> None:
-        """The pod has a node, and its containers wait for a reason such as `ImagePullBackOff`."""
+        """Binds the pod; its containers wait with a reason such as `ImagePullBackOff`."""
 
     @abstractmethod
     def cannot_place(self, pod: str, message: str) -> None:
-        """The scheduler finds no node."""
+        """The scheduler finds no node for the pod."""
 
     @abstractmethod
     def fail_init(self, pod: str, code: int, message: str) -> None:
-        """An init container fails: the program never ran."""
+        """An init container fails before the program runs."""
 
     @abstractmethod
     def evict(self, pod: str) -> None:
-        """kubelet kills the pod because the node runs out of something; it stays, as Failed."""
+        """The kubelet evicts the pod because a resource of the node is exhausted; it remains as Failed."""
 
     @abstractmethod
     def disrupt(self, pod: str, reason: str) -> None:
-        """The pod gets condition DisruptionTarget with that reason, and is deleted with its grace."""
+        """Sets the DisruptionTarget condition with that reason and deletes the pod with its grace period."""
 
     @abstractmethod
     def lose_node(self, node: str) -> None:
-        """The node is silent: its pods are deleted by the taint manager, and stay Terminating."""
+        """The node stops responding: the taint manager deletes its pods, but they stay Terminating."""
 
     @abstractmethod
     def recover_node(self, node: str) -> None: ...
 
     @abstractmethod
     def remove_node(self, node: str) -> None:
-        """The node is no more: the garbage collector takes its pods away."""
+        """Deletes the node: the pod garbage collector deletes its pods."""
 
     @abstractmethod
     def report(self, pod: str, **said: Any) -> None:
-        """The pod's rank has come so far: step, total_steps, checkpoint, rank, step_seconds, busy_seconds, waiting."""
+        """The pod's rank reports: step, total_steps, checkpoint, rank, step_seconds, busy_seconds, waiting."""
 
     @abstractmethod
     def asked_for_stacks(self) -> int:
-        """How often ranks were asked for their stacks."""
+        """Number of stack dumps that were requested from ranks."""
 
     @abstractmethod
     def advance(self, seconds: float) -> None: ...
@@ -121,14 +122,14 @@ class World(ABC):
 
     @abstractmethod
     def start_operator(self) -> None:
-        """A new one, that remembers nothing."""
+        """Starts an operator with empty caches."""
 
     @abstractmethod
     def job(self) -> Manifest | None: ...
 
     @abstractmethod
     def objects(self) -> list[Manifest]:
-        """Everything else in the namespace."""
+        """All other objects in the namespace."""
 
     @abstractmethod
     def events(self) -> list[tuple[str, str]]:
@@ -136,7 +137,7 @@ class World(ABC):
 
     @abstractmethod
     def eventually(self, differences: Callable[[], list[str]]) -> list[str]:
-        """Waits until there are no differences and nothing is under way, or for too long; answers what differs."""
+        """Waits until there are no differences and nothing is pending, or until a timeout. Returns the differences."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +153,14 @@ class Scenario:
     name: str
     """A sentence of the semantics."""
     case: str
-    """Which case of it."""
+    """The case of this rule."""
     spec: Manifest
     before: list[Manifest]
-    """Changes before the job is created."""
+    """Changes before the creation of the job."""
     steps: list[Step]
 
     def manifest(self, world: World) -> Manifest:
-        """The job, as it is created in that world."""
+        """The manifest of the job in that world."""
         defaults = {"image": "example.org/train:1", "command": ["python", "train.py"]}
         pool = {"pool": world.pool_name(self.spec["pool"])} if "pool" in self.spec else {}
         return {
@@ -181,9 +182,9 @@ def load(path: Path) -> Iterator[Scenario]:
 
 
 def run(scenario: Scenario, world: World, *, events: bool = True) -> None:
-    """Raises AssertionError with what differs, and at which step.
+    """Raises AssertionError with the differences and the step.
 
-    Without `events` those are not looked at: a killed operator may not have told what it did.
+    Without `events` they are not checked: a killed operator may have lost some.
     """
     refusals: list[str] = []
     first: dict[str, str] = {}
@@ -201,9 +202,9 @@ def run(scenario: Scenario, world: World, *, events: bool = True) -> None:
         if found:
             status = (world.job() or {}).get("status")
             there = {p["metadata"]["name"]: p["status"]["phase"] for p in _pods(world)}
-            told = "\n  ".join(found)
+            listed = "\n  ".join(found)
             raise AssertionError(
-                f"{scenario.name} {scenario.case}\nstep {number}, after {step.change}:\n  {told}\n"
+                f"{scenario.name} {scenario.case}\nstep {number}, after {step.change}:\n  {listed}\n"
                 f"status: {status}\npods: {there}\nevents: {world.events()}"
             )
 
@@ -230,7 +231,7 @@ def _exit(world: World, how: Manifest) -> None:
 
 
 def _pod(how: Manifest) -> Manifest:
-    """Somebody else's pod, with labels that may claim anything."""
+    """An unrelated pod with arbitrary labels."""
     metadata = {"name": how["name"], "labels": how.get("labels", {})}
     spec = {"containers": [{"name": "trainer", "image": "example.org/other:1"}]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
@@ -274,7 +275,7 @@ _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
 
 
 def _differences(expect: Manifest, world: World, refusals: list[str], first: Mapping[str, str]) -> Iterator[str]:
-    """What is not as `expect` says; each of its keys is one kind of expectation."""
+    """Differences from `expect`. Each key is one kind of expectation."""
     unknown = set(expect) - _EXPECTATIONS
     assert not unknown, f"unknown expectations {sorted(unknown)}"
     job = world.job()
@@ -283,7 +284,7 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
     if "refused" in expect:
         yield from _differ("refused", "; ".join(refusals), expect["refused"])
     elif refusals:
-        yield f"the API server refused: {refusals}"
+        yield f"the API server rejected: {refusals}"
     status = (job or {}).get("status", {})
     if "status" in expect:
         conditions = {c["type"]: c for c in status.get("conditions", ())}
@@ -300,7 +301,7 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
         yield from (f"{name} does not tolerate {wanted}" for wanted in tolerations if wanted not in there)
     for name in expect.get("kept", ()):
         if name not in pods or pods[name]["metadata"]["uid"] != first.get(name):
-            yield f"{name} is not the pod it was"
+            yield f"{name} is another pod than before"
     objects = world.objects() if "objects" in expect else []
     for name, part in expect.get("objects", {}).items():
         found = next((o for o in objects if _is_called(o, name)), None)
@@ -310,9 +311,9 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
             yield from _differ(name, found, part)
     if "stacks" in expect:
         yield from _differ("asked for stacks", world.asked_for_stacks(), expect["stacks"])
-    told = [reason for reason, _ in world.events()]
-    if "events" in expect and not _is_subsequence(expect["events"], told):
-        yield f"events: {told}, not {expect['events']}"
+    reasons = [reason for reason, _ in world.events()]
+    if "events" in expect and not _is_subsequence(expect["events"], reasons):
+        yield f"events: {reasons}, not {expect['events']}"
     for pattern in expect.get("messages", ()):
         if not any(re.search(pattern, message) for _, message in world.events()):
             yield f"no event says {pattern!r}: {world.events()}"
@@ -333,7 +334,8 @@ def _is_called(manifest: Manifest, name: str) -> bool:
 
 
 def _differ(where: str, found: Any, wanted: Any) -> Iterator[str]:
-    """Maps match in part, `~text` is a regular expression, null is absence, all else is equality."""
+    """Maps match partially, `~text` is a regular expression, null means absent, everything else is compared for
+    equality."""
     if isinstance(wanted, Mapping) and isinstance(found, Mapping):
         for key, part in wanted.items():
             yield from _differ(f"{where}.{key}", found.get(key), part)
@@ -348,13 +350,13 @@ def _differ(where: str, found: Any, wanted: Any) -> Iterator[str]:
 
 
 def node_of(pod: str) -> str:
-    """Every place has a node of its own, the same in all attempts: `worker-1-node` for `demo-worker-1-0`."""
+    """Every replica has its own node, the same in all attempts: `worker-1-node` for `demo-worker-1-0`."""
     role, index = pod.removeprefix(f"{JOB}-").split("-")[:2]
     return f"{role}-{index}-node"
 
 
 def _pods(world: World) -> list[Manifest]:
-    """The job's own pods: what it controls."""
+    """Pods that the job controls."""
     uid = (world.job() or {}).get("metadata", {}).get("uid")
     return [
         o
@@ -373,6 +375,6 @@ def _env_of(pod: Manifest) -> dict[str, str]:
     return {variable["name"]: variable.get("value") for variable in trainer["env"]}
 
 
-def _is_subsequence(wanted: list[str], told: list[str]) -> bool:
-    rest = iter(told)
+def _is_subsequence(wanted: list[str], found: list[str]) -> bool:
+    rest = iter(found)
     return all(reason in rest for reason in wanted)

@@ -1,11 +1,12 @@
-"""An API server that answers as a test says, on a free port of this machine."""
+"""A scripted API server on a free local port."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -17,7 +18,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def status(code: int, reason: str = "", message: str = "", **headers: str) -> Answer:
-    """A Status object, as the API server answers what is no success."""
+    """Answers with a Status object, like the API server for errors."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
         body = {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message}
@@ -34,7 +35,7 @@ def says(body: Any, code: int = 200) -> Answer:
 
 
 def streams(*lines: Any, then: str = "end", chunk: int = 0) -> Answer:
-    """A watch: each line as JSON; `then` end, or hang, or cut. `chunk` bytes at a time, where it is given."""
+    """A watch: each line as JSON, then `end`, `hang` or `cut`. Sends `chunk` bytes at a time."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -63,7 +64,7 @@ async def resets(request: web.Request) -> web.StreamResponse:
 
 
 class Scripted:
-    """Answers in the order given; the last one for ever. `asked` is what was asked: (verb, path, query, body)."""
+    """Gives the answers in order, the last one forever. `asked` records the requests: (verb, path, query, body)."""
 
     def __init__(self) -> None:
         self.script: list[Answer] = []
@@ -99,8 +100,24 @@ async def server(*script: Answer) -> AsyncIterator[Scripted]:
         yield scripted
     finally:
         for task in list(scripted.tasks):
-            task.cancel()  # those that hang, as they were told to
+            task.cancel()  # answers that hang
         await runner.cleanup()
+
+
+@contextmanager
+def threaded_server(*script: Answer) -> Iterator[Scripted]:
+    """In a thread, because kopf cancels the tasks of its loop, and waits 5 s for connections of a server in it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    context = server(*script)
+    try:
+        yield asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result(10)
+    finally:
+        asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
 
 
 @asynccontextmanager

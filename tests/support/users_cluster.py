@@ -1,6 +1,6 @@
-"""A cluster that somebody lends to the tests, kind for example: ALLRANKS_TEST_CLUSTER=yes and KUBECONFIG.
+"""A user's cluster (kind, for example) for the tests: ALLRANKS_TEST_CLUSTER=yes and KUBECONFIG.
 
-Whatever way its kubeconfig logs in, the tests get a service account of their own, gone afterwards.
+The tests create a service account, independent of how the kubeconfig logs in, and delete it at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "allranks-tests"
 
 
 class UsersCluster:
-    """What `ControlPlane` is to tests, but for stopping its parts."""
+    """Like `ControlPlane`, but its components cannot be stopped."""
 
     def __init__(self, kubeconfig: str) -> None:
         self.kubeconfig = Path(kubeconfig)
@@ -54,7 +54,7 @@ class UsersCluster:
         self.has_nodes = bool(self.api.list("Node"))
 
     def stop(self) -> None:
-        """The CustomResourceDefinitions stay: the user's own jobs may live by them."""
+        """The CustomResourceDefinitions stay: the user's jobs may need them."""
         self.kubectl("delete", "clusterrolebinding", NAME, "--ignore-not-found")
         self.kubectl("delete", "namespace", NAME, "--ignore-not-found", "--wait=false")
         self.api.close()

@@ -84,7 +84,6 @@ class Client:
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(CONNECT_SECONDS, timeout))
         self._retry_timeout, self._may_retry = retry_timeout, may_retry
         self.transport = transport or Transport(connection)
-        self._cut: asyncio.Future[None] | None = None
 
     def session(self, **how: Any) -> aiohttp.ClientSession:
         """A session that shares the connection pool."""
@@ -92,10 +91,6 @@ class Client:
 
     async def close(self) -> None:
         await self.transport.close()
-
-    def cut(self) -> None:
-        """For tests: as after `kill -9`, nothing is sent and no answer arrives."""
-        self._cut = asyncio.get_running_loop().create_future()
 
     async def create(self, path: str, body: Any) -> bytes:
         return await self.request("POST", path, body)
@@ -143,8 +138,6 @@ class Client:
     async def _once(
         self, verb: str, path: str, data: bytes | None, parameters: Mapping[str, Any] | None, accept: str
     ) -> bytes:
-        if self._cut is not None:
-            await self._cut
         if verb not in _READS and not self.fence():
             raise Fenced(f"{verb} {path}: this replica is not the leader")
         began, code = time.monotonic(), "none"
@@ -160,8 +153,6 @@ class Client:
             raise _lost(verb, path, error) from error
         finally:
             self._observe(verb, code, time.monotonic() - began)
-        if self._cut is not None:
-            await self._cut
         if self._on_warning:
             for warning in response.headers.getall("Warning", ()):
                 self._on_warning(warning)
@@ -183,8 +174,6 @@ class Client:
 
         Raises ApiError: at once, when the connection is lost, and when nothing arrives for `silence` seconds.
         """
-        if self._cut is not None:
-            await self._cut
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence)
         began, code = time.monotonic(), "none"
         try:

@@ -39,7 +39,7 @@ class LocalReports:
         except ImportError:
             return
         self._store = store.ReportStore(lambda: datetime.now(UTC), lambda _: self._wake())
-        self._server = server.Server(self._identify, self._store.take, address="127.0.0.1")
+        self._server = server.Server(self._identify, self._store.ingest, address="127.0.0.1")
         await self._server.start()
         self.url = f"http://127.0.0.1:{self._server.port}{server.PATH}"
         copy_library(self._run_dir / "python")
@@ -51,7 +51,7 @@ class LocalReports:
                 shutil.rmtree(self._run_dir / name, ignore_errors=True)
 
     def snapshot(self, attempt: int) -> Reports | None:
-        return self._store.of(self._job, self._uid, attempt) if self._store else None
+        return self._store.snapshot(self._job, self._uid, attempt) if self._store else None
 
     def request_stack_dump(self, stack_dump_id: str) -> None:
         if self._store:

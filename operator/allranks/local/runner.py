@@ -12,7 +12,7 @@ import os
 import resource
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,13 +36,13 @@ from allranks.local.report_server import EXAMPLE_URL, LocalReports
 from allranks.local.state_file import StateFile
 from allranks.local.unsupported_fields import unsupported_field_notes
 from allranks.local.volumes import Volumes
+from allranks.open_files import more_open_files
 
 Outcome = Literal["finished", "suspended", "stopped", "settled"]
 """Why the run ended: the job finished, `suspend: true`, `stop` was called, or no pod is left to run."""
 
 _FILES_PER_POD = 4
 _OWN_FILES = 64
-_MAX_FILES = 65_536
 _IDLE_FACTOR = 5.0
 """Idle time after each reconcile, as a multiple of the time it took: limits its share of the CPU."""
 _MAX_WAIT = 86_400.0
@@ -172,7 +172,7 @@ class LocalRun:
         if self._gpus is None:
             self.check()
         self._make_run_dir()
-        with _raise_open_file_limit(), self._reaper:
+        with more_open_files(), self._reaper:
             try:
                 await self._reports.start()
                 how = await self._reconcile_until_done()
@@ -364,17 +364,3 @@ class LocalRun:
     def release_gpus(self, pod: str) -> None:
         if self._gpus:
             self._gpus.release(pod)
-
-
-@contextlib.contextmanager
-def _raise_open_file_limit() -> Iterator[None]:
-    """Raises the limit of open files, of which each pod needs a few. Programs keep the original limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else max(soft, min(hard, _MAX_FILES))
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,5 +1,5 @@
-"""Plans carried out on Kubernetes: the operator.
+"""Carries out plans on Kubernetes: the operator.
 
-`operator.py` puts the parts together; `controller.py` is the path from a wake-up to a plan, `executor.py` that from a
-plan to API calls.
+`app.py` runs the process, `session.py` builds its parts, `controller.py` leads from a queued job to a plan, `apply.py`
+from a plan to API requests.
 """

@@ -1,6 +1,6 @@
-"""A plan becomes requests. What is not a pod comes first; pods are made and deleted at the same time; then the status.
+"""Applies a plan: first the objects that are no pods, then pods are created and deleted concurrently, then the status.
 
-Every request may be repeated without harm: names are computed, deletions name the UID, a status its resourceVersion.
+Every request is idempotent: names are computed, a deletion names the UID, a status write its resourceVersion.
 """
 
 from __future__ import annotations
@@ -25,45 +25,49 @@ from allranks.operator.ssh_keys import key_pair
 
 logger = logging.getLogger("allranks.jobs")
 
-AT_ONCE = 24
-"""Requests of one job at the same time: a large job does not keep the others waiting."""
+JOB_CONCURRENCY = 24
+"""Concurrent requests of one job, so that a large job does not block the others."""
 
 _ObjectKey = tuple[str, str]
 """(kind, name)"""
 
 
 @dataclass
-class Refusals:
-    """What the API server did not let us create for one job, until it does."""
+class Rejections:
+    """Creates of one job that the API server rejected, until they succeed."""
 
     by_object: dict[_ObjectKey, RejectedCreate] = field(default_factory=dict)
     tries: int = 0
 
+    def clear(self) -> None:
+        self.by_object.clear()
+        self.tries = 0
+
 
 class Executor:
-    """`decode` tells what the cache keeps of a pod."""
+    """`decode` converts a pod to what the cache keeps of it."""
 
     def __init__(self, client: Client, pods: PodCache, decode: Callable[[Raw], CachedPod]) -> None:
         self._client, self._pods, self._decode_pod = client, pods, decode
         self._decode: Callable[[bytes], Raw] = msgspec.json.Decoder(Raw).decode
 
-    async def objects(self, job: Manifest, plan: Plan, refusals: Refusals) -> None:
-        """Creates and deletes. What is refused is noted. Raises Unavailable, Fenced."""
+    async def objects(self, job: Manifest, plan: Plan, rejections: Rejections) -> None:
+        """Creates and deletes objects. Collects rejected creates. Raises Unavailable, Fenced."""
         companions = [manifest for manifest in plan.create if manifest["kind"] != "Pod"]
         pods = [manifest for manifest in plan.create if manifest["kind"] == "Pod"]
-        await _together([lambda m=m: self._create(job, m, refusals) for m in companions])  # type: ignore[misc]
-        if any(_key(companion) in refusals.by_object for companion in companions):
+        await _gather([lambda m=m: self._create(job, m, rejections) for m in companions])  # type: ignore[misc]
+        if any(_key(companion) in rejections.by_object for companion in companions):
             pods = []
         requests: list[Callable[[], Awaitable[None]]] = []
-        # New pods have their images to pull while old ones end: they come first.
-        requests += [lambda m=m: self._create(job, m, refusals) for m in pods]  # type: ignore[misc]
+        # Creates come first: new pods pull their images while old ones terminate.
+        requests += [lambda m=m: self._create(job, m, rejections) for m in pods]  # type: ignore[misc]
         requests += [lambda r=r: self._delete(job["metadata"]["namespace"], r) for r in plan.delete]  # type: ignore[misc]
-        await _together(requests)
+        await _gather(requests)
         wanted = {_key(manifest) for manifest in plan.create}
-        refusals.by_object = {key: refusal for key, refusal in refusals.by_object.items() if key in wanted}
+        rejections.by_object = {key: rejected for key, rejected in rejections.by_object.items() if key in wanted}
 
     async def status(self, job: Manifest, wanted: Manifest) -> Manifest | None:
-        """The job with its new status; only what changed is sent. None: it was changed meanwhile, or is gone.
+        """Sends the changed fields and returns the updated job. None: the job changed in the meantime or is gone.
 
         Raises Unavailable, Fenced, Refused.
         """
@@ -93,7 +97,7 @@ class Executor:
         except (NotFound, Conflict):
             return
 
-    async def _create(self, job: Manifest, manifest: Manifest, refusals: Refusals) -> None:
+    async def _create(self, job: Manifest, manifest: Manifest, rejections: Rejections) -> None:
         kind, namespace = manifest["kind"], manifest["metadata"]["namespace"]
         key = _key(manifest)
         if kind == "Secret":
@@ -101,56 +105,57 @@ class Executor:
         try:
             answer = await self._client.create(paths.collection(kind, namespace), manifest)
         except Conflict as error:
-            refusal = await self._taken(job, manifest, error)
-            if refusal:
-                refusals.by_object[key] = refusal
+            rejected = await self._resolve_conflict(job, manifest, error)
+            if rejected:
+                rejections.by_object[key] = rejected
             else:
-                refusals.by_object.pop(key, None)
+                rejections.by_object.pop(key, None)
         except (Refused, NotFound) as error:
-            refusals.by_object[key] = RejectedCreate(kind, key[1], error.reason or "Refused", str(error))
+            rejections.by_object[key] = RejectedCreate(kind, key[1], error.reason or "Refused", str(error))
         else:
-            refusals.by_object.pop(key, None)
+            rejections.by_object.pop(key, None)
             if kind == "Pod":
                 self._remember(answer)
 
-    async def _taken(self, job: Manifest, manifest: Manifest, error: Conflict) -> RejectedCreate | None:
-        """The name exists. If it is ours, it is what we wanted; else it is left alone, and the job says so."""
+    async def _resolve_conflict(self, job: Manifest, manifest: Manifest, error: Conflict) -> RejectedCreate | None:
+        """The name exists. An object of this job is what we wanted. Any other object is left alone and reported."""
         kind, name = _key(manifest)
         if kind == "Secret":
-            # It may not be read, and its name holds the job's UID. A quota that is counted answers 409 too.
+            # Secrets are not readable for the operator, but the name contains the job's UID. A quota update that
+            # conflicts answers 409 as well.
             return None if error.reason == "AlreadyExists" else RejectedCreate(kind, name, error.reason, str(error))
         try:
             answer = await self._client.get(paths.item(kind, manifest["metadata"]["namespace"], name))
         except NotFound:
-            return RejectedCreate(kind, name, error.reason, str(error))  # it has gone meanwhile: the next try makes it
+            return RejectedCreate(kind, name, error.reason, str(error))  # deleted in the meantime: retried
         found = self._decode(answer)
         owner = next((o for o in found.metadata.owner_references if o.controller), None)
         if owner is None or owner.uid != job["metadata"]["uid"]:
-            message = "an object of this name exists and is not this job's: it is left alone"
+            message = "an object with this name exists and belongs to another owner; it is left alone"
             return RejectedCreate(kind, name, "AlreadyExists", message)
         if kind == "Pod":
-            self._pods.show(self._decode_pod(found))
+            self._pods.upsert(self._decode_pod(found))
         return None
 
     async def _delete(self, namespace: str, reference: PodRef) -> None:
         try:
             answer = await self._client.delete(paths.item("Pod", namespace, reference.name), reference.uid)
         except (NotFound, Conflict):
-            return  # the watch tells
+            return  # the watch reports what happened
         except Refused as error:
-            # It holds up nothing: whatever the new attempt needs is made beside it.
-            logger.error("%s/%s may not be deleted: %s", namespace, reference.name, error)
+            # Nothing waits for the deletion: a new attempt uses other names.
+            logger.error("cannot delete pod %s/%s: %s", namespace, reference.name, error)
             return
         self._remember(answer)
 
     def _remember(self, answer: bytes) -> None:
         raw = self._decode(answer)
         if raw.metadata.uid and raw.metadata.name:
-            self._pods.show(self._decode_pod(raw))
+            self._pods.upsert(self._decode_pod(raw))
 
 
-async def _together(requests: list[Callable[[], Awaitable[None]]]) -> None:
-    """A few at a time. The first error ends it: the rest is decided anew."""
+async def _gather(requests: list[Callable[[], Awaitable[None]]]) -> None:
+    """Runs a few requests at a time. The first error cancels the rest, which the next reconcile decides again."""
     if not requests:
         return
     waiting = iter(requests)
@@ -161,24 +166,24 @@ async def _together(requests: list[Callable[[], Awaitable[None]]]) -> None:
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(AT_ONCE, len(requests))):
+            for _ in range(min(JOB_CONCURRENCY, len(requests))):
                 group.create_task(work())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
 
 
-def kept_out(change: Any) -> str:
-    """Of such a patch, the path of a field that is still to be written; what others added does not matter."""
+def unwritten_field(change: Any) -> str:
+    """The path of the first field that a merge patch still sets. Deletions do not count: others may add fields."""
     if not isinstance(change, dict):
         return ""
     for key, value in change.items():
         if value is not None:
-            return f"{key}.{inner}" if isinstance(value, dict) and (inner := kept_out(value)) else key
+            return f"{key}.{inner}" if isinstance(value, dict) and (inner := unwritten_field(value)) else key
     return ""
 
 
 def identified(job: Manifest) -> Manifest:
-    """With kind and version, which items of lists lack, and without what nobody reads and weighs most."""
+    """Adds kind and version, which list items do not have, and drops `managedFields`, the largest part."""
     metadata = {name: value for name, value in job["metadata"].items() if name != "managedFields"}
     return {"apiVersion": API_VERSION, "kind": KIND, **job, "metadata": metadata}
 

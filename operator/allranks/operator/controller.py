@@ -1,14 +1,13 @@
-"""From a wake-up to what is done: observe (cache), reconcile (pure), execute, write the status once. One job at a time
-is looked at by one task; any number of wake-ups before that are one look.
+"""Reconciles jobs: observe (caches), decide (pure core), apply, write the status once.
 
-Nothing here is remembered that matters: after a crash, what status and the pods say is enough.
+Each job is reconciled by one worker at a time, and any number of requests before that are one reconcile. Nothing kept
+here is needed for correctness: after a crash, the status and the pods suffice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
@@ -16,375 +15,262 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from allranks.api.job import Job
-from allranks.api.status import FINISHED, Status
-from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Reports
+from allranks.api.status import Status
+from allranks.core.model import Event, Manifest, Observed, Plan
 from allranks.core.reconcile import reconcile
 from allranks.kube import job_codec
 from allranks.kube.errors import ApiError, Fenced, Unavailable
-from allranks.kube.merge_patch import diff
-from allranks.operator.apply import Executor, Refusals, kept_out
-from allranks.operator.cache import JobCache, JobKey, PodCache
+from allranks.operator.apply import Executor, Rejections
+from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
-from allranks.operator.status_writer import kind_of_time, may_wait, told
+from allranks.operator.job_queue import JobQueue
+from allranks.operator.observer import Decoded, Observer
+from allranks.operator.status_writer import StatusWriter, WriteState
+from allranks.operator.timing import Clock, Timing
+from allranks.operator.workqueue import ShutDown
 
-URGENT_SECONDS = 0.2
-COUNTS_SECONDS = 2.0
-PROGRESS_SECONDS = 5.0
-"""So far apart are two writes of a job's status that only tell what is seen; of mere counts, and of progress, even
-less often."""
-GATHER_SECONDS = 0.5
-"""Counts wait so long for more of them: pods start and end in bursts."""
-BURST_SECONDS = 0.02
-"""A pod's change that is no trouble waits so long for more of its job's, which are then one look."""
-LOOKS_SHARE = 0.05
-"""A large job's changes wait longer, so that looks at it take no more than this of the time..."""
-LONGEST_BURST_SECONDS = 0.25
-"""...but no longer than this."""
-LAST_RETRY_SECONDS = 300.0
-AWAY_RETRY_SECONDS = 30.0
-"""However long the API server was away, so soon after its return what was left undone is done."""
-_BREATH = 50
-"""After so many first looks the Lease is renewed and probes are answered: ten thousand of them take seconds."""
+_YIELD_EVERY = 50
+"""Yield to the event loop after this many jobs at start-up, so that lease renewal and probes do not starve."""
 
 logger = logging.getLogger("allranks.jobs")
 
 
 class Meter(Protocol):
-    """What is counted."""
+    """Metrics of the controller."""
 
     def reconciled(self, seconds: float) -> None: ...
     def wrote(self, job: Job, before: Status, after: Status) -> None: ...
 
 
-class Listener(Protocol):
-    """Who keeps what the ranks report."""
-
-    def of(self, job: JobKey, uid: str, attempt: int) -> Reports: ...
-    def stack_dump_id(self, job: JobKey, question: str) -> None: ...
-    def forget(self, job: JobKey) -> None: ...
-
-
 @dataclass
-class _Memory:
-    """What is kept of a job between two looks; losing it costs a little work."""
+class _KeyState:
+    """What is kept about a job between two reconciles. Losing it costs a little work."""
 
-    refusals: Refusals = field(default_factory=Refusals)
-    refused: bool = False
-    """Since the last wake-up: it is told, and not asked for again because that was told."""
-    wrote_at: float = float("-inf")
-    errors: int = 0
-    complained: str = ""
-    """What was told of a job that cannot be read."""
-    timer: asyncio.TimerHandle | None = None
-    retry: asyncio.TimerHandle | None = None
-    postponed: asyncio.TimerHandle | None = None
-    gathering: asyncio.TimerHandle | None = None
-    took: float = 0.0
-    """The last decision, in seconds."""
-    counts_since: float | None = None
-    """Since when counts of pods have been waiting to be written."""
-    job: tuple[Any, Job] | None = None
-    status: tuple[str, Status] | None = None
+    rejections: Rejections = field(default_factory=Rejections)
+    create_blocked: bool = False
+    """A create was rejected and nothing has changed since; our own status write must not trigger a retry."""
+    retry_at: float | None = None
+    wake_at: float | None = None
+    """When the plan asks for the next reconcile."""
+    writes: WriteState = field(default_factory=WriteState)
+    decode_error: str = ""
+    """Already reported."""
+    decoded: Decoded = field(default_factory=Decoded)
 
-    def forget(self) -> None:
-        for handle in (self.timer, self.retry, self.postponed, self.gathering):
-            if handle:
-                handle.cancel()
+    def begin(self, now: float) -> bool:
+        """Clears deadlines that have passed. Whether any of them permits further creates."""
+        due = False
+        if self.retry_at is not None and self.retry_at <= now:
+            self.retry_at, due = None, True
+        if self.wake_at is not None and self.wake_at <= now:
+            self.wake_at, due = None, True
+        self.writes.due = None
+        return due
 
 
 class Controller:
-    """`platform` gives the facts about where a job runs."""
+    """Runs a worker for each job in the queue."""
 
     def __init__(
         self,
+        queue: JobQueue,
+        jobs: JobCache,
+        observer: Observer,
         executor: Executor,
         recorder: Recorder,
-        pods: PodCache,
-        platform: Callable[[Job], Platform],
         meter: Meter,
-        now: Callable[[], datetime],
-        reports: Listener | None = None,
+        *,
+        timing: Timing,
+        clock: Clock,
+        decide: Callable[[Observed], Plan] = reconcile,
     ) -> None:
-        self.jobs = JobCache(pods.late)
-        self._executor, self._recorder, self._pods = executor, recorder, pods
-        self._platform, self._meter, self._now, self._reports = platform, meter, now, reports
-        self._memory: dict[JobKey, _Memory] = {}
-        self._busy: dict[JobKey, asyncio.Task[None]] = {}
-        self._again: set[JobKey] = set()
-        self._started: set[str | None] = set()
+        self.queue, self.jobs = queue, jobs
+        self._observer, self._executor, self._recorder, self._meter = observer, executor, recorder, meter
+        self._decide, self._timing, self._clock = decide, timing, clock
+        self._writer = StatusWriter(executor, jobs, timing, clock)
+        self._states: dict[JobKey, _KeyState] = {}
+        self._workers: set[asyncio.Task[None]] = set()
         self.listed_in: set[str | None] = set()
         """Namespaces (None: all of them) whose jobs have been listed."""
 
     @property
-    def depth(self) -> int:
-        """Jobs that are looked at, or will be."""
-        return len(self._busy)
-
-    @property
     def idle(self) -> bool:
-        waiting = (memory.postponed or memory.gathering or memory.errors for memory in self._memory.values())
-        return not self._busy and not any(waiting)
+        return self.queue.idle and all(state.writes.due is None for state in self._states.values())
 
-    async def start(self, namespace: str | None = None) -> None:
-        """Pods are known now (of that namespace): without them every job would seem to have lost its own."""
-        self._started.add(namespace)
-        for number, key in enumerate(self.jobs):
-            self.wake(key)
-            if number % _BREATH == 0:
+    def start(self, namespace: str | None = None) -> None:
+        """The pods of the namespace are listed. Without them every job would seem to have lost its pods."""
+        self.queue.open(namespace)
+        self.enqueue_all()
+
+    def enqueue_all(self) -> None:
+        for key in self.jobs:
+            self.queue.enqueue(key)
+
+    def on_job_event(self, job: Manifest, deleted: bool) -> None:
+        """From the job watch."""
+        if self.jobs.upsert(job, deleted):
+            self.queue.enqueue((job["metadata"].get("namespace", ""), job["metadata"]["name"]))
+
+    def on_job_list(self, present: Set[JobKey], version: int, namespace: str | None) -> None:
+        """A complete list. The watch does not report jobs that were deleted before it."""
+        self.listed_in.add(namespace)
+        for job in self.jobs.missing_from_list(present, version, namespace):
+            self.on_job_event(job, deleted=True)
+
+    async def run(self) -> None:
+        """Starts a worker for each key until the queue is shut down. The client bounds the requests of all workers."""
+        started = 0
+        while True:
+            try:
+                key = await self.queue.get()
+            except ShutDown:
+                return
+            worker = asyncio.create_task(self._worker(key), name=f"job {'/'.join(key)}")
+            self._workers.add(worker)
+            worker.add_done_callback(self._workers.discard)
+            started += 1
+            if started % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
 
-    def wake_all(self) -> None:
-        for key in self.jobs:
-            self.wake(key)
+    def close(self) -> None:
+        self.queue.shut_down()
+        for worker in self._workers:
+            worker.cancel()
 
-    def wake(self, key: JobKey, trouble: bool = True) -> None:
-        """Something happened, or its time has come: what was refused may be granted now."""
-        memory = self._memory.get(key)
-        if memory:
-            memory.refused = False
-        if trouble or memory is None:
-            self._look_at(key)
-        elif memory.gathering is None:
-            wait = max(BURST_SECONDS, min(LONGEST_BURST_SECONDS, memory.took / LOOKS_SHARE))
-            self._later(key, memory, "gathering", wait)
-
-    def reported(self, key: JobKey) -> None:
-        """Its ranks have news; what was refused is still refused."""
-        self._look_at(key)
-
-    def _look_at(self, key: JobKey) -> None:
-        if None not in self._started and key[0] not in self._started:
-            return
-        if key in self._busy:
-            self._again.add(key)
-        elif self.jobs.get(key) is not None or key in self._memory:
-            self._busy[key] = asyncio.get_running_loop().create_task(self._work(key), name=f"job {'/'.join(key)}")
-
-    def seen(self, job: Manifest, deleted: bool) -> None:
-        """From the job watch."""
-        if self.jobs.show(job, deleted):
-            self.wake((job["metadata"].get("namespace", ""), job["metadata"]["name"]))
-
-    def listed(self, present: Set[JobKey], version: int, namespace: str | None) -> None:
-        """All jobs there are (in that namespace): of those deleted before that, the watch does not tell."""
-        self.listed_in.add(namespace)
-        for job in self.jobs.gone(present, version, namespace):
-            self.seen(job, deleted=True)
-
-    async def _work(self, key: JobKey) -> None:
-        memory = self._memory.setdefault(key, _Memory())
+    async def _worker(self, key: JobKey) -> None:
+        state = self._states.setdefault(key, _KeyState())
+        changed, due = self.queue.begin(key), state.begin(self._clock.monotonic())
+        state.create_blocked = state.create_blocked and not (changed or due)
         try:
-            while True:
-                self._again.discard(key)
-                if memory.gathering:
-                    memory.gathering.cancel()
-                    memory.gathering = None
-                try:
-                    await self._look(key, memory)
-                    memory.errors = 0
-                except Fenced:
-                    # The session ends; or the Lease was renewed too late, and then nobody else would look at this job.
-                    self._retry_later(key, memory)
-                except Unavailable as error:
-                    logger.warning("%s", error, extra=_about(key, memory))
-                    self._retry_later(key, memory, AWAY_RETRY_SECONDS)
-                except ApiError as error:
-                    logger.error("the API server refuses: %s", error, extra=_about(key, memory))
-                    self._retry_later(key, memory)
-                except Exception:
-                    logger.exception("this job could not be looked at", extra=_about(key, memory))
-                    self._retry_later(key, memory)
-                if key not in self._again:
-                    return
+            await self._reconcile_once(key, state)
+            self.queue.forget(key)
+            if not state.rejections.by_object:
+                state.retry_at = None
+        except Fenced:
+            # Either the session ends, or the Lease was renewed too late: then no other replica takes care of this job.
+            self._retry(key, state)
+        except Unavailable as error:
+            logger.warning("%s", error, extra=_log_fields(key, state))
+            self._retry(key, state, self._timing.unavailable_retry_max)
+        except ApiError as error:
+            logger.error("API request rejected: %s", error, extra=_log_fields(key, state))
+            self._retry(key, state)
+        except Exception:
+            logger.exception("reconcile failed", extra=_log_fields(key, state))
+            self._retry(key, state)
         finally:
-            del self._busy[key]
+            self.queue.done(key)
             if self.jobs.get(key) is None:
-                self._memory.pop(key, _Memory()).forget()
-                if self._reports:
-                    self._reports.forget(key)
+                self._forget(key)
+            else:
+                self._schedule(key, state)
 
-    async def _look(self, key: JobKey, memory: _Memory) -> None:
+    async def _reconcile_once(self, key: JobKey, state: _KeyState) -> None:
         raw = self.jobs.get(key)
         if raw is None:
             return
         try:
-            observed = self._observe(key, raw, memory)
+            rejected = tuple(state.rejections.by_object.values())
+            observed = self._observer.observe(key, raw, state.decoded, rejected)
         except job_codec.DecodeError as error:
-            await self._mark(key, raw, memory, str(error))
+            await self._report_undecodable(key, raw, state, str(error))
             return
-        began = time.perf_counter()
-        plan = reconcile(observed)
-        memory.took = time.perf_counter() - began
-        self._meter.reconciled(memory.took)
-        self._wake_at(key, memory, plan.wake_at)
-        if self._reports and plan.stack_dump_id:
-            self._reports.stack_dump_id(key, plan.stack_dump_id)
+        plan = self._timed(key, observed)
+        self._set_wake_at(state, plan.wake_at)
+        if plan.stack_dump_id and (reports := self._observer.reports):
+            reports.stack_dump_id(key, plan.stack_dump_id)
         if plan.write_ahead:
-            memory.refused = False
-            if not (may_wait(observed, plan) and self._postpone(key, memory, observed, plan)):
-                await self._write(key, raw, memory, observed, plan)
+            state.create_blocked = False
+        elif await self._sync_objects(key, raw, state, plan):
+            self.queue.add(key)  # One status write then covers the new objects as well.
             return
-        if await self._objects(key, raw, memory, plan):
-            self._again.add(key)  # and then one status tells of them as well
-            return
-        if plan.status is not None and not self._postpone(key, memory, observed, plan):
-            await self._write(key, raw, memory, observed, plan)
-        if plan.delete_job:
+        if plan.status is not None and not self._writer.postpone(state.writes, observed, plan):
+            await self._write_status(key, raw, state, observed, plan)
+        if plan.delete_job and not plan.write_ahead:
             await self._executor.delete_job(raw)
 
-    def _observe(self, key: JobKey, raw: Manifest, memory: _Memory) -> Observed:
-        """Raises DecodeError."""
-        metadata = raw["metadata"]
-        same = (*(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp", "labels", "annotations")),)
-        if memory.job is None or memory.job[0] != same:
-            memory.job = (same, job_codec.job(raw))
-        if memory.status is None or memory.status[0] != metadata["resourceVersion"]:
-            memory.status = (metadata["resourceVersion"], job_codec.status(raw))
-        job, status = memory.job[1], memory.status[1]
-        return Observed(
-            job=job,
-            status=status,
-            pods=self._pods.of(key, metadata["uid"]),
-            now=self._now(),
-            platform=self._platform(job),
-            refused=tuple(memory.refusals.by_object.values()),
-            reports=self._heard(key, metadata["uid"], status),
-        )
+    def _timed(self, key: JobKey, observed: Observed) -> Plan:
+        began = time.perf_counter()
+        plan = self._decide(observed)
+        took = time.perf_counter() - began
+        self.queue.set_cost(key, took)
+        self._meter.reconciled(took)
+        return plan
 
-    def _heard(self, key: JobKey, uid: str, status: Status) -> Reports | None:
-        if self._reports is None:
-            return None
-        if status.phase in FINISHED:
-            self._reports.forget(key)
-            return None
-        return self._reports.of(key, uid, status.attempt)
-
-    async def _objects(self, key: JobKey, raw: Manifest, memory: _Memory, plan: Plan) -> bool:
-        """Whether it made new ones, all that it was to make."""
-        refusals = memory.refusals
+    async def _sync_objects(self, key: JobKey, raw: Manifest, state: _KeyState, plan: Plan) -> bool:
+        """Creates and deletes. Whether there were creates and all of them succeeded."""
+        rejections = state.rejections
         if not plan.create and not plan.delete:
-            refusals.by_object.clear()
-            refusals.tries = 0
+            rejections.clear()
             return False
-        if memory.refused:
-            await self._executor.objects(raw, replace(plan, create=()), Refusals())
+        if state.create_blocked:
+            await self._executor.objects(raw, replace(plan, create=()), Rejections())
             return False
-        before = dict(refusals.by_object)
-        memory.refused = True  # unless something happens meanwhile
-        await self._executor.objects(raw, plan, refusals)
-        if not refusals.by_object:
-            refusals.tries = 0
+        before = dict(rejections.by_object)
+        state.create_blocked = True  # An exception leaves it set until the retry.
+        await self._executor.objects(raw, plan, rejections)
+        state.create_blocked = bool(rejections.by_object)
+        if rejections.by_object:
+            rejections.tries += 1
+            delay = min(self._timing.retry_max, 2.0 ** (rejections.tries - 1))
+            state.retry_at = self._clock.monotonic() + delay
         else:
-            refusals.tries += 1
-            wait = min(LAST_RETRY_SECONDS, 2.0 ** (refusals.tries - 1))
-            self._later(key, memory, "retry", wait)
-        memory.refused = memory.refused and bool(refusals.by_object)
-        if refusals.by_object != before:
-            self._again.add(key)
-        return bool(plan.create) and not refusals.by_object
+            rejections.tries = 0
+        if rejections.by_object != before:
+            self.queue.add(key)
+        return bool(plan.create) and not rejections.by_object
 
-    def _postpone(self, key: JobKey, memory: _Memory, observed: Observed, plan: Plan) -> bool:
-        """Whether this status can wait for more of its kind."""
+    async def _write_status(self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, plan: Plan) -> None:
         assert plan.status is not None
-        if memory.postponed:
-            memory.postponed.cancel()
-            memory.postponed = None
-        now = time.monotonic()
-        due_at = memory.wrote_at + URGENT_SECONDS
-        if not plan.write_ahead and kind_of_time(observed.status) == kind_of_time(plan.status):
-            due_at = memory.wrote_at + PROGRESS_SECONDS
-        elif plan.write_ahead or told(observed.status) == told(plan.status):
-            memory.counts_since = memory.counts_since or now
-            due_at = max(memory.wrote_at + COUNTS_SECONDS, memory.counts_since + GATHER_SECONDS)
-        wait = due_at - now
-        if wait <= 0:
-            return False
+        if await self._writer.write(key, raw, state.writes, plan.status):
+            self._meter.wrote(observed.job, observed.status, plan.status)
+            self._emit_events(key, raw, plan.status, plan.events)
+        self.queue.add(key)
 
-        def due() -> None:
-            memory.postponed = None
-            self._look_at(key)
-
-        memory.postponed = asyncio.get_running_loop().call_later(wait, due)
-        return True
-
-    async def _write(self, key: JobKey, raw: Manifest, memory: _Memory, observed: Observed, plan: Plan) -> None:
-        assert plan.status is not None
-        wanted = job_codec.encode(plan.status)
-        written = await self._executor.status(raw, wanted)
-        if written is None:
-            written = await self._read_again(key, raw)
-            if written is None or diff(written.get("status") or {}, wanted):
-                self._again.add(key)
-                return
-            # Our own write had come through, only its answer was lost.
-        elif pruned := kept_out(diff(written.get("status") or {}, wanted)):
-            older = "the CustomResourceDefinitions are older than the operator"
-            raise ApiError(f"it does not keep status.{pruned}: {older}")
-        memory.wrote_at, memory.counts_since = time.monotonic(), None
-        self.jobs.show(written)
-        self._again.add(key)
-        self._meter.wrote(observed.job, observed.status, plan.status)
-        self._tell(key, raw, plan.status, plan.events)
-
-    async def _read_again(self, key: JobKey, raw: Manifest) -> Manifest | None:
-        """After a conflict: the job as it is now, None when this one is no more."""
-        found = await self._executor.read(*key)
-        if found is None:
-            self.jobs.forget(key)
-            return None
-        self.jobs.show(found)
-        return found if found["metadata"]["uid"] == raw["metadata"]["uid"] else None
-
-    def _tell(self, key: JobKey, raw: Manifest, status: Status, events: Iterable[Event]) -> None:
+    def _emit_events(self, key: JobKey, raw: Manifest, status: Status, events: Iterable[Event]) -> None:
         for event in events:
-            self._recorder.tell(raw, event, self._now(), status.attempt)
+            self._recorder.record(raw, event, self._clock.now(), status.attempt)
             level = logging.WARNING if event.warning else logging.INFO
-            about = {"job": "/".join(key), "attempt": status.attempt, "event": event.reason}
-            logger.log(level, "%s", event.message, extra=about)
+            fields = {"job": "/".join(key), "attempt": status.attempt, "event": event.reason}
+            logger.log(level, "%s", event.message, extra=fields)
 
-    async def _mark(self, key: JobKey, raw: Manifest, memory: _Memory, why: str) -> None:
-        """This job alone cannot be read: it says so itself."""
-        change = job_codec.invalid_spec_patch(raw, why, self._now())
+    async def _report_undecodable(self, key: JobKey, raw: Manifest, state: _KeyState, reason: str) -> None:
+        """Marks a job that cannot be decoded. Other jobs are not affected."""
+        change = job_codec.invalid_spec_patch(raw, reason, self._clock.now())
         if change is None:
             return
-        if memory.complained != why:
-            # First the Event: of some such objects the API server refuses every status.
-            memory.complained = why
-            logger.error("cannot be read: %s", why, extra=_about(key, memory))
-            self._recorder.tell(raw, Event("InvalidSpec", why, warning=True), self._now(), 0)
+        if state.decode_error != reason:
+            # The Event comes first: the API server may reject every status of such an object.
+            state.decode_error = reason
+            logger.error("cannot decode the job: %s", reason, extra=_log_fields(key, state))
+            self._recorder.record(raw, Event("InvalidSpec", reason, warning=True), self._clock.now(), 0)
         written = await self._executor.patch_status(raw["metadata"], change)
-        if written is None:
-            await self._read_again(key, raw)
-            self._again.add(key)
-            return
-        self.jobs.show(written)
+        if written is not None:
+            self.jobs.upsert(written)
+        else:
+            await self._writer.read_again(key, raw)
+            self.queue.add(key)
 
-    def _wake_at(self, key: JobKey, memory: _Memory, moment: datetime | None) -> None:
-        if memory.timer:
-            memory.timer.cancel()
-            memory.timer = None
+    def _set_wake_at(self, state: _KeyState, moment: datetime | None) -> None:
+        state.wake_at = None
         if moment:
-            self._later(key, memory, "timer", max(0.0, (moment - self._now()).total_seconds()))
+            state.wake_at = self._clock.monotonic() + max(0.0, (moment - self._clock.now()).total_seconds())
 
-    def _retry_later(self, key: JobKey, memory: _Memory, last: float = LAST_RETRY_SECONDS) -> None:
-        memory.errors += 1
-        wait = min(last if memory.errors > 8 else AWAY_RETRY_SECONDS, 0.5 * 2.0 ** min(memory.errors, 10))
-        self._later(key, memory, "retry", random.uniform(0.5, 1.0) * wait)
+    def _retry(self, key: JobKey, state: _KeyState, longest: float = float("inf")) -> None:
+        state.retry_at = self._clock.monotonic() + self.queue.add_rate_limited(key, longest)
 
-    def _later(self, key: JobKey, memory: _Memory, name: str, seconds: float) -> None:
-        handle: asyncio.TimerHandle | None = getattr(memory, name)
-        if handle:
-            handle.cancel()
-        setattr(memory, name, asyncio.get_running_loop().call_later(seconds, self.wake, key))
+    def _schedule(self, key: JobKey, state: _KeyState) -> None:
+        deadlines = [at for at in (state.wake_at, state.retry_at, state.writes.due) if at is not None]
+        if deadlines:
+            self.queue.add_after(key, min(deadlines) - self._clock.monotonic())
 
-    def close(self) -> None:
-        self._started.clear()
-        for memory in self._memory.values():
-            memory.forget()
-        for task in self._busy.values():
-            task.cancel()
+    def _forget(self, key: JobKey) -> None:
+        self._states.pop(key, None)
+        self.queue.remove(key)
+        if self._observer.reports:
+            self._observer.reports.forget(key)
 
 
-def _about(key: JobKey, memory: _Memory) -> dict[str, Any]:
-    attempt = memory.status[1].attempt if memory.status else 0
+def _log_fields(key: JobKey, state: _KeyState) -> dict[str, Any]:
+    attempt = state.decoded.status[1].attempt if state.decoded.status else 0
     return {"job": "/".join(key), "attempt": attempt}

@@ -1,6 +1,7 @@
-"""Kubernetes Events: what `kubectl describe` shows. They are told in the background, and never hold up a decision.
+"""Records Kubernetes Events, which `kubectl describe` shows. They are sent in the background and never delay a
+decision.
 
-What repeats itself is one Event that is counted; a job that has too much to say is cut short, as client-go does it.
+As in client-go, repeated Events are one Event with a count, and each job has a rate limit.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -19,29 +19,24 @@ from allranks.core.model import Event, Manifest
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, NotFound
+from allranks.telemetry.rate_limit import Bucket
 
 BURST = 25
 REFILL_SECONDS = 60.0
-"""A job may tell 25 Events at once, and one a minute after that."""
-_WAITING = 2_000
-_REMEMBERED = 1_024
+"""A job may send 25 Events in a row, and one per minute after that."""
+_QUEUE_SIZE = 2_000
+_CACHE_SIZE = 1_024
 _MESSAGE = 1_024
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class _Bucket:
-    left: float
-    at: float
-
-
 class Recorder:
-    """`tell` is called at once, `run` sends."""
+    """`record` queues an Event, `run` sends it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._queue: asyncio.Queue[Manifest] = asyncio.Queue(_WAITING)
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._queue: asyncio.Queue[Manifest] = asyncio.Queue(_QUEUE_SIZE)
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
         self._counts: OrderedDict[str, int] = OrderedDict()
         self._sending = False
         self.dropped = 0
@@ -50,26 +45,26 @@ class Recorder:
     def idle(self) -> bool:
         return self._queue.empty() and not self._sending
 
-    def tell(self, job: Manifest, event: Event, now: datetime, attempt: int) -> None:
+    def record(self, job: Manifest, event: Event, now: datetime, attempt: int) -> None:
         if not self._allowed(job["metadata"]["uid"]) or self._queue.full():
             self.dropped += 1
             return
         self._queue.put_nowait(_manifest(job, event, now, attempt))
 
     async def run(self) -> None:
-        """For ever. An Event that cannot be told is given up: the status says the same."""
+        """Runs forever. A rejected Event is dropped: the status has the same information."""
         while True:
             manifest = await self._queue.get()
             self._sending = True
             try:
                 await self._send(manifest)
             except ApiError as error:
-                logger.warning("an Event was not accepted: %s", error)
+                logger.warning("event rejected: %s", error)
             finally:
                 self._sending = False
 
     async def flush(self, seconds: float) -> None:
-        """What is waiting is sent, within that time."""
+        """Sends queued Events for at most that time."""
         until = time.monotonic() + seconds
         while not self._queue.empty() and time.monotonic() < until:
             try:
@@ -83,38 +78,34 @@ class Recorder:
         count = self._counts.get(name, 0) + 1
         self._counts[name] = count
         self._counts.move_to_end(name)
-        if len(self._counts) > _REMEMBERED:
+        if len(self._counts) > _CACHE_SIZE:
             self._counts.popitem(last=False)
         if count == 1:
             try:
                 await self._client.create(paths.collection("Event", namespace), manifest)
                 return
             except Conflict:
-                count = self._counts[name] = 2  # a former life of ours told it
+                count = self._counts[name] = 2  # sent before a restart of the operator
         change = {"count": count, "lastTimestamp": manifest["lastTimestamp"]}
         try:
             await self._client.patch(paths.item("Event", namespace, name), change)
         except NotFound:
-            # Events are kept for an hour; or the first one was not accepted.
+            # Events expire after an hour. Or the first one was rejected.
             self._counts[name] = 1
             await self._client.create(paths.collection("Event", namespace), manifest)
 
     def _allowed(self, uid: str) -> bool:
         now = time.monotonic()
-        bucket = self._buckets.setdefault(uid, _Bucket(BURST, now))
+        bucket = self._buckets.setdefault(uid, Bucket(BURST, now))
         self._buckets.move_to_end(uid)
-        if len(self._buckets) > _REMEMBERED:
+        if len(self._buckets) > _CACHE_SIZE:
             self._buckets.popitem(last=False)
-        bucket.left = min(BURST, bucket.left + (now - bucket.at) / REFILL_SECONDS)
-        bucket.at = now
-        if bucket.left < 1:
-            return False
-        bucket.left -= 1
-        return True
+        return bucket.take(now, BURST, 1.0 / REFILL_SECONDS)
 
 
 def _manifest(job: Manifest, event: Event, now: datetime, attempt: int) -> dict[str, Any]:
-    """Its name is computed: told again after a lost answer, it is the same Event. Another attempt's is another one."""
+    """The name is computed, so that a repeated create after a lost response is the same Event. Each attempt has its
+    own."""
     metadata = job["metadata"]
     what = f"{metadata['uid']}/{attempt}/{event.reason}/{event.message}"
     at = now.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,6 +1,7 @@
-"""kopf: the watch of jobs, credentials, the end of the process. Only `on.event`: no finalizers, no annotations.
+"""Everything that touches kopf. kopf watches jobs, logs in and handles signals.
 
-What kopf is not asked to do, and why, is in docs/dev/architecture.md.
+Only `on.event` is used: other handlers add finalizers, annotations and requests per job. The rest of this module works
+around behaviour of kopf, with the reason at each place. docs/dev/architecture.md has the measurements.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from allranks.operator.cache import JobKey
 from allranks.operator.settings import Settings
 
 
-class _Endless:
-    """Backoffs without an end: kopf gives up, and ends the operator with it, when they are used up."""
+class EndlessBackoff:
+    """kopf gives up and ends the operator when its backoffs are used up."""
 
     def __iter__(self) -> Iterator[float]:
         backoff = watch.FIRST_BACKOFF_SECONDS
@@ -38,27 +39,27 @@ class _Endless:
             backoff = min(watch.LAST_BACKOFF_SECONDS, 2 * backoff)
 
 
-_LASTING_SECONDS = 60.0
-"""A login that was good for so long was no failure."""
+_LOGIN_SECONDS = 60.0
+"""A login that lasted this long resets the backoff."""
 
 _OPEN_SESSIONS = 4
-"""kopf closes a session when its token is refused, under requests that it still has in it. aiohttp fails those by an
-assertion, which ends kopf: so a session is closed when this many newer ones are there."""
+"""When a token is rejected, kopf closes the HTTP session while its other requests still use it. aiohttp then raises an
+AssertionError, which ends kopf. So a session is closed only when there are this many newer ones."""
 
 Listed = Callable[[Set[JobKey], int, str | None], None]
-"""Is told of all jobs there are (in a namespace), as of a version."""
+"""Called with all jobs (in a namespace; None: in all) at a resourceVersion."""
 
 
 def registry(
     client: Client,
-    seen: Callable[[Manifest, bool], None],
+    changed: Callable[[Manifest, bool], None],
     listed: Listed,
     alive: Callable[[], None],
     unserved: Callable[[], None],
     sessions: deque[aiohttp.ClientSession],
 ) -> kopf.OperatorRegistry:
-    """`seen(job, deleted)` is told of every job, `alive()` of every sign of life, `unserved()` when kopf is told that
-    there is no such resource. `sessions` are to be closed in the end."""
+    """Calls `changed(job, deleted)` for every job event, `alive()` for every activity of the watch, `unserved()` when
+    the API server does not serve the resource. The caller closes `sessions`."""
     handlers = kopf.OperatorRegistry()
     backoffs: Iterator[float] = iter(())
     login_at = float("-inf")
@@ -66,16 +67,16 @@ def registry(
     @kopf.on.login(registry=handlers)
     async def login(**_: Any) -> kopf.AiohttpSession:
         nonlocal backoffs, login_at
-        if time.monotonic() - login_at > _LASTING_SECONDS:
-            backoffs = itertools.chain((0.0,), _Endless())
-        # After each 401 kopf asks again: for the newest token, and at once, however often that is refused.
+        if time.monotonic() - login_at > _LOGIN_SECONDS:
+            backoffs = itertools.chain((0.0,), EndlessBackoff())
+        # kopf logs in again after each 401, without any delay: read the newest token, and back off here.
         client.connection.forget_token()
         await asyncio.sleep(next(backoffs))
         login_at = time.monotonic()
-        # A session of its own, on the one pool of connections.
+        # A session per login, on the shared connection pool.
         headers = client.connection.headers() | {"User-Agent": "allranks"}
         session = client.session(headers=headers, trace_configs=[_trace(listed, alive, unserved)])
-        session.close = _left_open  # type: ignore[method-assign]
+        session.close = _keep_open  # type: ignore[method-assign]  # see _OPEN_SESSIONS
         sessions.append(session)
         if len(sessions) > _OPEN_SESSIONS:
             await aiohttp.ClientSession.close(sessions.popleft())
@@ -83,60 +84,62 @@ def registry(
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)  # type: ignore[arg-type]
     async def job(event: dict[str, Any], **_: Any) -> None:
-        seen(identified(dict(event["object"])), event["type"] == "DELETED")
+        changed(identified(dict(event["object"])), event["type"] == "DELETED")
 
     return handlers
 
 
-async def _left_open() -> None:
+async def _keep_open() -> None:
     pass
 
 
 def _trace(listed: Listed, alive: Callable[[], None], unserved: Callable[[], None]) -> aiohttp.TraceConfig:
+    """Reads kopf's own requests and responses."""
     trace = aiohttp.TraceConfig()
-    present: dict[str, set[JobKey]] = {}
+    pages: dict[str, set[JobKey]] = {}
+    """URL path -> jobs in the pages of the current list."""
 
-    async def sign(*_: Any) -> None:
+    async def on_request(*_: Any) -> None:
         alive()
 
-    async def ended(_: Any, __: Any, end: aiohttp.TraceRequestEndParams) -> None:
+    async def on_response(_: Any, __: Any, end: aiohttp.TraceRequestEndParams) -> None:
         alive()
         if end.url.path == paths.GROUP_VERSION and end.response.status == 404:
             unserved()
 
-    # When kopf has lost track it lists anew, and tells its handlers what is there, not what is there no more.
-    async def read(_: Any, __: Any, received: aiohttp.TraceResponseChunkReceivedParams) -> None:
+    # After a lost watch kopf lists again, and its handlers get the present objects but not the deleted ones.
+    async def on_chunk(_: Any, __: Any, received: aiohttp.TraceResponseChunkReceivedParams) -> None:
         url = received.url
-        named = _NAMED.get(url.path)
-        if not (named or url.path.endswith(f"/{PLURAL}")) or "watch" in url.query:
+        discovery = _DISCOVERY.get(url.path)
+        if not (discovery or url.path.endswith(f"/{PLURAL}")) or "watch" in url.query:
             return
         try:
-            page = _page(received.chunk)
+            page = _decode_page(received.chunk)
         except msgspec.DecodeError:
-            return  # no answer of an API server: kopf will say so
-        if named and page.kind == named[0] and named[1] not in received.chunk:
+            return  # Not a response of an API server; kopf reports it.
+        if discovery and page.kind == discovery[0] and discovery[1] not in received.chunk:
             unserved()
         if page.kind != f"{KIND}List":
             return
         if "continue" not in url.query:
-            present[url.path] = set()
-        present.setdefault(url.path, set()).update((item.metadata.namespace, item.metadata.name) for item in page.items)
+            pages[url.path] = set()
+        pages.setdefault(url.path, set()).update((item.metadata.namespace, item.metadata.name) for item in page.items)
         if not page.metadata.further:
             found = _NAMESPACE.search(url.path)
-            listed(present.pop(url.path), int(page.metadata.resource_version), found[1] if found else None)
+            listed(pages.pop(url.path), int(page.metadata.resource_version), found[1] if found else None)
 
-    trace.on_request_start.append(sign)
-    trace.on_request_end.append(ended)
-    trace.on_response_chunk_received.append(read)
+    trace.on_request_start.append(on_request)
+    trace.on_request_end.append(on_response)
+    trace.on_response_chunk_received.append(on_chunk)
     return trace
 
 
 _NAMESPACE = re.compile("/namespaces/([^/]+)/")
-_NAMED = {
+_DISCOVERY = {
     paths.GROUPS: ("APIGroupList", f'"{GROUP}"'.encode()),
     paths.GROUP_VERSION: ("APIResourceList", f'"{PLURAL}"'.encode()),
 }
-"""Where kopf looks for our resource, what it reads there, and what that names."""
+"""Path of kopf's discovery -> (kind of the response, what it contains if our resource is served)."""
 
 
 class _Meta(msgspec.Struct):
@@ -154,11 +157,11 @@ class _Page(msgspec.Struct):
     items: list[_Item] = []
 
 
-_page = msgspec.json.Decoder(_Page).decode
+_decode_page = msgspec.json.Decoder(_Page).decode
 
 
 class _NoEssence(kopf.DiffBaseStorage):
-    """kopf would copy each job of each event, twice, to see what changed in it. No handler of ours asks."""
+    """By default kopf copies the job twice per event to compute a diff, which no handler of ours uses."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence({})
@@ -170,13 +173,13 @@ class _NoEssence(kopf.DiffBaseStorage):
         pass
 
 
-def settings(ours: Settings) -> kopf.OperatorSettings:
-    """No peering, no Events and no scanning of its own; errors never end it."""
+def kopf_settings(ours: Settings) -> kopf.OperatorSettings:
+    """Disables peering, Events and scanning of kopf; errors never end it."""
     out = kopf.OperatorSettings()
     out.posting.enabled = False
     out.peering.standalone = True
     out.scanning.disabled = True
-    out.networking.error_backoffs = _Endless()
+    out.networking.error_backoffs = EndlessBackoff()
     out.networking.request_timeout = ours.request_timeout
     out.watching.server_timeout = ours.watch_timeout
     out.watching.inactivity_timeout = watch.SILENCE_SECONDS
@@ -191,13 +194,13 @@ def settings(ours: Settings) -> kopf.OperatorSettings:
 async def run(
     client: Client,
     ours: Settings,
-    seen: Callable[[Manifest, bool], None],
+    changed: Callable[[Manifest, bool], None],
     listed: Listed,
     alive: Callable[[], None],
     stop: asyncio.Event,
 ) -> None:
-    """Until it is told to stop, by `stop` or by a signal, or fails. Raises NotFound when the API server does not serve
-    jobs: kopf looks once, and would then watch nothing for ever."""
+    """Runs until `stop` is set or a signal arrives. Raises NotFound when the API server does not serve jobs: kopf's
+    discovery runs once, and would then watch nothing forever."""
     sessions: deque[aiohttp.ClientSession] = deque()
     missing = False
 
@@ -208,11 +211,11 @@ async def run(
 
     try:
         await kopf.operator(
-            registry=registry(client, seen, listed, alive, unserved, sessions),
-            settings=settings(ours),
+            registry=registry(client, changed, listed, alive, unserved, sessions),
+            settings=kopf_settings(ours),
             clusterwide=not ours.namespaces,
             namespaces=list(ours.namespaces),
-            # Unasked, kopf makes one of the user's name; a user ID in a container has none.
+            # The default contains the user's name; a user ID in a container has none.
             identity="allranks",  # type: ignore[arg-type]
             stop_flag=stop,
         )

@@ -1,7 +1,7 @@
-"""Who acts, when there are several replicas: the holder of a Lease (coordination.k8s.io), as in client-go.
+"""Leader election with a coordination.k8s.io/v1 Lease, as in client-go.
 
-Another takes over when the Lease has not changed for its whole duration by the other's own clock. The holder stops
-earlier, by a clock that also runs while the process or the machine is asleep: two are never at work.
+A standby takes over when the Lease has not changed for its duration by the standby's own clock. The leader stops
+earlier, by a clock that also runs during suspension, so that two leaders are never active.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,43 +18,42 @@ from allranks.core.model import Manifest
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, NotFound
+from allranks.operator.timing import Clock
 
 logger = logging.getLogger(__name__)
 
 
-def awake_clock() -> float:
-    """Seconds, those of suspension included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Lease:
-    """`client` must not be fenced by this very lease."""
+    """`client` must not be fenced by this lease."""
 
-    def __init__(self, client: Client, namespace: str, name: str, identity: str, seconds: int) -> None:
+    def __init__(
+        self, client: Client, namespace: str, name: str, identity: str, seconds: int, clock: Clock | None = None
+    ) -> None:
         self._client, self._namespace, self._name = client, namespace, name
         self.identity, self._seconds = identity, seconds
+        self._clock = clock or Clock()
         self._valid_until = float("-inf")
-        self._seen: tuple[str, float] = ("", 0.0)
-        """(resourceVersion of the other's Lease, when we first saw it)"""
+        self._observed: tuple[str, float] = ("", 0.0)
+        """(resourceVersion of another holder's Lease, when we first read it)"""
         self._held: Manifest | None = None
 
     @property
     def held(self) -> bool:
-        """Whether we may act right now."""
-        return awake_clock() < self._valid_until
+        """Whether this replica is the leader right now."""
+        return self._clock.boottime() < self._valid_until
 
     async def acquire(self) -> None:
-        """Waits until the Lease is ours."""
-        told = False
+        """Waits until this replica holds the Lease."""
+        logged = False
         while not await self._try():
-            if not told:
-                logger.info("another replica acts: waiting for its Lease %s/%s", self._namespace, self._name)
-                told = True
+            if not logged:
+                logger.info("not the leader; waiting for lease %s/%s", self._namespace, self._name)
+                logged = True
             await asyncio.sleep(self._seconds / 5 * random.uniform(0.8, 1.2))
-        logger.info("this replica acts: it holds the Lease %s/%s", self._namespace, self._name)
+        logger.info("became the leader; holding lease %s/%s", self._namespace, self._name)
 
     async def keep(self) -> None:
-        """Renews it; returns when it is lost."""
+        """Renews the Lease. Returns when it is lost."""
         while self.held:
             await asyncio.sleep(self._seconds / 5)
             if not self.held:
@@ -64,12 +62,12 @@ class Lease:
                 if not await self._try():
                     break
             except Exception:
-                logger.exception("the Lease could not be renewed")
+                logger.exception("cannot renew the lease")
         self._valid_until = float("-inf")
-        logger.warning("the Lease %s/%s is lost: this replica stops acting", self._namespace, self._name)
+        logger.warning("lost lease %s/%s; no longer the leader", self._namespace, self._name)
 
     async def release(self) -> None:
-        """Lets another one take over at once."""
+        """Lets another replica take over immediately."""
         if not self.held or self._held is None:
             return
         self._valid_until = float("-inf")
@@ -77,21 +75,21 @@ class Lease:
         try:
             await self._ask("PUT", self._name, body)
         except ApiError as error:
-            logger.warning("the Lease could not be released: %s", error)
+            logger.warning("cannot release the lease: %s", error)
 
     async def _try(self) -> bool:
-        """Takes or renews it. Errors of the API server count as no for now, without giving up what is held."""
-        began = awake_clock()
+        """Acquires or renews the Lease. After an API error the answer is whether it is still held."""
+        began = self._clock.boottime()
         try:
             found = await self._read()
             written = await (self._create() if found is None else self._take(found))
         except ApiError as error:
-            logger.debug("Lease: %s", error)
+            logger.debug("lease: %s", error)
             return self.held
         if written is None:
             return False
         self._held = written
-        # A third of the duration is left between our stopping and another's start.
+        # Renew deadline: a third of the duration remains before another replica may take over.
         self._valid_until = began + self._seconds * 2 / 3
         return True
 
@@ -118,7 +116,7 @@ class Lease:
         return await self._write("PUT", self._name, {**found, "spec": self._spec(spec)})
 
     async def _write(self, verb: str, name: str, body: Manifest) -> Manifest | None:
-        """None: another was quicker."""
+        """None: another replica was faster."""
         try:
             return await self._ask(verb, name, body)
         except Conflict:
@@ -130,12 +128,12 @@ class Lease:
         return msgspec.json.decode(answer, type=dict[str, Any])
 
     def _expired(self, found: Manifest, spec: Manifest) -> bool:
-        """It has not changed for its duration, by our clock: clocks of machines differ."""
-        version, now = found["metadata"]["resourceVersion"], awake_clock()
-        if self._seen[0] != version:
-            self._seen = (version, now)
+        """Whether the Lease has not changed for its duration by our clock: clocks of machines differ."""
+        version, now = found["metadata"]["resourceVersion"], self._clock.boottime()
+        if self._observed[0] != version:
+            self._observed = (version, now)
         duration = spec.get("leaseDurationSeconds") or self._seconds
-        return now - self._seen[1] > duration
+        return now - self._observed[1] > duration
 
     def _spec(self, before: Manifest) -> Manifest:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""The operator's log: one JSON object per line for machines, or text for people, with the job and its attempt."""
+"""Logging of the operator: one JSON object per line, or text, with the job and its attempt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 _FIELDS = ("job", "attempt", "event")
 _QUIET = ("kopf", "aiohttp", "asyncio")
-"""Other people's loggers: from them only warnings."""
+"""Loggers of libraries: only warnings."""
 
 
 class _Text(logging.Formatter):
@@ -20,7 +20,7 @@ class _Text(logging.Formatter):
 
 
 def configure(level: str, style: str) -> None:
-    """`style`: json or text. Replaces whatever was configured."""
+    """`style`: json or text. Replaces the present configuration."""
     handler = logging.StreamHandler(sys.stderr)
     if style == "json":
         names = {"levelname": "level", "asctime": "time", "name": "logger"}

@@ -1,6 +1,6 @@
-"""What the operator counts, for Prometheus. No label names a job: a cluster has many.
+"""Prometheus metrics of the operator. No label contains the name of a job: a cluster has many.
 
-Each operator has a registry of its own, so that several can live in one process (tests do).
+Each operator has its own registry, because tests run several operators in one process.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from allranks.version import __version__
 _START_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 _API_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _OUTCOMES = {200: "taken", 401: "denied", 403: "denied", 409: "over", 429: "limited", 500: "failed", 503: "later"}
-"""HTTP code of the answer -> what became of a report. over: of an attempt that is over; later: not now, or not here."""
+"""HTTP code -> outcome of a report. over: its attempt has ended; later: the sender retries, maybe with another
+replica."""
 _WRONG = "wrong"
 _RECONCILE_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
 class Metrics:
-    """The meters. What is only known when asked (jobs, queue, age of watches) is read by `Sampled`."""
+    """Counters and histograms. `Sampled` reads the current values (jobs, queue, age of watches) when it is scraped."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
         self.restarts = Counter(
             "allranks_restarts",
-            "Restarts of jobs and single replicas by the reason of their cause.",
+            "Restarts of jobs and of single replicas by the reason of their root cause.",
             ["framework", "reason", "counted"],
             registry=registry,
         )
         self.start = Histogram(
             "allranks_job_start_seconds",
-            "From the decision on an attempt until all its pods run.",
+            "Time from the decision to start an attempt until all its pods run.",
             ["framework"],
             buckets=_START_SECONDS,
             registry=registry,
@@ -53,21 +54,22 @@ class Metrics:
         )
         self.seconds = Counter(
             "allranks_job_seconds",
-            "Seconds of jobs by what they were spent on: queued, starting, productive, lost.",
+            "Time of jobs by kind: queued, starting, productive, lost.",
             ["kind", "job_namespace", "framework"],
             registry=registry,
         )
         self.stragglers = Counter(
             "allranks_stragglers",
-            "Ranks that were found to be slower than their peers.",
+            "Ranks that were detected as slower than their peers.",
             ["framework"],
             registry=registry,
         )
         self._owed: dict[tuple[str, str, str], float] = {}
-        """What was counted too early, such as work that a restart threw away: counters never go down."""
+        """Seconds that were counted too early, such as work that a restart discarded. Counters never decrease, so later
+        increments are reduced."""
         self.reconcile = Histogram(
             "allranks_reconcile_seconds",
-            "Deciding what to do about one job.",
+            "Time to decide about one job.",
             buckets=_RECONCILE_SECONDS,
             registry=registry,
         )
@@ -79,28 +81,28 @@ class Metrics:
         )
         self.latency = Histogram(
             "allranks_api_request_seconds",
-            "Time until the API server answered.",
+            "Latency of requests to the API server.",
             ["verb"],
             buckets=_API_SECONDS,
             registry=registry,
         )
         self.reports = Counter(
             "allranks_reports",
-            "Reports of ranks by what became of them.",
+            "Reports of ranks by outcome.",
             ["outcome"],
             registry=registry,
         )
-        # A series that begins with its first event hides that one from increase() and rate().
+        # A series that starts with its first event hides this event from increase() and rate().
         for framework in FRAMEWORKS:
             self.start.labels(framework)
             self.lost.labels(framework)
             self.stragglers.labels(framework)
         for outcome in sorted({*_OUTCOMES.values(), _WRONG}):
             self.reports.labels(outcome)
-        self.leader = Gauge("allranks_leader", "1 while this replica acts.", registry=registry)
-        Gauge("allranks_build_info", "The version that runs.", ["version"], registry=registry).labels(__version__).set(
-            1
-        )
+        self.leader = Gauge("allranks_leader", "1 while this replica is the leader.", registry=registry)
+        Gauge("allranks_build_info", "Version of the operator.", ["version"], registry=registry).labels(
+            __version__
+        ).set(1)
 
     def requested(self, verb: str, code: str, seconds: float) -> None:
         self.requests.labels(verb, code).inc()
@@ -111,14 +113,14 @@ class Metrics:
         self.reconcile.observe(seconds)
 
     def reported(self, code: int) -> None:
-        """A report was answered with this HTTP code."""
+        """Counts a report by the HTTP code of its response."""
         self.reports.labels(_OUTCOMES.get(code, _WRONG)).inc()
 
     def wrote(self, job: Job, before: Status, after: Status) -> None:
-        """A status was persisted: what it tells is counted once."""
+        """Counts the difference between two persisted statuses."""
         framework = job.spec.framework
         counted = after.restarts.counted > before.restarts.counted
-        # A cause that was told anew is no further restart.
+        # A corrected root cause is not another restart.
         corrected = _restarts(after) == _restarts(before)
         for reason, count in after.restarts.by_reason.items():
             if (more := count - before.restarts.by_reason.get(reason, 0)) > 0 and not corrected:
@@ -147,7 +149,7 @@ def _restarts(status: Status) -> int:
 
 
 class Sampled(Collector):
-    """What is read when Prometheus asks."""
+    """Metrics that are computed when Prometheus scrapes."""
 
     def __init__(
         self,
@@ -164,10 +166,10 @@ class Sampled(Collector):
             jobs.add_metric([framework, phase], count)
         yield jobs
         depth = self._depth()
-        yield GaugeMetricFamily("allranks_queue_depth", "Jobs that are being looked at.", value=depth)
+        yield GaugeMetricFamily("allranks_queue_depth", "Jobs that are queued or being reconciled.", value=depth)
         yield GaugeMetricFamily("allranks_reporting_ranks", "Ranks that report.", value=self._reporting())
         ages = GaugeMetricFamily(
-            "allranks_watch_age_seconds", "Time since a watch's last sign of life.", labels=["resource"]
+            "allranks_watch_age_seconds", "Time since the last activity of a watch.", labels=["resource"]
         )
         for resource, age in self._ages():
             ages.add_metric([resource], age)

@@ -1,4 +1,4 @@
-"""TrainingPools as last seen, or the reason why they are not served here."""
+"""Cache of TrainingPools, or the reason why this operator does not serve them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class _Meta(msgspec.Struct):
 
 
 class Raw(msgspec.Struct):
-    """A pool, its spec as it is."""
+    """A pool with its spec, not yet validated."""
 
     metadata: _Meta
     spec: dict[str, Any] = {}
 
 
 class Pools:
-    """`changed(name)` is called for each pool that changes, with None for all."""
+    """Calls `changed(name)` for each pool that changes; None means all pools."""
 
     def __init__(self, client: Client, settings: Settings, changed: Callable[[str | None], None]) -> None:
         self._pools: dict[str, PoolSpec] = {}
@@ -48,13 +48,13 @@ class Pools:
             paths.pools(),
             Raw,
             listed=self._listed,
-            changed=self._one,
+            changed=self._upsert,
             renewed_after=settings.watch_timeout,
             forbidden=self._forbidden,
         )
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs forever."""
         await (self.watch.run() if self.watch else asyncio.Event().wait())
 
     def get(self, name: str) -> PoolSpec | None:
@@ -66,7 +66,7 @@ class Pools:
         self.synced.set()
         self._changed(None)
 
-    def _one(self, raw: Raw, deleted: bool) -> None:
+    def _upsert(self, raw: Raw, deleted: bool) -> None:
         spec = None if deleted else _spec(raw)
         if spec is None:
             self._pools.pop(raw.metadata.name, None)
@@ -75,7 +75,7 @@ class Pools:
         self._changed(raw.metadata.name)
 
     def _forbidden(self, message: str) -> None:
-        """Without the ClusterRole that reads pools, or without their CRD: everything else goes on."""
+        """The ClusterRole that reads pools, or their CRD, is missing. Jobs without a pool are not affected."""
         missing = "its ClusterRole for them, or their CustomResourceDefinition, is missing"
         self.refused = f"this operator cannot read TrainingPools ({message}): {missing}"
         self.synced.set()
@@ -83,12 +83,12 @@ class Pools:
 
 
 def _spec(raw: Raw) -> PoolSpec | None:
-    """What is wrong inside its template, the core tells the jobs that name it."""
+    """None: invalid. The core reports errors inside the template to the jobs that use the pool."""
     try:
         return PoolSpec.model_validate(raw.spec, by_alias=True, by_name=False)
     except ValidationError as error:
-        # Without the values: those of variables are nobody's business.
+        # Without the values: environment variables may hold secrets.
         wrong = error.errors(include_url=False, include_input=False, include_context=False)
-        told = "; ".join(f"{'.'.join(map(str, ('spec', *detail['loc'])))}: {detail['msg']}" for detail in wrong)
-        logger.error("TrainingPool %s cannot be read, so that it counts as absent: %s", raw.metadata.name, told)
+        details = "; ".join(f"{'.'.join(map(str, ('spec', *detail['loc'])))}: {detail['msg']}" for detail in wrong)
+        logger.error("TrainingPool %s is invalid and treated as missing: %s", raw.metadata.name, details)
         return None

@@ -1,4 +1,4 @@
-"""/metrics, /healthz and /readyz over HTTP."""
+"""HTTP server for /metrics, /healthz and /readyz."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 Check = Callable[[], str]
-"""What is wrong, in a sentence; empty when nothing is."""
+"""Returns what is wrong, empty if nothing is."""
 
 
 class Server:
-    """`port` 0 takes a free one; `port` afterwards tells which."""
+    """`port` 0 selects a free port, which `port` has after `start`."""
 
     def __init__(self, address: str, port: int, registry: CollectorRegistry, healthy: Check, ready: Check) -> None:
         self._address, self.port, self._registry = address, port, registry
@@ -21,11 +21,11 @@ class Server:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", _handler(healthy))
         app.router.add_get("/readyz", _handler(ready))
-        # Connections end with the answer: an idle one would hold up the end of the process.
+        # No keep-alive: an idle connection would delay the shutdown.
         self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=0, shutdown_timeout=1)
 
     async def start(self) -> None:
-        """Raises OSError when the port is taken."""
+        """Raises OSError when the port is in use."""
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._address or None, self.port)
         await site.start()

@@ -1,8 +1,7 @@
-"""Takes ranks' reports while this replica acts.
+"""Receives reports of ranks while this replica is the leader.
 
-Where there are several replicas each of them listens, because a Service leads to all that are ready, and to be ready is
-what those are there for that stand by. They send everybody away at once: the next connection may lead to the one that
-acts, and then it is kept.
+Every replica listens, because the Service selects all ready pods and a standby is ready. A standby answers 503 and
+closes the connection: the next one may reach the leader, and is kept then.
 """
 
 from __future__ import annotations
@@ -16,38 +15,40 @@ from allranks.telemetry.server import Denied, Server
 from allranks.telemetry.store import Answer, ReportSource, ReportStore
 
 STANDBY_SECONDS = 1.0
-"""So soon a sender that came to the wrong replica may try again."""
+"""Retry-After of a standby."""
 
 
-class Acting(Protocol):
+class Leader(Protocol):
     """A session of the operator."""
 
     reports: ReportStore
     reviews: Reviews
 
     @property
-    def listens(self) -> bool: ...
+    def leading(self) -> bool: ...
 
 
 class ReportServer(Server):
-    """`session` answers with the present one: each has a memory of its own."""
+    """`session` returns the current session: each has its own caches."""
 
-    def __init__(self, settings: Settings, session: Callable[[], Acting | None], count: Callable[[int], None]) -> None:
-        super().__init__(self._whose, self._taken, address=settings.address, port=settings.report_port, count=count)
+    def __init__(self, settings: Settings, session: Callable[[], Leader | None], count: Callable[[int], None]) -> None:
+        super().__init__(
+            self._identify_sender, self._ingest, address=settings.address, port=settings.report_port, count=count
+        )
         self._session = session
 
-    def _acting(self) -> Acting:
-        """Raises Denied. A former leader's answers would be as wrong as its writes."""
+    def _leader(self) -> Leader:
+        """Raises Denied on a standby. The answers of a former leader would be as wrong as its writes."""
         session = self._session()
-        if session is None or not session.listens:
-            raise Denied(503, "this replica does not act, or not yet", STANDBY_SECONDS)
+        if session is None or not session.leading:
+            raise Denied(503, "this replica is not the leader, or not ready yet", STANDBY_SECONDS)
         return session
 
-    async def _whose(self, token: str) -> ReportSource:
-        return await self._acting().reviews.identify(token)
+    async def _identify_sender(self, token: str) -> ReportSource:
+        return await self._leader().reviews.identify(token)
 
-    def _taken(self, sender: ReportSource, body: bytes) -> Answer:
+    def _ingest(self, sender: ReportSource, body: bytes) -> Answer:
         try:
-            return self._acting().reports.take(sender, body)
+            return self._leader().reports.ingest(sender, body)
         except Denied as denied:
             return denied.answer

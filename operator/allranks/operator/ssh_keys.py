@@ -1,4 +1,4 @@
-"""The key pair of one MPI job: with it the launcher reaches the workers' sshd, and nobody else does."""
+"""The SSH key pair of an MPI job, with which the launcher connects to the sshd of its workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 
 def key_pair() -> dict[str, str]:
-    """`data` of a Secret of type kubernetes.io/ssh-auth, with the public key beside the private one."""
+    """`data` of a Secret of type kubernetes.io/ssh-auth, with the private and the public key."""
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" allranks\n"

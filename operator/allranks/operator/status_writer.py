@@ -1,40 +1,113 @@
-"""How urgent a new status is: which ones only tell what is seen, and may wait for more of it."""
+"""Classifies status changes: decisions are written immediately, observations are debounced."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from allranks.api.status import FINISHED, Status
-from allranks.core.model import Observed, Plan
+from allranks.core.model import Manifest, Observed, Plan
+from allranks.kube import job_codec
+from allranks.kube.errors import ApiError
+from allranks.kube.merge_patch import diff
+from allranks.operator.apply import Executor, unwritten_field
+from allranks.operator.cache import JobCache, JobKey
+from allranks.operator.timing import Clock, Timing
 
 
-def may_wait(observed: Observed, plan: Plan) -> bool:
-    """Ranks end together, or nearly: success waits a moment for those that still run, and so does their ending after
-    it, which is on record before they are cleaned up. Every other decision is written at once."""
+@dataclass
+class WriteState:
+    """What the debounce remembers about one job. All moments are those of the monotonic clock."""
+
+    written_at: float = float("-inf")
+    counts_since: float | None = None
+    """Since when a change of pod counts has been waiting."""
+    due: float | None = None
+    """When the postponed status is to be written."""
+
+
+class StatusWriter:
+    """Writes statuses with optimistic concurrency and keeps `jobs` up to date with the responses."""
+
+    def __init__(self, executor: Executor, jobs: JobCache, timing: Timing, clock: Clock) -> None:
+        self._executor, self._jobs, self._timing, self._clock = executor, jobs, timing, clock
+
+    def postpone(self, state: WriteState, observed: Observed, plan: Plan) -> bool:
+        """Whether the status can wait for further changes of its kind. Sets `state.due` then."""
+        assert plan.status is not None
+        now, timing = self._clock.monotonic(), self._timing
+        due = state.written_at + timing.status_min_interval
+        if plan.write_ahead:
+            if not is_deferrable(observed, plan):
+                return False
+            due = self._counts_due(state, now)
+        elif without_progress(observed.status) == without_progress(plan.status):
+            due = state.written_at + timing.progress_min_interval
+        elif significant_fields(observed.status) == significant_fields(plan.status):
+            due = self._counts_due(state, now)
+        if due <= now:
+            return False
+        state.due = due
+        return True
+
+    def _counts_due(self, state: WriteState, now: float) -> float:
+        state.counts_since = now if state.counts_since is None else state.counts_since
+        timing = self._timing
+        return max(state.written_at + timing.counts_min_interval, state.counts_since + timing.counts_debounce)
+
+    async def write(self, key: JobKey, raw: Manifest, state: WriteState, status: Status) -> bool:
+        """False: the job changed in the meantime or is gone. Raises ApiError when the API server drops a field."""
+        wanted = job_codec.encode(status)
+        written = await self._executor.status(raw, wanted)
+        if written is None:
+            written = await self.read_again(key, raw)
+            if written is None or diff(written.get("status") or {}, wanted):
+                return False
+            # Our own write succeeded and only its response was lost.
+        elif field := unwritten_field(diff(written.get("status") or {}, wanted)):
+            older = "the CustomResourceDefinitions are older than the operator"
+            raise ApiError(f"status.{field} was dropped: {older}")
+        state.written_at, state.counts_since = self._clock.monotonic(), None
+        self._jobs.upsert(written)
+        return True
+
+    async def read_again(self, key: JobKey, raw: Manifest) -> Manifest | None:
+        """After a conflict: the current job, None when this one no longer exists."""
+        found = await self._executor.read(*key)
+        if found is None:
+            self._jobs.forget(key)
+            return None
+        self._jobs.upsert(found)
+        return found if found["metadata"]["uid"] == raw["metadata"]["uid"] else None
+
+
+def is_deferrable(observed: Observed, plan: Plan) -> bool:
+    """Whether a decision may wait. Ranks end at about the same time: success waits for those that still run, and so do
+    later pod counts, since the result is already persisted. Every other decision is written immediately."""
     if observed.status.phase in FINISHED:
         return True
     assert plan.status is not None
-    present = observed.status.attempt
+    current = observed.status.attempt
     return plan.status.phase == "Succeeded" and any(
-        pod.phase == "Running" and pod.attempt == present and not pod.termination_requested_at for pod in observed.pods
+        pod.phase == "Running" and pod.attempt == current and not pod.termination_requested_at for pod in observed.pods
     )
 
 
-def told(status: Status) -> Any:
-    """All of a status but counts of pods, and that all of them were seen, which comes to the same a moment later."""
+def significant_fields(status: Status) -> Any:
+    """The status without pod counts and `launched`, for comparison."""
     conditions = [(c.type, c.status, "" if c.reason in _STARTING else c.reason) for c in status.conditions]
     counts = {"roles": {}, "ready": "", "launched": False, "selector": "", "conditions": []}
-    return conditions, _without_progress(status.model_copy(update=counts))
+    return conditions, _strip_progress(status.model_copy(update=counts))
 
 
-def kind_of_time(status: Status) -> Any:
-    """All of a status but progress, and seconds that anybody can add."""
-    return status.times and status.times.state, _without_progress(status)
+def without_progress(status: Status) -> Any:
+    """The status without progress and without durations that can be derived, for comparison."""
+    return status.times and status.times.state, _strip_progress(status)
 
 
-def _without_progress(status: Status) -> Status:
+def _strip_progress(status: Status) -> Status:
     return status.model_copy(update={"progress": None, "times": None, "goodput": None})
 
 
 _STARTING = frozenset({"Created", "Resumed", "PodsPending"})
-"""Reasons that say no more than that not all pods run yet."""
+"""Reasons that only say that not all pods run yet."""

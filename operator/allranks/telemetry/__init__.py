@@ -1,5 +1,5 @@
-"""Listens to what ranks report: messages by HTTP (`server`), decoded strictly (`wire`), the newest kept (`hub`).
+"""Receives reports of ranks over HTTP (`server`), decodes them strictly (`schema`) and keeps the newest (`store`).
 
-The same for a cluster and for a laptop; who a sender is, the driver says. A message changes what is known about its
-sender's own replica, and nothing else. `docs/reference/reports-protocol.md` has the protocol and its bounds.
+The same code serves a cluster and a laptop; the caller authenticates senders. A message changes only the data of its
+sender's own replica. `docs/reference/reports-protocol.md` describes the protocol and its limits.
 """

@@ -1,14 +1,12 @@
-"""Connections of senders, within bounds: how many, from one address, for how long, and how much may come unanswered.
+"""Limits connections of senders: their number in total and per address, their duration, and unanswered bytes.
 
-A sender that is idle can connect again at any time without loss, so where there is no room the one that was silent
-longest goes. Slow or silent ones hold up nobody: each state that a connection can be in has a deadline.
+An idle sender can reconnect without loss, so the connection that is idle longest is closed when there is no room. Each
+state of a connection has a deadline, so that slow senders do not affect others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from allranks.open_files import raise_open_files
 from allranks.telemetry.rate_limit import Bucket
 
 
@@ -25,45 +24,50 @@ class Limits:
 
     connections: int = 10_000
     connections_of_peer: int = 256
-    """Of one address: a node's, where the network hides its pods behind it."""
+    """Per address. Some networks hide all pods of a node behind its address."""
     new_of_peer: int = 512
     new_per_second: float = 32.0
-    """Of one address: so many in a row may connect, and so many more each second."""
+    """Per address: burst, and rate, of new connections."""
     first_seconds: float = 10.0
-    """From the connection until the first request's head is complete."""
+    """From connecting until the head of the first request is complete."""
     idle_seconds: float = 75.0
-    """Between an answer and the next request's head: more than two intervals."""
+    """Between a response and the next request head: more than two intervals."""
     request_seconds: float = 20.0
-    """From the head of a request until its answer: the body, and asking who sent it."""
+    """From the head of a request until its response: the body, and authentication."""
     unanswered_bytes: int = 65_536
-    """That a connection may send before it waits for an answer: a token's head and a body are a quarter of that."""
+    """Bytes that a connection may send before a response. A head with a token and a body take a quarter of that."""
     hold_seconds: float = 1.0
-    """What is refused is refused so late: whoever goes on asking does it slowly."""
+    """Rejections are delayed by this (tarpit)."""
     wait_seconds: float = 10.0
-    """Who asks too much is told so as late as it is told to wait, but not later than this: so it does wait."""
-    refusals: int = 64
-    """Of one address in a row; one more each second. Beyond that, tokens of its new connections are not looked at."""
+    """A 429 is delayed by its Retry-After, at most by this, which enforces the wait."""
+    rejections: int = 64
+    """Invalid tokens of one address in a row, plus one per second. Further tokens of its new connections are not
+    checked."""
     peers: int = 4096
-    """Addresses that are remembered for what they did."""
+    """Addresses whose rate limits are remembered."""
+    lingering_seconds: float = 1.0
+    """After a response that closes the connection, the rest of its request is read for this long."""
+    sweep_seconds: float = 1.0
+    """Interval at which expired connections are closed."""
 
 
 class Connection(web.RequestHandler):
-    """A sender's, as aiohttp serves it. What is added needs nothing of aiohttp's inside."""
+    """The connection of a sender. Uses only the public parts of aiohttp."""
 
     def __init__(self, manager: web.Server, table: Connections, **how: Any) -> None:
         super().__init__(manager, **how)
         self.peer = ""
         self.trusted = False
-        """Its last token was somebody's."""
+        """Whether its last token was valid."""
         self._table = table
         self._unanswered = 0
         self.state: OrderedDict[Connection, float] | None = None
         self._wire: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        wire = self._wire = cast("asyncio.Transport", transport)  # uvloop's are none of asyncio's classes
+        wire = self._wire = cast("asyncio.Transport", transport)  # transports of uvloop are not subclasses of asyncio's
         self.peer = str((transport.get_extra_info("peername") or ("",))[0])
-        if not self._table.welcome(self.peer):
+        if not self._table.admits(self.peer):
             wire.abort()
             return
         super().connection_made(transport)
@@ -82,7 +86,7 @@ class Connection(web.RequestHandler):
         self._wire = None
 
     def begins(self) -> None:
-        """A request is there."""
+        """A request head has arrived."""
         self._table.moved(self, busy=True)
 
     def answered(self) -> None:
@@ -90,13 +94,13 @@ class Connection(web.RequestHandler):
         self._table.moved(self, busy=False)
 
     def cut(self) -> None:
-        """Without a farewell, which the other end might not read."""
+        """Closes the connection without sending anything, which the peer might not read."""
         if self._wire is not None:
             self._wire.abort()
 
 
 class Connections:
-    """All of a server's, by what they are doing, and in each state the one that began first comes first."""
+    """All connections of a server by state, in each state ordered by when they entered it."""
 
     def __init__(self, limits: Limits, monotonic: Callable[[], float]) -> None:
         self.limits, self._monotonic = limits, monotonic
@@ -105,13 +109,13 @@ class Connections:
         self._busy: OrderedDict[Connection, float] = OrderedDict()
         self._of_peer: dict[str, set[Connection]] = {}
         self._new: OrderedDict[str, Bucket] = OrderedDict()
-        self._room = min(limits.connections, _files(limits.connections))
+        self._room = room(limits.connections)
 
     def __len__(self) -> int:
         return len(self._first) + len(self._idle) + len(self._busy)
 
-    def welcome(self, peer: str) -> bool:
-        """Who connects all the time costs no more than a look at its address."""
+    def admits(self, peer: str) -> bool:
+        """Rate limit of new connections per address."""
         limits, moment = self.limits, self._monotonic()
         bucket = self._new.pop(peer, None) or Bucket(limits.new_of_peer, moment)
         self._new[peer] = bucket
@@ -151,7 +155,7 @@ class Connections:
                 del self._of_peer[connection.peer]
 
     def sweep(self) -> None:
-        """Cuts those whose time is over."""
+        """Closes connections whose deadline has passed."""
         moment, limits = self._monotonic(), self.limits
         for state, seconds in (
             (self._first, limits.first_seconds),
@@ -173,16 +177,9 @@ class Connections:
 
 
 _OTHER_FILES = 256
-"""That the process has beside these connections."""
+"""Open files of the process besides these connections."""
 
 
-def _files(wanted: int) -> int:
-    """How many connections the process may have. Container runtimes begin with 1,024 files and let it ask for more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < most:
-        soft = most if hard == resource.RLIM_INFINITY else min(hard, most)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return wanted if soft == resource.RLIM_INFINITY else max(16, min(wanted, soft - _OTHER_FILES))
+def room(wanted: int) -> int:
+    """How many connections the limit of open files allows."""
+    return min(wanted, max(16, raise_open_files(wanted + _OTHER_FILES) - _OTHER_FILES))

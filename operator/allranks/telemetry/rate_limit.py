@@ -1,4 +1,4 @@
-"""How often: a bucket of tokens for who asks too much, and wake-ups of jobs that are few and fair."""
+"""Token-bucket rate limits for clients, and fair, rate-limited reconcile requests per job."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 Job = tuple[str, str]
 
-JOB_SECONDS = 5.0
-"""Two wake-ups of one job are so far apart."""
-WAKES_PER_SECOND = 20.0
-"""Of all jobs together: with a thousand that report all the time, each one's turn comes every 50 s."""
+JOB_INTERVAL = 5.0
+"""Minimum seconds between two notifications for one job."""
+NOTIFICATIONS_PER_SECOND = 20.0
+"""For all jobs together: if a thousand jobs report all the time, each is reconciled every 50 s."""
 
 
 class Bucket:
-    """Holds up to `burst` tokens, and `rate` more of them each second; each use may say other numbers."""
+    """Token bucket: holds up to `burst` tokens and gains `rate` per second. Both may change between calls."""
 
     __slots__ = ("_at", "_left")
 
@@ -32,58 +32,58 @@ class Bucket:
         self._left += tokens
 
     def take(self, moment: float, burst: float, rate: float) -> bool:
-        """Whether there was one."""
+        """Takes one token. Whether there was one."""
         if self.left(moment, burst, rate) < 1.0:
             return False
         self._left -= 1.0
         return True
 
 
-class Pacer:
-    """`wake` is called for each job that news came of: the one that waits longest first. `later(seconds, call)` sets a
-    timer."""
+class Notifier:
+    """Calls `reconcile(job)` for each job with new reports, in the order of their arrival. `later(seconds, call)` sets
+    a timer."""
 
     def __init__(
         self,
-        wake: Callable[[Job], None],
+        reconcile: Callable[[Job], None],
         monotonic: Callable[[], float],
         later: Callable[[float, Callable[[], None]], Any],
     ) -> None:
-        self._wake, self._monotonic, self._later = wake, monotonic, later
-        self._woken: dict[Job, float] = {}
+        self._reconcile, self._monotonic, self._later = reconcile, monotonic, later
+        self._notified_at: dict[Job, float] = {}
         self._waiting: dict[Job, int] = {}
-        """Job -> its entry in the queue."""
+        """Job -> number of its entry in the queue."""
         self._queue: list[tuple[float, int, Job]] = []
-        """(from when on it may be woken, number of the entry, job)"""
+        """(earliest moment of the notification, number of the entry, job)"""
         self._numbers = itertools.count()
         self._free_at = float("-inf")
-        """When the next wake-up of any job may be."""
+        """Earliest moment of the next notification for any job."""
         self._timer_at: float | None = None
 
-    def at_once(self, job: Job) -> None:
-        """For what happens once in a job's attempt."""
+    def notify_now(self, job: Job) -> None:
+        """For events that happen once per attempt."""
         self._waiting.pop(job, None)
-        self._woken[job] = self._monotonic()
-        self._wake(job)
+        self._notified_at[job] = self._monotonic()
+        self._reconcile(job)
 
-    def soon(self, job: Job) -> None:
+    def notify(self, job: Job) -> None:
         if job in self._waiting:
             return
         number = next(self._numbers)
         self._waiting[job] = number
-        due = max(self._monotonic(), self._woken.get(job, float("-inf")) + JOB_SECONDS)
+        due = max(self._monotonic(), self._notified_at.get(job, float("-inf")) + JOB_INTERVAL)
         heapq.heappush(self._queue, (due, number, job))
-        self._work()
+        self._drain()
 
     def forget(self, job: Job) -> None:
         self._waiting.pop(job, None)
-        self._woken.pop(job, None)
+        self._notified_at.pop(job, None)
 
-    def _work(self) -> None:
+    def _drain(self) -> None:
         moment = self._monotonic()
         while self._queue:
             due, number, job = self._queue[0]
-            if self._waiting.get(job) != number:  # woken at once, or forgotten
+            if self._waiting.get(job) != number:  # notified immediately, or forgotten
                 heapq.heappop(self._queue)
                 continue
             if max(due, self._free_at) > moment:
@@ -91,16 +91,16 @@ class Pacer:
                 return
             heapq.heappop(self._queue)
             del self._waiting[job]
-            self._woken[job] = moment
-            self._free_at = moment + 1.0 / WAKES_PER_SECOND
-            self._wake(job)
+            self._notified_at[job] = moment
+            self._free_at = moment + 1.0 / NOTIFICATIONS_PER_SECOND
+            self._reconcile(job)
 
     def _set_timer(self, moment: float, at: float) -> None:
         if self._timer_at is None or at < self._timer_at:
             self._timer_at = at
-            self._later(at - moment, lambda: self._rang(at))
+            self._later(at - moment, lambda: self._expire(at))
 
-    def _rang(self, at: float) -> None:
+    def _expire(self, at: float) -> None:
         if self._timer_at == at:
             self._timer_at = None
-        self._work()
+        self._drain()

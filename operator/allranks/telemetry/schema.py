@@ -1,7 +1,5 @@
-"""A message of a rank, decoded strictly: whatever is not exactly as it must be is no message.
-
-Unknown fields are skipped, so that programs may be newer than the operator.
-"""
+"""The message of a rank. Decoding is strict, but unknown fields are ignored: programs may be newer than the
+operator."""
 
 from __future__ import annotations
 
@@ -12,15 +10,15 @@ import msgspec
 from msgspec import Meta
 
 BODY_BYTES = 8192
-"""A longer message is refused before it is read."""
+"""A longer message is rejected before it is read."""
 LOCAL_RANKS = 128
-"""Ranks of one pod that may report: as many as a machine has cores, rather than GPUs."""
+"""Ranks of one pod that may report. Sized by the cores of a machine, not by its GPUs."""
 METRICS = 32
 """Metrics in a message."""
 
 _LARGEST = sys.float_info.max
 _LAST = 2**53
-"""Beyond that a float, which other readers of JSON make of it, is another number."""
+"""Larger integers are not exact in readers of JSON that use floats."""
 
 Count = Annotated[int, Meta(ge=0, le=_LAST)]
 Rate = Annotated[float, Meta(ge=0, le=1e15)]
@@ -30,7 +28,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_./-]{1,63}\Z")]
 
 
 class BadMessage(ValueError):
-    """Nothing of it was kept."""
+    """Invalid message. Nothing of it is stored."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, gc=False):
@@ -39,7 +37,7 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
 
 
 class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """The state of one rank; durations are by its own clock."""
+    """The state of one rank. Durations are measured by its own clock."""
 
     rank: Annotated[int, Meta(ge=0, lt=2**24)] | None = None
     local_rank: Annotated[int, Meta(ge=0, lt=LOCAL_RANKS)] = 0
@@ -60,7 +58,7 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 def message(body: bytes) -> Message:
-    """Raises BadMessage, with a sentence for whoever sent it."""
+    """Raises BadMessage with an explanation for the sender."""
     try:
         return _decode(body)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""`POST /v1/report` over HTTP: who is it, is it short enough, and what the hub says to it.
+"""HTTP server for `POST /v1/report`: authenticates the sender, limits the size, passes the message to the store.
 
-Everything that comes in is somebody else's: sizes, times and numbers are bounded (`connections`), what is refused is
-refused late, no answer tells of what is inside, and no token is kept or logged.
+All input is untrusted: sizes, durations and counts are bounded (`connections`), rejections are delayed (tarpit),
+responses contain no internals, and no token is stored or logged.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from allranks.telemetry.schema import BODY_BYTES
 from allranks.telemetry.store import Answer, ReportSource
 
 PATH = "/v1/report"
-SWEEP_SECONDS = 1.0
-_COMPLAINT_SECONDS = 60.0
+_LOG_INTERVAL = 60.0
 
 logger = logging.getLogger("allranks.reports")
 _silent = logging.getLogger("allranks.reports.http")
-_silent.disabled = True  # aiohttp's: of what strangers send, it quotes the lines that it cannot read
+_silent.disabled = True  # aiohttp's logger quotes malformed input of unauthenticated senders
 
 Identify = Callable[[str], Awaitable[ReportSource | None]]
-"""Whose token this is; None: nobody's. Raises Denied."""
+"""Token -> sender; None: invalid token. Raises Denied."""
 
 
 class Denied(Exception):
-    """401: no such token. 403: not the token of a rank. 503: not now, or not here. The message is for the sender."""
+    """401: invalid token. 403: not the token of a rank. 503: try again, or another replica. The message is for the
+    sender."""
 
     def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -42,12 +42,13 @@ class Denied(Exception):
 
 
 class Server:
-    """`port` 0 takes a free one; `port` afterwards tells which. `count` is told the status of each answer."""
+    """`port` 0 selects a free port, which `port` has after `start`. `count` is called with the status of each
+    response."""
 
     def __init__(
         self,
         identify: Identify,
-        take: Callable[[ReportSource, bytes], Answer],
+        ingest: Callable[[ReportSource, bytes], Answer],
         *,
         address: str = "",
         port: int = 0,
@@ -56,12 +57,12 @@ class Server:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.port = port
-        self._identify, self._take, self._count = identify, take, count
+        self._identify, self._ingest, self._count = identify, ingest, count
         self._address, self._monotonic = address, monotonic
         self._limits = limits or Limits()
-        self._refusals: OrderedDict[str, Bucket] = OrderedDict()
-        """Of each address that was refused something."""
-        self._complained_at = float("-inf")
+        self._rejections: OrderedDict[str, Bucket] = OrderedDict()
+        """Address -> bucket of its invalid tokens."""
+        self._logged_at = float("-inf")
         self._connections: Connections | None = None
         self._runner: web.ServerRunner | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -71,15 +72,15 @@ class Server:
         return len(self._connections) if self._connections else 0
 
     async def start(self) -> None:
-        """Raises OSError when the port is taken."""
+        """Raises OSError when the port is in use."""
         self._connections = Connections(self._limits, self._monotonic)
-        # shutdown_timeout: nobody loses anything when a connection ends.
+        # shutdown_timeout: a closed connection loses no data, the sender repeats everything.
         self._runner = web.ServerRunner(_Listener(self._handle, self._connections), shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._address or None, self.port, backlog=1024)
         await site.start()
         self.port = self._runner.addresses[0][1]
-        self._sweeper = asyncio.create_task(self._sweep(), name="connections of reports")
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweep report connections")
 
     async def stop(self) -> None:
         if self._sweeper:
@@ -89,7 +90,7 @@ class Server:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(self._limits.sweep_seconds)
             assert self._connections is not None
             self._connections.sweep()
 
@@ -100,13 +101,13 @@ class Server:
         try:
             answer = await self._answer(request, connection)
         except (web.RequestPayloadError, ConnectionError):
-            answer = Answer(400, {"error": "the message did not come whole"})
+            answer = Answer(400, {"error": "incomplete message"})
         except Exception:
-            self._complain()
-            answer = Answer(500, {"error": "the operator failed; its log says more"}, 30.0)
+            self._log_exception()
+            answer = Answer(500, {"error": "internal error; see the operator's log"}, 30.0)
         if answer.status == 429:
             await asyncio.sleep(min(answer.retry_after, self._limits.wait_seconds))
-        elif answer.status in _HELD:
+        elif answer.status in _DELAYED:
             await asyncio.sleep(self._limits.hold_seconds)
         self._count(answer.status)
         connection.answered()
@@ -116,64 +117,64 @@ class Server:
         if request.path != PATH:
             return Answer(404, {"error": f"reports go to {PATH}"})
         if request.method != "POST":
-            return Answer(405, {"error": "POST it"})
+            return Answer(405, {"error": "use POST"})
         if (request.content_length or 0) > BODY_BYTES:
             return _TOO_LONG
         if "Content-Encoding" in request.headers:
-            return Answer(415, {"error": "no encoding is understood"})
+            return Answer(415, {"error": "Content-Encoding is not supported"})
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             return Answer(401, {"error": "Authorization: Bearer TOKEN is missing"})
-        sender = await self._known(token.strip(), connection)
+        sender = await self._authenticate(token.strip(), connection)
         if isinstance(sender, Answer):
             return sender
         body = await _body(request)
-        return _TOO_LONG if body is None else self._take(sender, body)
+        return _TOO_LONG if body is None else self._ingest(sender, body)
 
-    async def _known(self, token: str, connection: Connection) -> ReportSource | Answer:
-        """An address that sent many tokens that are nobody's does not get more of them looked at."""
+    async def _authenticate(self, token: str, connection: Connection) -> ReportSource | Answer:
+        """After many invalid tokens from an address, tokens of its new connections are not checked."""
         limits, peer = self._limits, connection.peer
-        bucket = self._refusals.get(peer)
-        if bucket and not connection.trusted and bucket.left(self._monotonic(), limits.refusals, 1.0) < 1.0:
-            return Answer(429, {"error": "too many tokens that are nobody's"}, 5.0)
-        answer = Answer(401, {"error": "this token is nobody's"})
+        bucket = self._rejections.get(peer)
+        if bucket and not connection.trusted and bucket.left(self._monotonic(), limits.rejections, 1.0) < 1.0:
+            return Answer(429, {"error": "too many invalid tokens"}, 5.0)
+        answer = Answer(401, {"error": "invalid token"})
         try:
             sender = await self._identify(token)
         except Denied as denied:
             sender, answer = None, denied.answer
-        if answer.status in _REFUSED:
+        if answer.status in _REJECTED:
             connection.trusted = sender is not None
             if sender is None:
-                self._refused(peer)
+                self._count_rejection(peer)
         return sender or answer
 
-    def _refused(self, peer: str) -> None:
+    def _count_rejection(self, peer: str) -> None:
         moment, limits = self._monotonic(), self._limits
-        bucket = self._refusals.pop(peer, None) or Bucket(limits.refusals, moment)
-        bucket.take(moment, limits.refusals, 1.0)
-        self._refusals[peer] = bucket
-        if len(self._refusals) > limits.peers:
-            self._refusals.popitem(last=False)
+        bucket = self._rejections.pop(peer, None) or Bucket(limits.rejections, moment)
+        bucket.take(moment, limits.rejections, 1.0)
+        self._rejections[peer] = bucket
+        if len(self._rejections) > limits.peers:
+            self._rejections.popitem(last=False)
 
-    def _complain(self) -> None:
-        """Seldom: what somebody's message can cause must not fill the log."""
-        if self._monotonic() - self._complained_at > _COMPLAINT_SECONDS:
-            self._complained_at = self._monotonic()
-            logger.exception("a report could not be taken")
+    def _log_exception(self) -> None:
+        """Rate-limited: a sender must not be able to fill the log."""
+        if self._monotonic() - self._logged_at > _LOG_INTERVAL:
+            self._logged_at = self._monotonic()
+            logger.exception("cannot process a report")
 
 
-_REFUSED = frozenset({401, 403})
-_HELD = frozenset({400, 401, 403, 404, 405, 413, 415, 500})
+_REJECTED = frozenset({401, 403})
+_DELAYED = frozenset({400, 401, 403, 404, 405, 413, 415, 500})
 _CLOSED = frozenset({413, 500, 503})
-"""Answers that end the connection. 503: another replica may be behind the next one."""
-_TOO_LONG = Answer(413, {"error": f"a message has at most {BODY_BYTES} bytes"})
+"""Responses that close the connection. 503: the next connection may reach another replica."""
+_TOO_LONG = Answer(413, {"error": f"message too long: at most {BODY_BYTES} bytes"})
 _encode = msgspec.json.Encoder().encode
 
 
 async def _body(request: web.BaseRequest) -> bytes | None:
-    """None: it is too long. The connection's deadline ends one that never ends."""
+    """None: too long. The deadline of the connection ends an endless body."""
     body, content = b"", request.content
-    if content.is_eof():  # it came with its head, as nearly all do
+    if content.is_eof():  # nearly all bodies arrive with the head
         body = content.read_nowait(-1)
         return None if len(body) > BODY_BYTES else body
     async for chunk in content.iter_any():
@@ -184,7 +185,7 @@ async def _body(request: web.BaseRequest) -> bytes | None:
 
 
 def _response(answer: Answer) -> web.Response:
-    headers = {"Server": "allranks", "Content-Type": "application/json"}  # not which version of what
+    headers = {"Server": "allranks", "Content-Type": "application/json"}  # no versions of the software
     if answer.retry_after:
         headers["Retry-After"] = str(math.ceil(answer.retry_after))
     response = web.Response(body=_encode(answer.body), status=answer.status, headers=headers)
@@ -194,7 +195,7 @@ def _response(answer: Answer) -> web.Response:
 
 
 class _Listener(web.Server):
-    """Serves each connection by `Connection`."""
+    """Creates a `Connection` per connection."""
 
     def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], table: Connections) -> None:
         super().__init__(handler)
@@ -208,6 +209,6 @@ class _Listener(web.Server):
             logger=_silent,
             access_log=None,
             auto_decompress=False,
-            lingering_time=1.0,
+            lingering_time=self._table.limits.lingering_seconds,
             keepalive_timeout=self._table.limits.idle_seconds,
         )

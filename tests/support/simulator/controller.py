@@ -209,7 +209,7 @@ class Controller:
                 mine.pop(wanted, None)
                 self._remember(found)
             else:
-                message = "an object of this name exists and is not this job's: it is left alone"
+                message = "an object with this name exists and belongs to another owner; it is left alone"
                 mine[wanted] = RejectedCreate(wanted[0], wanted[2], "AlreadyExists", message)
         except ApiError as answer:
             mine[wanted] = RejectedCreate(wanted[0], wanted[2], answer.reason, str(answer))

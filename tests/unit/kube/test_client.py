@@ -9,8 +9,10 @@ import pytest
 
 from allranks.kube import client as clients
 from allranks.kube.auth import Connection
+from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Conflict, Fenced, Gone, NotFound, Refused, Unavailable
-from support.scripted import Answer, client_of, hangs, resets, says, status
+from support.mortal_transport import MortalTransport
+from support.scripted import Answer, client_of, hangs, resets, says, server, status
 
 
 @pytest.mark.parametrize(
@@ -161,12 +163,16 @@ def test_concurrent_requests_are_bounded() -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_that_was_cut_sends_nothing() -> None:
+def test_nothing_leaves_a_transport_that_has_died() -> None:
     async def scenario() -> None:
-        async with client_of(says({})) as (client, api):
-            client.cut()
+        async with server(says({})) as api:
+            connection = Connection(api.url)
+            transport = MortalTransport(connection)
+            client = Client(connection, transport=transport)
+            await transport.die()
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(client.create("/x", {}), 0.1)
             assert api.asked == []
+            await client.close()
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""The cache: only newer versions, own writes that the watch brings later, and whom a change concerns."""
+"""The caches: only newer versions, own writes before their watch events, and which jobs a change concerns."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from allranks.core.model import Exit
 from allranks.core.naming import JOB_LABEL
 from allranks.kube.pod_codec import CachedPod, Meta, Owner, Raw, to_cached_pod
 from allranks.operator.cache import JobCache, PodCache
+from allranks.operator.timing import Clock
 from support.builders import NOW, at
 
 
@@ -20,75 +21,80 @@ def pod(name: str, version: int, owner: str | None = "u-1", label: str | None = 
     return to_cached_pod(Raw(Meta(name, "ns", f"uid-{name}", str(version), labels, owners)))
 
 
-class Woken(list[tuple[str, str]]):
-    def __call__(self, key: tuple[str, str], trouble: bool) -> None:
+class Enqueued(list[tuple[str, str]]):
+    def __call__(self, key: tuple[str, str], urgent: bool) -> None:
         self.append(key)
-        self.trouble = trouble
+        self.urgent = urgent
 
 
 def names(cache: PodCache, uid: str = "u-1", job: str = "demo") -> dict[str, bool]:
-    return {p.name: p.owned for p in cache.of(("ns", job), uid)}
+    return {p.name: p.owned for p in cache.for_job(("ns", job), uid)}
 
 
-def test_an_older_version_is_no_news() -> None:
-    cache = PodCache(woken := Woken())
-    cache.show(pod("a", 5))
-    cache.show(pod("a", 4))
-    cache.show(pod("a", 5))
-    assert woken == [("ns", "demo")]
+def test_an_older_or_equal_version_is_ignored() -> None:
+    cache = PodCache(enqueued := Enqueued())
+    cache.upsert(pod("a", 5))
+    cache.upsert(pod("a", 4))
+    cache.upsert(pod("a", 5))
+    assert enqueued == [("ns", "demo")]
 
 
-def test_what_we_created_is_there_before_the_watch_shows_it_and_survives_an_older_list() -> None:
-    cache = PodCache(Woken())
-    cache.show(pod("a", 8))
+def test_a_created_pod_is_cached_before_its_watch_event_and_survives_an_older_list() -> None:
+    cache = PodCache(Enqueued())
+    cache.upsert(pod("a", 8))
     cache.relist([], 7, None)
     assert names(cache) == {"a": True}
     cache.relist([], 9, None)
     assert names(cache) == {}
 
 
-def test_who_is_gone_is_forgotten_when_no_answer_can_come_any_more(monkeypatch) -> None:
-    clock = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: clock)
-    cache = PodCache(Woken(), late=60)
+class SteppedClock(Clock):
+    seconds = 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def test_a_tombstone_expires_when_no_response_can_still_arrive() -> None:
+    cache = PodCache(Enqueued(), 60, clock := SteppedClock())
     for version in range(1, 101):
-        clock += 1
-        cache.show(pod(f"p-{version}", version), deleted=True)
-    assert 60 <= len(cache._versions._gone) <= 62
-    cache.show(pod("p-90", 89))
+        clock.seconds += 1
+        cache.upsert(pod(f"p-{version}", version), deleted=True)
+    assert 60 <= cache.tombstones <= 62
+    cache.upsert(pod("p-90", 89))
     assert names(cache) == {}
 
 
-def test_an_answer_that_comes_after_the_deletion_was_seen_brings_nobody_back() -> None:
-    cache = PodCache(Woken())
-    cache.show(pod("a", 9), deleted=True)
-    cache.show(pod("a", 8))
+def test_a_response_that_arrives_after_the_deletion_does_not_restore_the_pod() -> None:
+    cache = PodCache(Enqueued())
+    cache.upsert(pod("a", 9), deleted=True)
+    cache.upsert(pod("a", 8))
     assert names(cache) == {}
-    cache.show(pod("a", 10))
+    cache.upsert(pod("a", 10))
     assert names(cache) == {"a": True}
 
 
-def test_a_list_of_one_namespace_says_nothing_of_the_others() -> None:
-    cache = PodCache(Woken())
-    cache.show(pod("a", 1))
+def test_a_list_of_one_namespace_does_not_affect_other_namespaces() -> None:
+    cache = PodCache(Enqueued())
+    cache.upsert(pod("a", 1))
     cache.relist([], 9, "other")
     assert names(cache) == {"a": True}
 
 
 def test_a_label_alone_adopts_nothing_and_an_owner_needs_no_label() -> None:
-    cache = PodCache(Woken())
-    cache.show(pod("spoofed", 1, owner=None))
-    cache.show(pod("anothers", 2, owner="u-2"))
-    cache.show(pod("bare", 3, label=None))
+    cache = PodCache(Enqueued())
+    cache.upsert(pod("spoofed", 1, owner=None))
+    cache.upsert(pod("anothers", 2, owner="u-2"))
+    cache.upsert(pod("bare", 3, label=None))
     assert names(cache) == {"spoofed": False, "anothers": False, "bare": True}
 
 
-def test_a_pod_that_changes_sides_wakes_both_jobs() -> None:
-    cache = PodCache(woken := Woken())
-    cache.show(pod("a", 1))
-    woken.clear()
-    cache.show(pod("a", 2, owner="u-2", label="next", job="next"))
-    assert sorted(woken) == [("ns", "demo"), ("ns", "next")]
+def test_a_pod_that_changes_its_owner_enqueues_both_jobs() -> None:
+    cache = PodCache(enqueued := Enqueued())
+    cache.upsert(pod("a", 1))
+    enqueued.clear()
+    cache.upsert(pod("a", 2, owner="u-2", label="next", job="next"))
+    assert sorted(enqueued) == [("ns", "demo"), ("ns", "next")]
     assert names(cache) == {}
 
 
@@ -97,7 +103,7 @@ ENDED = {"phase": "Succeeded", "exit": WELL}
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "gone", "trouble"),
+    ("before", "after", "deleted", "urgent"),
     [
         (None, {}, False, False),
         ({}, {"phase": "Running"}, False, False),
@@ -117,50 +123,50 @@ ENDED = {"phase": "Succeeded", "exit": WELL}
         ({}, {}, True, True),
     ],
     ids=[
-        "made",
-        "runs",
-        "ends well",
-        "cleaned up",
-        "gone after that",
-        "fails",
-        "its container fails",
+        "created",
+        "running",
+        "succeeded",
+        "succeeded and terminating",
+        "succeeded and deleted",
+        "failed",
+        "its container failed",
         "failed before",
-        "taken away",
-        "gone after that too",
-        "gone at once",
+        "terminating",
+        "terminating and deleted",
+        "deleted",
     ],
 )
-def test_a_failure_and_a_pod_that_is_taken_away_are_trouble(
-    before: dict[str, Any] | None, after: dict[str, Any], gone: bool, trouble: bool
+def test_failures_and_deletions_are_urgent(
+    before: dict[str, Any] | None, after: dict[str, Any], deleted: bool, urgent: bool
 ) -> None:
-    def known(version: int, fields: dict[str, Any]) -> CachedPod:
+    def cached(version: int, fields: dict[str, Any]) -> CachedPod:
         made = pod("a", version)
         return made._replace(pod=replace(made.pod, **fields))
 
-    cache = PodCache(woken := Woken())
+    cache = PodCache(enqueued := Enqueued())
     if before is not None:
-        cache.show(known(1, before))
-    cache.show(known(2, after), deleted=gone)
-    assert woken.trouble is trouble
+        cache.upsert(cached(1, before))
+    cache.upsert(cached(2, after), deleted=deleted)
+    assert enqueued.urgent is urgent
 
 
-def test_jobs_are_known_by_their_newest_version() -> None:
+def test_the_job_cache_keeps_the_newest_version() -> None:
     jobs = JobCache()
 
     def job(version: int) -> dict:
         return {"metadata": {"namespace": "ns", "name": "demo", "resourceVersion": str(version)}}
 
-    assert jobs.show(job(2))
-    assert not jobs.show(job(1))
-    assert not jobs.show(job(2))
-    assert jobs.show(job(3), deleted=True)
+    assert jobs.upsert(job(2))
+    assert not jobs.upsert(job(1))
+    assert not jobs.upsert(job(2))
+    assert jobs.upsert(job(3), deleted=True)
     assert jobs.get(("ns", "demo")) is None
-    assert not jobs.show(job(2))
+    assert not jobs.upsert(job(2))
 
 
 @pytest.mark.parametrize("versions", [[3, 1, 2], [1, 2, 3], [2, 3, 1]])
-def test_whatever_the_order_the_newest_stays(versions: list[int]) -> None:
-    cache = PodCache(Woken())
+def test_the_newest_version_stays_in_any_order_of_events(versions: list[int]) -> None:
+    cache = PodCache(Enqueued())
     for version in versions:
-        cache.show(pod("a", version))
-    assert [version for _, version in cache.versions()] == [3]
+        cache.upsert(pod("a", version))
+    assert [cached.version for cached in cache] == [3]

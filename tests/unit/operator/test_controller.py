@@ -1,4 +1,4 @@
-"""The controller: what wakes a job again, and how often the API server is asked the same thing."""
+"""The controller: what triggers a reconcile, and how often the same request is sent."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,13 +19,14 @@ from allranks.core.model import Observed, Plan, Platform, Reports
 from allranks.core.reconcile import reconcile
 from allranks.kube import pod_codec
 from allranks.kube.client import Client
-from allranks.operator import controller as controllers
-from allranks.operator.app import utcnow
 from allranks.operator.apply import Executor
-from allranks.operator.cache import PodCache
-from allranks.operator.controller import Controller, Listener
+from allranks.operator.cache import JobCache, PodCache
+from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
+from allranks.operator.job_queue import JobQueue
 from allranks.operator.metrics import Metrics
+from allranks.operator.observer import Observer
+from allranks.operator.timing import Clock, Timing
 from support.builders import NOW, rank
 from support.scripted import Scripted, client_of, says, status
 
@@ -41,7 +43,7 @@ def merged(before: Any, change: Any) -> Any:
 
 
 class Api:
-    """Keeps one job, and answers the creation of pods as a test says."""
+    """Keeps one job, and rejects the creation of pods with a given message."""
 
     def __init__(self, refusal: Callable[[], str] | None = None, unknown: str = "") -> None:
         self.refusal, self.unknown = refusal, unknown
@@ -67,31 +69,49 @@ class Api:
         return await says(body)(request)
 
 
-def controller_of(client: Client, reports: Listener | None = None) -> Controller:
-    cache = PodCache(lambda key, trouble: controller.wake(key, trouble))
-    executor = Executor(client, cache, pod_codec.to_cached_pod)
-    controller = Controller(
-        executor, Recorder(client), cache, lambda job: Platform(helper_image="x"), Metrics(), utcnow, reports
+NOTHING_POSTPONED = Timing(status_min_interval=0.0, counts_min_interval=0.0, counts_debounce=0.0)
+
+
+def controller_of(client: Client, timing: Timing = NOTHING_POSTPONED, **how: Any) -> Controller:
+    clock, reports = Clock(), how.pop("reports", None)
+    queue = JobQueue(timing, clock)
+    pods = PodCache(queue.enqueue)
+    observer = Observer(pods, lambda job: Platform(helper_image="x"), clock, reports)
+    executor = Executor(client, pods, pod_codec.to_cached_pod)
+    return Controller(
+        queue, JobCache(), observer, executor, Recorder(client), Metrics(), timing=timing, clock=clock, **how
     )
-    return controller
 
 
 @asynccontextmanager
-async def controlled(api: Api, may_write: Callable[[], bool] = lambda: True) -> AsyncIterator[Scripted]:
-    """The job is looked at."""
-    async with client_of(api, fence=may_write) as (client, asked):
-        controller = controller_of(client)
-        controller.seen(api.job, deleted=False)
-        await controller.start()
-        yield asked
+async def running(controller: Controller, *jobs: Any) -> AsyncIterator[Controller]:
+    """The pods are listed, and these are the jobs."""
+    for job in jobs:
+        controller.on_job_event(job, deleted=False)
+    controller.start()
+    run = asyncio.create_task(controller.run())
+    try:
+        async with asyncio.timeout(60):
+            yield controller
+    finally:
         controller.close()
+        await run
+
+
+@asynccontextmanager
+async def controlled(
+    api: Api, may_write: Callable[[], bool] = lambda: True, timing: Timing = NOTHING_POSTPONED
+) -> AsyncIterator[Scripted]:
+    """The controller runs with the job of `api`."""
+    async with client_of(api, fence=may_write) as (client, asked), running(controller_of(client, timing), api.job):
+        yield asked
 
 
 def created(asked: Scripted) -> list[str]:
     return [body["metadata"]["name"] for verb, path, _, body in asked.asked if path.endswith("/pods")]
 
 
-def test_a_job_that_met_a_lease_renewed_too_late_is_not_forgotten() -> None:
+def test_a_job_that_was_fenced_by_a_late_lease_renewal_is_retried() -> None:
     async def scenario() -> None:
         may = iter([False])
         async with controlled(Api(), lambda: next(may, True)) as asked, asyncio.timeout(60):
@@ -101,33 +121,33 @@ def test_a_job_that_met_a_lease_renewed_too_late_is_not_forgotten() -> None:
     asyncio.run(scenario())
 
 
-def test_after_an_hour_without_an_api_server_a_job_waits_for_half_a_minute_and_no_longer() -> None:
+def test_after_a_long_outage_of_the_api_server_a_job_is_retried_within_half_a_minute() -> None:
     async def scenario() -> None:
-        async with client_of(status(503), retry_timeout=0.0) as (client, _), asyncio.timeout(60):
+        key = ("ns", "demo")
+        async with client_of(status(503), retry_timeout=0.0) as (client, _):
             controller = controller_of(client)
-            controller.seen(Api().job, deleted=False)
-            await controller.start()
-            while not controller._memory or controller.depth:
-                await asyncio.sleep(0.01)
-            [memory] = controller._memory.values()
-            memory.errors = 100
-            controller.wake(("ns", "demo"))
-            while controller.depth:
-                await asyncio.sleep(0.01)
-            assert memory.retry
-            assert 10 < memory.retry.when() - asyncio.get_running_loop().time() <= 30
-            controller.close()
+            for _ in range(100):
+                controller.queue.add_rate_limited(key)
+            controller.queue.cancel_delay(key)
+            async with running(controller, Api().job):
+                while controller.queue.failures(key) == 100:
+                    await asyncio.sleep(0.01)
+                while len(controller.queue):
+                    await asyncio.sleep(0.01)
+                due = controller.queue.due_in(key)
+                assert due
+                assert 10 < due <= 30
 
     asyncio.run(scenario())
 
 
-def words() -> Callable[[], str]:
+def messages() -> Callable[[], str]:
     numbers = itertools.count()
     return lambda: f"request {next(numbers)}: denied"
 
 
-@pytest.mark.parametrize("refusal", [words(), lambda: "denied"], ids=["in other words each time", "alike"])
-def test_what_is_refused_is_asked_again_after_its_backoff_only(refusal: Callable[[], str]) -> None:
+@pytest.mark.parametrize("refusal", [messages(), lambda: "denied"], ids=["different messages", "the same message"])
+def test_rejected_creates_are_retried_only_after_their_backoff(refusal: Callable[[], str]) -> None:
     async def scenario() -> None:
         began, api = time.monotonic(), Api(refusal)
         async with controlled(api) as asked, asyncio.timeout(60):
@@ -140,7 +160,9 @@ def test_what_is_refused_is_asked_again_after_its_backoff_only(refusal: Callable
     asyncio.run(scenario())
 
 
-def test_a_status_that_the_api_server_prunes_is_not_written_over_and_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_status_field_that_the_api_server_prunes_is_not_written_again_and_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """An operator that is newer than its CRDs."""
 
     async def scenario() -> list[Any]:
@@ -153,8 +175,8 @@ def test_a_status_that_the_api_server_prunes_is_not_written_over_and_over(caplog
     assert len(asyncio.run(scenario())) <= 5
 
 
-def test_the_first_look_at_many_jobs_lets_others_have_their_turn() -> None:
-    """In one go it would keep the Lease from being renewed, and the next holder after it."""
+def test_the_first_reconciles_of_many_jobs_yield_to_other_tasks() -> None:
+    """Otherwise they would delay the renewal of the Lease."""
 
     async def scenario() -> None:
         turns = 0
@@ -167,70 +189,69 @@ def test_the_first_look_at_many_jobs_lets_others_have_their_turn() -> None:
 
         api = Api()
         api.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-        async with client_of(api) as (client, _):
-            controller = controller_of(client)
-            for number in range(1000):
-                metadata = api.job["metadata"] | {"name": f"demo-{number}", "resourceVersion": str(number + 1)}
-                controller.seen(api.job | {"metadata": metadata}, deleted=False)
+        jobs = []
+        for number in range(1000):
+            metadata = api.job["metadata"] | {"name": f"demo-{number}", "resourceVersion": str(number + 1)}
+            jobs.append(api.job | {"metadata": metadata})
+        async with client_of(api) as (client, _), running(controller_of(client), *jobs) as controller:
             task = asyncio.create_task(others())
-            await controller.start()
+            while len(controller.queue):
+                await asyncio.sleep(0)
             task.cancel()
             assert turns >= 20
-            controller.close()
 
     asyncio.run(scenario())
 
 
-def test_changes_that_are_no_trouble_are_one_look_and_trouble_is_looked_at_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks: list[float] = []
+def test_benign_changes_are_one_reconcile_and_urgent_changes_are_reconciled_immediately() -> None:
+    reconciled: list[float] = []
 
-    def looked(observed: Observed) -> Plan:
-        looks.append(time.monotonic())
+    def decide(observed: Observed) -> Plan:
+        reconciled.append(time.monotonic())
         return reconcile(observed)
 
     async def settled(controller: Controller) -> None:
         while not controller.idle:
             await asyncio.sleep(0.01)
-        looks.clear()
+        reconciled.clear()
 
     async def scenario() -> None:
         api, key = Api(), ("ns", "demo")
-        async with client_of(api) as (client, _), asyncio.timeout(60):
-            monkeypatch.setattr(controllers, "reconcile", looked)
-            controller = controller_of(client)
-            controller.seen(api.job, deleted=False)
-            await controller.start()
-            await settled(controller)
-            monkeypatch.setattr(controllers, "BURST_SECONDS", 0.3)
+        debounced = replace(NOTHING_POSTPONED, pod_event_debounce=0.2)
+        async with (
+            client_of(api) as (client, _),
+            running(controller_of(client, debounced, decide=decide), api.job) as it,
+        ):
+            await settled(it)
             began = time.monotonic()
             for _ in range(20):
-                controller.wake(key, trouble=False)
+                it.queue.enqueue(key, urgent=False)
                 await asyncio.sleep(0)
-            assert not controller.idle
-            while not looks:
+            assert not it.idle
+            while not reconciled:
                 await asyncio.sleep(0.01)
-            assert looks[0] - began >= 0.29
-            await asyncio.sleep(0.4)
-            assert len(looks) == 1
-            await settled(controller)
-            monkeypatch.setattr(controllers, "BURST_SECONDS", 60)
-            controller.wake(key, trouble=False)
-            controller.wake(key, trouble=True)
-            await settled(controller)  # the look was for both
-            controller.close()
+            assert reconciled[0] - began >= 0.19
+            await asyncio.sleep(0.25)
+            assert len(reconciled) == 1
+        api = Api()
+        debounced = replace(NOTHING_POSTPONED, pod_event_debounce=60.0)
+        async with client_of(api) as (client, _), running(controller_of(client, debounced), api.job) as it:
+            while "phase" not in api.job.get("status", {}) or len(it.queue):
+                await asyncio.sleep(0.01)
+            it.queue.enqueue(key, urgent=False)
+            it.queue.enqueue(key, urgent=True)
+            await settled(it)  # the urgent reconcile covers the debounced ones
 
     asyncio.run(scenario())
 
 
 class Ranks:
-    """They say how far they are, whenever they are asked."""
+    """Reports a step whenever the controller reads it."""
 
     def __init__(self) -> None:
         self.step = 1
 
-    def of(self, job: tuple[str, str], uid: str, attempt: int) -> Reports:
+    def snapshot(self, job: tuple[str, str], uid: str, attempt: int) -> Reports:
         return Reports(NOW, (rank(0, self.step, stepped=self.step, pod="demo-worker-0-0"),))
 
     def stack_dump_id(self, job: tuple[str, str], question: str) -> None: ...
@@ -238,34 +259,36 @@ class Ranks:
     def forget(self, job: tuple[str, str]) -> None: ...
 
 
-def test_progress_alone_is_written_once_in_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And once at all when nothing changes."""
-    monkeypatch.setattr(controllers, "PROGRESS_SECONDS", 0.5)
+def test_progress_alone_is_written_once_per_interval() -> None:
+    """And not at all when nothing changes."""
+    interval = 0.2
     began: list[float] = []
 
     async def scenario() -> list[int]:
-        api, ranks = Api(), Ranks()
-        async with client_of(api) as (client, asked), asyncio.timeout(60):
-            controller = controller_of(client, ranks)
-            controller.seen(api.job, deleted=False)
-            await controller.start()
+        api, ranks, key = Api(), Ranks(), ("ns", "demo")
+        timing = replace(NOTHING_POSTPONED, progress_min_interval=interval)
+        async with (
+            client_of(api) as (client, asked),
+            running(controller_of(client, timing, reports=ranks), api.job) as controller,
+        ):
             began.append(time.monotonic())
             while ranks.step < 100:
                 ranks.step += 1
-                controller.reported(("ns", "demo"))
-                await asyncio.sleep(0.01)
+                controller.queue.enqueue_report(key)
+                await asyncio.sleep(0.005)
             while '"step": 100' not in json.dumps(api.job):
                 await asyncio.sleep(0.01)
             began.append(time.monotonic())
             for _ in range(50):
-                controller.reported(("ns", "demo"))
-                await asyncio.sleep(0.02)
-            controller.close()
-            told = [body["status"].get("progress", {}).get("step") for verb, *_, body in asked.asked if verb == "PATCH"]
-            return [step for step in told if step]
+                controller.queue.enqueue_report(key)
+                await asyncio.sleep(0.008)
+            steps = [
+                body["status"].get("progress", {}).get("step") for verb, *_, body in asked.asked if verb == "PATCH"
+            ]
+            return [step for step in steps if step]
 
     steps = asyncio.run(scenario())
     assert steps == sorted(set(steps))
     assert steps[-1] == 100
-    # The first of them came with other news.
-    assert len(steps) <= 2 + (began[1] - began[0]) / 0.5
+    # The first one is written together with other changes.
+    assert len(steps) <= 2 + (began[1] - began[0]) / interval

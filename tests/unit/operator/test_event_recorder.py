@@ -1,4 +1,4 @@
-"""Events: told in the background, counted when they repeat, cut short when there are too many."""
+"""Events are sent in the background, counted when they repeat, and rate-limited per job."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def job(name: str = "demo", uid: str = "u") -> dict[str, Any]:
     return {"metadata": {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": "7"}}
 
 
-def told(*answers: Any, tell: Any) -> tuple[Recorder, list[Any]]:
+def sent(*answers: Any, record: Any) -> tuple[Recorder, list[Any]]:
     async def scenario() -> tuple[Recorder, list[Any]]:
         async with client_of(*answers, retry_timeout=0.0) as (client, api):
             recorder = Recorder(client)
-            tell(recorder)
+            record(recorder)
             await recorder.flush(5)
             return recorder, api.asked
 
@@ -30,8 +30,8 @@ def told(*answers: Any, tell: Any) -> tuple[Recorder, list[Any]]:
 
 
 def test_an_event_names_the_job_so_that_describe_shows_it() -> None:
-    _, [(verb, path, _, body)] = told(
-        says({}), tell=lambda r: r.tell(job(), Event("RankFailed", "why", warning=True), NOW, 3)
+    _, [(verb, path, _, body)] = sent(
+        says({}), record=lambda r: r.record(job(), Event("RankFailed", "why", warning=True), NOW, 3)
     )
     assert (verb, path) == ("POST", "/api/v1/namespaces/ns/events")
     assert body["involvedObject"] == {
@@ -46,55 +46,56 @@ def test_an_event_names_the_job_so_that_describe_shows_it() -> None:
     assert body["firstTimestamp"] == body["lastTimestamp"] == "2026-01-01T00:00:00Z"
 
 
-def test_what_repeats_itself_is_one_event_that_is_counted() -> None:
-    _, asked = told(says({}), tell=lambda r: [r.tell(job(), Event("A", "b"), NOW, 0) for _ in range(3)])
+def test_a_repeated_event_is_one_event_with_a_count() -> None:
+    _, asked = sent(says({}), record=lambda r: [r.record(job(), Event("A", "b"), NOW, 0) for _ in range(3)])
     assert [verb for verb, *_ in asked] == ["POST", "PATCH", "PATCH"]
     assert [body["count"] for *_, body in asked] == [1, 2, 3]
     assert asked[1][1].endswith(f"/{asked[0][3]['metadata']['name']}")
 
 
-def test_what_a_former_life_told_already_is_counted_too() -> None:
-    _, asked = told(status(409, "AlreadyExists"), says({}), tell=lambda r: r.tell(job(), Event("A", "b"), NOW, 0))
+def test_an_event_from_before_a_restart_is_counted_too() -> None:
+    _, asked = sent(status(409, "AlreadyExists"), says({}), record=lambda r: r.record(job(), Event("A", "b"), NOW, 0))
     assert [verb for verb, *_ in asked] == ["POST", "PATCH"]
     assert asked[1][3]["count"] == 2
 
 
-def test_what_repeats_itself_after_the_event_has_expired_is_told_anew() -> None:
-    _, asked = told(
-        *(says({}), status(404), says({})), tell=lambda r: [r.tell(job(), Event("A", "b"), NOW, 0) for _ in range(3)]
+def test_a_repeated_event_is_created_again_after_it_has_expired() -> None:
+    _, asked = sent(
+        *(says({}), status(404), says({})),
+        record=lambda r: [r.record(job(), Event("A", "b"), NOW, 0) for _ in range(3)],
     )
     assert [verb for verb, *_ in asked] == ["POST", "PATCH", "POST", "PATCH"]
     assert [body["count"] for *_, body in asked] == [1, 2, 1, 2]
 
 
-def test_another_attempt_and_another_job_of_the_same_name_tell_events_of_their_own() -> None:
-    def tell(recorder: Recorder) -> None:
-        recorder.tell(job(), Event("A", "b"), NOW, 0)
-        recorder.tell(job(), Event("A", "b"), NOW, 1)
-        recorder.tell(job(uid="other"), Event("A", "b"), NOW, 0)
+def test_another_attempt_and_another_job_of_the_same_name_have_their_own_events() -> None:
+    def record(recorder: Recorder) -> None:
+        recorder.record(job(), Event("A", "b"), NOW, 0)
+        recorder.record(job(), Event("A", "b"), NOW, 1)
+        recorder.record(job(uid="other"), Event("A", "b"), NOW, 0)
 
-    _, asked = told(says({}), tell=tell)
+    _, asked = sent(says({}), record=record)
     assert len({body["metadata"]["name"] for *_, body in asked}) == 3
 
 
-def test_a_job_that_has_too_much_to_say_is_cut_short_and_no_other_with_it() -> None:
-    def tell(recorder: Recorder) -> None:
+def test_a_job_with_too_many_events_is_rate_limited_and_other_jobs_are_not() -> None:
+    def record(recorder: Recorder) -> None:
         for number in range(100):
-            recorder.tell(job(), Event("A", str(number)), NOW, 0)
-        recorder.tell(job("other", "o"), Event("A", "b"), NOW, 0)
+            recorder.record(job(), Event("A", str(number)), NOW, 0)
+        recorder.record(job("other", "o"), Event("A", "b"), NOW, 0)
 
-    recorder, asked = told(says({}), tell=tell)
+    recorder, asked = sent(says({}), record=record)
     assert len(asked) == event_recorder.BURST + 1
     assert recorder.dropped == 100 - event_recorder.BURST
 
 
-def test_an_event_that_is_refused_is_given_up_and_the_next_one_is_told() -> None:
+def test_a_rejected_event_is_dropped_and_the_next_one_is_sent() -> None:
     async def scenario() -> list[Any]:
         async with client_of(status(403), says({}), retry_timeout=0.0) as (client, api), asyncio.timeout(60):
             recorder = Recorder(client)
             run = asyncio.create_task(recorder.run())
-            recorder.tell(job(), Event("A", "first"), NOW, 0)
-            recorder.tell(job(), Event("A", "second"), NOW, 0)
+            recorder.record(job(), Event("A", "first"), NOW, 0)
+            recorder.record(job(), Event("A", "second"), NOW, 0)
             while len(api.asked) < 2 or not recorder.idle:
                 await asyncio.sleep(0.01)
             run.cancel()
@@ -103,6 +104,6 @@ def test_an_event_that_is_refused_is_given_up_and_the_next_one_is_told() -> None
     assert asyncio.run(scenario()) == ["first", "second"]
 
 
-def test_a_long_message_is_cut_to_what_an_event_may_hold() -> None:
-    _, [(*_, body)] = told(says({}), tell=lambda r: r.tell(job(), Event("A", "x" * 5000), NOW, 0))
+def test_a_long_message_is_truncated_to_the_limit_of_an_event() -> None:
+    _, [(*_, body)] = sent(says({}), record=lambda r: r.record(job(), Event("A", "x" * 5000), NOW, 0))
     assert len(body["message"]) == 1024

@@ -1,10 +1,13 @@
-"""kopf, as we use it: what it would do without an end, or too often."""
+"""The watch of jobs by kopf: its retries and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,11 @@ from aiohttp import web
 from allranks.api.job import GROUP, KIND, PLURAL, VERSION
 from allranks.kube import paths
 from allranks.kube.auth import Connection
+from allranks.kube.client import Client
 from allranks.kube.errors import NotFound
 from allranks.operator import job_watch
 from allranks.operator.settings import Settings
-from support.scripted import Answer, client_of, says, status
+from support.scripted import Answer, Scripted, says, status, threaded_server
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
@@ -27,44 +31,61 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("kopf"), "disabled", True)
 
 
-def ran(answer: Answer, token_file: Path) -> list[dict[str, str]]:
-    """The headers of what kopf asked within a second of its second request."""
+Enough = Callable[[Scripted], bool]
 
-    async def scenario() -> list[dict[str, str]]:
-        async with client_of(answer) as (client, api):
-            client.connection = Connection(api.url, token_file=token_file)
-            watching: list[Any] = [lambda *_: None, lambda *_: None, lambda: None]
-            run = asyncio.create_task(job_watch.run(client, Settings(), *watching, asyncio.Event()))
-            async with asyncio.timeout(60):
-                while len(api.asked) < 2:
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(1)
-            asked = list(api.headers)
-            run.cancel()
-            await asyncio.wait([run], timeout=10)
-            return asked
 
+@contextmanager
+def watching(answer: Answer) -> Iterator[Scripted]:
+    with threaded_server(answer) as api:
+        yield api
+    gc.collect()  # A cancelled kopf leaves its connections to the garbage collector: collect them here.
+
+
+async def watch_until(enough: Enough, api: Scripted, token_file: Path | None = None) -> None:
+    """Runs kopf until there are enough requests. Raises the error that ends it before."""
+    client = Client(Connection(api.url, token_file=token_file))
+    callbacks: list[Any] = [lambda *_: None, lambda *_: None, lambda: None]
+    run = asyncio.create_task(job_watch.run(client, Settings(), *callbacks, asyncio.Event()))
     try:
-        return asyncio.run(scenario())
+        async with asyncio.timeout(60):
+            while not run.done() and not enough(api):
+                await asyncio.sleep(0.01)
+        if run.done():
+            run.result()
     finally:
-        gc.collect()  # kopf, cancelled within a request, leaves its connection to the collector: here, and nowhere else
+        run.cancel()
+        await asyncio.wait([run], timeout=10)
+        await client.close()
 
 
-def test_a_token_that_stays_refused_is_not_tried_hundreds_of_times_a_second(tmp_path: Path) -> None:
+def test_a_rejected_token_is_retried_with_a_backoff(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("old")
-    assert len(ran(status(401), tmp_path / "token")) <= 20
+    since: list[float] = []
+
+    def enough(api: Scripted) -> bool:
+        """Half a second after the second request."""
+        if len(api.asked) >= 2:
+            since.append(time.monotonic())
+        return bool(since) and since[-1] - since[0] > 0.5
+
+    with watching(status(401)) as api:
+        asyncio.run(watch_until(enough, api, tmp_path / "token"))
+        assert len(api.asked) <= 12
 
 
-def test_after_a_refused_token_the_file_is_read_again_at_once(tmp_path: Path) -> None:
+def test_after_a_rejected_token_the_token_file_is_read_again_immediately(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("old")
 
-    async def refuse_and_rotate(request: web.Request) -> web.StreamResponse:
+    async def reject_and_rotate(request: web.Request) -> web.StreamResponse:
         (tmp_path / "token").write_text("new")
         return await status(401)(request)
 
-    asked = [headers["Authorization"] for headers in ran(refuse_and_rotate, tmp_path / "token")]
-    assert "Bearer old" in asked
-    assert "Bearer new" in asked
+    def tokens(api: Scripted) -> list[str]:
+        return [headers["Authorization"] for headers in api.headers]
+
+    with watching(reject_and_rotate) as api:
+        asyncio.run(watch_until(lambda api: "Bearer new" in tokens(api), api, tmp_path / "token"))
+        assert tokens(api)[0] == "Bearer old"
 
 
 GROUPS = says({"kind": "APIGroupList", "groups": [
@@ -73,39 +94,38 @@ GROUPS = says({"kind": "APIGroupList", "groups": [
 JOBS = {"name": PLURAL, "singularName": "", "kind": KIND, "namespaced": True, "verbs": ["get", "list", "watch"]}
 POOLS = JOBS | {"name": "trainingpools", "kind": "TrainingPool"}
 BOTH, ONE = (says({"kind": "APIResourceList", "resources": found}) for found in ([JOBS, POOLS], [POOLS]))
-LOOKS = {
+DISCOVERIES = {
     "no such group": {paths.GROUPS: says({"kind": "APIGroupList", "groups": []})},
     "no such version": {paths.GROUPS: GROUPS, paths.GROUP_VERSION: status(404)},
     "no such resource": {paths.GROUPS: GROUPS, paths.GROUP_VERSION: ONE},
 }
 
 
-def looked(answers: dict[str, Answer], seconds: float) -> None:
-    """Raises TimeoutError when kopf goes on for so long."""
+CORE = says({"kind": "APIVersions", "versions": []})
+"""kopf would retry /api while it ends, and waits 5 s for that."""
 
+
+def by_path(answers: dict[str, Answer]) -> Answer:
     async def answer(request: web.Request) -> web.StreamResponse:
         return await answers.get(request.path, status(503))(request)
 
-    async def scenario() -> None:
-        async with client_of(answer) as (client, api):
-            client.connection = Connection(api.url)
-            told: list[Any] = [lambda *_: None, lambda *_: None, lambda: None]
-            await asyncio.wait_for(job_watch.run(client, Settings(), *told, asyncio.Event()), seconds)
-
-    try:
-        asyncio.run(scenario())
-    finally:
-        gc.collect()
+    return answer
 
 
-@pytest.mark.parametrize("name", LOOKS)
-def test_a_look_that_does_not_find_the_jobs_ends_it(name: str) -> None:
-    with pytest.raises(NotFound, match=f"serves no {PLURAL}"):
-        looked(LOOKS[name], 30)
+@pytest.mark.parametrize("name", DISCOVERIES)
+def test_a_discovery_without_our_resource_ends_the_watch(name: str) -> None:
+    with (
+        watching(by_path({"/api": CORE} | DISCOVERIES[name])) as api,
+        pytest.raises(NotFound, match=f"serves no {PLURAL}"),
+    ):
+        asyncio.run(watch_until(lambda _: False, api))
 
 
-def test_what_is_wrong_for_a_moment_is_no_such_look() -> None:
-    with pytest.raises(TimeoutError):
-        looked({paths.GROUPS: GROUPS, paths.GROUP_VERSION: BOTH}, 1)
-    with pytest.raises(TimeoutError):
-        looked({paths.GROUPS: GROUPS}, 1)
+@pytest.mark.parametrize(
+    "answers", [{paths.GROUPS: GROUPS, paths.GROUP_VERSION: BOTH}, {paths.GROUPS: GROUPS}], ids=["lists", "discovery"]
+)
+def test_transient_errors_do_not_end_the_watch(answers: dict[str, Answer]) -> None:
+    """503 to lists and watches, or to the discovery itself."""
+    with watching(by_path(answers)) as api:
+        unavailable = lambda api: [path for _, path, *_ in api.asked if path not in answers]  # noqa: E731
+        asyncio.run(watch_until(lambda api: len(unavailable(api)) >= 4, api))

@@ -1,4 +1,4 @@
-"""Metrics: what a persisted status tells is counted once; no label names a job."""
+"""Metrics: each change of a persisted status is counted once; no label contains the name of a job."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def test_a_restart_is_counted_by_its_reason() -> None:
     assert value(metrics, "allranks_restarts_total", framework="pytorch", reason="Evicted", counted="false") == 1
 
 
-def test_a_cause_that_is_told_anew_is_no_further_restart() -> None:
+def test_a_corrected_root_cause_is_not_another_restart() -> None:
     metrics = Metrics()
     before = Status(restarts=RestartCounts(counted=1, by_reason={"Error": 1}))
-    for told in (
+    for corrected in (
         RestartCounts(counted=0, disruptions=1, by_reason={"NodeLost": 1}),
         RestartCounts(counted=1, by_reason={"NodeLost": 1}),
     ):
-        metrics.wrote(job(), before, Status(restarts=told))
+        metrics.wrote(job(), before, Status(restarts=corrected))
     for counted in ("true", "false"):
         labels = {"framework": "pytorch", "reason": "NodeLost", "counted": counted}
         assert value(metrics, "allranks_restarts_total", **labels) is None
 
 
-def test_the_time_to_running_is_that_of_the_attempt_and_of_a_restart_it_is_lost() -> None:
+def test_the_start_time_is_observed_per_attempt_and_is_lost_time_after_a_restart() -> None:
     metrics = Metrics()
     begun = Status(attempt_time=NOW)
     running = Status(attempt_time=NOW, running_time=NOW + timedelta(seconds=8))
@@ -54,7 +54,7 @@ def test_the_time_to_running_is_that_of_the_attempt_and_of_a_restart_it_is_lost(
     assert value(metrics, "allranks_job_start_seconds_count", framework="pytorch") == 1
 
 
-def test_what_is_sampled_is_what_is_there_when_somebody_asks() -> None:
+def test_sampled_metrics_have_the_values_of_the_moment() -> None:
     metrics = Metrics()
     jobs = [("pytorch", "Running"), ("pytorch", "Running"), ("horovod", "Failed")]
     metrics.registry.register(Sampled(lambda: jobs, lambda: 3, lambda: [("pods", 1.5)]))
@@ -67,28 +67,28 @@ def test_what_is_sampled_is_what_is_there_when_somebody_asks() -> None:
     assert "allranks_jobs{" not in generate_latest(metrics.registry).decode()
 
 
-def test_seconds_of_jobs_are_counted_by_kind_and_what_turns_out_to_be_lost_only_once() -> None:
+def test_time_is_counted_by_kind_and_time_that_becomes_lost_only_once() -> None:
     metrics = Metrics()
 
     def seconds(kind: str) -> float | None:
         labels = {"job_namespace": "team", "framework": "pytorch"}
         return value(metrics, "allranks_job_seconds_total", kind=kind, **labels)
 
-    told = [
+    history = [
         Times(queued=5, starting=10, state="starting", since=NOW),
         Times(queued=5, starting=10, productive=100, state="productive", since=NOW),
         Times(queued=5, starting=10, productive=70, lost=30, state="lost", since=NOW),  # since the last checkpoint
         Times(queued=5, starting=10, productive=90, lost=35, state="productive", since=NOW),
     ]
     before = Status()
-    for times in told:
+    for times in history:
         metrics.wrote(job(), before, before := Status(times=times))
     assert [seconds(kind) for kind in ("queued", "starting", "productive", "lost")] == [5, 10, 100, 35]
-    metrics.wrote(job(), before, Status(times=told[-1].model_copy(update={"productive": 120.0})))
+    metrics.wrote(job(), before, Status(times=history[-1].model_copy(update={"productive": 120.0})))
     assert seconds("productive") == 120
 
 
-def test_a_straggler_is_counted_when_it_is_found() -> None:
+def test_a_straggler_is_counted_when_it_is_detected() -> None:
     metrics = Metrics()
     slow = ProgressStatus(stragglers=[Straggler(rank=1, replica="worker-1", slowdown=2.0)])
     assert value(metrics, "allranks_stragglers_total", framework="pytorch") == 0

@@ -1,4 +1,4 @@
-"""Whose token it is: what the API server is asked, how often, and what no answer of it can make of a stranger."""
+"""Authentication of reports: which TokenReviews are sent, how often, and which pods are rejected."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,14 +18,15 @@ from aiohttp import web
 from allranks.core.manifests.report_env import AUDIENCE
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, RESTART_LABEL, ROLE_LABEL
 from allranks.kube.pod_codec import CachedPod, Meta, Owner, Raw, RawSpec, to_cached_pod
-from allranks.operator import report_auth
 from allranks.operator.cache import PodCache
-from allranks.operator.report_auth import Reviews
+from allranks.operator.report_auth import ReviewLimits, Reviews
+from allranks.operator.timing import Clock, Timing
 from allranks.telemetry.server import Denied
 from allranks.telemetry.store import ReportSource
 from support.scripted import Answer, Scripted, client_of, hangs, says, status
 
 NAME, UID = "demo-worker-0-2", "uid-of-pod"
+TIMING = Timing()
 
 
 def pod(version: int = 1, uid: str = UID, name: str = NAME, job: str = "u-1", kind: str = "DistributedTraining",
@@ -62,10 +64,20 @@ def review(authenticated: bool = True, audiences: tuple[str, ...] = (AUDIENCE,),
     )
 
 
+class SteppedClock(Clock):
+    def __init__(self) -> None:
+        self.wall, self.seconds = datetime.now(UTC), 0.0
+
+    def now(self) -> datetime:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
 class World:
-    def __init__(self, asked: Reviews, pods: PodCache, api: Scripted, clock: list[datetime]) -> None:
+    def __init__(self, asked: Reviews, pods: PodCache, api: Scripted, clock: SteppedClock) -> None:
         self.reviews, self.pods, self.api, self.clock = asked, pods, api, clock
-        self.moment = 0.0
 
     async def denied(self, token: str) -> int:
         with pytest.raises(Denied) as raised:
@@ -75,29 +87,33 @@ class World:
 
 
 @asynccontextmanager
-async def reviewing(*script: Answer, job: dict[str, Any] | None = None) -> AsyncIterator[World]:
+async def reviewing(
+    *script: Answer,
+    job: dict[str, Any] | None = None,
+    timing: Timing = TIMING,
+    limits: ReviewLimits | None = None,
+) -> AsyncIterator[World]:
     manifest = {"metadata": {"uid": "u-1"}, "status": {"attempt": 2}} if job is None else job
     async with client_of(*(script or (review(),)), retry_timeout=0.0) as (client, api), asyncio.timeout(60):
-        pods = PodCache(lambda key, trouble: None)
-        pods.show(pod())
-        clock = [datetime.now(UTC)]
-        worlds: list[World] = []
+        pods = PodCache(lambda key, urgent: None)
+        pods.upsert(pod())
+        clock = SteppedClock()
         asked = Reviews(
             client,
             pods,
             lambda key: manifest if key == ("ns", "demo") else None,
-            now=lambda: clock[0],
-            monotonic=lambda: worlds[0].moment,
+            timing=timing,
+            clock=clock,
+            limits=limits,
         )
-        worlds.append(World(asked, pods, api, clock))
-        yield worlds[0]
+        yield World(asked, pods, api, clock)
 
 
 def run(scenario: Awaitable[None]) -> None:
     asyncio.run(scenario)  # type: ignore[arg-type]
 
 
-def test_a_token_is_reviewed_for_our_audience_once_and_then_known() -> None:
+def test_a_token_is_reviewed_once_for_our_audience_and_then_cached() -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             mine = token()
@@ -113,7 +129,7 @@ def test_a_token_is_reviewed_for_our_audience_once_and_then_known() -> None:
     run(scenario())
 
 
-def test_a_token_is_reviewed_once_however_many_bring_it_at_the_same_time() -> None:
+def test_concurrent_requests_with_a_token_share_one_review() -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             mine = token()
@@ -124,7 +140,7 @@ def test_a_token_is_reviewed_once_however_many_bring_it_at_the_same_time() -> No
     run(scenario())
 
 
-def test_who_hangs_up_takes_the_answer_from_nobody() -> None:
+def test_a_cancelled_request_does_not_cancel_the_review_of_others() -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             mine = token()
@@ -161,7 +177,7 @@ UNASKED = {
 
 
 @pytest.mark.parametrize("name", UNASKED)
-def test_what_cannot_be_right_is_refused_without_asking(name: str) -> None:
+def test_an_obviously_invalid_token_is_rejected_without_a_review(name: str) -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             forged, code = UNASKED[name]
@@ -187,14 +203,14 @@ def test_what_cannot_be_right_is_refused_without_asking(name: str) -> None:
     ids=["forged", "no audience", "another audience", "another uid", "another pod", "another namespace",
          "a namespace that begins alike", "a person", "no pod"],
 )  # fmt: skip
-def test_what_the_api_server_does_not_say_is_not_believed_and_not_asked_again_for_a_while(answer: Answer) -> None:
+def test_a_rejected_token_is_not_reviewed_again_until_its_ttl_expires(answer: Answer) -> None:
     async def scenario() -> None:
         async with reviewing(answer, review()) as world:
             mine = token()
             assert [await world.denied(mine) for _ in range(3)] == [401] * 3
             assert len(world.api.asked) == 1
             assert (await world.reviews.identify(token(signature="right"))).pod == NAME
-            world.moment += report_auth.REFUSED_SECONDS + 1
+            world.clock.seconds += TIMING.token_rejected_ttl + 1
             assert (await world.reviews.identify(mine)).pod == NAME
             assert len(world.api.asked) == 3
 
@@ -202,7 +218,7 @@ def test_what_the_api_server_does_not_say_is_not_believed_and_not_asked_again_fo
 
 
 STRANGERS = {
-    "nobody's": pod(2, job=""),
+    "without an owner": pod(2, job=""),
     "of a ReplicaSet": pod(2, job="u-9", kind="ReplicaSet"),
     "of a job that was deleted": pod(2, job="u-0"),
     "with the label of another job": pod(2, **{JOB_LABEL: "other"}),
@@ -216,18 +232,18 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_a_pod_that_is_no_rank_of_a_job_that_we_know_is_refused(name: str) -> None:
+def test_a_pod_that_is_not_a_rank_of_a_cached_job_is_rejected(name: str) -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             mine = token()
             await world.reviews.identify(mine)
-            world.pods.show(STRANGERS[name])
+            world.pods.upsert(STRANGERS[name])
             assert await world.denied(mine) == 403
 
     run(scenario())
 
 
-def test_an_attempt_that_is_over_is_left_to_the_hub() -> None:
+def test_a_pod_of_a_former_attempt_is_authenticated() -> None:
     async def scenario() -> None:
         async with reviewing(job={"metadata": {"uid": "u-1"}, "status": {"attempt": 5}}) as world:
             assert (await world.reviews.identify(token())).attempt == 2
@@ -236,40 +252,38 @@ def test_an_attempt_that_is_over_is_left_to_the_hub() -> None:
 
 
 @pytest.mark.parametrize("shape", [{}, {"status": 5}, {"status": {"attempt": "2"}}])
-def test_a_job_of_any_shape_is_in_its_first_attempt(shape: dict[str, Any]) -> None:
+def test_a_job_with_an_invalid_status_is_in_its_first_attempt(shape: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with reviewing(job={"metadata": {"uid": "u-1"}, **shape}) as world:
-            world.pods.show(pod(2, **{ATTEMPT_LABEL: "0"}))
+            world.pods.upsert(pod(2, **{ATTEMPT_LABEL: "0"}))
             assert (await world.reviews.identify(token())).attempt == 0
 
     run(scenario())
 
 
-def test_with_its_pod_a_token_ends_and_with_its_time() -> None:
+def test_a_token_becomes_invalid_with_its_pod_and_at_its_expiry() -> None:
     async def scenario() -> None:
         async with reviewing() as world:
             mine = token()
             await world.reviews.identify(mine)
-            world.clock[0] += timedelta(seconds=3601)
+            world.clock.wall += timedelta(seconds=3601)
             assert await world.denied(mine) == 401
-            world.clock[0] -= timedelta(seconds=3601)
+            world.clock.wall -= timedelta(seconds=3601)
             await world.reviews.identify(mine)
-            world.pods.show(pod(3), deleted=True)
+            world.pods.upsert(pod(3), deleted=True)
             assert await world.denied(mine) == 403
-            assert not world.reviews._known
-            world.pods.show(pod(5, uid="of-the-next"))
+            assert not world.reviews._accepted
+            world.pods.upsert(pod(5, uid="of-the-next"))
             assert await world.denied(mine) == 403
 
     run(scenario())
 
 
 @pytest.mark.parametrize(("fault", "after"), [(status(500), 5.0), (status(429), 5.0), (status(403), 60.0)])
-def test_without_an_answer_the_sender_comes_later_and_nothing_is_remembered(fault: Answer, after: float,
-        caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setattr(report_auth, "PATIENCE_SECONDS", 0.0)
-
+def test_when_the_review_fails_the_sender_gets_503_and_nothing_is_cached(fault: Answer, after: float,
+        caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
     async def scenario() -> None:
-        async with reviewing(fault, fault, review()) as world:
+        async with reviewing(fault, fault, review(), timing=Timing(token_review_retry=0.0)) as world:
             for _ in range(2):
                 with pytest.raises(Denied) as raised:
                     await world.reviews.identify(token())
@@ -277,11 +291,10 @@ def test_without_an_answer_the_sender_comes_later_and_nothing_is_remembered(faul
             assert (await world.reviews.identify(token())).pod == NAME
 
     run(scenario())
-    assert [r.message[:35] for r in caplog.records] == (["reports are lost: tokens cannot be "] if after == 60 else [])
+    assert [r.message[:35] for r in caplog.records] == (["reports are lost: cannot review tok"] if after == 60 else [])
 
 
-def test_so_many_reviews_at_once_and_so_many_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_auth, "WAITING", 20)
+def test_concurrent_and_waiting_reviews_are_limited() -> None:
     busy = most = 0
 
     async def slow(request: web.Request) -> web.StreamResponse:
@@ -293,34 +306,33 @@ def test_so_many_reviews_at_once_and_so_many_that_wait(monkeypatch: pytest.Monke
         return await review()(request)
 
     async def scenario() -> None:
-        async with reviewing(slow) as world:
+        async with reviewing(slow, limits=replace(ReviewLimits(), waiting=20)) as world:
             asks = [world.reviews.identify(token(signature=str(number))) for number in range(30)]
             answers = await asyncio.gather(*asks, return_exceptions=True)
             codes = [answer.answer.status for answer in answers if isinstance(answer, Denied)]
             assert codes == [503] * 10
-            assert most == report_auth.AT_ONCE
+            assert most == ReviewLimits().concurrency
 
     run(scenario())
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_auth, "KNOWN", 5)
-    monkeypatch.setattr(report_auth, "REFUSED", 5)
+def test_the_caches_are_limited() -> None:
+    limits = replace(ReviewLimits(), accepted=5, rejected=5)
 
     async def scenario() -> None:
-        async with reviewing(review(authenticated=False)) as world:
+        async with reviewing(review(authenticated=False), limits=limits) as world:
             for number in range(10):
                 await world.denied(token(signature=str(number)))
             world.api.script = [review()]
             for number in range(10, 20):
                 await world.reviews.identify(token(signature=str(number)))
-            assert (len(world.reviews._known), len(world.reviews._refused)) == (5, 5)
-            assert world.reviews._asked == {}
+            assert (len(world.reviews._accepted), len(world.reviews._rejected)) == (5, 5)
+            assert world.reviews._reviewing == {}
 
     run(scenario())
 
 
-def test_when_it_closes_nobody_waits_any_longer() -> None:
+def test_close_ends_all_waiting_requests() -> None:
     async def scenario() -> None:
         async with reviewing(hangs) as world:
             waiting = asyncio.create_task(world.denied(token()))

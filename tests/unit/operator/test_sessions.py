@@ -1,4 +1,4 @@
-"""Sessions of the operator: how it waits, and how it stops waiting."""
+"""Sessions of the operator: how they wait for the API server, and how they stop."""
 
 from __future__ import annotations
 
@@ -11,64 +11,65 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from allranks.kube.auth import Connection
-from allranks.operator import app as operators
-from allranks.operator.app import Operator, Session
+from allranks.operator.app import Operator
+from allranks.operator.session import Dependencies, Session
 from allranks.operator.settings import Settings
+from allranks.operator.timing import Timing
 from support.scripted import Answer, Scripted, hangs, says, server, status
 
 
-def lived(answer: Answer, enough: int, **settings: Any) -> tuple[Scripted, str, float]:
-    """(what it asked, what was wrong with it meanwhile, how long it then took to stop), after `enough` requests."""
+def lived(answer: Answer, enough: int, timing: Timing | None = None, **settings: Any) -> tuple[Scripted, str, float]:
+    """(API server, what was unhealthy, seconds until it stopped). Stops the operator after `enough` requests."""
 
     async def scenario() -> tuple[Scripted, str, float]:
         async with server(answer) as api, asyncio.timeout(60):
-            operator = Operator(Settings(address="127.0.0.1", port=0, **settings), Connection(api.url))
+            operator = Operator(Settings(address="127.0.0.1", port=0, **settings), Connection(api.url), timing=timing)
             stop, loop = asyncio.Event(), asyncio.get_running_loop()
             run = asyncio.create_task(operator.run(stop))
             while len(api.asked) < enough:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
-            wrong = operator._unhealthy()
+            wrong = operator.unhealthy()
             stop.set()
-            told_at = loop.time()
+            stopped_at = loop.time()
             await run
-            return api, wrong, loop.time() - told_at
+            return api, wrong, loop.time() - stopped_at
 
     return asyncio.run(scenario())
 
 
-def test_while_the_crds_are_missing_it_waits_in_good_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "MARGIN_SECONDS", -5.0)
-    _, wrong, took = lived(status(404), 1, watch_timeout=5)
-    assert not wrong, "a restart would not bring the CRDs"
+def test_the_operator_is_healthy_while_the_crds_are_missing() -> None:
+    _, wrong, took = lived(status(404), 1, Timing(watch_margin=-5.0), watch_timeout=5)
+    assert not wrong, "a restart would not install the CRDs"
     assert took < 5
 
 
 @pytest.mark.parametrize("shape", [{"spec": [], "status": 5}, {"spec": "x"}, {"spec": None}, {}])
-def test_a_job_of_any_shape_spoils_neither_metrics_nor_pools(shape: dict[str, Any]) -> None:
+def test_an_invalid_job_affects_neither_metrics_nor_pools(shape: dict[str, Any]) -> None:
     async def scenario() -> None:
-        operator = Operator(Settings(), Connection("http://127.0.0.1:1"))
-        session = operator.session = Session(operator, None)
+        settings, connection = Settings(), Connection("http://127.0.0.1:1")
+        operator = Operator(settings, connection)
+        session = operator.session = Session(Dependencies(settings, connection, operator.metrics), None)
         metadata = {"name": "demo", "namespace": "ns", "uid": "u", "resourceVersion": "1"}
-        session.controller.seen({"metadata": metadata, **shape}, deleted=False)
-        session._wake_users(None)
+        session.controller.on_job_event({"metadata": metadata, **shape}, deleted=False)
+        session.enqueue_users(None)
         assert 'allranks_jobs{framework="",phase="Pending"} 1.0' in generate_latest(operator.metrics.registry).decode()
         await session.client.close()
 
     asyncio.run(scenario())
 
 
-def test_told_to_stop_it_does_not_wait_for_an_api_server_that_says_nothing() -> None:
+def test_shutdown_does_not_wait_for_an_api_server_that_does_not_respond() -> None:
     _, _, took = lived(hangs, 1)
     assert took < 5
 
 
-def test_a_lease_that_cannot_be_read_is_not_held() -> None:
+def test_a_lease_that_cannot_be_decoded_is_not_held() -> None:
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.Response(text="<html>")
 
     asked, _, _ = lived(answer, 2, leader_election=True, lease_namespace="ns")
-    assert all("leases" in path for _, path, *_ in asked.asked), "it acted"
+    assert all("leases" in path for _, path, *_ in asked.asked), "it acted without the lease"
 
 
 def test_while_the_crds_are_missing_the_lease_is_renewed() -> None:
@@ -86,4 +87,4 @@ def test_while_the_crds_are_missing_the_lease_is_renewed() -> None:
     holders = [lease["spec"]["holderIdentity"] for lease in leases]
     assert len(holders) > 2
     assert len(set(holders[:-1])) == 1
-    assert holders[-1] == "", "it is given back"
+    assert holders[-1] == "", "the lease is released"

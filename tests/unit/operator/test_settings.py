@@ -1,4 +1,4 @@
-"""Settings: by environment, by flag, and what is wrong with them in one sentence."""
+"""Settings from the environment and from flags, and messages about invalid ones."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (settings.namespaces, settings.leader_election, settings.port) == (("a", "b"), True, 9090)
 
 
-def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_takes_precedence_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLRANKS_PORT", "9090")
     assert Settings(port=1).port == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--port", "x"], "port (--port or ALLRANKS_PORT): Input should be a valid integer"),
         (
@@ -38,10 +38,10 @@ def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
         (["--kubeconfig", "/nowhere/config"], "--kubeconfig /nowhere/config: there is no such file"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_sentence(arguments: list[str], told: str) -> None:
+def test_an_invalid_setting_is_reported_in_one_sentence(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(operator, arguments)
     assert result.exit_code != 0
-    assert told in result.output
+    assert message in result.output
     assert "Traceback" not in result.output
 
 
@@ -54,7 +54,7 @@ def test_every_setting_has_a_flag_with_its_description() -> None:
 
 @pytest.fixture
 def quiet_root():
-    """The root logger as it was."""
+    """Restores the root logger."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -64,21 +64,21 @@ def quiet_root():
 
 
 @pytest.mark.usefixtures("quiet_root")
-def test_a_line_of_the_log_is_json_with_the_job_and_its_attempt(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_json_log_line_contains_the_job_and_its_attempt(capsys: pytest.CaptureFixture[str]) -> None:
     log_config.configure("info", "json")
-    logging.getLogger("allranks.jobs").warning("told %s", "so", extra={"job": "ns/demo", "attempt": 2})
+    logging.getLogger("allranks.jobs").warning("message %s", "one", extra={"job": "ns/demo", "attempt": 2})
     line = json.loads(capsys.readouterr().err)
     assert {key: line[key] for key in ("level", "logger", "message", "job", "attempt")} == {
         "level": "WARNING",
         "logger": "allranks.jobs",
-        "message": "told so",
+        "message": "message one",
         "job": "ns/demo",
         "attempt": 2,
     }
 
 
 @pytest.mark.usefixtures("quiet_root")
-def test_for_people_it_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_logs_contain_the_job_and_its_attempt(capsys: pytest.CaptureFixture[str]) -> None:
     log_config.configure("debug", "text")
-    logging.getLogger("allranks.jobs").info("told", extra={"job": "ns/demo", "attempt": 2})
-    assert capsys.readouterr().err.rstrip().endswith("info    told [job=ns/demo attempt=2]")
+    logging.getLogger("allranks.jobs").info("text", extra={"job": "ns/demo", "attempt": 2})
+    assert capsys.readouterr().err.rstrip().endswith("info    text [job=ns/demo attempt=2]")

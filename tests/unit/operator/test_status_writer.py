@@ -1,4 +1,4 @@
-"""Which decisions may wait for what comes at the same time."""
+"""Which decisions may wait for further changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from allranks.api.status import Status
 from allranks.core.model import Plan, Pod
-from allranks.operator.status_writer import may_wait
+from allranks.operator.status_writer import is_deferrable
 from support.builders import at, job, observed, pod, succeeded
 
 
@@ -18,13 +18,13 @@ from support.builders import at, job, observed, pod, succeeded
         (pod(index=1, attempt=0), False),
         (pod(index=1, attempt=1, deleted_at=at(50)), False),
     ],
-    ids=["a rank that runs", "all have ended", "one of an older attempt", "one that is being deleted"],
+    ids=["a running rank", "all have ended", "a rank of an older attempt", "a terminating rank"],
 )
-def test_success_waits_for_ranks_of_this_attempt_that_run(other: Pod, waits: bool) -> None:
-    seen = observed(job(), Status(phase="Running", attempt=1), [succeeded(attempt=1), other], now=60)
-    assert may_wait(seen, Plan(status=Status(phase="Succeeded", attempt=1), write_ahead=True)) is waits
+def test_success_waits_for_running_ranks_of_this_attempt(other: Pod, waits: bool) -> None:
+    current = observed(job(), Status(phase="Running", attempt=1), [succeeded(attempt=1), other], now=60)
+    assert is_deferrable(current, Plan(status=Status(phase="Succeeded", attempt=1), write_ahead=True)) is waits
 
 
-def test_a_failure_waits_for_nobody() -> None:
-    seen = observed(job(), Status(phase="Running"), [pod()], now=60)
-    assert not may_wait(seen, Plan(status=Status(phase="Failed"), write_ahead=True))
+def test_a_failure_is_written_immediately() -> None:
+    current = observed(job(), Status(phase="Running"), [pod()], now=60)
+    assert not is_deferrable(current, Plan(status=Status(phase="Failed"), write_ahead=True))

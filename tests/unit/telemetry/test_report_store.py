@@ -1,4 +1,4 @@
-"""The hub of reports: what it keeps, what it refuses, whom it wakes, and what no sender can make of it."""
+"""The report store: what it keeps and rejects, which reconciles it requests, and what no sender can cause."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import pytest
 
 from allranks.core.model import RankReport
 from allranks.telemetry import rate_limit, schema
-from allranks.telemetry import store as hubs
 from allranks.telemetry.connections import Limits
-from allranks.telemetry.store import Answer, ReportSource, ReportStore
+from allranks.telemetry.store import Answer, ReportSource, ReportStore, StoreLimits
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = ("team", "demo")
+LIMITS = StoreLimits()
 SENDER = ReportSource(JOB, "uid-1", "demo-worker-0-0", "pod-1", "worker", 0, attempt=0, restart=0, node="node-a")
 
 
 class Clock:
-    """Both clocks, and timers, which go off when their time comes."""
+    """Wall clock, monotonic clock and timers."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -54,17 +54,23 @@ class Clock:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.clock = Clock()
-        self.woken: list[tuple[str, str]] = []
+        self.notified: list[tuple[str, str]] = []
         clock = self.clock
-        self.hub = ReportStore(clock.now, self.woken.append, monotonic=clock.monotonic, later=clock.later)
+        self.store = ReportStore(
+            clock.now,
+            self.notified.append,
+            limits=StoreLimits(**limits),
+            monotonic=clock.monotonic,
+            later=clock.later,
+        )
 
     def say(self, sender: ReportSource = SENDER, **message: Any) -> Answer:
-        return self.hub.take(sender, json.dumps(message).encode())
+        return self.store.ingest(sender, json.dumps(message).encode())
 
     def ranks(self, attempt: int = 0) -> tuple[RankReport, ...]:
-        return self.hub.of(JOB, "uid-1", attempt).ranks
+        return self.store.snapshot(JOB, "uid-1", attempt).ranks
 
     def rank(self) -> RankReport:
         [rank] = self.ranks()
@@ -81,7 +87,7 @@ def worker(index: int, job: tuple[str, str] = JOB, **change: Any) -> ReportSourc
     return replace(SENDER, job=job, index=index, **{**names, **change})
 
 
-def test_a_whole_message_is_kept_with_moments_of_the_hubs_own_clock(world: World) -> None:
+def test_a_complete_message_is_kept_with_timestamps_of_the_operators_clock(world: World) -> None:
     world.clock.advance(100)
     answer = world.say(
         rank=3, localRank=1, step=120, totalSteps=1000, epoch=2, metrics={"loss": 0.25, "lr": 1},
@@ -96,17 +102,17 @@ def test_a_whole_message_is_kept_with_moments_of_the_hubs_own_clock(world: World
         checkpoint_step=100, checkpoint_at=now - timedelta(seconds=12.5), stepped_at=now - timedelta(seconds=0.5),
         first_step_at=now - timedelta(seconds=0.5), received_at=now, done=False, waiting=True,
     )  # fmt: skip
-    assert world.hub.since == START
+    assert world.store.since == START
 
 
-def test_a_message_may_say_nothing_and_what_it_does_not_know_is_skipped(world: World) -> None:
+def test_a_message_may_be_empty_and_unknown_fields_are_ignored(world: World) -> None:
     assert world.say().status == 200
     assert world.say(sinceNextYear={"a": [1, 2]}, step=None, rank=None).status == 200
     assert world.rank().step is None
     assert world.rank().first_step_at is None
 
 
-def test_moments_stand_still_while_the_step_and_the_checkpoint_do(world: World) -> None:
+def test_timestamps_do_not_change_while_the_step_and_the_checkpoint_do_not(world: World) -> None:
     world.say(step=1, idle=0.0, checkpoint={"step": 1, "ago": 0.0})
     world.clock.advance(5)
     world.say(step=1, idle=4.7, checkpoint={"step": 1, "ago": 4.9})
@@ -119,7 +125,7 @@ def test_moments_stand_still_while_the_step_and_the_checkpoint_do(world: World) 
     assert world.rank().first_step_at == START
 
 
-def test_what_was_measured_holds_until_there_is_another_step(world: World) -> None:
+def test_measurements_hold_until_the_next_step(world: World) -> None:
     world.say(step=1, stepSeconds=60.0, busySeconds=50.0, samplesPerSecond=2.0)
     world.say(step=1)
     assert (world.rank().step_seconds, world.rank().busy_seconds, world.rank().samples_per_second) == (60.0, 50.0, 2.0)
@@ -127,32 +133,32 @@ def test_what_was_measured_holds_until_there_is_another_step(world: World) -> No
     assert (world.rank().step_seconds, world.rank().busy_seconds, world.rank().samples_per_second) == (None, None, None)
 
 
-def test_the_message_and_the_bounds_in_the_documentation_are_those_here(world: World) -> None:
+def test_the_message_and_the_limits_in_the_documentation_are_those_of_the_code(world: World) -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / "reports-protocol.md").read_text()
     found = re.search(r"Content-Length: (\d+)\n\n(\{.*?\})\n```", text, re.DOTALL)
     assert found
     assert int(found[1]) == len(found[2])
-    assert world.hub.take(SENDER, found[2].encode()).status == 200
+    assert world.store.ingest(SENDER, found[2].encode()).status == 200
     assert (world.rank().step, world.rank().checkpoint_step, world.rank().metrics["loss"]) == (120, 100, 0.31)
     limits = Limits()
     for bound in (
-        f"for each of its ranks {hubs.BURST} in a row, then one a second (with more than "
-        f"{hubs.MOST_PER_SECOND:,.0f} ranks their part of {hubs.MOST_PER_SECOND:,.0f})",
+        f"for each of its ranks {LIMITS.burst} in a row, then one a second (with more than "
+        f"{LIMITS.max_rate:,.0f} ranks their part of {LIMITS.max_rate:,.0f})",
         f"{limits.connections:,}, of one address {limits.connections_of_peer}, and {limits.new_of_peer} new ones "
         f"in a row, then {limits.new_per_second:.0f} a second",
         f"{limits.first_seconds:.0f} s for the first head, {limits.request_seconds:.0f} s for a request",
         f"{limits.idle_seconds:.0f} s between two",
-        f"{schema.LOCAL_RANKS} of a pod, {hubs.RANKS_OF_JOB:,} of a job, {hubs.RANKS:,} of all jobs",
-        f"{hubs.NAMES_OF_JOB} names and {hubs.VALUES_OF_JOB:,} values of a job",
-        f"| jobs | {hubs.JOBS:,};",
-        f"one in {rate_limit.JOB_SECONDS:.0f} s, and one at the first step of an attempt; "
-        f"of all jobs: {rate_limit.WAKES_PER_SECOND:.0f} a second",
+        f"{schema.LOCAL_RANKS} of a pod, {LIMITS.ranks_per_job:,} of a job, {LIMITS.ranks:,} of all jobs",
+        f"{LIMITS.metric_names_per_job} names and {LIMITS.metric_values_per_job:,} values of a job",
+        f"| jobs | {LIMITS.jobs:,};",
+        f"one in {rate_limit.JOB_INTERVAL:.0f} s, and one at the first step of an attempt; "
+        f"of all jobs: {rate_limit.NOTIFICATIONS_PER_SECOND:.0f} a second",
         f"{schema.BODY_BYTES // 1024} KiB",
-        f"the interval is {hubs.FIRST_INTERVAL:.0f} s. With more it is their number / "
-        f"{hubs.MESSAGES_PER_SECOND:,.0f}, up to {hubs.LAST_INTERVAL:.0f} s",
+        f"the interval is {LIMITS.interval_min:.0f} s. With more it is their number / "
+        f"{LIMITS.target_rate:,.0f}, up to {LIMITS.interval_max:.0f} s",
     ):
         assert bound in text
-    assert hubs.SILENT_SECONDS == 600
+    assert LIMITS.silent_seconds == 600
     assert (limits.hold_seconds, limits.wait_seconds) == (1, 10)
 
 
@@ -189,18 +195,18 @@ HOSTILE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
-def test_what_is_no_message_is_refused_and_nothing_of_it_is_kept(body: bytes, world: World) -> None:
-    assert world.hub.take(SENDER, body).status == 400
+def test_an_invalid_message_is_rejected_and_nothing_of_it_is_kept(body: bytes, world: World) -> None:
+    assert world.store.ingest(SENDER, body).status == 400
     assert world.ranks() == ()
     world.say(step=7, metrics={"loss": 1.0})
     before = world.rank()
-    answer = world.hub.take(SENDER, body)
+    answer = world.store.ingest(SENDER, body)
     assert answer.status == 400
     assert len(json.dumps(answer.body)) < 400
     assert world.rank() == before
 
 
-def test_noise_never_raises(world: World) -> None:
+def test_random_bytes_never_raise(world: World) -> None:
     noise, sound = (
         random.Random(7),
         json.dumps({"rank": 1, "metrics": {"loss": 0.5}, "checkpoint": {"ago": 1}}).encode(),
@@ -209,10 +215,10 @@ def test_noise_never_raises(world: World) -> None:
         body = bytearray(sound)
         for _ in range(noise.randint(1, 4)):
             body[noise.randrange(len(body))] = noise.randrange(256)
-        assert world.hub.take(worker(number), bytes(body)).status in (200, 400)
+        assert world.store.ingest(worker(number), bytes(body)).status in (200, 400)
 
 
-def test_each_replica_and_local_rank_has_its_own_place(world: World) -> None:
+def test_each_replica_and_local_rank_is_kept_separately(world: World) -> None:
     for index in range(2):
         for local in range(2):
             world.say(worker(index), localRank=local, step=10 * index + local)
@@ -223,7 +229,7 @@ def test_each_replica_and_local_rank_has_its_own_place(world: World) -> None:
     }
 
 
-def test_an_older_attempt_is_told_to_stop_and_changes_nothing(world: World) -> None:
+def test_a_report_of_an_older_attempt_gets_409_and_changes_nothing(world: World) -> None:
     world.say(step=9)
     world.say(replace(SENDER, attempt=1, pod_uid="pod-2"), step=1)
     assert world.say(step=10).status == 409
@@ -231,7 +237,7 @@ def test_an_older_attempt_is_told_to_stop_and_changes_nothing(world: World) -> N
     assert world.ranks(0) == ()
 
 
-def test_an_attempt_that_was_asked_for_ends_the_one_before_it(world: World) -> None:
+def test_a_snapshot_of_a_newer_attempt_ends_the_older_one(world: World) -> None:
     world.say(step=9)
     assert world.ranks(1) == ()
     assert world.say(step=10).status == 409
@@ -248,26 +254,26 @@ def test_a_replica_that_was_restarted_alone_has_only_its_new_pod(world: World) -
 def test_another_job_of_the_same_name_begins_with_nothing(world: World) -> None:
     world.say(replace(SENDER, attempt=5), step=9)
     world.say(replace(SENDER, job_uid="uid-2", pod_uid="pod-2"), step=1)
-    assert world.hub.of(JOB, "uid-1", 5).ranks == ()
-    assert [rank.step for rank in world.hub.of(JOB, "uid-2", 0).ranks] == [1]
+    assert world.store.snapshot(JOB, "uid-1", 5).ranks == ()
+    assert [rank.step for rank in world.store.snapshot(JOB, "uid-2", 0).ranks] == [1]
 
 
-def test_what_is_forgotten_is_gone_and_may_come_again(world: World) -> None:
+def test_a_forgotten_job_may_report_again(world: World) -> None:
     world.say(step=9)
-    world.hub.forget(JOB)
+    world.store.forget(JOB)
     assert world.ranks() == ()
-    world.hub.forget(JOB)
+    world.store.forget(JOB)
     world.say(step=10)
     assert world.rank().step == 10
 
 
-def test_stacks_are_asked_of_every_rank_of_the_present_attempt_and_of_no_later_one(world: World) -> None:
-    world.hub.stack_dump_id(JOB, "nobody is there")
+def test_stack_dumps_are_requested_from_every_rank_of_the_current_attempt_only(world: World) -> None:
+    world.store.stack_dump_id(JOB, "no rank reports yet")
     assert world.say(step=1).body["stacks"] == ""
-    world.hub.stack_dump_id(JOB, "one")
+    world.store.stack_dump_id(JOB, "one")
     assert world.say(worker(0), step=1).body["stacks"] == "one"
     assert world.say(worker(1), step=1).body["stacks"] == "one"
-    world.hub.stack_dump_id(JOB, "two")
+    world.store.stack_dump_id(JOB, "two")
     assert world.say(worker(1), step=1).body["stacks"] == "two"
     assert world.say(worker(1, attempt=1, pod_uid="next")).body["stacks"] == ""
 
@@ -275,45 +281,45 @@ def test_stacks_are_asked_of_every_rank_of_the_present_attempt_and_of_no_later_o
 # How often
 
 
-def test_a_job_is_woken_at_once_by_the_first_step_of_an_attempt_and_then_every_5_seconds(world: World) -> None:
+def test_the_first_step_of_an_attempt_notifies_immediately_and_further_reports_every_5_seconds(world: World) -> None:
     world.say()
-    assert world.woken == [JOB]
+    assert world.notified == [JOB]
     world.say(step=1)
-    assert world.woken == [JOB] * 2
+    assert world.notified == [JOB] * 2
     for _ in range(41):
         world.clock.advance(0.25)
         world.say(step=2)
-    assert len(world.woken) == 4
+    assert len(world.notified) == 4
     world.say(replace(SENDER, attempt=1, pod_uid="pod-2"), step=3)
-    assert len(world.woken) == 5
+    assert len(world.notified) == 5
 
 
-def test_the_last_message_is_told_even_if_no_other_follows(world: World) -> None:
+def test_the_last_message_notifies_even_if_no_other_follows(world: World) -> None:
     world.say(step=1)
     world.clock.advance(1)
     world.say(step=2)
-    assert len(world.woken) == 1
+    assert len(world.notified) == 1
     world.clock.advance(4)
-    assert len(world.woken) == 2
+    assert len(world.notified) == 2
     world.clock.advance(60)
-    assert len(world.woken) == 2
+    assert len(world.notified) == 2
     assert world.clock.timers == []
 
 
-def test_a_thousand_jobs_are_woken_in_turn_20_times_a_second(world: World) -> None:
+def test_a_thousand_jobs_are_notified_in_turn_20_times_a_second(world: World) -> None:
     jobs = [("team", f"job-{number}") for number in range(1000)]
     for second in range(200):
         for number, job in enumerate(jobs):
             if second % 5 == number % 5:
                 world.say(replace(SENDER, job=job, pod_uid=job[1]))
         world.clock.advance(1)
-    tally = Counter(world.woken)
-    assert 3900 <= len(world.woken) <= 4001
+    tally = Counter(world.notified)
+    assert 3900 <= len(world.notified) <= 4001
     assert {*jobs} == {*tally}
-    assert max(tally.values()) - min(tally.values()) <= 1, "some are woken more often than others"
+    assert max(tally.values()) - min(tally.values()) <= 1, "some are notified more often than others"
 
 
-def test_one_loud_job_takes_no_turn_of_the_others(world: World) -> None:
+def test_a_job_with_many_reports_does_not_delay_others(world: World) -> None:
     quiet = [("team", f"job-{number}") for number in range(50)]
     for _ in range(100):
         for index in range(20):
@@ -321,14 +327,14 @@ def test_one_loud_job_takes_no_turn_of_the_others(world: World) -> None:
         for job in quiet:
             world.say(replace(SENDER, job=job, pod_uid=job[1]))
         world.clock.advance(1)
-    tally = Counter(world.woken)
+    tally = Counter(world.notified)
     assert tally[JOB] <= 22
     assert min(tally[job] for job in quiet) >= 18
 
 
-def test_a_pod_that_sends_too_much_is_told_to_wait_and_others_are_not(world: World) -> None:
+def test_a_pod_that_sends_too_many_messages_is_rate_limited_and_others_are_not(world: World) -> None:
     statuses = [world.say(step=n).status for n in range(1000)]
-    assert statuses == [200] * hubs.BURST + [429] * (1000 - hubs.BURST)
+    assert statuses == [200] * LIMITS.burst + [429] * (1000 - LIMITS.burst)
     refused = world.say(step=1)
     assert refused.retry_after == refused.body["interval"] == 5.0
     assert world.say(worker(1), step=1).status == 200
@@ -336,30 +342,30 @@ def test_a_pod_that_sends_too_much_is_told_to_wait_and_others_are_not(world: Wor
     assert [world.say(step=n).status for n in range(3)] == [200, 200, 429]
 
 
-def test_where_many_ranks_report_each_one_has_its_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hubs, "MOST_PER_SECOND", 10.0)
+def test_the_total_rate_is_shared_by_all_ranks() -> None:
+    world = World(max_rate=10.0)
     for index in range(40):
         assert world.say(worker(index)).status == 200
     taken = Counter(world.say(worker(0)).status for _ in range(100))
-    assert taken[200] == hubs.BURST - 1
+    assert taken[200] == LIMITS.burst - 1
     world.clock.advance(4)
     assert [world.say(worker(0)).status for _ in range(2)] == [200, 429]
 
 
-def test_noise_counts_as_messages(world: World) -> None:
-    assert [world.hub.take(SENDER, b"noise").status for _ in range(100)] == [400] * hubs.BURST + [429] * (
-        100 - hubs.BURST
+def test_invalid_messages_count_toward_the_rate_limit(world: World) -> None:
+    assert [world.store.ingest(SENDER, b"noise").status for _ in range(100)] == [400] * LIMITS.burst + [429] * (
+        100 - LIMITS.burst
     )
 
 
-def test_all_ranks_of_a_pod_may_begin_at_the_same_moment(world: World) -> None:
+def test_all_ranks_of_a_pod_may_start_at_the_same_moment(world: World) -> None:
     for local in range(schema.LOCAL_RANKS):
         assert [world.say(localRank=local, step=step).status for step in range(3)] == [200] * 3
     statuses = Counter(world.say(localRank=number % 128).status for number in range(10_000))
-    assert statuses[200] == schema.LOCAL_RANKS * (hubs.BURST - 3), "no rank is a reason for more than its own"
+    assert statuses[200] == schema.LOCAL_RANKS * (LIMITS.burst - 3), "no rank is a reason for more than its own"
 
 
-def test_eight_ranks_of_a_pod_that_report_in_time_and_store_checkpoints_are_never_refused(world: World) -> None:
+def test_eight_ranks_of_a_pod_that_report_in_time_and_save_checkpoints_are_never_rejected(world: World) -> None:
     for turn in range(100):
         for local in range(8):
             assert world.say(localRank=local, step=turn).status == 200
@@ -367,38 +373,36 @@ def test_eight_ranks_of_a_pod_that_report_in_time_and_store_checkpoints_are_neve
         world.clock.advance(5)
 
 
-def test_the_interval_grows_with_the_ranks_that_report_and_shrinks_when_they_end(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hubs, "MESSAGES_PER_SECOND", 1.0)
+def test_the_interval_grows_with_the_ranks_that_report_and_shrinks_when_they_end() -> None:
+    world = World(target_rate=1.0)
     assert world.say(worker(0)).body["interval"] == 5.0
     for index in range(12):
         world.say(worker(index))
-    assert world.hub.reporting == 12
+    assert world.store.reporting == 12
     assert world.say(worker(0)).body["interval"] == 12.0
     for index in range(100):
         world.say(worker(index))
-    assert world.say(worker(0)).body["interval"] == hubs.LAST_INTERVAL
+    assert world.say(worker(0)).body["interval"] == LIMITS.interval_max
     for _ in range(20):
         world.clock.advance(10)
         world.say(worker(0))
-    assert world.hub.reporting == 1
+    assert world.store.reporting == 1
     assert world.say(worker(0)).body["interval"] == 5.0
     world.clock.advance(180)
-    assert world.hub.reporting == 0
+    assert world.store.reporting == 0
 
 
 # How much
 
 
 def held(world: World) -> int:
-    """Bytes of all that the hub keeps."""
-    seen: set[int] = set()
+    """Bytes that the store keeps."""
+    visited: set[int] = set()
 
     def size(thing: Any) -> int:
-        if id(thing) in seen or isinstance(thing, (type, datetime)):
+        if id(thing) in visited or isinstance(thing, (type, datetime)):
             return 0
-        seen.add(id(thing))
+        visited.add(id(thing))
         inside: list[Any] = []
         if isinstance(thing, dict):
             inside = [*thing.keys(), *thing.values()]
@@ -408,10 +412,10 @@ def held(world: World) -> int:
             inside = [getattr(thing, name) for name in thing.__slots__ if hasattr(thing, name)]
         return sys.getsizeof(thing) + sum(size(part) for part in inside)
 
-    return size(world.hub._jobs)
+    return size(world.store._jobs)
 
 
-def test_a_pod_that_invents_names_and_ranks_stays_within_its_jobs_bounds(world: World) -> None:
+def test_a_pod_that_invents_names_and_ranks_stays_within_the_limits_of_its_job(world: World) -> None:
     limits = {"taken": 0}
     for number in range(20_000):
         names = {f"{number}-{n}": 1.0 for n in range(schema.METRICS)}
@@ -420,28 +424,24 @@ def test_a_pod_that_invents_names_and_ranks_stays_within_its_jobs_bounds(world: 
         world.clock.advance(1)
     assert limits["taken"] == 20_000
     assert len(world.ranks()) == schema.LOCAL_RANKS
-    assert len({name for rank in world.ranks() for name in rank.metrics}) <= hubs.NAMES_OF_JOB
+    assert len({name for rank in world.ranks() for name in rank.metrics}) <= LIMITS.metric_names_per_job
     assert held(world) < 200_000
 
 
-def test_a_job_has_so_many_ranks_and_metrics_and_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hubs, "RANKS_OF_JOB", 10)
-    monkeypatch.setattr(hubs, "VALUES_OF_JOB", 12)
+def test_the_ranks_and_metrics_of_a_job_are_limited() -> None:
+    world = World(ranks_per_job=10, metric_values_per_job=12)
     statuses = [world.say(worker(n), step=1, metrics={"a": 1, "b": 2}).status for n in range(12)]
     assert statuses == [200] * 10 + [503] * 2
     assert [len(rank.metrics) for rank in world.ranks()] == [2] * 6 + [0] * 4
-    assert world.say(worker(3), step=2, metrics={"a": 1, "b": 2}).status == 200, "one that is known goes on"
+    assert world.say(worker(3), step=2, metrics={"a": 1, "b": 2}).status == 200, "a present rank is not affected"
     world.say(worker(0, restart=1, pod_uid="new"), step=1)
     assert world.say(worker(11), step=1).status == 503
     assert world.say(worker(9), metrics={"a": 1, "b": 2}).status == 200
     assert sum(len(rank.metrics) for rank in world.ranks()) == 12
 
 
-def test_the_whole_hub_has_bounds_that_leave_those_alone_who_are_known(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hubs, "JOBS", 2)
-    monkeypatch.setattr(hubs, "RANKS", 3)
+def test_the_limits_of_the_store_do_not_affect_present_ranks() -> None:
+    world = World(jobs=2, ranks=3)
     other, third = ("team", "other"), ("team", "third")
     assert world.say(worker(0)).status == 200
     assert world.say(worker(0, job=other)).status == 200
@@ -449,18 +449,17 @@ def test_the_whole_hub_has_bounds_that_leave_those_alone_who_are_known(
     assert world.say(worker(1)).status == 200
     assert world.say(worker(2)).status == 503
     assert world.say(worker(0, job=other)).status == 200
-    world.hub.forget(JOB)
+    world.store.forget(JOB)
     assert world.say(worker(0, job=third)).status == 200
     assert world.say(worker(1, job=third)).status == 200
     assert world.say(worker(2, job=third)).status == 503
 
 
-def test_a_job_that_was_silent_for_long_makes_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hubs, "JOBS", 2)
-    monkeypatch.setattr(hubs, "RANKS", 3)
+def test_a_silent_job_is_dropped_when_the_store_is_full() -> None:
+    world = World(jobs=2, ranks=3)
     for index in range(2):
         world.say(worker(index), step=1)
-    world.clock.advance(hubs.SILENT_SECONDS)
+    world.clock.advance(LIMITS.silent_seconds)
     other, third = ("team", "other"), ("team", "third")
     assert world.say(worker(0, job=other)).status == 200
     assert len(world.ranks()) == 2
@@ -470,10 +469,8 @@ def test_a_job_that_was_silent_for_long_makes_room(world: World, monkeypatch: py
     assert world.say(worker(1, job=third)).status == 503, "they are not silent"
 
 
-def test_what_attempts_and_restarts_leave_is_not_counted_for_ever(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hubs, "RANKS", 4)
+def test_ranks_of_former_attempts_and_restarts_are_not_counted() -> None:
+    world = World(ranks=4)
     for attempt in range(50):
         for index in range(4):
             sender = worker(index, attempt=attempt, pod_uid=f"{attempt}-{index}")
@@ -481,27 +478,27 @@ def test_what_attempts_and_restarts_leave_is_not_counted_for_ever(
             again = replace(sender, restart=1, pod_uid=f"{attempt}-{index}-1")
             assert world.say(again, step=1, metrics={"a": 1}).status == 200
     assert len(world.ranks(49)) == 4
-    world.hub.forget(JOB)
-    assert world.hub._ranks == 0
+    world.store.forget(JOB)
+    assert world.store._ranks == 0
 
 
 def test_the_largest_job_costs_less_than_25_megabytes(world: World) -> None:
     metrics = {f"some/metric/name/{n}": n / 7 for n in range(8)}
-    for number in range(hubs.RANKS_OF_JOB // 8):
+    for number in range(LIMITS.ranks_per_job // 8):
         for local in range(8):
             world.say(worker(number), localRank=local, step=1, epoch=1, metrics=metrics, stepSeconds=0.1, idle=0.5,
                       checkpoint={"step": 1, "ago": 3})  # fmt: skip
-    assert len(world.ranks()) == hubs.RANKS_OF_JOB
+    assert len(world.ranks()) == LIMITS.ranks_per_job
     assert held(world) < 25e6
 
 
-def test_pacing_survives_jobs_that_come_and_go(world: World) -> None:
+def test_the_notifier_keeps_nothing_of_forgotten_jobs(world: World) -> None:
     for number in range(2000):
         job = ("team", f"job-{number}")
         world.say(replace(SENDER, job=job, pod_uid=str(number)))
-        world.hub.forget(job)
+        world.store.forget(job)
         world.clock.advance(0.01)
     world.clock.advance(60)
-    pacer = world.hub._pacer
-    assert (pacer._queue, pacer._waiting, pacer._woken, world.clock.timers) == ([], {}, {}, [])
-    assert len(world.woken) <= rate_limit.WAKES_PER_SECOND * 20
+    notifier = world.store._notifier
+    assert (notifier._queue, notifier._waiting, notifier._notified_at, world.clock.timers) == ([], {}, {}, [])
+    assert len(world.notified) <= rate_limit.NOTIFICATIONS_PER_SECOND * 20

@@ -13,7 +13,7 @@ from allranks.api.status import FINISHED, Status
 from allranks.cli.format.log_lines import label, prefixed
 from allranks.cli.format.outcome import failure_line
 from allranks.cli.format.progress import pod_state
-from allranks.cli.live.follow import Deleted, Follower, has_log, raise_open_files
+from allranks.cli.live.follow import Deleted, Follower, has_log
 from allranks.cli.options import FAILED, OK, Duration, get_job, joined, name_callback, on_cluster, use_colour
 from allranks.control_sequences import clean
 from allranks.core.model import Pod
@@ -22,6 +22,7 @@ from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import ranks_of, status_of
 from allranks.kube.pod_logs import Line, Wanted, merged, read
+from allranks.open_files import raise_open_files
 
 
 @dataclass(frozen=True)

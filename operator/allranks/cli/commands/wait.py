@@ -12,7 +12,7 @@ import click
 
 from allranks.api.status import FINISHED, Status
 from allranks.cli.format.outcome import failure_block, failure_line, summary
-from allranks.cli.live.follow import Deleted, Follower, raise_open_files
+from allranks.cli.live.follow import Deleted, Follower
 from allranks.cli.live.renderer import Renderer
 from allranks.cli.options import FAILED, OK, TIMED_OUT, Duration, get_job, names_callback, on_cluster, use_colour
 from allranks.core.model import Pod
@@ -20,6 +20,7 @@ from allranks.core.naming import TRAINER
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
 from allranks.kube.pod_logs import Line, Wanted
+from allranks.open_files import raise_open_files
 
 STATES: dict[str, Callable[[Status], bool]] = {
     "succeeded": lambda status: status.phase in FINISHED,

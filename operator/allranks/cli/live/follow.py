@@ -6,7 +6,6 @@ One thread runs a watch on the job, a watch on its pods, and a log request for e
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -202,14 +201,3 @@ def has_log(pod: Pod, container: str = TRAINER) -> bool:
     if container == TRAINER:
         return pod.started_at is not None or pod.exit is not None
     return pod.phase in ("Running", "Succeeded", "Failed")
-
-
-def raise_open_files() -> None:
-    """Every followed log is a connection, and the usual limit is 1024 open files."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != resource.RLIM_INFINITY and soft < 65536:
-            most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

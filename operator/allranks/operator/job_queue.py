@@ -1,0 +1,75 @@
+"""The work queue of jobs. Watches and caches add to it; the controller is its only consumer."""
+
+from __future__ import annotations
+
+from allranks.operator.cache import JobKey
+from allranks.operator.timing import Clock, Timing
+from allranks.operator.workqueue import WorkQueue
+
+
+class JobQueue(WorkQueue[JobKey]):
+    """Ignores jobs of a namespace until `open` is called for it, when its pods are listed."""
+
+    def __init__(self, timing: Timing, clock: Clock) -> None:
+        super().__init__(clock, lambda failures: _backoff(failures, timing))
+        self._timing = timing
+        self._open: set[str | None] = set()
+        self._changed: set[JobKey] = set()
+        self._debouncing: set[JobKey] = set()
+        self._cost: dict[JobKey, float] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is queued, processed, debounced or in backoff."""
+        return not (len(self) or self._debouncing or self.failing)
+
+    def open(self, namespace: str | None) -> None:
+        """None: all namespaces."""
+        self._open.add(namespace)
+
+    def enqueue(self, key: JobKey, urgent: bool = True) -> None:
+        """The job, its pods or its pool changed. What is not urgent is debounced."""
+        self._changed.add(key)
+        cost = self._cost.get(key)
+        if urgent or cost is None:
+            self._enqueue_now(key)
+        elif self._is_open(key):
+            timing = self._timing
+            self._debouncing.add(key)
+            grown = min(timing.pod_event_debounce_max, cost / timing.reconcile_cpu_share)
+            self.add_after(key, max(timing.pod_event_debounce, grown))
+
+    def enqueue_report(self, key: JobKey) -> None:
+        """The ranks reported. Does not count as a change: rejected creates keep their backoff."""
+        self._enqueue_now(key)
+
+    def begin(self, key: JobKey) -> bool:
+        """A reconcile begins, which covers all delayed requests of this job. Whether the job changed since the last."""
+        self.cancel_delay(key)
+        self._debouncing.discard(key)
+        changed = key in self._changed
+        self._changed.discard(key)
+        return changed
+
+    def set_cost(self, key: JobKey, seconds: float) -> None:
+        """CPU time of the last reconcile, from which the debounce follows."""
+        self._cost[key] = seconds
+
+    def remove(self, key: JobKey) -> None:
+        """The job is deleted."""
+        self.begin(key)
+        self.forget(key)
+        self._cost.pop(key, None)
+
+    def _enqueue_now(self, key: JobKey) -> None:
+        if self._is_open(key):
+            self.add(key)
+
+    def _is_open(self, key: JobKey) -> bool:
+        return None in self._open or key[0] in self._open
+
+
+def _backoff(failures: int, timing: Timing) -> float:
+    """1 s, doubled up to 30 s; after eight failures up to five minutes."""
+    longest = timing.retry_max if failures > 8 else timing.unavailable_retry_max
+    return min(longest, 0.5 * 2.0 ** min(failures, 10))

@@ -1,0 +1,69 @@
+"""Collects what a decision depends on: the decoded job and status, its pods and the reports of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from allranks.api.job import Job
+from allranks.api.status import FINISHED, Status
+from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, Reports
+from allranks.kube import job_codec
+from allranks.operator.cache import JobKey, PodCache
+from allranks.operator.timing import Clock
+
+
+class ReportReader(Protocol):
+    """Reports of the ranks."""
+
+    def snapshot(self, job: JobKey, uid: str, attempt: int) -> Reports: ...
+    def stack_dump_id(self, job: JobKey, question: str) -> None: ...
+    def forget(self, job: JobKey) -> None: ...
+
+
+@dataclass
+class Decoded:
+    """The last decoded job and status: decoding costs more than deciding."""
+
+    job: tuple[Any, Job] | None = field(default=None, repr=False)
+    """(parts of the manifest that it depends on, job)"""
+    status: tuple[str, Status] | None = field(default=None, repr=False)
+    """(resourceVersion, status)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """`platform` returns the facts about where a job runs. Without `reports` no rank is listened to."""
+
+    pods: PodCache
+    platform: Callable[[Job], Platform]
+    clock: Clock
+    reports: ReportReader | None = None
+
+    def observe(self, key: JobKey, raw: Manifest, decoded: Decoded, rejected: tuple[RejectedCreate, ...]) -> Observed:
+        """Raises DecodeError."""
+        metadata = raw["metadata"]
+        same = (*(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp", "labels", "annotations")),)
+        if decoded.job is None or decoded.job[0] != same:
+            decoded.job = (same, job_codec.job(raw))
+        if decoded.status is None or decoded.status[0] != metadata["resourceVersion"]:
+            decoded.status = (metadata["resourceVersion"], job_codec.status(raw))
+        job, status = decoded.job[1], decoded.status[1]
+        return Observed(
+            job=job,
+            status=status,
+            pods=self.pods.for_job(key, metadata["uid"]),
+            now=self.clock.now(),
+            platform=self.platform(job),
+            refused=rejected,
+            reports=self._read_reports(key, metadata["uid"], status),
+        )
+
+    def _read_reports(self, key: JobKey, uid: str, status: Status) -> Reports | None:
+        if self.reports is None:
+            return None
+        if status.phase in FINISHED:
+            self.reports.forget(key)
+            return None
+        return self.reports.snapshot(key, uid, status.attempt)

@@ -1,0 +1,249 @@
+"""One session of the operator: watches, caches, controller and kopf, from an empty memory until something ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from allranks.api.job import GROUP, PLURAL, Job
+from allranks.core.model import Manifest, Platform
+from allranks.core.naming import JOB_LABEL
+from allranks.kube import paths, pod_codec
+from allranks.kube.auth import Connection
+from allranks.kube.client import Client
+from allranks.kube.errors import NotFound
+from allranks.kube.transport import Transport
+from allranks.kube.watch import Watch
+from allranks.operator import job_watch
+from allranks.operator.apply import Executor
+from allranks.operator.cache import JobCache, PodCache
+from allranks.operator.controller import Controller
+from allranks.operator.event_recorder import Recorder
+from allranks.operator.job_queue import JobQueue
+from allranks.operator.leader_election import Lease
+from allranks.operator.metrics import Metrics
+from allranks.operator.observer import Observer
+from allranks.operator.pool_cache import Pools
+from allranks.operator.report_auth import Reviews
+from allranks.operator.settings import Settings
+from allranks.operator.timing import Clock, Timing
+from allranks.telemetry.store import ReportStore
+
+logger = logging.getLogger("allranks.operator")
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """What all sessions of an operator share. Tests replace the clock, the timing and what sends requests."""
+
+    settings: Settings
+    connection: Connection
+    metrics: Metrics
+    timing: Timing = field(default_factory=Timing)
+    clock: Clock = field(default_factory=Clock)
+    transport: Callable[[Connection], Transport] = Transport
+    decode_pod: Callable[[pod_codec.Raw], pod_codec.CachedPod] = pod_codec.to_cached_pod
+
+
+class Session:
+    """`run` once. Built in the order of the data flow: queue, caches, executor, controller."""
+
+    def __init__(self, using: Dependencies, lease: Lease | None) -> None:
+        settings, clock, timing = using.settings, using.clock, using.timing
+        self._using, self._settings, self._lease = using, settings, lease
+        self.client = Client(
+            using.connection,
+            concurrency=settings.concurrency,
+            timeout=settings.request_timeout,
+            retry_timeout=2 * settings.request_timeout,
+            fence=(lambda: lease.held) if lease else (lambda: True),
+            observe=using.metrics.requested,
+            transport=using.transport(using.connection),
+        )
+        self.queue = JobQueue(timing, clock)
+        tombstone_ttl = 4 * settings.request_timeout
+        self.jobs = JobCache(tombstone_ttl, clock)
+        self.pods = PodCache(self.queue.enqueue, tombstone_ttl, clock)
+        self.pools = Pools(self.client, settings, self.enqueue_users)
+        self.reports = ReportStore(
+            clock.now, self.queue.enqueue_report, monotonic=clock.monotonic, later=clock.call_later
+        )
+        self.reviews = Reviews(self.client, self.pods, self.jobs.get, timing=timing, clock=clock)
+        self.recorder = Recorder(self.client)
+        self.controller = Controller(
+            self.queue,
+            self.jobs,
+            Observer(self.pods, self._platform, clock, self.reports if settings.report_url else None),
+            Executor(self.client, self.pods, using.decode_pod),
+            self.recorder,
+            using.metrics,
+            timing=timing,
+            clock=clock,
+        )
+        self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
+        self.watches = {f"pods{f' in {ns}' if ns else ''}": self._watch(ns) for ns in self._namespaces}
+        self._jobs_active_at: float | None = None
+        self._began: float | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stop = asyncio.Event()
+
+    @property
+    def synced(self) -> bool:
+        """Whether all caches are filled."""
+        jobs = self.controller.listed_in.issuperset(self._namespaces)
+        return jobs and self.pools.synced.is_set() and all(w.synced.is_set() for w in self.watches.values())
+
+    @property
+    def leading(self) -> bool:
+        """Whether this replica is the leader and its caches are filled."""
+        return (self._lease is None or self._lease.held) and self.synced
+
+    @property
+    def idle(self) -> bool:
+        """Everything observed has been handled, including statuses and Events."""
+        return self.synced and self.controller.idle and self.recorder.idle
+
+    def ages(self) -> Iterator[tuple[str, float]]:
+        """(watch, seconds since its last activity)."""
+        if self._began is None:
+            return  # Nothing is watched while the CRDs are missing.
+        yield "jobs", self._using.clock.monotonic() - (self._jobs_active_at or self._began)
+        yield from ((name, watch.age) for name, watch in self.watches.items())
+        if self.pools.watch:
+            yield "pools", self.pools.watch.age
+
+    async def run(self, stop: asyncio.Event, stopping: asyncio.Task[bool]) -> None:
+        """Returns at shutdown or when the Lease is lost. Raises the error that ended the session otherwise."""
+        try:
+            if self._lease:
+                self._tasks.append(asyncio.create_task(self._lease.keep(), name="lease"))
+            if not await self._crds_installed(stopping):
+                return
+            self._began = self._using.clock.monotonic()
+            runs = [watch.run() for watch in self.watches.values()]
+            runs += [self.pools.run(), self.recorder.run(), self.controller.run()]
+            runs += [self._begin(ns, watch) for ns, watch in zip(self._namespaces, self.watches.values(), strict=True)]
+            self._tasks += [asyncio.create_task(run) for run in runs]
+            ends: list[asyncio.Task[None] | asyncio.Task[bool]] = [*self._tasks, stopping]
+            # kopf cancels every task that was started after it, so it starts last.
+            kopf = asyncio.create_task(self._watch_jobs(stop))
+            done, _ = await asyncio.wait([*ends, kopf], return_when=asyncio.FIRST_COMPLETED)
+            if kopf in done and kopf.exception() is None:
+                stop.set()  # kopf received a signal
+            self._stop.set()
+            self.controller.close()
+            await self.recorder.flush(self._using.timing.events_flush)
+            await asyncio.wait([kopf], timeout=self._using.timing.kopf_shutdown)
+            for task in done - {stopping}:
+                if error := task.exception():
+                    raise error
+        finally:
+            self._stop.set()
+            self.controller.close()
+            self.reviews.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.client.close()
+
+    async def _crds_installed(self, stopping: asyncio.Task[bool]) -> bool:
+        """Waits for the CRDs. False: the session ended before."""
+        installed = asyncio.create_task(
+            wait_for_crds(self.client, self._using.timing.crd_poll), name="wait for the CRDs"
+        )
+        await asyncio.wait([installed, *self._tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not installed.done():
+            installed.cancel()
+            return False
+        installed.result()
+        return True
+
+    async def _begin(self, namespace: str | None, watch: Watch[pod_codec.Raw]) -> None:
+        """Runs per namespace, so that an unreadable namespace does not block the others."""
+        await watch.synced.wait()
+        await self.pools.synced.wait()
+        self.controller.start(namespace)
+        logger.info("pod cache synced%s; starting reconciliation", f" in {namespace}" if namespace else "")
+        await asyncio.Event().wait()
+
+    def _watch(self, namespace: str | None) -> Watch[pod_codec.Raw]:
+        decode = self._using.decode_pod
+
+        def listed(found: Sequence[pod_codec.Raw], version: int) -> None:
+            self.pods.relist([decode(raw) for raw in found], version, namespace)
+
+        def changed(raw: pod_codec.Raw, deleted: bool) -> None:
+            self.pods.upsert(decode(raw), deleted)
+
+        return Watch(
+            self.client,
+            paths.collection("Pod", namespace),
+            pod_codec.Raw,
+            listed=listed,
+            changed=changed,
+            parameters={"labelSelector": JOB_LABEL},
+            renewed_after=self._settings.watch_timeout,
+        )
+
+    async def _watch_jobs(self, stop: asyncio.Event) -> None:
+        def alive() -> None:
+            if self._jobs_active_at is None:
+                # kopf has replaced our signal handlers by its own, with which it takes 5 s to end.
+                stop_on_signals(stop)
+            self._jobs_active_at = self._using.clock.monotonic()
+
+        controller = self.controller
+        await job_watch.run(
+            self.client, self._settings, controller.on_job_event, controller.on_job_list, alive, self._stop
+        )
+
+    def _platform(self, job: Job) -> Platform:
+        settings = self._settings
+        return Platform(
+            helper_image=settings.helper_image,
+            node_lost_seconds=settings.node_lost_seconds,
+            report_url=settings.report_url,
+            pool=self.pools.get(job.spec.pool) if job.spec.pool else None,
+            pool_refused=self.pools.refused if job.spec.pool else "",
+        )
+
+    def enqueue_users(self, pool: str | None) -> None:
+        """Enqueues the jobs that use this pool; None means any pool."""
+        for key in self.jobs:
+            used = dict_field(self.jobs.get(key) or {}, "spec").get("pool")
+            if used and pool in (None, used):
+                self.queue.enqueue(key)
+
+
+async def wait_for_crds(client: Client, poll: float) -> None:
+    """Waits until the API server serves our resource and lists our API group, which happens a moment later: kopf's
+    discovery runs once. Both may still be served right after the CRDs were deleted; then kopf ends the session."""
+    logged = False
+    while True:
+        with contextlib.suppress(NotFound):
+            if PLURAL.encode() in await client.get(paths.GROUP_VERSION):
+                if f'"{GROUP}"'.encode() in await client.get(paths.GROUPS):
+                    return
+                await asyncio.sleep(poll / 10)
+                continue
+        if not logged:
+            logger.error("the CustomResourceDefinitions are not installed (kubectl apply -f crds/): waiting")
+            logged = True
+        await asyncio.sleep(poll)
+
+
+def dict_field(job: Manifest, name: str) -> Manifest:
+    """A field of a job that no schema has validated; empty if it is not an object."""
+    part = job.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
