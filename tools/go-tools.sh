@@ -168,7 +168,7 @@ compile() {
     modules
     # Debug information would take a tenth of the build time.
     "$go" build -v -gcflags=all=-dwarf=false -ldflags "-s -w $1" -o "$work/bin/" "${@:2}" 2> >(count) ||
-      fail "Go could not compile them, see above: the same command again goes on from there"
+      fail "Go could not compile them, see above; run the same command to retry"
   )
 }
 

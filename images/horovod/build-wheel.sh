@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Builds the wheel of Horovod, whose last release predates today's frameworks and comes as source only.
+# Builds a wheel of Horovod, whose last release is older than the current frameworks and available only as source.
 set -euo pipefail
 
 usage() {
   cat <<'USAGE'
 usage: images/horovod/build-wheel.sh [--mpi | --no-mpi] [OUTPUT_DIR]
 
-Builds the wheel of Horovod 0.28.1 for the frameworks that $PYTHON has (PyTorch, TensorFlow or both), with gloo and,
-where mpicxx and mpirun are there, with MPI. Prints the wheel's path as the only line on stdout. It takes 4 minutes on
-two cores. A wheel with MPI cannot be loaded where there is no libmpi.
+Builds a wheel of Horovod 0.28.1 for the frameworks of $PYTHON (PyTorch, TensorFlow or both), with gloo and, if mpicxx and
+mpirun are installed, with MPI. Prints the wheel's path as the only line on stdout. This takes 4 minutes on two cores. A
+wheel with MPI cannot be loaded without libmpi.
 
-With OUTPUT_DIR it builds and puts the wheel there. Without, the wheel is kept in $ALLRANKS_CACHE/horovod-wheels, and
-built only if none of the same versions, scripts and options is there.
+With OUTPUT_DIR, always builds the wheel and puts it there. Otherwise the wheel is cached in
+$ALLRANKS_CACHE/horovod-wheels, and built only if there is none for the same versions, scripts and options.
 
 options:
-  --mpi        build with MPI, and fail where it is missing
+  --mpi        build with MPI, and fail if it is not installed
   --no-mpi     build without MPI
-  --print-key  print the name under which the wheel would be kept, and build nothing
+  --print-key  print the cache key of the wheel, and build nothing
 
 examples:
   PYTHON=.venv/bin/python images/horovod/build-wheel.sh
@@ -24,10 +24,10 @@ examples:
   HOROVOD_GPU_OPERATIONS=NCCL images/horovod/build-wheel.sh /wheels
 
 environment:
-  PYTHON                  an interpreter that has the frameworks and requirements.txt, default python3
-  HOROVOD_GPU_OPERATIONS  NCCL for a build for GPUs; it needs the CUDA toolkit and NCCL's headers
+  PYTHON                  an interpreter with the frameworks and requirements.txt, default python3
+  HOROVOD_GPU_OPERATIONS  NCCL for a GPU build; requires the CUDA toolkit and NCCL's headers
   ALLRANKS_CACHE          default ~/.cache/allranks
-  MAKEFLAGS, CXX          as make and cmake understand them
+  MAKEFLAGS, CXX          as for make and cmake
 USAGE
 }
 
@@ -56,13 +56,13 @@ parse_arguments() {
       --no-mpi) mpi=no ;;
       --print-key) print_key=true ;;
       -*) usage >&2; fail "unknown option '$argument'" ;;
-      *) [[ -z $output ]] || fail "one output directory is enough: '$output' and '$argument'"; output=$argument ;;
+      *) [[ -z $output ]] || fail "more than one output directory: '$output' and '$argument'"; output=$argument ;;
     esac
   done
 }
 
-# Sets `torch` and `tensorflow` to the versions that $PYTHON has, empty for none, `tensorflow_wheel` to the name of the
-# latter's package, and `interpreter` to a tag.
+# Sets `torch` and `tensorflow` to the versions in $PYTHON, empty for none, `tensorflow_wheel` to the name of TensorFlow's
+# package, and `interpreter` to a tag.
 find_frameworks() {
   local found
   found=$("$python" - <<'PYTHON'
@@ -82,7 +82,7 @@ def find(*names):
 _, torch = find("torch")
 print("cp%d%d" % sys.version_info[:2], torch, *find("tensorflow", "tensorflow-cpu"), sep="|")
 PYTHON
-  ) || fail "'$python' does not run: set PYTHON to an interpreter that has PyTorch or TensorFlow"
+  ) || fail "'$python' does not run: set PYTHON to an interpreter with PyTorch or TensorFlow"
   IFS='|' read -r interpreter torch tensorflow_wheel tensorflow <<<"$found"
 }
 
@@ -94,7 +94,7 @@ settle_mpi() {
   [[ $mpi != auto ]] || mpi=$there
 }
 
-# All that decides what is in the wheel: what it is built against in readable form, and a hash of how it is built.
+# Everything that determines the wheel: the versions in readable form, and a hash of the build scripts.
 wheel_key() {
   local recipe
   recipe=$(cat "$folder/build-wheel.sh" "$folder/edit_source.py" "$folder/source.txt" | sha256sum | cut -c 1-12)
@@ -134,16 +134,16 @@ check_tools() {
   [[ -n $torch$tensorflow ]] ||
     fail "$python has neither PyTorch nor TensorFlow: Horovod is compiled against them. Install them first, or set PYTHON"
   "$python" -c 'import cffi, cloudpickle, packaging, psutil, setuptools, yaml' 2>/dev/null ||
-    fail "$python lacks a package that the build needs: $python -m pip install setuptools -r $folder/requirements.txt"
+    fail "$python does not have all packages for the build: $python -m pip install setuptools -r $folder/requirements.txt"
   [[ -z ${HOROVOD_GPU_OPERATIONS:-} || $tensorflow_wheel != tensorflow-cpu ]] ||
     fail "tensorflow-cpu has no GPU kernels for Horovod to link to: install tensorflow instead, or neither for PyTorch alone"
-  command -v make >/dev/null || fail "no make on this machine (Debian: apt-get install make)"
+  command -v make >/dev/null || fail "make is not installed (Debian: apt-get install make)"
   "${CXX:-c++}" -std=c++20 -x c++ -fsyntax-only /dev/null 2>/dev/null ||
-    fail "no C++ compiler that knows C++ 20 (${CXX:-c++}) on this machine (Debian: apt-get install g++)"
+    fail "no C++ compiler with C++ 20 support (${CXX:-c++}; Debian: apt-get install g++)"
 }
 
 fetch_source() {
-  # pip checks the hash that source.txt holds.
+  # pip checks the hash in source.txt.
   "$python" -m pip download --disable-pip-version-check --quiet --no-deps --no-binary horovod --require-hashes \
     --requirement "$folder/source.txt" --dest "$work" >&2 || fail "pip could not download Horovod's source, see above"
   mkdir "$work/source"
@@ -158,17 +158,17 @@ compile() {
   choose PYTORCH "$torch"
   choose TENSORFLOW "$tensorflow"
   choose MPI "${mpi/no/}"
-  export CMAKE_POLICY_VERSION_MINIMUM=3.5 # cmake 4 refuses what Horovod's third parties ask for
+  export CMAKE_POLICY_VERSION_MINIMUM=3.5 # cmake 4 rejects the minimum version of Horovod's third-party code
   export MAKEFLAGS=${MAKEFLAGS:--j$(parallel_compilers)}
   if ! (cd "$work/source" && "$python" setup.py bdist_wheel 2>&1) | tee "$log" | show_progress; then
     log=$(mktemp --tmpdir horovod-build-XXXXXX.log)
     cp "$work/build.log" "$log"
     grep --max-count 10 ' error: \|undefined reference\|multiple definition\|CMake Error\|Killed' "$log" >&2 || tail -n 20 "$log" >&2
-    fail "the build failed, see above; all that it said is in $log"
+    fail "the build failed, see above; the full log is in $log"
   fi
 }
 
-# choose FEATURE VALUE: built in and required, or where the value is empty left out; never what setup.py happens to find.
+# choose FEATURE VALUE: enables and requires the feature, or disables it if the value is empty; no auto-detection by setup.py.
 choose() {
   if [[ -n $2 ]]; then export "HOROVOD_WITH_$1=1"; else export "HOROVOD_WITHOUT_$1=1"; fi
 }
@@ -176,14 +176,14 @@ choose() {
 find_cmake() {
   export HOROVOD_CMAKE
   HOROVOD_CMAKE=$(command -v cmake) && return
-  say "no cmake on this machine, fetching it with pip"
+  say "cmake is not installed, downloading it with pip"
   "$python" -m pip install --disable-pip-version-check --quiet --target "$work/cmake" cmake==4.4.4 >&2 ||
     fail "pip could not fetch cmake, see above (Debian: apt-get install cmake)"
   export PYTHONPATH=$work/cmake${PYTHONPATH:+:$PYTHONPATH}
   HOROVOD_CMAKE=$work/cmake/bin/cmake
 }
 
-# A compiler takes up to 2 GB for PyTorch's headers.
+# A compiler needs up to 2 GB for PyTorch's headers.
 parallel_compilers() {
   local by_memory cores
   by_memory=$(awk '/MemAvailable/ { print int($2 / 1024 / 1024 / 2) }' /proc/meminfo)
@@ -191,7 +191,7 @@ parallel_compilers() {
   echo $((by_memory < 1 ? 1 : by_memory < cores ? by_memory : cores))
 }
 
-# Make's own percentages, every tenth of the way.
+# Prints make's percentages in steps of ten.
 show_progress() {
   local line next=10
   while IFS= read -r line; do

@@ -1,4 +1,4 @@
-"""Edits Horovod 0.28.1's source, of June 2023, so that it builds against today's PyTorch and TensorFlow."""
+"""Patches the source of Horovod 0.28.1 (June 2023) so that it builds against current PyTorch and TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Edit:
-    """One replacement in one file of the unpacked source; `old` must be there exactly once."""
+    """One replacement in one file of the unpacked source; `old` must occur exactly once."""
 
     path: str
     reason: str
@@ -18,7 +18,7 @@ class Edit:
     new: str
 
 
-KERAS_REASON = "`keras` is Keras 3 now, whose backend Horovod's optimizers cannot use; legacy Keras is `tf_keras`"
+KERAS_REASON = "`keras` is now Keras 3, whose backend Horovod's optimizers cannot use; legacy Keras is `tf_keras`"
 
 EDITS = (
     Edit(
@@ -29,16 +29,16 @@ EDITS = (
     ),
     Edit(
         path="third_party/gloo/CMakeLists.txt",
-        # Before C++ 17 a static constexpr member needs a definition of its own, from 17 on it is one: the C++ 20
-        # objects of edit 1 bring a second. The standard is a variable, for cmake puts its own `-std` behind the flags.
-        reason="gloo must be C++ 17 or later like what links it: else `multiple definition of Store::kDefaultTimeout`",
+        # Before C++ 17 a static constexpr member needs a separate definition, since 17 its declaration is one: C++ 20
+        # objects of edit 1 contain a second. Set as a variable, because cmake appends its own `-std` to the flags.
+        reason="gloo needs C++ 17 or later, like its users: else `multiple definition of Store::kDefaultTimeout`",
         old='set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -std=c++11 -fPIC")',
         new='set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -fPIC")\n  set(CMAKE_CXX_STANDARD 17)',
     ),
     Edit(
         path="horovod/tensorflow/xla_mpi_ops.cc",
-        # They serve XLA on GPUs, for those who set HOROVOD_ENABLE_XLA_OPS=1. All else, NCCL included, is elsewhere.
-        reason="the XLA operations include headers that TensorFlow has moved or no longer finds: they are left out",
+        # They are for XLA on GPUs with HOROVOD_ENABLE_XLA_OPS=1. Everything else, including NCCL, is in other files.
+        reason="the XLA operations include headers that TensorFlow has moved or no longer finds: they are excluded",
         old="#if TENSORFLOW_VERSION >= 2006000000\n\n#include",
         new="#if TENSORFLOW_VERSION >= 2006000000 && defined(HOROVOD_WITH_XLA_OPERATIONS)\n\n#include",
     ),

@@ -1,5 +1,5 @@
-// The published module has no file of this name in workflow/executor/os-specific. What the emissary, the first process of
-// a workflow's container, does to the user's command.
+// This file is missing in workflow/executor/os-specific of the published module. The emissary, the first process of a
+// workflow's container, uses it to start and signal the user's command.
 package os_specific
 
 import (
@@ -11,7 +11,7 @@ import (
 
 var Term = syscall.SIGTERM
 
-// The runtime of Go sends itself SIGURG.
+// The Go runtime sends SIGURG to itself.
 func CanIgnoreSignal(s os.Signal) bool {
 	return s == syscall.SIGURG || s == syscall.SIGCHLD
 }
@@ -20,7 +20,7 @@ func Setpgid(attributes *syscall.SysProcAttr) {
 	attributes.Setpgid = true
 }
 
-// The command leads a group of its own, see Setpgid: its children are meant as well.
+// The command leads its own process group, see Setpgid: the signal also goes to its children.
 func Kill(pid int, s syscall.Signal) error {
 	return syscall.Kill(-pid, s)
 }

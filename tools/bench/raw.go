@@ -1,8 +1,8 @@
-// The limit: the same pods, posted as fast as the API server takes them, by Go's own HTTP client.
+// The limit: posts the same pods as fast as the API server accepts them, with Go's HTTP client.
 //
 //	raw -url URL -ca FILE -token TOKEN [-concurrency N]
 //
-// Each line of standard input is a path, a tab, and a file with one JSON object a line; all of them are posted, and then
+// Each line of standard input has a path, a tab, and a file with one JSON object per line; all of them are posted, then
 // "done" is printed.
 package main
 
@@ -33,7 +33,7 @@ func main() {
 	roots.AppendCertsFromPEM(certificate)
 	client := &http.Client{Transport: &http.Transport{
 		TLSClientConfig:     &tls.Config{RootCAs: roots},
-		ForceAttemptHTTP2:   true, // as client-go does: one connection
+		ForceAttemptHTTP2:   true, // one connection, like client-go
 		MaxIdleConnsPerHost: *concurrency,
 	}}
 	send := func(verb, path string, body []byte) {

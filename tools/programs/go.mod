@@ -1,6 +1,6 @@
-// Programs that tests need and Go compiles: `tools/go-tools.sh` builds the tools named at the end. They are one module, so
-// that what they share is compiled once; versions of Helm and CoreDNS are those that use the same Kubernetes.
-// Kubernetes' staging modules are published with numbers of their own, which its own go.mod does not name.
+// Go programs for tests: `tools/go-tools.sh` builds the tools at the end. They are in one module, so that shared packages are
+// compiled once; the versions of Helm and CoreDNS are those that use the same Kubernetes.
+// Kubernetes' staging modules are published with other version numbers, which its go.mod does not contain.
 module allranks/tools/programs
 
 go 1.26.0

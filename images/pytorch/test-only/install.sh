@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the build argument TEST_ONLY_STUB_CUDA runs instead of an ordinary pip: PyTorch in a quarter of the space, for
-# tests on machines without a GPU, with stubs in place of CUDA's libraries. Any use of CUDA in it fails.
+# Runs instead of pip with the build argument TEST_ONLY_STUB_CUDA: installs PyTorch in a quarter of the space, with stubs in
+# place of CUDA's libraries, for tests on machines without a GPU. Any use of CUDA fails.
 set -eu
 folder=$(dirname "$0")
 requirements=$folder/../requirements.txt
@@ -9,7 +9,7 @@ torch=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$requirements")
 grep -v '^torch==' "$requirements" >/tmp/others.txt
 python3 -m pip install --requirement /tmp/others.txt
 python3 -m pip install --no-deps "$torch"
-# PyTorch's other dependencies are Python; these two of CUDA's libraries do work when they are loaded.
+# PyTorch's other dependencies are pure Python; two CUDA libraries are called while PyTorch is loaded.
 python3 "$folder/stub_cuda.py" --requirements >/tmp/torch.txt
 python3 -m pip install --requirement /tmp/torch.txt
 

@@ -1,6 +1,6 @@
-"""Makes stubs of the CUDA libraries that PyTorch is linked to and that are not there: for tests, where there is no GPU.
+"""Creates stubs of the missing CUDA libraries that PyTorch is linked to, for tests on machines without a GPU.
 
-The loader wants every library, symbol and version that PyTorch names, though without a GPU none is ever called.
+The loader requires every library, symbol and version that PyTorch references, although without a GPU none is called.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from importlib.metadata import distribution, requires
 from pathlib import Path
 
 REAL = {"nvidia-cuda-runtime": "cudart", "nvidia-cuda-cupti": "cupti"}
-"""Packages with libraries that are small, and called while PyTorch is loaded."""
+"""Packages with small libraries that are called while PyTorch is loaded."""
 DRIVER = "libcuda.so.1"
-"""It belongs to a machine, not to an image; what needs it is loaded on demand."""
+"""Part of the machine, not of an image; libraries that need it are loaded on demand."""
 LOADERS_OWN = re.compile(r"_ITM_|__gmon_start__|_?Py|__cxa_finalize")
-"""Symbols that the interpreter or nobody has."""
+"""Symbols of the interpreter, or optional ones."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requirements", action="store_true", help="print what PyTorch needs beside the stubs")
+    parser.add_argument(
+        "--requirements", action="store_true", help="print the packages that PyTorch needs besides the stubs"
+    )
     if parser.parse_args().requirements:
         print("\n".join(requirements()))
         return
@@ -36,7 +38,7 @@ def main() -> None:
 
 
 def requirements() -> list[str]:
-    """PyTorch's own, without CUDA but for the two that work; its bundle of CUDA says which versions of those."""
+    """PyTorch's requirements without CUDA, except the two packages above, in the versions of its CUDA bundle."""
     kept, bundle = [], ""
     for line in requires("torch") or []:
         name = re.split(r"[\s\[<>=!~;]", line, maxsplit=1)[0]
@@ -49,7 +51,7 @@ def requirements() -> list[str]:
 
 
 def present(site: Path) -> dict[str, Path]:
-    """Libraries that the loader will find, by name: PyTorch's, NVIDIA's that are installed, and the system's."""
+    """Libraries that the loader finds, by name: PyTorch's, installed ones of NVIDIA, and the system's."""
     found = {path.name: path for path in (site / "torch" / "lib").glob("*.so*")}
     found |= {path.name: path for path in (site / "nvidia").rglob("*.so*")}
     for line in run("/sbin/ldconfig", "-p").splitlines():
@@ -60,7 +62,7 @@ def present(site: Path) -> dict[str, Path]:
 
 
 def missing(libraries: list[Path], there: dict[str, Path]) -> dict[str, dict[str, set[str]]]:
-    """Library that is not there -> version, empty for none -> symbols that somebody wants of it."""
+    """Missing library -> version (empty for none) -> symbols required from it."""
     stubs: dict[str, dict[str, set[str]]] = {}
     wanted: set[tuple[str, str]] = set()  # symbol, version
     owner: dict[str, str] = {}  # version -> library
@@ -83,12 +85,12 @@ def missing(libraries: list[Path], there: dict[str, Path]) -> dict[str, dict[str
         if owner.get(version) in stubs:
             stubs[owner[version]][version].add(name)
         elif not version and name not in defined and not LOADERS_OWN.match(name):
-            stubs[sorted(stubs)[0]][""].add(name)  # the loader looks for a symbol without a version in all of them
+            stubs[sorted(stubs)[0]][""].add(name)  # the loader searches all libraries for symbols without a version
     return stubs
 
 
 def there_of(libraries: list[Path], there: dict[str, Path]) -> set[Path]:
-    """The libraries that these need, themselves or by way of others."""
+    """Direct and transitive dependencies of these libraries."""
     found: set[Path] = set()
     todo = list(libraries)
     while todo:
@@ -100,7 +102,7 @@ def there_of(libraries: list[Path], there: dict[str, Path]) -> set[Path]:
 
 
 def symbols(library: Path, which: str) -> set[tuple[str, str]]:
-    """(name, version) of dynamic symbols; weak ones that may be missing are left out."""
+    """(name, version) of dynamic symbols, without optional weak ones."""
     found = set()
     for line in run("nm", "--dynamic", which, "--portability", str(library)).splitlines():
         name, kind = line.split(" ")[:2]
@@ -111,7 +113,7 @@ def symbols(library: Path, which: str) -> set[tuple[str, str]]:
 
 
 def compile_stub(soname: str, symbols: dict[str, set[str]], target: Path) -> None:
-    """A library whose every function returns 1, which is an error in all of CUDA."""
+    """Compiles a library whose functions all return 1, an error code in all of CUDA."""
     with tempfile.TemporaryDirectory() as work:
         source, script = Path(work) / "stub.c", Path(work) / "stub.map"
         names = sorted({name for group in symbols.values() for name in group})
