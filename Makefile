@@ -31,11 +31,12 @@ test-all: $(STAMP) ## Run every test: all frameworks, faults, images, nodes and 
 check: $(STAMP) ## The fast part of `make test`: lint, types, generated files, tests without frameworks
 	@$(BIN)/python tools/test.py static unit
 
-lint: $(STAMP) ## ruff, mypy --strict, import-linter
+lint: $(STAMP) ## ruff, mypy --strict, import-linter, wording
 	@$(BIN)/ruff check --no-cache .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python tools/language.py
 
 generate: $(STAMP) ## Generate the CRDs, the reference pages and the chart's copies from the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining > $(STAMP).crd && mv $(STAMP).crd crds/distributedtrainings.yaml

@@ -62,12 +62,13 @@ EVERY_CHANGE = (
     Part(
         "static",
         1.5,
-        "style, types, layers, generated files",
+        "style, types, layers, wording, generated files",
         [
             [BIN / "ruff", "check", "--no-cache", "."],
             [BIN / "ruff", "format", "--check", "."],
             [BIN / "mypy"],
             [BIN / "lint-imports", "--no-cache"],
+            [BIN / "python", "tools/language.py"],
             ["make", "--no-print-directory", "verify"],
         ],
     ),
@@ -75,7 +76,7 @@ EVERY_CHANGE = (
         "unit",
         5,
         "each rule and module in memory; golden manifests; scenarios with a poor watch and killed after each write; "
-        "2,400 generated histories",
+        "2,400 generated histories; mutants of the core, each of which a test must catch",
         [pytest("unit", "-m", "not slow and not cluster and not e2e and not nightly", *TWO_AT_A_TIME)],
     ),
     Part(
@@ -90,7 +91,7 @@ EVERY_CHANGE = (
         7,
         "each scenario, the operator, its Lease, reports and the commands on a real API server; 20 runs with faults",
         [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],
-        prepares=("controlplane.sh",),
+        prepares=("controlplane.sh", "helm.sh", "go-tools.sh untt"),
     ),
 )
 
@@ -99,7 +100,7 @@ NIGHT = (
     Part(
         "unit-all",
         15,
-        "the same with 20,000 histories from a random seed, and mutants of the core that the tests must catch",
+        "the same with 20,000 histories from a random seed",
         [pytest("unit-all", "-m", "not slow and not cluster and not e2e", *TWO_AT_A_TIME)],
         {"HISTORIES": "20000", "HISTORIES_SEED": RANDOM},
     ),

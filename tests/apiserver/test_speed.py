@@ -12,6 +12,8 @@ from bench.life import lives
 from bench.systems import Allranks, Raw, Shape
 from bench.table import changes
 
+pytestmark = pytest.mark.nightly
+
 LARGE, MANY = Shape(1, 256), Shape(25, 4)
 
 

@@ -170,7 +170,7 @@ def reference(control_plane: ControlPlane, proxies: Threads, tmp_path_factory: p
     return play(control_plane, proxies, tmp_path_factory.mktemp("reference") / "operator", None)
 
 
-@pytest.mark.parametrize("writes", [1, 3, 6, 9, 12])
+@pytest.mark.parametrize("writes", [6, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 3, 9, 12))])
 def test_sigkill_after_the_nth_write_does_not_change_the_outcome(
     writes: int, reference: Ending, control_plane: ControlPlane, proxies: Threads, tmp_path: Path
 ) -> None:
