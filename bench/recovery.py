@@ -51,7 +51,7 @@ examples:
   python bench/recovery.py                              # 64 pods, 30 failures of each kind: a few minutes
   python bench/recovery.py --only group --seconds 30    # a quick run
   python bench/recovery.py --profile /tmp/recovery.prof # then: python -m pstats /tmp/recovery.prof
-  python bench/recovery.py 2>/dev/null | jq .group.seen_to_all_created
+  python bench/recovery.py 2>/dev/null | jq .group.observed_to_all_created
 """
 
 clock = time.perf_counter
@@ -117,7 +117,7 @@ class Stopwatch:
         self.done.clear()
 
     def decode(self, raw: pod_codec.Raw) -> pod_codec.CachedPod:
-        """In place of the operator's own: the first thing that happens to a pod that the watch brings."""
+        """Replaces the operator's decoder, which is the first code that handles a pod of the watch."""
         if not self.observed_at and raw.metadata.uid == self.victim and raw.status.phase == "Failed":
             self.observed_at, self.cpu = clock(), -time.process_time()
         return pod_codec.to_cached_pod(raw)
@@ -169,7 +169,9 @@ class Recovery:
                 of_ours = await self._fail(operator, ours, scenario)
                 for what, took in {**of_ours, **of_plain}.items():
                     times.setdefault(what, []).append(took)
-                log_progress(f"{scenario.name}: round {number + 1} of {rounds}, {of_ours['seen_to_all_created']:.3f} s")
+                log_progress(
+                    f"{scenario.name}: round {number + 1} of {rounds}, {of_ours['observed_to_all_created']:.3f} s"
+                )
         return times
 
     @contextlib.asynccontextmanager
@@ -226,16 +228,16 @@ class Recovery:
         deleted = stopwatch.of("DELETE", "")
         last = max(request.answered for request in created)
         return {
-            "report_sent_to_seen": observed - began,
-            "report_answered_to_seen": observed - reported,
-            "seen_to_status_sent": status.sent - observed,
-            "seen_to_status_written": status.answered - observed,
-            "seen_to_first_creation_sent": min(request.sent for request in created) - observed,
-            "seen_to_last_creation_sent": max(request.sent for request in created) - observed,
-            "seen_to_all_created": last - observed,
+            "report_sent_to_observed": observed - began,
+            "report_answered_to_observed": observed - reported,
+            "observed_to_status_sent": status.sent - observed,
+            "observed_to_status_written": status.answered - observed,
+            "observed_to_first_creation_sent": min(request.sent for request in created) - observed,
+            "observed_to_last_creation_sent": max(request.sent for request in created) - observed,
+            "observed_to_all_created": last - observed,
             "report_answered_to_all_created": last - reported,
             "operator_cpu": stopwatch.cpu,
-            "seen_to_all_deletions_answered": max(request.answered for request in deleted) - observed,
+            "observed_to_all_deletions_answered": max(request.answered for request in deleted) - observed,
         }
 
     @contextlib.contextmanager
@@ -320,11 +322,11 @@ class Recovery:
 
 def summary(times: Times) -> dict[str, Any]:
     """Milliseconds. With fewer than 100 rounds, p99 is the maximum."""
-    out: dict[str, Any] = {"rounds": len(times["seen_to_all_created"])}
+    out: dict[str, Any] = {"rounds": len(times["observed_to_all_created"])}
     out |= {what: percentiles(1000 * seconds for seconds in of) for what, of in times.items()}
     for plain in ("plain_creations", "plain_creations_beside_deletions", "plain_status_and_creation"):
         if plain in times:
-            ratios = [a / b for a, b in zip(times["seen_to_all_created"], times[plain], strict=True)]
+            ratios = [a / b for a, b in zip(times["observed_to_all_created"], times[plain], strict=True)]
             out[f"ratio_to_{plain}"] = round(statistics.median(ratios), 2)
     return out
 

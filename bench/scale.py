@@ -119,7 +119,7 @@ async def _has(client: Client, namespace: str, wanted: int) -> bool:
 
 
 async def _cold_start(system: Allranks, jobs: int) -> dict[str, float]:
-    """From the start of the process until every job is reconciled and the work queue is empty."""
+    """Measures from the start of the process until every job is reconciled and the work queue is empty."""
     system.pids.clear()
     began = time.monotonic()
     with system.run():

@@ -142,7 +142,7 @@ def targets(found: Mapping[str, Any]) -> Iterator[Row]:
             what = f"{many['failing']} of {many['pods']:,} fail -> a replacement, {rank}"
             yield row(what, f"<= {most} ms", took, " ms", took <= most)
     for kind in ("one", "group"):
-        if one := found.get("recovery", {}).get(kind, {}).get("seen_to_all_created"):
+        if one := found.get("recovery", {}).get(kind, {}).get("observed_to_all_created"):
             yield row(f"failure -> replacements, {kind}: p50", "<= 50 ms", one["p50"], " ms", one["p50"] <= 50)
             yield row(f"failure -> replacements, {kind}: p99", "<= 200 ms", one["p99"], " ms", one["p99"] <= 200)
     for name, one in found.get("scale", {}).items():
@@ -195,7 +195,7 @@ def _recovery(of: Mapping[str, Any]) -> str:
         if kind not in of:
             continue
         one = of[kind]
-        cells = [one["seen_to_status_written"], one["seen_to_all_created"], one[plain[kind]]]
+        cells = [one["observed_to_status_written"], one["observed_to_all_created"], one[plain[kind]]]
         rows.append([what, one["rounds"], *(f"{cell['p50']:.0f} / {cell['p99']:.0f} ms" for cell in cells)])
     head = [
         "after the failure event, p50 / p99",

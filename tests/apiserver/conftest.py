@@ -38,8 +38,10 @@ def programs() -> Path:
 
 @pytest.fixture(scope="session")
 def control_plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane | UsersCluster]:
-    """With the CRDs. KUBECONFIG is used only with ALLRANKS_TEST_CLUSTER=yes, because it may name a production
-    cluster."""
+    """An API server with the CRDs.
+
+    KUBECONFIG is used only with ALLRANKS_TEST_CLUSTER=yes, because it may name a production cluster.
+    """
     if os.environ.get("ALLRANKS_TEST_CLUSTER") == "yes" and os.environ.get("KUBECONFIG"):
         cluster: ControlPlane | UsersCluster = UsersCluster(os.environ["KUBECONFIG"])
     else:

@@ -51,7 +51,7 @@ def program(pod: dict[str, Any]) -> Program:
 
 @dataclass(frozen=True)
 class Ending:
-    """Without times, because the clock is real."""
+    """The outcome without times, because the clock is real."""
 
     status: dict[str, Any]
     pods: list[str]

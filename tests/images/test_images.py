@@ -84,7 +84,7 @@ def test_the_operators_image_runs_the_command_line(image: Images):
 
 
 def test_the_operators_image_runs_the_operator_by_itself(image: Images):
-    """Without a cluster it prints one message."""
+    """It prints one message if there is no cluster."""
     done = image("operator").run(user=any_user())
     assert done.returncode == 1
     assert done.stdout.startswith("Error: no cluster is configured")

@@ -173,7 +173,7 @@ class Proxy:
         await self._session.close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """In a separate task: aiohttp does not cancel a handler whose client has disconnected."""
+        """Handles the request in a task, because aiohttp does not cancel a handler whose client has disconnected."""
         work = asyncio.create_task(self._handle(request))
         self._present.add(work)
         work.add_done_callback(self._present.discard)

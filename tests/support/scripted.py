@@ -106,7 +106,7 @@ async def server(*script: Answer) -> AsyncIterator[Scripted]:
 
 @contextmanager
 def threaded_server(*script: Answer) -> Iterator[Scripted]:
-    """In a thread, because kopf cancels the tasks of its loop, and waits 5 s for connections of a server in it."""
+    """Runs in a thread, because kopf cancels the tasks of its loop, and waits 5 s for connections of a server in it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

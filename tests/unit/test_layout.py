@@ -21,7 +21,7 @@ MAX_LINES = 400
 
 
 def test_operator_is_only_a_source_root():
-    """With an `__init__.py` in it, `operator/` would shadow the standard library's module of that name."""
+    """An `__init__.py` in `operator/` would make it shadow the standard library's module of that name."""
     assert not (SOURCE / "__init__.py").exists()
 
 

@@ -16,7 +16,7 @@ EXAMPLE = ROOT / "examples" / "penguins-pytorch.yaml"
 
 
 def clean() -> dict[str, str]:
-    """Without PYTHONPATH: pip would take the repository for an installed allranks."""
+    """The environment without PYTHONPATH, which would make pip take the repository for an installed allranks."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 

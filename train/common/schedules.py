@@ -6,5 +6,5 @@ import math
 
 
 def cosine(lr: float, epoch: int, epochs: int) -> float:
-    """From `lr` in epoch 0 down to nearly 0 in the last of `epochs`, along half a wave (arXiv:1608.03983)."""
+    """Falls from `lr` in epoch 0 to nearly 0 in the last of `epochs`, as half a cosine (arXiv:1608.03983)."""
     return lr * 0.5 * (1 + math.cos(math.pi * epoch / epochs))

@@ -85,7 +85,7 @@ def _with_workers(status: Status, workers: RoleStatus) -> Status:
 
 
 def shrink_deadline(job: Job, status: Status, leaving: Iterable[Pod], now: datetime) -> datetime | None:
-    """From this time on, an attempt that is not running yet may continue without the pods that find no room.
+    """The time from which an attempt that is not running yet may continue without the pods that find no room.
 
     `leaving` are pods of earlier attempts. They still occupy room, unless their node is lost or they do not terminate.
     """

@@ -76,5 +76,5 @@ class TensorFlow(Framework):
 
 
 def _workers_serve_chief(replicas: Mapping[str, int]) -> bool:
-    """With parameter servers and a chief, workers only execute what the chief sends, and never exit by themselves."""
+    """Workers beside parameter servers and a chief execute what the chief sends, and never exit by themselves."""
     return bool(replicas.get("ps") and replicas.get("chief"))

@@ -1,13 +1,13 @@
-"""Tells which of mpirun's ranks failed first: beside the launcher's command, and as the parent of every rank.
+"""Reports which of mpirun's ranks failed first. It runs in the launcher and as the parent process of every rank.
 
-`mpi_rank.py launch NAME COMMAND...` runs the launcher's command, in which some mpirun is, and has Open MPI put
-`mpi_rank.py rank WHERE` before each rank's program (its parameter orte_fork_agent). That passes the rank's stderr on
-and remembers the end of it; when the rank fails, it tells the launcher's, at NAME, by TCP: mpirun itself names whoever
-*ended* first, and a rank that raised may need longer to end than its peers, whose errors came of it. When all is over
-the launcher's says, as the log's last lines, which rank was first to fail.
+`mpi_rank.py launch NAME COMMAND...` runs the launcher's command, which calls mpirun, and makes Open MPI start
+`mpi_rank.py rank WHERE` before each rank's program (parameter orte_fork_agent). The rank's wrapper forwards stderr and
+keeps the end of it. When the rank fails, the wrapper reports to the launcher, at NAME, by TCP. This is needed because
+mpirun names the rank that *ended* first, and a rank that raised an exception may take longer to end than the peers
+that it brought down. At the end the launcher prints which rank failed first, as the last lines of the log.
 
-Nothing depends on it: where the launcher does not hear of a rank, it adds nothing to what mpirun said. Times are
-compared by the launcher's clock alone: what it is told is how long ago a rank failed. Standard library only.
+The job does not depend on these reports: without one, the log holds what mpirun printed. A report says how long ago the
+rank failed, so that only the launcher's clock matters. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ import time
 from typing import NamedTuple
 
 LINES, BYTES = 20, 1500
-"""Of a rank's stderr: with the line above it less than the 2,048 bytes that a kubelet keeps of the launcher's log."""
+"""Limits for the end of a rank's stderr. With its heading it is below the 2,048 bytes that a kubelet keeps."""
 RAISED = b"Traceback (most recent call last)"
 SHUT_DOWN = "Horovod has been shut down"
-"""What it tells the others when one rank ends: who fails by this is not the cause."""
+"""Horovod prints this in the other ranks when one rank ends. A rank that fails with it is not the root cause."""
 ENDING_SECONDS = 10.0
-"""Python prints the traceback and then ends, at once or after a while. One from long before was survived."""
-TELL_SECONDS = 3.0
-"""A rank that failed waits no longer for the launcher to hear of it."""
+"""Python ends soon after it prints a traceback. The program has survived a traceback that is older than this."""
+REPORT_SECONDS = 3.0
+"""Timeout of a report to the launcher."""
 CAUSE_SECONDS = 3.0
-"""Who is not the cause ends so much later, so that mpirun, too, sees the cause first."""
-HANDED_ON = (
+"""Delay before other failed ranks end, so that mpirun also observes the root cause first."""
+FORWARDED = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGQUIT,
@@ -45,7 +45,7 @@ HANDED_ON = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""What mpirun gives to the one process that it knows. SIGTERM and SIGKILL it sends to the rank's process group."""
+"""Signals that mpirun sends only to its child process. SIGTERM and SIGKILL go to the process group of the rank."""
 
 
 def main(argv: list[str]) -> int:
@@ -56,35 +56,35 @@ def main(argv: list[str]) -> int:
     return run(argv[1], argv[2:])
 
 
-# --- beside the launcher's command ------------------------------------------------------------------------------------
+# --- in the launcher --------------------------------------------------------------------------------------------------
 
 
 def launch(name: str, command: list[str]) -> int:
-    """Runs the launcher's command; returns the exit status, 128 + n for a signal: this is the pod's first process."""
+    """Runs the launcher's command. Returns its exit status, 128 + n for signal n, like a shell."""
     failures: list[Failure] = []
     env = dict(os.environ)
-    with contextlib.suppress(OSError):  # without a port nobody can tell us anything
-        # mpirun splits it at blanks, and hands it to the other hosts. Who has an agent of their own keeps it.
+    with contextlib.suppress(OSError):  # without a port, no rank can report
+        # mpirun splits the value at blanks and passes it to the other hosts. An agent set by the user is kept.
         agent = f"/bin/sh {__file__[: -len('.py')]}.sh rank {listen(name, failures)}"
         if len(agent.split()) == 4:
             env.setdefault("OMPI_MCA_orte_fork_agent", agent)
-    wakeup = wake_on(signal.SIGCHLD, signal.SIGTERM, *HANDED_ON)
+    wakeup = wake_on(signal.SIGCHLD, signal.SIGTERM, *FORWARDED)
     try:
         process = subprocess.Popen(command, env=env, close_fds=False)
     except OSError as error:
         return cannot_start(command, error)
     while process.poll() is None:
-        hand_on(process, signals(wakeup))
+        forward(process, signals(wakeup))
     if process.returncode and failures:
-        print(told(first(failures)), file=sys.stderr, flush=True)
+        print(format_report(first_failure(failures)), file=sys.stderr, flush=True)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 class Failure(NamedTuple):
-    """As a rank's parent told it."""
+    """One report of a rank's wrapper."""
 
     job: str
-    """Of which mpirun, should there be more than one."""
+    """Identifies the mpirun, because a command may run several."""
     rank: int
     code: int
     """Exit code, -n for a signal."""
@@ -93,18 +93,18 @@ class Failure(NamedTuple):
 
 
 def listen(name: str, failures: list[Failure]) -> str:
-    """Hears of failures in a daemon thread; returns where: `name:port:key`. Raises OSError."""
-    server = socket.create_server(("", 0), backlog=1024)  # all ranks may call at the same moment
+    """Receives reports in a daemon thread. Returns its address as `name:port:key`. Raises OSError."""
+    server = socket.create_server(("", 0), backlog=1024)  # all ranks may connect at once
     key = os.urandom(8).hex()
 
     def serve() -> None:
         while True:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it may be anybody who calls
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # any client may connect
                 connection, _ = server.accept()
                 with connection:
-                    connection.settimeout(TELL_SECONDS)
+                    connection.settimeout(REPORT_SECONDS)
                     failures.append(read_failure(connection, key))
-                    connection.sendall(b"heard")
+                    connection.sendall(b"ok")
 
     threading.Thread(target=serve, daemon=True).start()
     return f"{name}:{server.getsockname()[1]}:{key}"
@@ -112,22 +112,22 @@ def listen(name: str, failures: list[Failure]) -> str:
 
 def read_failure(connection: socket.socket, key: str) -> Failure:
     with connection.makefile("rb") as stream:
-        said = json.loads(stream.readline(8 * BYTES))
-    if said["key"] != key:
-        raise ValueError("a stranger")
-    moment = time.time() - float(said["ago"])
-    return Failure(str(said["job"]), int(said["rank"]), int(said["code"]), moment, str(said["lines"]))
+        message = json.loads(stream.readline(8 * BYTES))
+    if message["key"] != key:
+        raise ValueError("wrong key")
+    moment = time.time() - float(message["ago"])
+    return Failure(str(message["job"]), int(message["rank"]), int(message["code"]), moment, str(message["lines"]))
 
 
-def first(failures: list[Failure]) -> Failure:
-    """Of the last mpirun: where the command goes on after one that failed, it is the other that counts. SIGKILL never
-    comes of a peer's failure, and a traceback before it was survived."""
+def first_failure(failures: list[Failure]) -> Failure:
+    """The first failure of the last mpirun: where a command runs another one after a failure, that one counts. SIGKILL
+    is never the consequence of a peer's failure, and a process that gets it has survived any traceback."""
     last = [one for one in failures if one.job == failures[-1].job]
     return min(last, key=lambda one: (SHUT_DOWN in one.lines, one.code != -signal.SIGKILL, one.time))
 
 
-def told(one: Failure) -> str:
-    """What `read_mpirun_report` of frameworks/horovod.py reads."""
+def format_report(one: Failure) -> str:
+    """The text that `read_mpirun_report` in frameworks/horovod.py parses."""
     how = f"exit code {one.code}" if one.code > 0 else f"signal {-one.code}"
     when = time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(one.time))
     lines = f". Its last lines:\n{one.lines}" if one.lines else ""
@@ -138,9 +138,9 @@ def told(one: Failure) -> str:
 
 
 def rank(where: str, program: list[str]) -> int:
-    """Runs the rank's program, and ends as it does."""
+    """Runs the rank's program, and ends with the same exit code or signal."""
     ours, theirs = os.pipe()
-    wakeup = wake_on(signal.SIGCHLD, signal.SIGTERM, *HANDED_ON)
+    wakeup = wake_on(signal.SIGCHLD, signal.SIGTERM, *FORWARDED)
     try:
         process = subprocess.Popen(program, stderr=theirs, close_fds=False)
     except OSError as error:
@@ -149,38 +149,40 @@ def rank(where: str, program: list[str]) -> int:
     stderr = Stderr(ours)
     stopped = follow(process, stderr, wakeup)
     if process.returncode == -signal.SIGTERM and not stopped:
-        stopped = sigterm_within(0.1, wakeup)  # the program, which got it as well, was faster
+        stopped = sigterm_within(0.1, wakeup)  # the program got it as well, and ended faster
     stderr.read_rest()
     if process.returncode and not stopped:
-        tell(where, process.returncode, stderr)
+        report_failure(where, process.returncode, stderr)
         if SHUT_DOWN in stderr.lines():
             sigterm_within(CAUSE_SECONDS, wakeup)
     elif stopped and stderr.raised() and process.returncode != 0:
-        tell(where, max(process.returncode or 1, 1), stderr)  # its peers were faster to end, so mpirun ends it too
+        report_failure(
+            where, max(process.returncode or 1, 1), stderr
+        )  # its peers ended faster, so mpirun terminates it as well
     while process.poll() is None:
         follow(process, stderr, wakeup)
     stderr.read_rest()
     if process.returncode < 0:
-        end_by(-process.returncode)
+        end_by_signal(-process.returncode)
     return process.returncode
 
 
 def follow(process: subprocess.Popen[bytes], stderr: Stderr, wakeup: int) -> bool:
-    """Until mpirun ends the rank (True), or it has ended, and what it left behind if it ended well."""
+    """Waits until mpirun terminates the rank (True), or the rank has ended and, after success, closed its stderr."""
     while process.poll() is None or (process.returncode == 0 and stderr.open):
         ready, _, _ = select.select([wakeup, *([stderr.pipe] if stderr.open else [])], [], [])
         if stderr.pipe in ready:
             stderr.read()
         if wakeup in ready:
-            came = signals(wakeup)
-            hand_on(process, came - {signal.SIGTERM})  # it has that already
-            if signal.SIGTERM in came:
+            arrived = signals(wakeup)
+            forward(process, arrived - {signal.SIGTERM})  # mpirun has sent it that already
+            if signal.SIGTERM in arrived:
                 return True
     return False
 
 
 class Stderr:
-    """Of a rank: passed on, and the end of it remembered."""
+    """A rank's stderr: forwarded, with the end of it kept."""
 
     def __init__(self, pipe: int) -> None:
         self.open = True
@@ -189,12 +191,12 @@ class Stderr:
         self._raised: float | None = None
 
     def read(self) -> None:
-        """What is there, or what comes next."""
+        """Forwards what the pipe holds, or waits for the next output."""
         data = os.read(self.pipe, 1 << 16)
         self.open = bool(data)
-        known = self._end
-        self._end = (known + data)[-BYTES - 1 :]
-        if RAISED in known[-len(RAISED) + 1 :] + data:
+        kept = self._end
+        self._end = (kept + data)[-BYTES - 1 :]
+        if RAISED in kept[-len(RAISED) + 1 :] + data:
             self._raised = time.monotonic()
         while data:
             try:
@@ -202,40 +204,45 @@ class Stderr:
             except BlockingIOError:
                 select.select([], [2], [])
             except OSError:
-                return  # nobody listens any more; the program need not know
+                return  # our own stderr is closed; the program continues
 
     def read_rest(self) -> None:
-        """Without waiting for processes that the program may have left behind."""
+        """Reads the rest. Does not wait for processes that the program may have left behind."""
         while self.open and select.select([self.pipe], [], [], 0)[0]:
             self.read()
 
     def raised(self) -> float | None:
-        """When it printed a traceback by which it may be ending now; None where there was none."""
+        """The time of a recent traceback, by which the program may be ending; None without one."""
         recently = self._raised is not None and time.monotonic() - self._raised < ENDING_SECONDS
         return self._raised if recently else None
 
     def lines(self) -> str:
-        """Whole ones, unless one alone is too long."""
+        """The last lines. A line is cut only if it alone exceeds the limit."""
         end = self._end[-BYTES:]
         if len(self._end) > BYTES:
             end = self._end[self._end.find(b"\n", 0, -1) + 1 :][-BYTES:]
         return "\n".join(end.decode(errors="ignore").rstrip().splitlines()[-LINES:])
 
 
-def tell(where: str, code: int, stderr: Stderr) -> None:
-    """Returns when the launcher has heard it, or after TELL_SECONDS: to look a name up may take longer."""
+def report_failure(where: str, code: int, stderr: Stderr) -> None:
+    """Returns when the launcher has the report, or after REPORT_SECONDS, because a name lookup may take longer."""
     moment = stderr.raised() if code > 0 else None
-    teller = threading.Thread(target=_tell, args=(where, code, moment or time.monotonic(), stderr.lines()), daemon=True)
-    teller.start()
-    teller.join(TELL_SECONDS)
+    sender = threading.Thread(
+        target=_send_report, args=(where, code, moment or time.monotonic(), stderr.lines()), daemon=True
+    )
+    sender.start()
+    sender.join(REPORT_SECONDS)
 
 
-def _tell(where: str, code: int, moment: float, lines: str) -> None:
+def _send_report(where: str, code: int, moment: float, lines: str) -> None:
     name, port, key = where.rsplit(":", 2)
     job, number = os.environ.get("PMIX_NAMESPACE", ""), int(os.environ.get("OMPI_COMM_WORLD_RANK", "-1"))
-    with contextlib.suppress(OSError), socket.create_connection((name, int(port)), timeout=TELL_SECONDS) as connection:
-        known = {"key": key, "job": job, "rank": number, "code": code, "lines": lines}
-        connection.sendall(json.dumps({**known, "ago": time.monotonic() - moment}).encode() + b"\n")
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((name, int(port)), timeout=REPORT_SECONDS) as connection,
+    ):
+        report = {"key": key, "job": job, "rank": number, "code": code, "lines": lines}
+        connection.sendall(json.dumps({**report, "ago": time.monotonic() - moment}).encode() + b"\n")
         connection.recv(16)
 
 
@@ -247,8 +254,8 @@ def sigterm_within(seconds: float, wakeup: int) -> bool:
     return False
 
 
-def end_by(number: int) -> None:
-    """As the program did, so that mpirun says what it would have said; the program's core is enough."""
+def end_by_signal(number: int) -> None:
+    """Ends by the same signal as the program, so that mpirun reports it. The core dump of the program is enough."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError):  # SIGKILL
         signal.signal(number, signal.SIG_DFL)
@@ -259,7 +266,7 @@ def end_by(number: int) -> None:
 
 
 def wake_on(*numbers: int) -> int:
-    """A pipe that becomes readable when one of these signals comes; programs do not inherit that."""
+    """A pipe that becomes readable when one of these signals arrives. Child processes do not inherit it."""
     wakeup, end = os.pipe()
     os.set_blocking(wakeup, False)
     os.set_blocking(end, False)
@@ -270,13 +277,13 @@ def wake_on(*numbers: int) -> int:
 
 
 def signals(wakeup: int) -> set[int]:
-    """Those that came, waiting for one."""
+    """Waits for a signal. Returns all that have arrived."""
     select.select([wakeup], [], [])
     return set(os.read(wakeup, 4096))
 
 
-def hand_on(process: subprocess.Popen[bytes], numbers: set[int]) -> None:
-    """Not `Popen.send_signal`: that may reap the process first."""
+def forward(process: subprocess.Popen[bytes], numbers: set[int]) -> None:
+    """Sends signals to the process. `Popen.send_signal` is not used, because it may reap the process first."""
     for number in numbers - {signal.SIGCHLD}:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)

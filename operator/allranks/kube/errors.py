@@ -45,7 +45,7 @@ class ApiError(ClusterError):
 
 
 class Unavailable(ApiError):
-    """Without an answer (status 0), `reason` is one of the constants below."""
+    """`status` is 0 if there was no answer; `reason` is one of the constants below then."""
 
     retry_after = 0.0
     """Seconds that the API server asks to wait."""

@@ -13,7 +13,7 @@ TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 
 def job_path(namespace: str | None, name: str = "", subresource: str = "") -> str:
-    """Without a namespace: the jobs of all namespaces."""
+    """The path of a job, or of all jobs of a namespace; no namespace means all namespaces."""
     return _path(GROUP_VERSION, namespace, PLURAL, name, subresource)
 
 

@@ -62,7 +62,7 @@ class Transport:
 
 
 def _socket(address: Any) -> socket.socket:
-    """With TCP keepalive: a connection that broke while this machine slept is detected within a minute."""
+    """A socket with TCP keepalive, which detects within a minute a connection that broke while this machine slept."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -107,7 +107,7 @@ class Controller:
             self.queue.enqueue(key)
 
     def on_job_event(self, job: Manifest, deleted: bool) -> None:
-        """From the job watch."""
+        """Handles an event of the job watch."""
         if self.jobs.upsert(job, deleted):
             self.queue.enqueue((job["metadata"].get("namespace", ""), job["metadata"]["name"]))
 

@@ -161,7 +161,7 @@ _decode_page = msgspec.json.Decoder(_Page).decode
 
 
 class _NoEssence(kopf.DiffBaseStorage):
-    """By default kopf copies the job twice per event to compute a diff, which no handler of ours uses."""
+    """Stores nothing. kopf's default copies the job twice per event for a diff that no handler of ours uses."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence({})

@@ -202,7 +202,7 @@ def check_function(reconcile: Callable[[Observed], Plan], observed: Observed, pl
 
 
 def check_untouched(cluster: Cluster, tally: Tally) -> None:
-    """In the whole history: objects of other owners are unmodified, and only objects of the job were deleted."""
+    """Objects of other owners are unmodified in the whole history, and only objects of the job were deleted."""
     for key, foreign in tally.foreign.items():
         hold(cluster.store.find(key) == foreign, f"{key} was modified")
     strangers = [uid for uid in cluster.audit.deletes if uid not in tally.names and uid != tally.uid]

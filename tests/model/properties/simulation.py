@@ -13,7 +13,7 @@ from .steps import Action, Injector, Manifest
 
 
 class Simulation:
-    """With a perfect watch the operator handles each event before the next one; only then a reference can follow."""
+    """The operator handles each event before the next one if the watch is perfect; only then a reference can follow."""
 
     def __init__(
         self,

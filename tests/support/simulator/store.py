@@ -116,7 +116,7 @@ class Store:
         return self._objects.get(key)
 
     def all(self, kind: str | None = None) -> list[Manifest]:
-        """In order of creation."""
+        """Objects in the order of creation."""
         return [manifest for key, manifest in self._objects.items() if kind in (None, key[0])]
 
     def patch(self, key: Key, change: Mapping[str, Any]) -> Manifest:
@@ -234,7 +234,7 @@ def ended(status: Manifest) -> bool:
 
 
 def stamp(moment: datetime) -> str:
-    """In the format of metav1.Time, in whole seconds."""
+    """Formats a time as metav1.Time does, in whole seconds."""
     return moment.isoformat()[:19] + "Z"
 
 

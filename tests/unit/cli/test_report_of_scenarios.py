@@ -1,4 +1,4 @@
-"""In every scenario, the segments of a report add up to the times in the status."""
+"""The segments of a report add up to the times in the status, in every scenario."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_the_backend_is_in_a_variable_unless_it_is_auto(backend, variable):
 
 
 def test_an_endpoint_of_the_platform_replaces_the_address_of_rank_0():
-    """In a local run the rendezvous uses a free port of the machine."""
+    """The rendezvous of a local run uses a free port of the machine."""
     here = Platform(helper_image="", local=True, endpoints={("job-worker-0-0", 29500): ("127.0.0.1", 40001)})
     for found in environments(here):
         assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", "40001")

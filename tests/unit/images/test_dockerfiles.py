@@ -140,7 +140,7 @@ def test_any_user_can_write_to_home(image):
 
 @training_images
 def test_no_image_requests_gpus(image):
-    """With this variable in an image, pods that request no GPU would see all GPUs of the node."""
+    """Pods that request no GPU would see all GPUs of the node if an image set this variable."""
     assert "NVIDIA_VISIBLE_DEVICES" not in text_of(image)
 
 
