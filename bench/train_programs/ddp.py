@@ -16,7 +16,7 @@ from torch.distributed import checkpoint
 from torch.nn.parallel import DistributedDataParallel
 
 from clock import measure, over, parse_options
-from torch_net import make_net, make_step, watch
+from torch_net import instrument, make_net, make_step
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     torch.manual_seed(0)
     net = make_net(options.width)
     model = DistributedDataParallel(net)
-    watch(model)
+    instrument(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     own = make_net(options.width)
     alone = make_step(own, torch.optim.SGD(own.parameters(), lr=0.01), options.batch, rank)

@@ -15,7 +15,7 @@ import horovod.torch as hvd
 import torch
 
 from clock import measure, over, parse_options
-from torch_net import make_net, make_step, watch
+from torch_net import instrument, make_net, make_step
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
-    watch(net)
+    instrument(net)
     own = make_net(options.width)
     alone = make_step(own, torch.optim.SGD(own.parameters(), lr=0.01), options.batch, rank)
 

@@ -18,10 +18,10 @@ import tensorflow as tf
 from clock import CLASSES, LAYERS, PIXELS, Step, measure, over, parse_options
 
 try:
-    from allranks.report.keras import mark
+    from allranks.report.keras import mark_gradients_ready
 except ImportError:
 
-    def mark(gradients: Any) -> Any:
+    def mark_gradients_ready(gradients: Any) -> Any:
         """Does nothing: reports are disabled."""
         return gradients
 
@@ -79,7 +79,7 @@ def make_step(
             loss = tf.reduce_mean(losses) / replicas  # the optimizer sums the gradients of all ranks
         gradients = tape.gradient(loss, net.trainable_variables)
         if replicas > 1:
-            gradients = mark(gradients)
+            gradients = mark_gradients_ready(gradients)
         optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
         return loss
 

@@ -33,9 +33,9 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, ra
     return step
 
 
-def watch(model: nn.Module) -> None:
+def instrument(model: nn.Module) -> None:
     """If the job reports progress, also measures this rank's own work in each step."""
     with contextlib.suppress(ImportError):
-        from allranks.report.pytorch import watch
+        from allranks.report.pytorch import instrument
 
-        watch(model)
+        instrument(model)
