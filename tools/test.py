@@ -74,22 +74,23 @@ EVERY_CHANGE = (
     ),
     Part(
         "unit",
-        5,
+        4,
         "each rule and module in memory; golden manifests; scenarios with a poor watch and killed after each write; "
         "2,400 generated histories; mutants of the core, each of which a test must catch",
         [pytest("unit", "-m", "not slow and not cluster and not e2e and not nightly", *TWO_AT_A_TIME)],
     ),
     Part(
         "frameworks",
-        6,
+        4,
         "PyTorch, TensorFlow and Horovod with real ranks: one example each, one killed rank, resume, reports",
         [pytest("frameworks", "-m", "slow and not nightly")],
         prepares=("system-packages.sh horovod", FRAMEWORKS),
     ),
     Part(
         "apiserver",
-        7,
-        "each scenario, the operator, its Lease, reports and the commands on a real API server; 20 runs with faults",
+        8,
+        "each scenario, the operator, its Lease, reports, the chart and the commands on a real API server; 20 runs with "
+        "faults",
         [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],
         prepares=("controlplane.sh", "helm.sh", "go-tools.sh untt"),
     ),
@@ -114,7 +115,7 @@ NIGHT = (
     Part(
         "apiserver-all",
         30,
-        "the same with 600 runs with faults and kills from a random seed; the chart and Argo on a real API server",
+        "the same with 600 runs with faults and kills from a random seed; the short benchmarks",
         [pytest("apiserver-all", "-m", "cluster", *BY_MODULE)],
         {"FAULTS": "600", "FAULTS_SEED": RANDOM},
         prepares=("controlplane.sh", "helm.sh"),

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from allranks.api.job import KIND
@@ -16,8 +15,6 @@ from support import live
 from support.controlplane import ControlPlane
 from support.kubelet import Program
 from support.live import eventually
-
-pytestmark = pytest.mark.nightly
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "argo"
 WORKFLOW = yaml.safe_load((EXAMPLES / "workflow.yaml").read_text())

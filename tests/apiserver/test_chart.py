@@ -26,8 +26,6 @@ from support.api import Api, ApiError
 from support.controlplane import ControlPlane, free_ports
 from support.helm import CHART, ROOT, Helm, HelmError, Manifest, built
 
-pytestmark = pytest.mark.nightly
-
 JOB: Manifest = {
     "apiVersion": "allranks.dev/v1alpha1",
     "kind": "DistributedTraining",
