@@ -89,8 +89,8 @@ EVERY_CHANGE = (
     Part(
         "apiserver",
         8,
-        "each scenario, the operator, its Lease, reports, the chart and the commands on a real API server; 20 runs with "
-        "faults",
+        "each scenario, the operator, its Lease, reports, the chart and the commands on a real API server; 20 runs "
+        "with faults",
         [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],
         prepares=("controlplane.sh", "helm.sh", "go-tools.sh untt"),
     ),
