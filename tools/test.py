@@ -22,6 +22,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 BIN = ROOT / ".venv" / "bin"
@@ -53,6 +54,14 @@ class Part:
     """Runs containers."""
 
 
+class Result(NamedTuple):
+    """What became of a part. `seconds` is None if it was skipped."""
+
+    part: Part
+    seconds: float | None
+    note: str
+
+
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 BY_MODULE = ("-n", "2", "--dist", "loadscope")
 FRAMEWORKS = "frameworks.sh"
@@ -61,7 +70,7 @@ RANDOM = str(int.from_bytes(os.urandom(4), "big"))
 EVERY_CHANGE = (
     Part(
         "static",
-        1.5,
+        1,
         "style, types, layers, wording, generated files",
         [
             [BIN / "ruff", "check", "--no-cache", "."],
@@ -168,18 +177,17 @@ def run(parts: Sequence[Part]) -> int:
     RESULTS.mkdir(parents=True, exist_ok=True)
     for old in RESULTS.glob("*.xml"):
         old.unlink()
-    taken: list[tuple[Part, str]] = []
+    taken: list[Result] = []
     builder = build_ahead(parts) if len(parts) > 1 else None
     failed = ""
     try:
         for part in parts:
             if part.root and os.geteuid() != 0:
-                taken.append((part, "skipped: " + ROOT_ONLY))
+                taken.append(Result(part, None, f"skipped: {ROOT_ONLY}"))
                 continue
             start = time.monotonic()
             failed = run_part(part)
-            seconds = f"{time.monotonic() - start:4.0f} s"
-            taken.append((part, seconds + (f"  FAILED: {failed}" if failed else "")))
+            taken.append(Result(part, time.monotonic() - start, f"FAILED: {failed}" if failed else part.protects))
             if failed:
                 break
     finally:
@@ -237,17 +245,19 @@ def stop(builder: subprocess.Popen[bytes]) -> None:
     builder.wait()
 
 
-def summary(taken: Sequence[tuple[Part, str]]) -> None:
+def summary(taken: Sequence[Result]) -> None:
     """Prints the time of each part beside its budget, and the ten slowest tests."""
-    slowest = sorted((test for part, _ in taken for test in durations(part.name)), reverse=True)[:10]
+    slowest = sorted((test for result in taken for test in durations(result.part.name)), reverse=True)[:10]
     if slowest:
         print("\nslowest tests:")
         for seconds, name in slowest:
             print(f"{seconds:7.1f} s  {name[:150]}")
-    print(f"\n{'part':<15} {'took':<8} {'budget':<8} what it protects")
-    for part, text in taken:
-        seconds, _, note = text.partition("  ")
-        print(f"{part.name:<15} {seconds:<8} {60 * part.minutes:4.0f} s   {note or part.protects}")
+    print(f"\n{'part':<15} {'took':>7} {'budget':>7}  what it protects")
+    for part, seconds, note in taken:
+        took = "-" if seconds is None else f"{seconds:.0f} s"
+        print(f"{part.name:<15} {took:>7} {60 * part.minutes:>5.0f} s  {note}")
+    total = sum(seconds or 0 for _, seconds, _ in taken)
+    print(f"{'total':<15} {total:>5.0f} s {60 * sum(part.minutes for part, _, _ in taken):>5.0f} s")
     sys.stdout.flush()
 
 
