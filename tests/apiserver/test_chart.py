@@ -108,7 +108,7 @@ def new_namespace(api: Api, prefix: str, labels: dict[str, str] | None = None) -
     return name
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 60) -> None:
+def eventually(condition: Callable[[], Any], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"

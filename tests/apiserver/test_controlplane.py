@@ -125,7 +125,7 @@ def _is_there(pid: int) -> bool:
         return False
 
 
-def _wait_until(there, seconds: float = 15) -> None:
+def _wait_until(there, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not there():
         assert time.monotonic() < deadline

@@ -304,7 +304,7 @@ def test_kubectl_waits_for_conditions_and_for_the_phase_as_argo_reads_it(
     connection = live.connection(control_plane)
 
     def wait(name: str, what: str) -> int:
-        return control_plane.kubectl("wait", f"--for={what}", f"dt/{name}", "-n", namespace, "--timeout=20s").returncode
+        return control_plane.kubectl("wait", f"--for={what}", f"dt/{name}", "-n", namespace, "--timeout=120s").returncode
 
     with live.operator(connection, namespace), live.kubelet(connection, BRIEF, namespace=namespace):
         control_plane.api.create(job("good"), namespace)
@@ -343,7 +343,7 @@ def test_kubectl_scales_and_observed_generation_follows_for_kstatus(
             status = found["status"]
             return status["observedGeneration"] == found["metadata"]["generation"] == 2 and status["ready"] == "4/4"
 
-        eventually(settled, 30)
+        eventually(settled, 120)
         scale = json.loads(
             control_plane.kubectl("get", "dt/demo", "--subresource=scale", "-o=json", "-n", namespace).stdout
         )

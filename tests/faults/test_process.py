@@ -40,7 +40,7 @@ JOB = {
         "roles": {"master": {"replicas": 1}, "worker": {"replicas": 2}},
     },
 }
-WAITS_SECONDS = 60.0
+WAITS_SECONDS = 120.0
 
 
 def program(pod: dict[str, Any]) -> Program:

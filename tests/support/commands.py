@@ -79,7 +79,7 @@ class Running:
             self._process.kill()
         self._process.wait()
 
-    def until(self, text: str, seconds: float = 30) -> str:
+    def until(self, text: str, seconds: float = 120) -> str:
         """Waits for the next line that contains `text`."""
         deadline = time.monotonic() + seconds
         while True:
@@ -94,7 +94,7 @@ class Running:
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
 
-    def end(self, seconds: float = 30) -> int:
+    def end(self, seconds: float = 120) -> int:
         """Waits for its exit status."""
         status = self._process.wait(seconds)
         while self._queue.get(timeout=5) is not None:

@@ -81,7 +81,7 @@ class World:
         self.one.start()
         return self.one
 
-    async def until(self, condition: Callable[[], Any], seconds: float = 20) -> None:
+    async def until(self, condition: Callable[[], Any], seconds: float = 60) -> None:
         """Waits for a condition on the pod."""
         async with asyncio.timeout(seconds):
             while not condition():
