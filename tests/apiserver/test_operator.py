@@ -304,7 +304,8 @@ def test_kubectl_waits_for_conditions_and_for_the_phase_as_argo_reads_it(
     connection = live.connection(control_plane)
 
     def wait(name: str, what: str) -> int:
-        return control_plane.kubectl("wait", f"--for={what}", f"dt/{name}", "-n", namespace, "--timeout=120s").returncode
+        arguments = (f"--for={what}", f"dt/{name}", "-n", namespace, "--timeout=120s")
+        return control_plane.kubectl("wait", *arguments).returncode
 
     with live.operator(connection, namespace), live.kubelet(connection, BRIEF, namespace=namespace):
         control_plane.api.create(job("good"), namespace)
