@@ -120,7 +120,7 @@ def status_of(job: Manifest) -> Status:
         try:
             return _status(found)
         except ValidationError as error:
-            for detail in error.errors(include_url=False):
+            for detail in reversed(error.errors(include_url=False)):  # from the end, because list items shift
                 _drop(found, detail["loc"])
     return Status()
 
@@ -163,17 +163,16 @@ def _owner(pod: Manifest) -> str:
 
 
 def _drop(value: Any, path: tuple[int | str, ...]) -> None:
-    """Removes the value at `path`, or the nearest one above it that exists."""
-    for step in path[:-1]:
-        inner = value.get(step) if isinstance(value, dict) else value[step] if _has(value, step) else None
-        if not isinstance(inner, dict | list):
+    """Removes the value at `path`, or the nearest one above it that exists: an object without a required field."""
+    found: list[tuple[Any, int | str]] = []
+    for step in path:
+        if not (step in value if isinstance(value, dict) else _has(value, step)):
             break
-        value, path = inner, path[1:]
-    key = path[0]
-    if isinstance(value, dict):
-        value.pop(key, None) if key in value else value.clear()
-    elif _has(value, key):
-        del value[int(key)]
+        found.append((value, step))
+        value = value[step]
+    if found:
+        container, step = found[-1]
+        del container[step]
 
 
 def _has(value: Any, step: int | str) -> bool:

@@ -121,6 +121,12 @@ def test_fields_of_a_newer_operator_are_left_out() -> None:
     assert job_codec.status_of({}).phase == "Pending"
 
 
+def test_an_object_without_a_required_field_is_left_out() -> None:
+    incomplete = {"phase": "Failed", "lastFailure": {"pod": "p"}, "history": [{"attempt": 0}, {"attempt": "x"}, None]}
+    status = job_codec.status_of({"status": incomplete})
+    assert (status.phase, status.last_failure, status.history) == ("Failed", None, [])
+
+
 def test_pods_with_only_the_label_do_not_belong_to_the_job() -> None:
     def pod(name: str, **fields: Any) -> dict[str, Any]:
         stamp = "2026-03-04T10:00:00Z"

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from allranks.cli.options import BAD_MANIFEST, FAILED, OK, files_argument, print_error, set_option, use_colour
+from allranks.cli.options import BAD_MANIFEST, FAILED, OK, files_argument, print_error, set_option
+from allranks.cli.safe_output import use_colour
 
 if TYPE_CHECKING:
     from allranks.errors import AllranksError
