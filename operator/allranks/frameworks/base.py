@@ -113,10 +113,13 @@ class Wiring:
     """File name -> content of small files at `FILES_DIR`, the same for every pod of the attempt."""
     ssh_key: bool = False
     """The pod needs the job's ssh key at `SSH_DIR`."""
+    secret: bool = False
+    """The pod needs the secret that only the job's pods have, at `SECRET_DIR`. See inpod/rendezvous_secret.py."""
 
 
 FILES_DIR = "/etc/allranks"
 SSH_DIR = "/etc/allranks-ssh"
+SECRET_DIR = "/etc/allranks-rendezvous"
 HELPER_DIR = "/allranks"
 """Where an init container copies the helper files. They need only the standard library."""
 

@@ -16,6 +16,7 @@ from allranks.fields import Model, Port, Rule
 from allranks.frameworks.base import (
     FILES_DIR,
     HELPER_DIR,
+    SECRET_DIR,
     SSH_DIR,
     AttemptContext,
     Framework,
@@ -145,6 +146,9 @@ def _slots(context: AttemptContext) -> int:
     return max(1, context.gpus["worker"]) if isinstance(slots, str) else slots
 
 
+_SECRET = {"ALLRANKS_RENDEZVOUS_SECRET_FILE": f"{SECRET_DIR}/secret"}
+
+
 def _gloo_wirings(context: AttemptContext) -> list[Wiring]:
     """The helper in each worker starts its slots. The first one also serves the rendezvous, as horovodrun does."""
     slots = _slots(context)
@@ -154,6 +158,7 @@ def _gloo_wirings(context: AttemptContext) -> list[Wiring]:
     common = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
+        **_SECRET,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_SIZE": str(slots * len(workers)),
@@ -175,6 +180,7 @@ def _gloo_wirings(context: AttemptContext) -> list[Wiring]:
             ports={"rendezvous": context.options.port} if worker is first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_gloo.py"),
             helper=True,
+            secret=True,
         )
 
     return [wiring(worker) for worker in context.replicas]
@@ -192,6 +198,7 @@ def _elastic_wirings(context: AttemptContext) -> list[Wiring]:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_ELASTIC": "1",
+        **_SECRET,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_LOCAL_SIZE": str(_slots(context)),
@@ -209,6 +216,7 @@ def _elastic_wirings(context: AttemptContext) -> list[Wiring]:
             ports={"rendezvous": context.options.port} if worker is first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_elastic.py"),
             helper=True,
+            secret=True,
         )
 
     return [wiring(worker) for worker in context.replicas]

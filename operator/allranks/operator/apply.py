@@ -21,7 +21,7 @@ from allranks.kube.errors import Conflict, NotFound, Refused
 from allranks.kube.merge_patch import diff
 from allranks.kube.pod_codec import CachedPod, Raw
 from allranks.operator.cache import PodCache
-from allranks.operator.ssh_keys import key_pair
+from allranks.operator.secret_data import secret_data
 
 logger = logging.getLogger("allranks.jobs")
 
@@ -101,7 +101,7 @@ class Executor:
         kind, namespace = manifest["kind"], manifest["metadata"]["namespace"]
         key = _key(manifest)
         if kind == "Secret":
-            manifest = {**manifest, "data": key_pair()}
+            manifest = {**manifest, "data": secret_data(manifest)}
         try:
             answer = await self._client.create(paths.collection(kind, namespace), manifest)
         except Conflict as error:

@@ -1,4 +1,4 @@
-"""The objects that an attempt's pods need beside them: a headless Service, and for MPI a ConfigMap and a Secret."""
+"""The objects that an attempt's pods need beside them: a headless Service, and for Horovod Secrets and a ConfigMap."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from allranks.core import naming
 from allranks.core.model import Manifest
 from allranks.frameworks.base import Wiring
 
+SSH_AUTH = "kubernetes.io/ssh-auth"
+"""Type of the Secret with an ssh key. Any other Secret holds random text under the key `secret`."""
+
 
 def companions(job: Job, status: Status, wirings: Sequence[Wiring]) -> list[Manifest]:
     """The manifests of these objects, in the order in which they are created."""
@@ -17,7 +20,9 @@ def companions(job: Job, status: Status, wirings: Sequence[Wiring]) -> list[Mani
     if files := {name: content for wiring in wirings for name, content in wiring.files.items()}:
         out.append(_config_map(job, status, files))
     if any(wiring.ssh_key for wiring in wirings):
-        out.append(_ssh_secret(job))
+        out.append(_secret(job, ssh_secret_name(job), SSH_AUTH))
+    if any(wiring.secret for wiring in wirings):
+        out.append(_secret(job, rendezvous_secret_name(job), "Opaque"))
     return out
 
 
@@ -41,6 +46,10 @@ def config_map_name(job: Job, status: Status) -> str:
 def ssh_secret_name(job: Job) -> str:
     # The UID makes it unique: the operator may not read Secrets, so it cannot detect one that an earlier job left.
     return f"{job.name}-ssh-{job.metadata.uid[:8]}"
+
+
+def rendezvous_secret_name(job: Job) -> str:
+    return f"{job.name}-rendezvous-{job.metadata.uid[:8]}"
 
 
 def _service(job: Job) -> Manifest:
@@ -67,11 +76,6 @@ def _config_map(job: Job, status: Status, files: Mapping[str, str]) -> Manifest:
     }
 
 
-def _ssh_secret(job: Job) -> Manifest:
-    # Without data: the executor adds a new key pair when it creates the Secret, because this function is pure.
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": metadata(job, ssh_secret_name(job), {}),
-        "type": "kubernetes.io/ssh-auth",
-    }
+def _secret(job: Job, name: str, kind: str) -> Manifest:
+    # Without data: the executor adds random data when it creates the Secret, because this function is pure.
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata(job, name, {}), "type": kind}

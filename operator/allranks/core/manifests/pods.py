@@ -16,7 +16,7 @@ from allranks.core import naming, topology
 from allranks.core.manifests import companions, pod_template, pool_template, report_env, scheduling
 from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
-from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SSH_DIR, Replica, Wiring
+from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, Replica, Wiring
 
 _TRAINER_DEFAULTS: Manifest = {
     "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -29,7 +29,7 @@ class Objects:
     """The manifests of an attempt."""
 
     companions: list[Manifest]
-    """What the pods need beside them: the headless Service, and for MPI a ConfigMap and a Secret."""
+    """What the pods need beside them: the headless Service, and for MPI a ConfigMap and a Secret; for gloo a Secret."""
     pods: list[Manifest]
     """The requested pods, ordered by role and index."""
 
@@ -120,6 +120,7 @@ def _pods(
             wiring.command,
             wiring.helper,
             wiring.ssh_key,
+            wiring.secret,
             bool(wiring.files),
             *wiring.ports.items(),
         )
@@ -227,6 +228,10 @@ def _attachments(
     if wiring.ssh_key:
         secret = {"secretName": companions.ssh_secret_name(job), "defaultMode": 0o444}
         attach("allranks-ssh", SSH_DIR, {"secret": secret}, readOnly=True)
+    if wiring.secret:
+        # Optional: a pod can also join an attempt that an operator without this Secret started.
+        secret = {"secretName": companions.rendezvous_secret_name(job), "defaultMode": 0o444, "optional": True}
+        attach("allranks-rendezvous", SECRET_DIR, {"secret": secret}, readOnly=True)
     if token := report_env.token_volume(platform):
         attach("allranks-token", report_env.TOKEN_DIR, token, readOnly=True)
     if wiring.helper or report_env.needs_helper(job, wiring, user.get("command"), platform):
