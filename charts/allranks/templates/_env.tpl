@@ -23,6 +23,8 @@
   value: {{ if include "allranks.reports" . }}{{ printf "http://%s.%s.svc:8081/v1/report" (include "allranks.fullname" .) .Release.Namespace | quote }}{{ else }}""{{ end }}
 - name: ALLRANKS_REPORT_PORT
   value: "8081"
+- name: ALLRANKS_NETWORK_POLICIES
+  value: {{ include "allranks.jobPolicies" . | default "false" | quote }}
 - name: ALLRANKS_CONCURRENCY
   value: {{ .Values.settings.concurrency | int | quote }}
 - name: ALLRANKS_REQUEST_TIMEOUT

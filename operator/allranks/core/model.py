@@ -138,6 +138,8 @@ class Platform:
     """The TrainingPool that the job names, in its current state; None if it does not exist."""
     report_url: str = ""
     """URL for progress reports of ranks, authenticated with a token of their pod; empty: no reports."""
+    network_policies: bool = False
+    """Whether each job gets a NetworkPolicy that lets only its own pods reach its ports."""
     pool_refused: str = ""
     """Why this operator serves no pools, as a sentence for users."""
 

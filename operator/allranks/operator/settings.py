@@ -62,6 +62,11 @@ class Settings(BaseSettings):
     report_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8081, description="Port that receives reports; 0 selects a free port."
     )
+    network_policies: bool = Field(
+        False,
+        description="Create a NetworkPolicy for each job: only the job's own pods reach its pods, except on ports that "
+        "the containers of the job's template declare.",
+    )
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(
         32, description="Maximum number of concurrent requests to the API server."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from allranks.api.job import API_VERSION, KIND, Job
 from allranks.api.status import Status
@@ -50,6 +50,20 @@ def ssh_secret_name(job: Job) -> str:
 
 def rendezvous_secret_name(job: Job) -> str:
     return f"{job.name}-rendezvous-{job.metadata.uid[:8]}"
+
+
+def network_policy(job: Job, open_ports: Collection[tuple[str, int]]) -> Manifest:
+    """Lets the job's pods reach each other on all ports, and everybody else only the open ones: (protocol, port)."""
+    own = {"matchLabels": {naming.JOB_LABEL: job.name}}
+    ingress: list[Manifest] = [{"from": [{"podSelector": own}]}]
+    if open_ports:
+        ingress.append({"ports": [{"port": port, "protocol": protocol} for protocol, port in sorted(open_ports)]})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job, job.name, {}),
+        "spec": {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress},
+    }
 
 
 def _service(job: Job) -> Manifest:

@@ -46,7 +46,23 @@ def objects(
         for replica, wiring in zip(context.replicas, wirings, strict=True)
         if replicas is None or (replica.role, replica.index) in replicas
     ]
-    return Objects(companions.companions(job, status, wirings), _pods(job, status, wired, templates, platform))
+    beside = companions.companions(job, status, wirings)
+    if platform.network_policies:
+        beside.append(companions.network_policy(job, _declared_ports(templates.values(), wirings)))
+    return Objects(beside, _pods(job, status, wired, templates, platform))
+
+
+def _declared_ports(templates: Iterable[Manifest], wirings: Iterable[Wiring]) -> set[tuple[str, int]]:
+    """(protocol, port) that the user's containers declare, without those on which the framework connects ranks."""
+    internal = {port for wiring in wirings for port in wiring.ports.values()}
+    specs = [template["spec"] for template in templates]
+    containers = [c for spec in specs for c in (*spec.get("initContainers", ()), *spec["containers"])]
+    return {
+        (str(port.get("protocol") or "TCP"), number)
+        for container in containers
+        for port in container.get("ports") or ()
+        if isinstance(number := port.get("containerPort"), int) and number not in internal
+    }
 
 
 def listening_ports(job: Job, status: Status) -> list[tuple[str, int]]:
