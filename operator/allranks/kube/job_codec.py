@@ -1,7 +1,8 @@
 """Decodes jobs from JSON, and encodes their status.
 
 Strict, for the operator: a job that does not decode was stored under an older or newer schema; the operator marks it
-and continues with the others. Lenient, for the command line: shows what it can of a job of a newer version.
+and continues with the others. Only unknown fields of status are left out, as the API server does with an older CRD.
+Lenient, for the command line: shows what it can of a job of a newer version.
 """
 
 from __future__ import annotations
@@ -37,11 +38,18 @@ def job(manifest: Manifest) -> Job:
 
 
 def status(manifest: Manifest) -> Status:
-    """Raises DecodeError."""
+    """Unknown fields are left out, so that an operator can be replaced by an older one. Raises DecodeError."""
+    found = manifest.get("status") or {}
     try:
-        return _status(manifest.get("status") or {})
+        return _status(found)
     except ValidationError as error:
-        raise DecodeError(_paths("status", error)) from error
+        details = error.errors(include_url=False)
+        if any(detail["type"] != "extra_forbidden" for detail in details):
+            raise DecodeError(_paths("status", error)) from error
+        rest = copy.deepcopy(found)
+        for detail in details:
+            _drop(rest, detail["loc"])
+        return _status(rest)
 
 
 def encode(status: Status) -> Manifest:
