@@ -62,6 +62,7 @@ class Executor:
         # Creates come first: new pods pull their images while old ones terminate.
         requests += [lambda m=m: self._create(job, m, rejections) for m in pods]  # type: ignore[misc]
         requests += [lambda r=r: self._delete(job["metadata"]["namespace"], r) for r in plan.delete]  # type: ignore[misc]
+        requests += [lambda n=n: self._delete_config_map(job, n) for n in plan.superseded]  # type: ignore[misc]
         await _gather(requests)
         wanted = {_key(manifest) for manifest in plan.create}
         rejections.by_object = {key: rejected for key, rejected in rejections.by_object.items() if key in wanted}
@@ -147,6 +148,19 @@ class Executor:
             logger.error("cannot delete pod %s/%s: %s", namespace, reference.name, error)
             return
         self._remember(answer)
+
+    async def _delete_config_map(self, job: Manifest, name: str) -> None:
+        """Deletes a ConfigMap of the job, if it exists."""
+        path = paths.item("ConfigMap", job["metadata"]["namespace"], name)
+        try:
+            metadata = self._decode(await self._client.get(path)).metadata
+            if any(owner.controller and owner.uid == job["metadata"]["uid"] for owner in metadata.owner_references):
+                await self._client.delete(path, metadata.uid)
+        except (NotFound, Conflict):
+            return
+        except Refused as error:
+            # Nothing waits for it, and it is deleted with the job.
+            logger.error("cannot delete ConfigMap %s/%s: %s", job["metadata"]["namespace"], name, error)
 
     def _remember(self, answer: bytes) -> None:
         raw = self._decode(answer)

@@ -171,6 +171,7 @@ class Controller:
             pods = []
         requests: list[Callable[[], None]] = [lambda m=m: self._create(key, job, m) for m in pods]  # type: ignore[misc]
         requests += [lambda r=r: self._delete(job, r) for r in plan.delete]  # type: ignore[misc]
+        requests += [lambda n=n: self._delete_config_map(job, n) for n in plan.superseded]  # type: ignore[misc]
         self._send(requests)
         self._note_rejections(key, plan)
         self._write_status(key, job, plan)
@@ -233,6 +234,15 @@ class Controller:
         if self._store.version != before:
             self._audit.deletes[reference.uid] += 1
             self._wrote()
+
+    def _delete_config_map(self, job: Manifest, name: str) -> None:
+        key = ("ConfigMap", job["metadata"].get("namespace", "default"), name)
+        found = self._store.find(key)
+        if found is None or controller_of(found) != job["metadata"]["uid"]:
+            return
+        self._store.delete(key, uid=found["metadata"]["uid"])
+        self._audit.deletes[found["metadata"]["uid"]] += 1
+        self._wrote()
 
     def _delete_job(self, key: Key, job: Manifest) -> None:
         try:
