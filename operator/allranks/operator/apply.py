@@ -55,14 +55,16 @@ class Executor:
         """Creates and deletes objects. Collects rejected creates. Raises Unavailable, Fenced."""
         companions = [manifest for manifest in plan.create if manifest["kind"] != "Pod"]
         pods = [manifest for manifest in plan.create if manifest["kind"] == "Pod"]
-        await _gather([lambda m=m: self._create(job, m, rejections) for m in companions])  # type: ignore[misc]
+        first: list[Callable[[], Awaitable[None]]] = []
+        first += [lambda m=m: self._create(job, m, rejections) for m in companions]  # type: ignore[misc]
+        first += [lambda n=n: self._delete_config_map(job, n) for n in plan.superseded]  # type: ignore[misc]
+        await _gather(first)
         if any(_key(companion) in rejections.by_object for companion in companions):
             pods = []
         requests: list[Callable[[], Awaitable[None]]] = []
         # Creates come first: new pods pull their images while old ones terminate.
         requests += [lambda m=m: self._create(job, m, rejections) for m in pods]  # type: ignore[misc]
         requests += [lambda r=r: self._delete(job["metadata"]["namespace"], r) for r in plan.delete]  # type: ignore[misc]
-        requests += [lambda n=n: self._delete_config_map(job, n) for n in plan.superseded]  # type: ignore[misc]
         await _gather(requests)
         wanted = {_key(manifest) for manifest in plan.create}
         rejections.by_object = {key: rejected for key, rejected in rejections.by_object.items() if key in wanted}

@@ -16,8 +16,8 @@ from allranks.core.model import Manifest
 from allranks.frameworks.base import Shared
 
 _SUPERSEDED = 5
-"""How many older ConfigMaps are deleted when a new one is created. Usually only one exists; there are more if an operator
-was killed between creation and deletion."""
+"""How many older ConfigMaps are deleted when a new one is created. Usually one exists, and more only if an operator was
+killed between creation and deletion."""
 
 
 def companions(job: Job, status: Status, shared: Shared) -> list[Manifest]:

@@ -85,8 +85,6 @@ def problems(job: Job) -> list[tuple[str, str]]:
             name = variable.get("name", "")
             if name in framework.reserved_env or name.startswith("ALLRANKS_"):
                 out.append((f"{where}.spec.containers[trainer].env", f"{name} is set by allranks: remove it"))
-            if too_large := sizes.variable_problem(name, variable.get("value", "")):
-                out.append((f"{where}.spec.containers[trainer].env", too_large))
         if template["spec"].get("restartPolicy", "Never") == "Always":
             what = "must be Never or OnFailure: with Always a finished rank would run again"
             out.append((f"{where}.spec.restartPolicy", what))

@@ -60,17 +60,9 @@ def _too_large(framework: Framework, context: AttemptContext) -> str:
     for replica in outermost(context):
         wiring = wire(replica)
         variables = {name: shared.variables[name] for name in wiring.shared_env}
-        for name, value in (*variables.items(), *wiring.env.items()):
+        for name, value in (*wiring.env.items(), *variables.items()):
             inserted = sum(len(found) - len(f"$({key})") for key, found in variables.items() if f"$({key})" in value)
             size = len(f"{name}={value}".encode()) + inserted
             if size > MAX_VARIABLE_BYTES:
                 return f"{name} has {size} bytes, and Linux takes {MAX_VARIABLE_BYTES} for one variable"
     return ""
-
-
-def variable_problem(name: str, value: object) -> str | None:
-    """Why a variable of the user cannot be passed to a program; None if it can."""
-    size = len(f"{name}={value}".encode())
-    if size <= MAX_VARIABLE_BYTES:
-        return None
-    return f"{name} has {size} bytes, and Linux takes {MAX_VARIABLE_BYTES} for one variable: use a file"
