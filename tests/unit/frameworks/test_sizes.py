@@ -219,12 +219,15 @@ def test_a_running_job_that_is_scaled_beyond_the_limit_fails_with_the_reason():
 
 
 def test_a_suspended_job_that_is_scaled_beyond_the_limit_fails_when_it_is_resumed():
-    life = Life(job("tensorflow", {"worker": 2}, suspend=True))
+    life = Life(job("tensorflow", {"worker": 2}))
     life.settle(0)
+    life.job = job("tensorflow", {"worker": 2}, suspend=True)
+    life.settle(30)
     assert life.status.phase == "Suspended"
     life.job = job("tensorflow", {"worker": MAX_REPLICAS})
     life.settle(60)
     assert (life.status.phase, life.pods) == ("Failed", {})
+    assert [(past.attempt, past.reason) for past in life.status.history] == [(0, "Suspended")]
 
 
 def test_the_hosts_of_gloo_are_a_pattern_that_makes_the_names_of_all_workers():

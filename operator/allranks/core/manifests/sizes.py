@@ -53,9 +53,6 @@ def problems(framework: Framework, context: AttemptContext) -> list[tuple[str, s
 def _too_large(framework: Framework, context: AttemptContext) -> str:
     """What has too many bytes, as the beginning of a sentence; empty if everything fits."""
     shared = framework.shared(context)
-    stored = sum(len(value.encode()) for part in (shared.variables, shared.files) for value in part.values())
-    if stored > MAX_CONFIG_MAP_BYTES:
-        return f"the addresses of the pods have {stored} bytes, and a ConfigMap takes {MAX_CONFIG_MAP_BYTES}"
     wire = framework.wire(context)
     for replica in outermost(context):
         wiring = wire(replica)
@@ -65,4 +62,7 @@ def _too_large(framework: Framework, context: AttemptContext) -> str:
             size = len(f"{name}={value}".encode()) + inserted
             if size > MAX_VARIABLE_BYTES:
                 return f"{name} has {size} bytes, and Linux takes {MAX_VARIABLE_BYTES} for one variable"
+    stored = sum(len(value.encode()) for part in (shared.variables, shared.files) for value in part.values())
+    if stored > MAX_CONFIG_MAP_BYTES:
+        return f"the addresses of the pods have {stored} bytes, and a ConfigMap takes {MAX_CONFIG_MAP_BYTES}"
     return ""

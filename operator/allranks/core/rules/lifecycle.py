@@ -45,10 +45,11 @@ def begin_small(observed: Observed) -> Status | None:
     attempt that is persisted is number 1 (`transitions.begin`).
     """
     job, status = observed.job, observed.status
-    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or pod_manifests.problems(job):
+    if status.start_time or job.metadata.generation != 1 or job.spec.suspend:
         return None
     begun = transitions.begin(job, status, observed.now)
-    return begun if sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS else None
+    small = sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS
+    return begun if small and not pod_manifests.problems(job) else None
 
 
 def resume(snapshot: Snapshot) -> Outcome:
