@@ -164,7 +164,7 @@ def test_arguments_after_a_double_dash_and_variables_reach_every_rank(cli: Cli) 
     cli.job("sh", "-c", 'echo "$A" "$@"', "sh", args=["--epochs", "1"])
     done = cli.run("job.yaml", "-e", "A=x y", "--", "--lr", "3")
     assert done.returncode == 0, done.stderr
-    assert cli.log("job-worker-0-0") == "x y --epochs 1 --lr 3\n"
+    assert cli.log("job-master-0-0") == "x y --epochs 1 --lr 3\n"
 
 
 def test_a_script_runs_without_a_manifest(cli: Cli) -> None:
@@ -172,8 +172,8 @@ def test_a_script_runs_without_a_manifest(cli: Cli) -> None:
     options = ("--framework", "tensorflow", "-n", "2", "-e", f"{MARK}={cli.mark}", "--save", "job.yaml")
     done = cli.run("show.py", *options, "--", "--lr", "3")
     assert done.returncode == 0, done.stderr
-    (log,) = cli.directory.glob("runs/show/latest/logs/show-worker-1-0.log")
-    assert '"index":1' in log.read_text()
+    (log,) = cli.directory.glob("runs/show/latest/logs/show-worker-0-0.log")
+    assert '"index":0' in log.read_text()
     assert "['--lr', '3']" in log.read_text()
     saved = yaml.safe_load((cli.directory / "job.yaml").read_text())
     assert saved["spec"]["roles"] == {"worker": {"replicas": 2}}
