@@ -1,8 +1,8 @@
 """Detects hangs: no rank completed a step for `hang.timeoutSeconds`, after the first step of the attempt.
 
 Ranks are first asked for stack dumps and have a moment to print them; then the hang counts as a failure. Only messages
-are evidence: half of the ranks must say that there was no step. Silence is `report_loss`; it counts as a hang only after
-a much longer time, and only while ranks of other jobs report.
+are evidence: half of the ranks must say that there was no step. Silence (`report_loss`) counts as a hang only after a
+much longer time, and only while ranks of other jobs report.
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Literal
 
 from allranks.api.status import Condition, Status
 from allranks.core.model import Event, RankReport, Reports
 from allranks.core.status_update import changed
 
-CONDITION = "ReportsLost"
+CONDITION: Literal["ReportsLost"] = "ReportsLost"
 SILENCE = timedelta(seconds=120)
 """Longer than the longest pause of a sender after failed attempts, which is 80 s."""
 
