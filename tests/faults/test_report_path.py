@@ -9,7 +9,6 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -106,11 +105,11 @@ class Rank:
 
 
 @pytest.fixture
-def world(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(hang_detection, "STACK_DUMP_WAIT", timedelta(seconds=0.2))
     for module in (report_loss, store):
         monkeypatch.setattr(module, "SILENCE", timedelta(seconds=3))
-    yield World(control_plane, namespace)
+    return World(control_plane, namespace)
 
 
 @pytest.mark.nightly
@@ -127,9 +126,8 @@ def test_an_outage_of_the_report_path_restarts_nothing(world: World) -> None:
         for name, path in paths.items():
             world.runs(name)
             tokens = [world.token(f"{name}-{role}-0-0") for role in ("master", "worker")]
-            ranks[name] = [
-                stack.enter_context(contextlib.closing(Rank(path, *each))) for each in zip(tokens, (0, 1), strict=True)
-            ]
+            made = [Rank(path, token, number) for number, token in enumerate(tokens)]
+            ranks[name] = [stack.enter_context(contextlib.closing(rank)) for rank in made]
 
         def status(name: str) -> Any:
             return world.api.get(KIND, world.namespace, name)["status"]
