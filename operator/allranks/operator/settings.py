@@ -61,8 +61,8 @@ class Settings(BaseSettings):
     )
     metrics_auth: bool = Field(
         False,
-        description="Require a token for /metrics whose account may `get` the non-resource URL /metrics. Needs `create` "
-        "of tokenreviews and subjectaccessreviews.",
+        description="Require a token for /metrics, of an account that may `get` the non-resource URL /metrics. Needs "
+        "`create` of tokenreviews and subjectaccessreviews.",
     )
     report_url: str = Field(
         "",
