@@ -112,7 +112,7 @@ def decide_restart(job: Job, status: Status, failure: Failure) -> restart_policy
 def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
     """The failure when ranks are silent, instead of reporting that there was no step."""
     message = (
-        f"no report since {stall.heard_at:%H:%M:%S} UTC, although ranks of other jobs report: "
+        f"no report since {stall.heard_at:%H:%M:%S} UTC, although other ranks report: "
         "the processes are frozen, or hold the interpreter lock"
     )
     return changed(failure, message=message)
