@@ -13,7 +13,9 @@ import os
 import random
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
 
+from allranks.core import report_loss
 from allranks.kube import pod_codec
 from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client
@@ -63,7 +65,9 @@ class Operator:
         self.reports = (
             ReportServer(settings, lambda: self.session, self.metrics.reported) if settings.report_url else None
         )
-        self.metrics.registry.register(Sampled(self._jobs, lambda: self.depth, self._ages, self._reporting))
+        self.metrics.registry.register(
+            Sampled(self._jobs, lambda: self.depth, self._ages, self._reporting, self._reports_lost)
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set or SIGTERM or SIGINT arrives. Raises OSError when a port is in use."""
@@ -186,5 +190,17 @@ class Operator:
     def _reporting(self) -> int:
         return self.session.reports.reporting if self.session else 0
 
+    def _reports_lost(self) -> int:
+        if not self.session:
+            return 0
+        statuses = (dict_field(self.session.jobs.get(key) or {}, "status") for key in self.session.jobs)
+        return sum(_is_true(status.get("conditions"), report_loss.CONDITION) for status in statuses)
+
     def _ages(self) -> Iterable[tuple[str, float]]:
         return self.session.ages() if self.session else ()
+
+
+def _is_true(conditions: Any, kind: str) -> bool:
+    """Of a status that no schema has validated."""
+    entries = conditions if isinstance(conditions, list) else []
+    return any(isinstance(c, dict) and c.get("type") == kind and c.get("status") == "True" for c in entries)
