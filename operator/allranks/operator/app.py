@@ -201,6 +201,6 @@ class Operator:
 
 
 def _is_true(conditions: Any, kind: str) -> bool:
-    """Of a status that no schema has validated."""
+    """Whether the condition of this type is True. No schema has validated the list."""
     entries = conditions if isinstance(conditions, list) else []
     return any(isinstance(c, dict) and c.get("type") == kind and c.get("status") == "True" for c in entries)
