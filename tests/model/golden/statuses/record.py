@@ -60,7 +60,7 @@ def shape(pods: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def compact(pod: dict[str, Any]) -> dict[str, Any]:
-    """Without what no rule reads."""
+    """Leaves out what no rule reads."""
     spec = {key: pod["spec"][key] for key in ("nodeName", "restartPolicy") if key in pod["spec"]}
     return {**pod, "spec": spec | {"containers": [{"name": one["name"]} for one in pod["spec"]["containers"]]}}
 
