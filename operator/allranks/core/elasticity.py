@@ -60,7 +60,7 @@ def set_desired_workers(job: Job, status: Status, now: datetime) -> Status:
     present = status.roles[ELASTIC_ROLE]
     if topology.elasticity(job) == "restarts":
         return _with_workers(status, changed(present, waiting=wanted - present.desired))
-    removed = [naming.replica_key(ELASTIC_ROLE, index) for index in range(wanted, present.desired)]
+    removed = {naming.replica_key(ELASTIC_ROLE, index): None for index in range(wanted, present.desired)}
     added = [naming.replica_key(ELASTIC_ROLE, index) for index in range(present.desired, wanted)]
     counts = {key: entry.count for key, entry in status.replica_restarts.items()}
     # A removed worker that is added again must not reuse the name of its terminating pod.
