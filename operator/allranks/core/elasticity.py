@@ -14,6 +14,7 @@ from itertools import pairwise
 from allranks.api.job import Job
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
 from allranks.core import naming, root_cause, topology
+from allranks.core.correlation import drop_details
 from allranks.core.manifests import pod_template
 from allranks.core.model import Manifest, Pod
 from allranks.core.status_update import changed
@@ -71,7 +72,7 @@ def set_desired_workers(job: Job, status: Status, now: datetime) -> Status:
         replica_restarts=status.replica_restarts | entries,
         ignored=[key for key in status.ignored if key not in removed],
     )
-    return _with_workers(resized, changed(present, desired=wanted))
+    return _with_workers(drop_details(resized, now), changed(present, desired=wanted))
 
 
 def fit_workers(job: Job, status: Status, room: int) -> Status:

@@ -294,3 +294,24 @@ def _calls(look: Observed) -> int:
     finally:
         sys.setprofile(None)
     return calls
+
+
+def test_a_failure_that_was_counted_counts_once_for_any_number_of_replicas():
+    """The status keeps few of many failures, and the counted ones are among them."""
+    life = started(job(roles={"worker": 400}, restart={"scope": "pod", "maxRestarts": 3}))
+    life.put(*(failed("worker", index, after=60 + index / 10, message="ValueError: no data") for index in range(400)))
+    while life.step(110).write_ahead:
+        pass
+    assert (life.status.phase, life.status.restarts.counted, len(life.status.replica_restarts)) == ("Running", 1, 400)
+
+
+def test_the_first_of_many_failures_stays_the_cause_of_what_follows():
+    life = started(job("tensorflow", {"chief": 1, "ps": 1, "worker": 200}))
+    life.put(preempted("ps", 0, after=60))
+    life.put(*(failed("worker", index, after=61 + index / 10) for index in range(200)))
+    life.settle(90)
+    life.put(failed("chief", after=95))
+    life.settle(96)
+    found = life.status.last_failure
+    assert found is not None
+    assert (found.role, found.reason, life.status.attempt) == ("ps", "Preempted", 1)

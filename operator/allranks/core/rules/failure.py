@@ -8,7 +8,7 @@ from typing import Literal
 
 from allranks.api.status import Failure, Status
 from allranks.core import naming, reattribution, restart_policy, root_cause, transitions
-from allranks.core.correlation import CORRELATION_SECONDS, EarlierFailures
+from allranks.core.correlation import CORRELATION_SECONDS, EarlierFailures, drop_details
 from allranks.core.model import Event
 from allranks.core.root_cause import describe_failure
 from allranks.core.rules import Outcome, write
@@ -52,7 +52,7 @@ def handle_failures(snapshot: Snapshot) -> Outcome:
         events += added
         if kind == "final":
             break
-    return write(status, *events)
+    return write(drop_details(status, o.now), *events)
 
 
 MAX_DECISIONS = 250
