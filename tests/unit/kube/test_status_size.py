@@ -24,7 +24,7 @@ def test_the_largest_status_is_smaller_than_a_megabyte():
 
 
 def test_all_replicas_of_the_largest_job_that_fail_at_once_fit_into_one_status():
-    """With the last line of the log of each, they would take 18 MB."""
+    """The last lines of all their logs would add up to 6 MB."""
     number = 1_000
     life = started(job(roles={"worker": number}, restart={"scope": "pod", "maxRestarts": 9_999}))
     life.put(*(failed("worker", index, message=ESCAPED * 4096, code=1 + index % 99) for index in range(number)))
