@@ -21,6 +21,7 @@ from allranks.core import topology
 from allranks.core.model import Manifest, Pod
 from allranks.core.naming import PLACEHOLDER, replica_key
 from allranks.errors import InvalidManifest
+from allranks.kube import restarted_indexes
 
 _MESSAGE = 4096
 
@@ -41,11 +42,21 @@ def status(manifest: Manifest) -> Status:
     """Unknown fields are left out, so that an operator can be replaced by an older one. Raises DecodeError."""
     found = manifest.get("status") or {}
     try:
+        return restarted_indexes.unfold(_status_without_unknown_fields(found))
+    except ValidationError as error:
+        raise DecodeError(_paths("status", error)) from error
+    except ValueError as error:
+        raise DecodeError(f"status.restartedIndexes: {error}") from error
+
+
+def _status_without_unknown_fields(found: Any) -> Status:
+    """Raises ValidationError."""
+    try:
         return _status(found)
     except ValidationError as error:
         details = error.errors(include_url=False)
         if any(detail["type"] != "extra_forbidden" for detail in details):
-            raise DecodeError(_paths("status", error)) from error
+            raise
         rest = copy.deepcopy(found)
         for detail in details:
             _drop(rest, detail["loc"])
@@ -53,7 +64,7 @@ def status(manifest: Manifest) -> Status:
 
 
 def encode(status: Status) -> Manifest:
-    return status.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return restarted_indexes.fold(status).model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def _job(manifest: Manifest) -> Job:
@@ -126,10 +137,12 @@ def status_of(job: Manifest) -> Status:
     found = copy.deepcopy(job.get("status") or {})
     for _ in range(20):
         try:
-            return _status(found)
+            return restarted_indexes.unfold(_status(found))
         except ValidationError as error:
             for detail in reversed(error.errors(include_url=False)):  # from the end, because list items shift
                 _drop(found, detail["loc"])
+        except ValueError:
+            _drop(found, ("restartedIndexes",))
     return Status()
 
 
