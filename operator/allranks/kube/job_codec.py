@@ -30,6 +30,8 @@ class DecodeError(Exception):
 
 def job(manifest: Manifest) -> Job:
     """Raises DecodeError."""
+    if wrong := [": ".join(problem) for problem in validation.unbounded(manifest.get("spec"))]:
+        raise DecodeError("; ".join(wrong))
     try:
         return _job(manifest)
     except ValidationError as error:
