@@ -114,21 +114,34 @@ class _CompactResponse(aiohttp.ClientResponse):
 
 
 class _CompactLines:
-    """The content of a watch, for the one method of it that kopf uses."""
+    """The content of a watch, for the one method of it that kopf uses. Not a generator: a session that ends would leave
+    it open."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
+        self._rest: list[bytes] = []
 
-    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        parts: list[bytes] = []
-        async for chunk in self._content.iter_chunked(size):
-            *lines, rest = chunk.split(b"\n")
-            for line in lines:
-                yield compact_jobs.line(b"".join((*parts, line))) + b"\n"
-                parts.clear()
-            parts.append(rest)
-        if any(parts):
-            yield b"".join(parts)  # cut: kopf reports it
+    def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        self._chunks = self._content.iter_chunked(size)
+        return self
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while True:
+            try:
+                first, *others = (await anext(self._chunks)).split(b"\n")
+            except StopAsyncIteration:
+                if rest := b"".join(self._rest):
+                    self._rest.clear()
+                    return rest  # cut: kopf reports it
+                raise
+            self._rest.append(first)
+            if others:
+                lines = [b"".join(self._rest), *others[:-1]]
+                self._rest = [others[-1]]
+                return b"".join(compact_jobs.line(line) + b"\n" for line in lines)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,65 +15,16 @@ from allranks.core.manifests.strategic_merge import merge
 from allranks.errors import InvalidManifest
 from allranks.kube import job_codec
 from support.builders import CLUSTER, manifest, table
+from support.spec_values import ODD, TEMPLATE, places, with_value
 
-TEMPLATE: dict[str, Any] = {
-    "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
-    "spec": {
-        "containers": [
-            {
-                "name": "trainer",
-                "image": "x:1",
-                "command": ["run"],
-                "args": ["--fast"],
-                "env": [{"name": "A", "value": "1"}],
-                "ports": [{"containerPort": 1234, "name": "p"}],
-                "resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {"cpu": "1"}},
-                "volumeMounts": [{"name": "v", "mountPath": "/v"}],
-                "volumeDevices": [{"name": "v", "devicePath": "/d"}],
-                "securityContext": {"runAsUser": 1},
-            },
-            {"name": "logs", "image": "y:1"},
-        ],
-        "initContainers": [{"name": "init", "image": "z:1"}],
-        "volumes": [{"name": "v", "emptyDir": {}}],
-        "tolerations": [{"key": "k", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 3}],
-        "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a"]}],
-        "imagePullSecrets": [{"name": "s"}],
-        "resourceClaims": [{"name": "c"}],
-        "topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 1}],
-        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}},
-        "terminationGracePeriodSeconds": 30,
-        "restartPolicy": "Never",
-        "securityContext": {"fsGroup": 1},
-        "nodeSelector": {"a": "b"},
-    },
-}
 WHERE = replace(CLUSTER, node_lost_seconds=30)
-ODD = ([], {}, "²", -1, 10**30, None, ["a"], [{}], {"a": ["b"]}, [None])
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places(inner, (*path, key))
-
-
-def with_value(place: tuple[Any, ...], odd: Any) -> Any:
-    out: Any = {"template": copy.deepcopy(TEMPLATE)}
-    *above, last = ("template", *place)
-    parent = out
-    for key in above:
-        parent = parent[key]
-    parent[last] = odd
-    return out["template"]
 
 
 @pytest.mark.parametrize("place", list(places(TEMPLATE))[1:], ids=lambda place: ".".join(map(str, place)))
 def test_an_odd_value_anywhere_in_a_template_is_reported_or_reaches_the_pod(place: tuple[Any, ...]) -> None:
     """In the job's, the role's or the pool's template: the core does not raise."""
     for number, odd in enumerate(ODD):
-        template = with_value(place, odd)
+        template = with_value(TEMPLATE, place, odd)
         both = [template, TEMPLATE] if number % 2 else [TEMPLATE, template]
         roles = {"worker": {"replicas": 1, "template": both[1]}}
         decoded = job_codec.job(manifest(template=both[0], roles=roles))
