@@ -192,9 +192,11 @@ def test_templates_that_are_nested_very_deeply_or_very_large_do_not_affect_other
             assert marked()["large"].startswith("spec: templates, valueFrom and volume have more than 256 KiB in total")
             eventually(lambda: phase(control_plane, namespace, "witness") == "Running", WITHIN)
             assert operator.session is session
+            eventually(lambda: operator.idle, WITHIN)
         with live.operator(connection, namespace) as operator:
             control_plane.api.create(job("later"), namespace)
             eventually(lambda: phase(control_plane, namespace, "later") == "Running", WITHIN)
+            eventually(lambda: operator.idle, WITHIN)
     assert not unexpected(caplog)
 
 

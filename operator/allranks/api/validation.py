@@ -140,6 +140,8 @@ def unbounded(spec: Any) -> Iterator[Problem]:
     """Parts without a schema that are nested too deeply or too large, in a raw spec."""
     size = 0
     for path, part in _parts_without_schema(spec):
+        if part is None:
+            continue
         if _is_deeper(part, MAX_TEMPLATE_DEPTH):
             yield path, f"is nested more than {MAX_TEMPLATE_DEPTH} levels deep: no pod template needs that"
         else:

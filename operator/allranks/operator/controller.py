@@ -174,10 +174,11 @@ class Controller:
         if raw is None:
             return True
         observed: Observed | None = None
+        began = time.perf_counter()
         try:
             rejected = tuple(state.rejections.by_object.values())
             observed = self._observer.observe(key, raw, state.decoded, rejected)
-            plan = self._timed(key, observed)
+            plan = self._timed(key, observed, began)
         except job_codec.DecodeError as error:
             await self._report_invalid(key, raw, state, "InvalidSpec", str(error))
             return True
@@ -201,12 +202,13 @@ class Controller:
             await self._executor.delete_job(raw)
         return True
 
-    def _timed(self, key: JobKey, observed: Observed) -> Plan:
-        began = time.perf_counter()
+    def _timed(self, key: JobKey, observed: Observed, began: float) -> Plan:
+        """`began`: before the job was decoded."""
+        decides = time.perf_counter()
         plan = self._decide(observed)
-        took = time.perf_counter() - began
-        self.queue.set_cost(key, took)
-        self._meter.reconciled(took)
+        ended = time.perf_counter()
+        self.queue.set_cost(key, ended - began)
+        self._meter.reconciled(ended - decides)
         return plan
 
     async def _sync_objects(self, key: JobKey, raw: Manifest, state: _KeyState, plan: Plan) -> bool:

@@ -14,7 +14,8 @@ from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.timing import Clock
 
 _KEPT_BYTES = 16 * 1024
-"""A larger spec is decoded for each reconcile, because as objects it takes up to forty times as much memory."""
+"""A larger spec of a job that does not run is decoded for each reconcile, because as objects it takes up to forty times
+as much memory. A job that runs is reconciled often, and its pods bound the number of such jobs."""
 
 
 class ReportReader(Protocol):
@@ -55,7 +56,7 @@ class Observer:
             decoded.status = (metadata["resourceVersion"], job_codec.status(raw))
         job, status = decoded.job[1], decoded.status[1]
         resting = status.phase in FINISHED or status.phase == "Suspended"
-        if resting or len(compact_jobs.spec_of(raw).json) > _KEPT_BYTES:
+        if resting or (status.phase != "Running" and len(compact_jobs.spec_of(raw).json) > _KEPT_BYTES):
             decoded.job = None
         if resting:
             decoded.status = None

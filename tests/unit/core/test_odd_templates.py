@@ -22,7 +22,7 @@ WHERE = replace(CLUSTER, node_lost_seconds=30)
 
 @pytest.mark.parametrize("place", list(places(TEMPLATE))[1:], ids=lambda place: ".".join(map(str, place)))
 def test_an_odd_value_anywhere_in_a_template_is_reported_or_reaches_the_pod(place: tuple[Any, ...]) -> None:
-    """In the job's, the role's or the pool's template: the core does not raise."""
+    """The core does not raise, whether the value is in the template of the job, the role or the pool."""
     for number, odd in enumerate(ODD):
         template = with_value(TEMPLATE, place, odd)
         both = [template, TEMPLATE] if number % 2 else [TEMPLATE, template]
