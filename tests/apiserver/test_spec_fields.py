@@ -1,7 +1,8 @@
 """Every field of a job's spec, with generated values, valid and not, on a real API server.
 
 The API server refuses a value with the path of the field, or the job runs, or its status or an Event says why not. Then
-the job with the mended field runs. The operator logs no unexpected exception, and other jobs start all the time.
+the job with the mended field runs. The same values are set in a job that runs, and set back. The operator logs no
+unexpected exception, and other jobs start all the time.
 """
 
 from __future__ import annotations
@@ -88,6 +89,19 @@ class Fields:
         eventually(lambda: not self._api.find(KIND, self._namespace, name), WITHIN)
         assert not self.create(name, base())
 
+    def update(self, name: str, change: Change, *, undo: bool = False) -> str:
+        """Changes the field of an existing job, or sets it back. The API server's message if it refuses."""
+        value, before = change.value, base()
+        for key in change.path if undo else ():
+            value = before = before.get(key) if isinstance(before, dict) else None
+        for key in reversed(change.path):
+            value = {key: value}
+        try:
+            self._api.patch(KIND, self._namespace, name, {"spec": value})
+        except ApiError as error:
+            return error.message
+        return ""
+
 
 def explained(found: dict[str, Any]) -> bool:
     status = found.get("status", {})
@@ -149,6 +163,26 @@ def check(control_plane: ControlPlane, namespace: str, caplog: pytest.LogCapture
                 for name in mended
                 if phase(control_plane, namespace, name) != "Running"
             ]
+            # The same values in a job that runs.
+            updated = {}
+            for name in mended:
+                if not (message := fields.update(name, named[name])):
+                    updated[name] = named[name]
+                elif str(named[name].path[0]) not in message:
+                    faults.append(f"{named[name]}: an update is refused without the path of the field: {message}")
+            deadline = time.monotonic() + WITHIN
+            while (silent := fields.unexplained(updated)) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            faults += [f"{updated[name]}: after an update: {status}" for name, status in silent.items()]
+            for name in updated:
+                if message := fields.update(name, updated[name], undo=True):
+                    faults.append(f"{updated[name]}: cannot be set back: {message}")
+            deadline, settled = time.monotonic() + WITHIN, ("Running", "Succeeded", "Failed")
+            while (
+                stuck := [name for name in updated if phase(control_plane, namespace, name) not in settled]
+            ) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            faults += [f"{updated[name]}: does not run after it was set back" for name in stuck]
             for name in (*named, witness):
                 control_plane.api.delete(KIND, namespace, name)
         assert operator.session is session, "the session has ended"
