@@ -41,6 +41,7 @@ class _Container(_Named):
     volumeMounts: list[_Mount] | None = None
     resources: _Resources | None = None
     securityContext: dict[str, Any] | None = None
+    restartPolicy: str | None = None
 
 
 class _PodSpec(_Part):

@@ -25,10 +25,13 @@ START_ERRORS = frozenset(
 )
 """Waiting reasons of a pod that cannot start because of its image or configuration."""
 
+CRASH_LOOP = "CrashLoopBackOff"
+"""Waiting reason of a container that failed and that its kubelet restarts in place, after a backoff."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """Termination of the training container. A container that was restarted in place has none."""
+    """Termination of the training container for good. A container that its kubelet restarts in place has none."""
 
     code: int
     """Exit code as kubelet reports it: 128 + n for a process that signal n ended."""
@@ -79,6 +82,10 @@ class Pod:
     waiting_message: str = ""
     exit: Exit | None = None
     disruption: Disruption | None = None
+    container_restarts: int = 0
+    """Number of restarts of the training container in place (`restartPolicy: OnFailure`)."""
+    last_exit: Exit | None = None
+    """The last termination of a training container in CrashLoopBackOff."""
 
     @property
     def succeeded(self) -> bool:

@@ -15,7 +15,7 @@ from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import naming, topology
 from allranks.core.manifests import pod_template, pool_template
-from allranks.core.model import Platform, Pod
+from allranks.core.model import CRASH_LOOP, Platform, Pod
 from allranks.core.status_update import changed
 from allranks.frameworks.base import Replica, RootCause
 from allranks.text import last_lines
@@ -43,8 +43,23 @@ _ELSEWHERE = Platform(helper_image="")
 
 
 def failed(pod: Pod) -> bool:
-    """The program failed, or the pod is being removed before the program completed."""
-    return not pod.succeeded and (pod.phase == "Failed" or pod.deleted_at is not None or pod.disruption is not None)
+    """The program failed, whatever its sidecars do, or the pod is being removed before the program completed."""
+    return not pod.succeeded and (pod.ended or pod.deleted_at is not None or pod.disruption is not None)
+
+
+CRASH_LOOP_RESTARTS = 10
+
+
+def judge_crash_loop(job: Job, pod: Pod) -> Pod:
+    """The pod as failed if its kubelet restarted its container in place more often than `restart.maxRestarts`.
+
+    The limit is at most CRASH_LOOP_RESTARTS: the kubelet's backoff reaches its maximum of 300 s before that.
+    """
+    limit = min(job.spec.restart.max_restarts, CRASH_LOOP_RESTARTS)
+    if pod.last_exit is None or pod.exit or pod.waiting_reason != CRASH_LOOP or pod.container_restarts <= limit:
+        return pod
+    reason = CRASH_LOOP if pod.last_exit.reason == "Error" else pod.last_exit.reason
+    return replace(pod, exit=replace(pod.last_exit, reason=reason))
 
 
 def first_failure(

@@ -32,7 +32,8 @@ class Snapshot:
             place = replica.role, replica.index
             if pod := owned.get(self._name(replica)):
                 # Name and owner decide; labels may have been edited.
-                out[place] = pod if (pod.role, pod.index) == place else replace(pod, role=place[0], index=place[1])
+                named = pod if (pod.role, pod.index) == place else replace(pod, role=place[0], index=place[1])
+                out[place] = root_cause.judge_crash_loop(self.observed.job, named)
         return out
 
     @cached_property

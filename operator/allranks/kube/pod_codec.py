@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from allranks.api.job import KIND
-from allranks.core.model import Disruption, Exit, Pod, PodPhase
+from allranks.core.model import CRASH_LOOP, Disruption, Exit, Pod, PodPhase
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
 
 
@@ -64,6 +64,8 @@ class State(_Fields):
 class Container(_Fields):
     name: str = ""
     state: State = msgspec.field(default_factory=State)
+    last_state: State = msgspec.field(default_factory=State)
+    restart_count: int = 0
 
 
 class Condition(_Fields):
@@ -83,8 +85,27 @@ class RawStatus(_Fields):
     init_container_statuses: list[Container] = []
 
 
+class ExitCodes(_Fields):
+    operator: str = ""
+    values: list[int] = []
+
+
+class RestartRule(_Fields):
+    action: str = ""
+    exit_codes: ExitCodes = msgspec.field(default_factory=ExitCodes)
+
+
+class ContainerSpec(_Fields):
+    name: str = ""
+    restart_policy: str | None = None
+    restart_policy_rules: list[RestartRule] = []
+
+
 class RawSpec(_Fields):
     node_name: str | None = None
+    restart_policy: str = "Never"
+    """The API server always sets it."""
+    containers: list[ContainerSpec] = []
 
 
 class Raw(_Fields):
@@ -134,7 +155,8 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
     trainer = next((c for c in status.container_statuses if c.name == TRAINER), None)
     state = trainer.state if trainer else State()
     reason, message = _waiting(status, state)
-    ran = state.running or state.terminated
+    crashed = trainer.last_state.terminated if trainer and reason == CRASH_LOOP else None
+    ran = state.running or state.terminated or crashed
     placed = _condition(status, "PodScheduled")
     phase: PodPhase = status.phase if status.phase in _PHASES else "Unknown"  # type: ignore[assignment]
     return Pod(
@@ -153,9 +175,11 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         node=raw.spec.node_name,
         waiting_reason=reason,
         waiting_message=message,
-        # Not lastState: a container that restartPolicy OnFailure restarts has not ended.
-        exit=_exit(state.terminated, metadata) if state.terminated else None,
+        # Whatever the pod's phase: a pod is Running while a sidecar runs, and Pending while its image is pulled.
+        exit=_exit(state.terminated, metadata) if state.terminated and _is_final(raw, state.terminated) else None,
         disruption=_disruption(raw),
+        container_restarts=trainer.restart_count if trainer else 0,
+        last_exit=_exit(crashed, metadata) if crashed else None,
     )
 
 
@@ -171,6 +195,19 @@ def _exit(terminated: Terminated, metadata: Meta) -> Exit:
         reason=terminated.reason,
         message=terminated.message,
     )
+
+
+def _is_final(raw: Raw, terminated: Terminated) -> bool:
+    """Whether the kubelet does not run the training container again (podutil.ContainerShouldRestart in Kubernetes)."""
+    going = raw.metadata.deletion_timestamp is not None or _disruption(raw) is not None
+    if going or raw.status.phase in ("Succeeded", "Failed"):
+        return True
+    own = next((c for c in raw.spec.containers if c.name == TRAINER), ContainerSpec())
+    for rule in own.restart_policy_rules:
+        if (terminated.exit_code in rule.exit_codes.values) == (rule.exit_codes.operator == "In"):
+            return not rule.action.startswith("Restart")
+    policy = own.restart_policy or raw.spec.restart_policy
+    return policy == "Never" or (policy == "OnFailure" and terminated.exit_code == 0)
 
 
 def _waiting(status: RawStatus, state: State) -> tuple[str, str]:

@@ -89,7 +89,8 @@ def is_deferrable(observed: Observed, plan: Plan) -> bool:
     assert plan.status is not None
     current = observed.status.attempt
     return plan.status.phase == "Succeeded" and any(
-        pod.phase == "Running" and pod.attempt == current and not pod.termination_requested_at for pod in observed.pods
+        pod.phase == "Running" and not pod.ended and pod.attempt == current and not pod.termination_requested_at
+        for pod in observed.pods
     )
 
 
