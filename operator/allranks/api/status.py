@@ -39,6 +39,11 @@ class RestartCounts(Model):
     by_reason: Annotated[dict[Reason, Count], Field(max_length=64)] = Field(
         default_factory=dict, description="Restarts by reason."
     )
+    without_progress: Count = Field(
+        0,
+        description="Restarts in a row of attempts without progress, counted or not. Progress is a reported step, or a "
+        "run of two minutes if the program reports no steps. The backoff grows with this number.",
+    )
 
 
 class RoleStatus(Model):
@@ -108,6 +113,9 @@ class ReplicaRestarts(Model):
     )
     failure: Failure | None = Field(
         None, description="The failure that caused the restart, with the last line of its message only."
+    )
+    without_progress: Count | None = Field(
+        None, description="Restarts in a row before which it ran for less than two minutes. The backoff grows with it."
     )
 
 
@@ -223,6 +231,11 @@ class Status(Model):
     )
     ignored: Annotated[list[Name], Field(max_length=10_000)] = Field(
         default_factory=list, description="Replicas (role-index) whose failure a rule ignored in the current attempt."
+    )
+    done: Annotated[dict[Reason, Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=16)] = Field(
+        default_factory=dict,
+        description="Replicas that completed in the current attempt, by role, for example 0-3,5. They stay done when "
+        "their pods are deleted.",
     )
     roles: Annotated[dict[Reason, RoleStatus], Field(max_length=16)] = Field(
         default_factory=dict, description="Pods by role."

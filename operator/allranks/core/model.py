@@ -27,6 +27,10 @@ START_ERRORS = frozenset(
 
 CRASH_LOOP = "CrashLoopBackOff"
 """Waiting reason of a container that failed and that its kubelet restarts in place, after a backoff."""
+LIMIT_EXCEEDED = "LimitExceeded"
+"""Reason of a failure: the kubelet evicted the pod for a limit of its own, such as the size of an emptyDir."""
+UNKNOWN_END = "ContainerStatusUnknown"
+"""The kubelet lost track of the container, after a reboot for example: its exit code and time are invalid."""
 
 
 @dataclass(frozen=True, slots=True)

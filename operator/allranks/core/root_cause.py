@@ -15,7 +15,7 @@ from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import naming, topology
 from allranks.core.manifests import pod_template, pool_template
-from allranks.core.model import CRASH_LOOP, Platform, Pod
+from allranks.core.model import CRASH_LOOP, UNKNOWN_END, Platform, Pod
 from allranks.core.status_update import changed
 from allranks.frameworks.base import Replica, RootCause
 from allranks.text import last_lines
@@ -29,17 +29,29 @@ DISRUPTIONS: dict[str, str] = {
 }
 """Reason of the pod condition `DisruptionTarget` -> reason of the failure."""
 
-UNCOUNTED = frozenset({*DISRUPTIONS.values(), "Deleted", "Disrupted"})
-"""Reasons outside of the program: such restarts do not count against maxRestarts."""
+REJECTIONS = frozenset(
+    {"NodeShutdown", "UnexpectedAdmissionError", "NodeAffinity", "NodeName", "NodePorts", "TaintToleration"}
+    | {"TopologyAffinityError", "SMTAlignmentError", "InvalidNodeInfo", "VolumeAttachmentLimitExceeded"}
+)
+"""`status.reason` of pods that the kubelet of their node rejects, besides OutOf... (OutOfcpu, OutOfnvidia.com/gpu)."""
 
-UNKNOWN_END = "ContainerStatusUnknown"
-"""Kubelet lost track of the container: its exit code and time are invalid."""
+UNCOUNTED = frozenset({*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END})
+"""Reasons outside of the program: such restarts do not count against maxRestarts."""
 
 MESSAGE_LINES = 20
 MESSAGE_CHARACTERS = 2048
 
 
 _ELSEWHERE = Platform(helper_image="")
+
+
+def is_rejection(reason: str) -> bool:
+    """The kubelet rejected the pod at admission."""
+    return reason in REJECTIONS or reason.startswith("OutOf")
+
+
+def is_uncounted(reason: str) -> bool:
+    return reason in UNCOUNTED or is_rejection(reason)
 
 
 def failed(pod: Pod) -> bool:
@@ -144,14 +156,14 @@ class _Ending:
 
     @property
     def code(self) -> int | None:
-        if self.disrupted or self.pod.exit is None:
+        if self.disrupted or self.pod.exit is None or self.pod.exit.reason == UNKNOWN_END:
             return None
         reported = self.cause.exit_code if self.cause else None
         return self.pod.exit.code if reported is None else reported
 
     @property
     def signal(self) -> int | None:
-        if self.disrupted or self.pod.exit is None:
+        if self.disrupted or self.pod.exit is None or self.pod.exit.reason == UNKNOWN_END:
             return None
         return self.cause.signal if self.cause and self.cause.exit_code is not None else self.pod.exit.signal
 
@@ -257,6 +269,8 @@ def same_way(one: Failure, other: Failure) -> bool:
 def describe_failure(failure: Failure) -> str:
     """The failure in one line: `worker-1 failed with exit code 1 (Error)`."""
     who = naming.replica_key(failure.role, failure.index) if failure.role else "a pod"
+    if is_rejection(failure.reason):
+        return f"{who} was rejected by its node ({failure.reason})"
     if failure.reason in UNCOUNTED:
         return f"{who} was lost ({failure.reason})"
     if failure.signal is not None:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
 
 from allranks.api.job import KIND
-from allranks.core.model import CRASH_LOOP, Disruption, Exit, Pod, PodPhase
+from allranks.core.model import CRASH_LOOP, LIMIT_EXCEEDED, UNKNOWN_END, Disruption, Exit, Pod, PodPhase
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
 
 
@@ -154,7 +155,7 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
     metadata, status, labels = raw.metadata, raw.status, raw.metadata.labels or {}
     trainer = next((c for c in status.container_statuses if c.name == TRAINER), None)
     state = trainer.state if trainer else State()
-    reason, message = _waiting(status, state)
+    reason, message = (LIMIT_EXCEEDED, status.message) if _exceeded_limit(raw) else _waiting(status, state)
     crashed = trainer.last_state.terminated if trainer and reason == CRASH_LOOP else None
     ran = state.running or state.terminated or crashed
     placed = _condition(status, "PodScheduled")
@@ -176,7 +177,7 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         waiting_reason=reason,
         waiting_message=message,
         # Whatever the pod's phase: a pod is Running while a sidecar runs, and Pending while its image is pulled.
-        exit=_exit(state.terminated, metadata) if state.terminated and _is_final(raw, state.terminated) else None,
+        exit=_final_exit(raw, state.terminated) if state.terminated else None,
         disruption=_disruption(raw),
         container_restarts=trainer.restart_count if trainer else 0,
         last_exit=_exit(crashed, metadata) if crashed else None,
@@ -195,6 +196,18 @@ def _exit(terminated: Terminated, metadata: Meta) -> Exit:
         reason=terminated.reason,
         message=terminated.message,
     )
+
+
+def _final_exit(raw: Raw, terminated: Terminated) -> Exit | None:
+    """The program's end; None if its container restarts in place."""
+    if not _is_final(raw, terminated):
+        return None
+    ending = _exit(terminated, raw.metadata)
+    if _exceeded_limit(raw):  # a program that handles SIGTERM may have exited with 0
+        return Exit(ending.code or 137, ending.finished_at, LIMIT_EXCEEDED, raw.status.message)
+    # containerd's words after a reboot of the node. The kubelet's own are ContainerStatusUnknown.
+    rebooted = (terminated.reason, terminated.exit_code) == ("Unknown", 255)
+    return replace(ending, reason=UNKNOWN_END) if rebooted else ending
 
 
 def _is_final(raw: Raw, terminated: Terminated) -> bool:
@@ -234,10 +247,23 @@ def _disruption(raw: Raw) -> Disruption | None:
     target = _condition(raw.status, "DisruptionTarget")
     if target and target.status == "True":
         return Disruption(target.reason, target.last_transition_time or _NEVER, target.message)
-    if raw.status.reason in _DISRUPTION_REASONS:
+    if raw.status.reason in _DISRUPTION_REASONS and not _exceeded_limit(raw):
         at = _deletion_requested_at(raw.metadata) or raw.metadata.creation_timestamp or _NEVER
         return Disruption(_DISRUPTION_REASONS[raw.status.reason], at, raw.status.message)
     return None
+
+
+def _exceeded_limit(raw: Raw) -> bool:
+    """The kubelet evicted the pod for a limit of its own: the size of an emptyDir, or ephemeral-storage.
+
+    Kubernetes leaves out the condition DisruptionTarget then. It also does so where a node under pressure rejects a
+    pod, but no container of such a pod ever ran.
+    """
+    status = raw.status
+    if status.phase != "Failed" or status.reason != "Evicted" or _condition(status, "DisruptionTarget"):
+        return False
+    containers = (*status.init_container_statuses, *status.container_statuses)
+    return any(state.running or state.terminated for c in containers for state in (c.state, c.last_state))
 
 
 _DISRUPTION_REASONS = {

@@ -205,7 +205,7 @@ class LocalPod:
                 over = self._stop.is_set() or not again
                 if container.name == TRAINER:
                     ending = {"exit": exit} if over else {"container_restarts": self.status.container_restarts + 1}
-                    self.status = replace(self.status, **ending)  # type: ignore[arg-type]
+                    self.status = replace(self.status, **ending)
                 if not (init or always):
                     self._host.changed()
                 if over:

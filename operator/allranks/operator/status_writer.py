@@ -97,7 +97,7 @@ def is_deferrable(observed: Observed, plan: Plan) -> bool:
 def significant_fields(status: Status) -> Any:
     """The status without pod counts and `launched`, for comparison."""
     conditions = [(c.type, c.status, "" if c.reason in _STARTING else c.reason) for c in status.conditions]
-    counts = {"roles": {}, "ready": "", "launched": False, "selector": "", "conditions": []}
+    counts = {"roles": {}, "ready": "", "launched": False, "selector": "", "conditions": [], "done": {}}
     return conditions, _strip_progress(status.model_copy(update=counts))
 
 

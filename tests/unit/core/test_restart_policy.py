@@ -155,9 +155,29 @@ DEFAULTS = [
     ("exit 255 restarts", failure(exit_code=255), None, SIGNAL),
     (
         "a pod that failed before its program ran is restarted while the budget lasts",
-        failure(exit_code=None, reason="OutOfcpu"),
+        failure(exit_code=None, reason="InitContainerFailed"),
         None,
-        RestartDecision("restart", "the pod failed before its program ran", "OutOfcpu"),
+        RestartDecision("restart", "the pod failed before its program ran", "InitContainerFailed"),
+    ),
+    ("a pod that its kubelet rejects is not counted", lost("OutOfcpu"), None, disruption("OutOfcpu")),
+    (
+        "a pod that waits for a device plugin is not counted",
+        lost("UnexpectedAdmissionError"),
+        None,
+        disruption("UnexpectedAdmissionError"),
+    ),
+    ("a node that shuts down is not counted", lost("NodeShutdown"), None, disruption("NodeShutdown")),
+    (
+        "a container that the kubelet lost is not counted",
+        lost("ContainerStatusUnknown"),
+        None,
+        disruption("ContainerStatusUnknown"),
+    ),
+    (
+        "a pod that exceeds a limit of its own counts",
+        failure(exit_code=137, signal=9, reason="LimitExceeded"),
+        None,
+        RestartDecision("restart", "the program was ended by a signal, or asked to be run again", "LimitExceeded"),
     ),
 ]
 

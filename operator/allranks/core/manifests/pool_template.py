@@ -50,7 +50,6 @@ def problems(pool: PoolSpec) -> list[tuple[str, str]]:
     template: Any = pool.template or {}
     if out := list(template_problems(template, "spec.template")):
         return out
-    spec = template.get("spec") or {}
     for variable in _trainer(template).get("env") or ():
         if variable["name"] in RESERVED or variable["name"].startswith("ALLRANKS_"):
             where = "spec.template.spec.containers[trainer].env"
