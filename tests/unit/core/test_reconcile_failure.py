@@ -29,9 +29,7 @@ def test_a_group_restart_is_written_first_then_pods_are_replaced_at_once():
     plan = life.step(61)
     assert plan.write_ahead
     assert (life.status.phase, life.status.attempt, life.status.attempt_time) == ("Restarting", 1, at(61))
-    assert life.status.restarts == RestartCounts(
-        counted=1, disruptions=0, by_reason={"Error": 1}, without_progress=1
-    )
+    assert life.status.restarts == RestartCounts(counted=1, disruptions=0, by_reason={"Error": 1}, without_progress=1)
     assert life.status.last_failure == Failure(
         attempt=0,
         role="worker",
@@ -182,9 +180,7 @@ def test_a_pod_that_somebody_deleted_restarts_the_group_uncounted():
     life = started(job(**GROUP))
     del life.pods["job-worker-0-0"]
     life.settle(60)
-    assert life.status.restarts == RestartCounts(
-        counted=0, disruptions=1, by_reason={"Deleted": 1}, without_progress=1
-    )
+    assert life.status.restarts == RestartCounts(counted=0, disruptions=1, by_reason={"Deleted": 1}, without_progress=1)
     assert life.status.attempt == 1
 
 

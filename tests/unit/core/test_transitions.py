@@ -291,7 +291,11 @@ def test_conditions_follow_the_phase(before, after):
     ),
     ("a preemption", failure(exit_code=None, reason="Preempted"), "worker-0 was lost (Preempted)"),
     ("a deletion", failure(exit_code=None, reason="Deleted"), "worker-0 was lost (Deleted)"),
-    ("a rejection by kubelet", failure(exit_code=None, reason="OutOfcpu"), "worker-0 was rejected by its node (OutOfcpu)"),
+    (
+        "a rejection by kubelet",
+        failure(exit_code=None, reason="OutOfcpu"),
+        "worker-0 was rejected by its node (OutOfcpu)",
+    ),
 )
 def test_a_failure_is_described_in_one_line(case):
     cause, line = case
