@@ -232,7 +232,7 @@ class Status(Model):
     ignored: Annotated[list[Name], Field(max_length=10_000)] = Field(
         default_factory=list, description="Replicas (role-index) whose failure a rule ignored in the current attempt."
     )
-    done: Annotated[dict[Reason, Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=16)] = Field(
+    done: Annotated[dict[Reason, Annotated[str, StringConstraints(max_length=32_768)]], Field(max_length=16)] = Field(
         default_factory=dict,
         description="Replicas that completed in the current attempt, by role, for example 0-3,5. They stay done when "
         "their pods are deleted.",

@@ -293,6 +293,27 @@ def test_the_job_continues_without_a_pod_whose_deletion_is_ignored():
     assert (life.status.phase, life.status.attempt, sorted(life.pods)) == ("Running", 0, ALL[:2])
 
 
+def test_a_rank_that_completed_is_not_recreated_also_if_not_all_pods_of_its_attempt_exist_yet():
+    life = started(job(**GROUP))
+    life.put(succeeded("worker", 1, after=60))
+    life.settle(61)
+    assert life.status.done == {"worker": "1"}
+    life.status = life.status.model_copy(update={"launched": False, "running_time": None})
+    del life.pods["job-worker-1-0"]
+    assert life.settle(62).create == ()
+    assert (life.status.attempt, life.status.launched, life.status.ready) == (0, True, "3/3")
+    assert life.status.running_time is not None
+
+
+def test_a_rank_that_completed_and_is_evicted_for_its_sidecar_has_not_failed():
+    life = started(job(**GROUP))
+    life.put(succeeded("worker", 1, after=60, phase="Running"))
+    life.settle(61)
+    life.put(failed("worker", 1, after=90, code=137, reason="LimitExceeded"))
+    life.settle(91)
+    assert (life.status.attempt, life.status.roles["worker"].succeeded, life.status.roles["worker"].failed) == (0, 1, 0)
+
+
 def test_success_outweighs_the_failure_of_a_peer():
     life = started(job(**GROUP))
     life.put(succeeded("master", after=60), failed("worker", 1, after=60))
