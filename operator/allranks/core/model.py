@@ -27,6 +27,8 @@ START_ERRORS = frozenset(
 
 CRASH_LOOP = "CrashLoopBackOff"
 """Waiting reason of a container that failed and that its kubelet restarts in place, after a backoff."""
+INIT_FAILED = "InitContainerFailed"
+"""Reason of a failure: an init container failed, and the program did not run."""
 LIMIT_EXCEEDED = "LimitExceeded"
 """Reason of a failure: the kubelet evicted the pod for a limit of its own, such as the size of an emptyDir."""
 UNKNOWN_END = "ContainerStatusUnknown"
@@ -87,9 +89,9 @@ class Pod:
     exit: Exit | None = None
     disruption: Disruption | None = None
     container_restarts: int = 0
-    """Number of restarts of the training container in place (`restartPolicy: OnFailure`)."""
+    """Number of restarts in place of the container in CrashLoopBackOff (`restartPolicy: OnFailure`)."""
     last_exit: Exit | None = None
-    """The last termination of a training container in CrashLoopBackOff."""
+    """The last termination of a container in CrashLoopBackOff: the training container, or an init container."""
 
     @property
     def succeeded(self) -> bool:

@@ -15,7 +15,7 @@ from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import naming, topology
 from allranks.core.manifests import pod_template, pool_template
-from allranks.core.model import CRASH_LOOP, UNKNOWN_END, Platform, Pod
+from allranks.core.model import CRASH_LOOP, INIT_FAILED, UNKNOWN_END, Platform, Pod
 from allranks.core.status_update import changed
 from allranks.frameworks.base import Replica, RootCause
 from allranks.text import last_lines
@@ -68,8 +68,10 @@ def judge_crash_loop(job: Job, pod: Pod) -> Pod:
     The limit is at most CRASH_LOOP_RESTARTS: the kubelet's backoff reaches its maximum of 300 s before that.
     """
     limit = min(job.spec.restart.max_restarts, CRASH_LOOP_RESTARTS)
-    if pod.last_exit is None or pod.exit or pod.waiting_reason != CRASH_LOOP or pod.container_restarts <= limit:
+    if pod.last_exit is None or pod.exit or pod.container_restarts <= limit:
         return pod
+    if pod.last_exit.reason == INIT_FAILED:
+        return replace(pod, phase="Failed", waiting_reason=INIT_FAILED, waiting_message=pod.last_exit.message)
     reason = CRASH_LOOP if pod.last_exit.reason == "Error" else pod.last_exit.reason
     return replace(pod, exit=replace(pod.last_exit, reason=reason))
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from allranks.api.job import KIND
-from allranks.core.model import CRASH_LOOP, LIMIT_EXCEEDED, UNKNOWN_END, Disruption, Exit, Pod, PodPhase
+from allranks.core.model import CRASH_LOOP, INIT_FAILED, LIMIT_EXCEEDED, UNKNOWN_END, Disruption, Exit, Pod, PodPhase
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
 
 
@@ -107,6 +107,7 @@ class RawSpec(_Fields):
     restart_policy: str = "Never"
     """The API server always sets it."""
     containers: list[ContainerSpec] = []
+    init_containers: list[ContainerSpec] = []
 
 
 class Raw(_Fields):
@@ -156,7 +157,8 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
     trainer = next((c for c in status.container_statuses if c.name == TRAINER), None)
     state = trainer.state if trainer else State()
     reason, message = (LIMIT_EXCEEDED, status.message) if _exceeded_limit(raw) else _waiting(status, state)
-    crashed = trainer.last_state.terminated if trainer and reason == CRASH_LOOP else None
+    looping = _crash_loop(raw, trainer)
+    crashed = looping.last_state.terminated if looping else None
     ran = state.running or state.terminated or crashed
     placed = _condition(status, "PodScheduled")
     phase: PodPhase = status.phase if status.phase in _PHASES else "Unknown"  # type: ignore[assignment]
@@ -179,8 +181,8 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         # Whatever the pod's phase: a pod is Running while a sidecar runs, and Pending while its image is pulled.
         exit=_final_exit(raw, state.terminated) if state.terminated else None,
         disruption=_disruption(raw),
-        container_restarts=trainer.restart_count if trainer else 0,
-        last_exit=_exit(crashed, metadata) if crashed else None,
+        container_restarts=looping.restart_count if looping else 0,
+        last_exit=_last_exit(looping, trainer, metadata) if looping else None,
     )
 
 
@@ -223,6 +225,24 @@ def _is_final(raw: Raw, terminated: Terminated) -> bool:
     return policy == "Never" or (policy == "OnFailure" and terminated.exit_code == 0)
 
 
+def _crash_loop(raw: Raw, trainer: Container | None) -> Container | None:
+    """The container in CrashLoopBackOff: the training container, or an init container that is no sidecar."""
+    sidecars = [c.name for c in raw.spec.init_containers if c.restart_policy == "Always"]
+    init = [c for c in raw.status.init_container_statuses if c.name not in sidecars]
+    for container in [trainer, *init] if trainer else init:
+        waiting = container.state.waiting
+        if waiting and waiting.reason == CRASH_LOOP and container.last_state.terminated:
+            return container
+    return None
+
+
+def _last_exit(looping: Container, trainer: Container | None, metadata: Meta) -> Exit:
+    terminated = looping.last_state.terminated
+    assert terminated
+    last = _exit(terminated, metadata)
+    return last if looping is trainer else replace(last, reason=INIT_FAILED, message=_init_failure(looping, terminated))
+
+
 def _waiting(status: RawStatus, state: State) -> tuple[str, str]:
     """(reason, message) of what keeps the program from starting, or kept it until the pod failed."""
     if status.phase == "Failed":
@@ -238,9 +258,13 @@ def _startup_failure(status: RawStatus) -> tuple[str, str]:
     for container in status.init_container_statuses:
         ending = container.state.terminated
         if ending and ending.exit_code:
-            text = f"init container {container.name} ended with exit code {ending.exit_code}"
-            return "InitContainerFailed", f"{text}: {ending.message}" if ending.message else text
+            return INIT_FAILED, _init_failure(container, ending)
     return status.reason, status.message
+
+
+def _init_failure(container: Container, ending: Terminated) -> str:
+    text = f"init container {container.name} ended with exit code {ending.exit_code}"
+    return f"{text}: {ending.message}" if ending.message else text
 
 
 def _disruption(raw: Raw) -> Disruption | None:

@@ -247,7 +247,7 @@ class LocalPod:
             self._started.add(container.name)
             if len(self._started) == len(self._plan.main):
                 began = self.status.started_at or process.started_at
-                self._update_status("Running", started_at=began, waiting_reason="", waiting_message="")
+                self._update_status("Running", started_at=began, waiting_reason="", waiting_message="", last_exit=None)
         exit = await process.ended()
         del self._running[container.name]
         self._exits[container.name] = exit

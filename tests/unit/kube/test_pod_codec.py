@@ -124,6 +124,22 @@ def test_a_crash_loop_has_its_last_exit_and_its_number_of_restarts():
     assert [exit and (exit.code, exit.reason) for exit in judged] == [(5, "CrashLoopBackOff")] * 2 + [None] * 2
 
 
+def test_an_init_container_in_a_crash_loop_fails_the_pod_too_but_not_a_sidecar():
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    looping = {"state": waiting, "lastState": ended(2, message="no such dataset")["state"], "restartCount": 4}
+    trainer = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    for policy, fails in ((None, True), ("Always", False)):
+        spec = {"restartPolicy": "OnFailure", "initContainers": [{"name": "fetch", "restartPolicy": policy}]}
+        statuses = [{"name": "fetch", **looping}]
+        found = with_status(trainer, spec, phase="Pending", initContainerStatuses=statuses)
+        judged = root_cause.judge_crash_loop(job(), found)
+        assert root_cause.failed(judged) == fails
+        if fails:
+            cause = root_cause.first_failure(job(), Status(), [judged], [], CREATED)
+            assert (cause.reason, cause.exit_code) == ("InitContainerFailed", None)
+            assert cause.message == "init container fetch ended with exit code 2: no such dataset"
+
+
 # Evictions for a pod's own limits, rejections and reboots.
 
 USAGE = 'Usage of EmptyDir volume "dshm" exceeds the limit "1Gi". '
