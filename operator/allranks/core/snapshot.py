@@ -33,7 +33,7 @@ class Snapshot:
             if pod := owned.get(self._name(replica)):
                 # Name and owner decide; labels may have been edited.
                 named = pod if (pod.role, pod.index) == place else replace(pod, role=place[0], index=place[1])
-                out[place] = root_cause.judge_crash_loop(self.observed.job, named)
+                out[place] = root_cause.judge_crash_loop(self.observed.job, named) if named.last_exit else named
         return out
 
     @cached_property

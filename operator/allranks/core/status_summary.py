@@ -117,7 +117,7 @@ def _done(status: Status, sizes: Mapping[str, int], pods: Mapping[tuple[str, int
     """Role -> the replicas that have completed in this attempt. A pod that is deleted later does not change this."""
     completed: dict[str, set[int]] = {}
     for (role, index), pod in pods.items():
-        if pod.succeeded and index not in places.decode(status.done.get(role, "")):
+        if pod.ended and pod.succeeded and index not in places.decode(status.done.get(role, "")):
             completed.setdefault(role, set()).add(index)
     added = {role: places.encode(more | places.decode(status.done.get(role, ""))) for role, more in completed.items()}
     return {role: text for role in sizes if (text := added.get(role) or status.done.get(role, ""))}
@@ -172,7 +172,7 @@ def _all_run(
     run = [
         place
         for place in needed
-        if place[1] in over.get(place[0], ()) or ((pod := pods.get(place)) is not None and _ready(pod))
+        if (over and place[1] in over.get(place[0], ())) or ((pod := pods.get(place)) is not None and _ready(pod))
     ]
     if topology.elasticity(job) == "absorbs" and job.spec.elastic and (topology.ELASTIC_ROLE, 0) in run:
         return len(run) >= job.spec.elastic.min_replicas
