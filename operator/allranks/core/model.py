@@ -243,6 +243,9 @@ class Plan:
     create: tuple[Manifest, ...] = ()
     """In creation order: other objects first, then pods."""
     delete: tuple[PodRef, ...] = ()
+    superseded: tuple[str, ...] = ()
+    """Names of ConfigMaps of past attempts: those that exist and belong to the job are deleted. The plan that creates a
+    ConfigMap deletes older ones, so their number is bounded even if the operator is killed often."""
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     wake_at: datetime | None = None

@@ -8,12 +8,15 @@ from datetime import datetime
 
 from allranks.api.status import Status
 from allranks.core import elasticity, naming, report_loss, status_summary, topology
+from allranks.core.manifests import companions, pool_template
 from allranks.core.manifests import pods as pod_manifests
-from allranks.core.manifests import pool_template
 from allranks.core.model import Event, Manifest, Plan, Pod, PodRef
 from allranks.core.snapshot import Snapshot
 from allranks.core.stragglers import newly_slow
 from allranks.frameworks.base import Replica
+
+PODS_PER_PLAN = 1000
+"""Pods that a plan creates at most; the next plan creates more. It bounds the memory of a plan."""
 
 
 def sync_objects(snapshot: Snapshot) -> Plan:
@@ -34,6 +37,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     wake_at = min((time for time in (delayed_until, probe_at, lost_at) if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
     stall = snapshot.stall_window
+    if any(manifest["kind"] == "ConfigMap" for manifest in create):
+        plan = replace(plan, superseded=companions.superseded_config_maps(o.job, status))
     return replace(plan, stack_dump_id=stall.stack_dump_id) if stall and o.now >= stall.stuck_at else plan
 
 
@@ -82,7 +87,8 @@ def _not_before(status: Status, replica: Replica) -> datetime | None:
 def _manifests(snapshot: Snapshot, due: list[Replica]) -> list[Manifest]:
     """The pods that are due, after the objects that they need (created with the first pods of an attempt)."""
     job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
-    objects = pod_manifests.objects(job, status, platform, {(replica.role, replica.index) for replica in due})
+    now = due if platform.local else due[:PODS_PER_PLAN]
+    objects = pod_manifests.objects(job, status, platform, {(replica.role, replica.index) for replica in now})
     return [*([] if status.launched else objects.companions), *objects.pods]
 
 
