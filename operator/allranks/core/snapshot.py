@@ -98,18 +98,22 @@ class Snapshot:
 
     def settled(self, role: str, index: int) -> bool:
         """Whether this replica needs no pod any more: it completed in this attempt, or its failure was ignored."""
-        status = self.observed.status
-        if index in places.decode(status.done.get(role, "")):
+        if index in places.decode(self.observed.status.done.get(role, "")):
             return True
-        return bool(status.ignored) and naming.replica_key(role, index) in status.ignored
+        return bool(self._ignored_keys) and naming.replica_key(role, index) in self._ignored_keys
 
     def predecessor_running(self, replica: Replica) -> bool:
         """The replica's former pod of this attempt, which has the same hostname, is not even terminating yet."""
         if naming.replica_key(replica.role, replica.index) not in self.observed.status.replica_restarts:
             return False
-        first, others = replica.hostname, f"{replica.hostname}-"
-        former = [pod for pod in self.outdated if pod.name == first or pod.name.startswith(others)]
-        return any(not pod.ended and pod.deleted_at is None for pod in former)
+        return replica.hostname in self._running_predecessors
+
+    @cached_property
+    def _running_predecessors(self) -> set[str]:
+        """Names of outdated pods that are not even terminating, and the same without their last part: the hostname of
+        a pod is its name, or its name without the number of individual restarts."""
+        names = [pod.name for pod in self.outdated if not pod.ended and pod.deleted_at is None]
+        return {*names, *(name.rpartition("-")[0] for name in names)}
 
     def _name(self, replica: Replica) -> str:
         """The hostname, with the number of individual restarts appended."""
@@ -120,3 +124,7 @@ class Snapshot:
         status = self.observed.status
         entry = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
         return entry.launched if entry else status.launched
+
+    @cached_property
+    def _ignored_keys(self) -> frozenset[str]:
+        return frozenset(self.observed.status.ignored)

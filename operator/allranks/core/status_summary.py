@@ -34,7 +34,7 @@ def summarise(
     ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
     running_time = status.running_time or (now if _all_run(job, count, pods, status.ignored, done) else None)
     restarted = {
-        key: entry if entry.launched else changed(entry, launched=_was_launched(key, entry, pods))
+        key: changed(entry, launched=True) if not entry.launched and _was_launched(key, entry, pods) else entry
         for key, entry in status.replica_restarts.items()
     }
     summary = changed(
@@ -168,8 +168,8 @@ def _all_run(
 ) -> bool:
     """Whether every required replica is ready. Ignored replicas are not required, and do not count as ready."""
     needed = [(role, index) for role, size in sizes.items() for index in range(size)]
-    if ignored:
-        needed = [place for place in needed if naming.replica_key(*place) not in ignored]
+    if without := frozenset(ignored):
+        needed = [place for place in needed if naming.replica_key(*place) not in without]
     over = {role: places.decode(text) for role, text in done.items()}
     run = [
         place

@@ -81,7 +81,7 @@ def restart_after_upstream_failure(
     """Restarts all replicas because of one that restarts individually; its failure is already counted."""
     ended = changed(status, history=_ended(status, cause.reason, now, cause))
     idle = restart_policy.idle_restarts(job, status, cause, alone=False)
-    begin = max(lost.restart_time, now + restart_policy.delay(job, None, idle))
+    begin = max(lost.restart_time or now, now + restart_policy.delay(job, None, idle))
     begun = changed(
         _attempt(job, ended, status.attempt + 1, now),
         restarts=changed(status.restarts, without_progress=idle),

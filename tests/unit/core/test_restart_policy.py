@@ -8,6 +8,7 @@ import pytest
 
 from allranks.api.status import Failure, PastAttempt, ProgressStatus, ReplicaRestarts, RestartCounts, Status
 from allranks.core import restart_policy
+from allranks.core.correlation import EarlierFailures
 from allranks.core.restart_policy import RestartDecision
 from support.builders import NOW, at, failure, job, table
 
@@ -428,7 +429,7 @@ def test_after_too_many_restarts_without_progress_consequences_count():
     chief = failure(role="chief", time=at(61))
     for restarts, found in ((299, entry), (300, None)):
         status = Status(restarts=RestartCounts(without_progress=restarts), replica_restarts={"ps-0": entry})
-        assert restart_policy.upstream_failure(job(**PS_JOB), status, chief) == found
+        assert EarlierFailures(job(**PS_JOB), status).upstream_of(chief) == found
 
 
 @pytest.mark.parametrize(
