@@ -149,7 +149,7 @@ class _Ending:
             return DISRUPTIONS.get(pod.disruption.reason, "Disrupted")
         if pod.deleted_at:
             return "Deleted"
-        return pod.waiting_reason or "PodFailed"  # an init container failed, or kubelet rejected the pod
+        return pod.start_error or pod.waiting_reason or "PodFailed"  # an init container failed, or kubelet rejected the pod
 
     @property
     def message(self) -> str:
@@ -158,7 +158,7 @@ class _Ending:
             return (self.cause.message if self.cause else None) or pod.exit.message
         if pod.disruption:
             return pod.disruption.message
-        return _DELETED if pod.deleted_at else pod.waiting_message
+        return _DELETED if pod.deleted_at else pod.waiting_text if pod.start_error else pod.waiting_message
 
 
 def _describe(job: Job, status: Status, ending: _Ending, platform: Platform) -> Failure:

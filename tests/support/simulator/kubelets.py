@@ -92,8 +92,14 @@ class Kubelets:
         pod = self._store.get(key)
         self._report(key, pod_status.exited(pod, self._host.now, code, reason, message, container, others))
 
-    def wait(self, key: Key, reason: str, message: str = "") -> None:
-        self._report(key, pod_status.waiting(self._store.get(key), reason, message))
+    def wait(self, key: Key, reason: str, message: str = "", container: str = TRAINER) -> None:
+        self._report(key, pod_status.waiting(self._store.get(key), self._host.now, reason, message, container))
+
+    def initialize(self, key: Key, container: str) -> None:
+        self._report(key, pod_status.initializing(self._store.get(key), self._host.now, container))
+
+    def unmount(self, key: Key) -> None:
+        self._report(key, pod_status.unmounted(self._store.get(key), self._host.now))
 
     def cannot_place(self, key: Key, message: str) -> None:
         self._report(key, pod_status.unschedulable(self._store.get(key), self._host.now, message))
