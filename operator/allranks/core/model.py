@@ -149,6 +149,8 @@ class Platform:
 
     helper_image: str
     """Image of the init container that copies the helper files into a pod (the operator's own image)."""
+    helper_pull_secrets: tuple[str, ...] = ()
+    """Secrets, in the job's namespace, for pulling that image."""
     local: bool = False
     """Local run: processes share the host's network; there is no DNS, image or ssh."""
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)

@@ -149,7 +149,8 @@ class _Ending:
             return DISRUPTIONS.get(pod.disruption.reason, "Disrupted")
         if pod.deleted_at:
             return "Deleted"
-        return pod.start_error or pod.waiting_reason or "PodFailed"  # an init container failed, or kubelet rejected the pod
+        # An init container failed, or the kubelet rejected the pod.
+        return pod.start_error or pod.waiting_reason or "PodFailed"
 
     @property
     def message(self) -> str:

@@ -248,7 +248,8 @@ def test_volumes_that_cannot_be_mounted_fail_the_job_after_the_startup_deadline(
     assert condition(life, "Running") == ("False", "PodNotReadyToStart", waits)
     life.settle(605)
     assert condition(life, "Failed") == ("True", "PodNotReadyToStart", waits)
-    assert life.status.last_failure and life.status.last_failure.reason == "PodNotReadyToStart"
+    assert life.status.last_failure
+    assert life.status.last_failure.reason == "PodNotReadyToStart"
 
 
 def test_an_error_that_no_schema_detects_fails_the_job_with_its_path():

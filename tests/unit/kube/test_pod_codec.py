@@ -51,9 +51,7 @@ def containers(**states: Any) -> list[dict[str, Any]]:
     return [{"name": name, "state": state} for name, state in states.items()]
 
 
-def starting(
-    init: list[dict[str, Any]], main: list[dict[str, Any]], phase: str = "Pending", **conditions: str
-) -> Pod:
+def starting(init: list[dict[str, Any]], main: list[dict[str, Any]], phase: str = "Pending", **conditions: str) -> Pod:
     placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:02Z"}
     given = [{"type": kind, "status": value} for kind, value in conditions.items()]
     status = {"phase": phase, "conditions": [placed, *given]}
