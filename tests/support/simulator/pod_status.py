@@ -103,7 +103,7 @@ def exited(
     containers = []
     for name in _names(pod):
         state = before.get(name, {}).get("state", {})
-        if name == container:
+        if name == container and "terminated" not in state:
             containers.append(_container(name, _terminated(state, now, code, reason, message)))
         elif others is not None and "terminated" not in state:
             containers.append(_container(name, _terminated(state, now, others)))
@@ -137,6 +137,12 @@ def evicted(pod: Manifest, now: datetime, message: str = "The node was low on re
     gone = {**pod, "status": exited(pod, now, 137, "Error", others=137)}
     status = disrupted(gone, now, "TerminationByKubelet", message)
     return status | {"phase": "Failed", "reason": "Evicted", "message": message}
+
+
+def over_limit(pod: Manifest, now: datetime) -> Manifest:
+    """The kubelet evicted the pod because it exceeded a limit of its own: there is no DisruptionTarget."""
+    message = 'Usage of EmptyDir volume "dshm" exceeds the limit "64Mi".'
+    return exited(pod, now, 137, "Error", others=137) | {"phase": "Failed", "reason": "Evicted", "message": message}
 
 
 def unreachable(pod: Manifest, now: datetime) -> Manifest:
