@@ -200,8 +200,11 @@ class Reports:
     """The reports of the current attempt."""
 
     since: datetime
-    """Start of listening. Missing reports from before this time mean nothing."""
+    """Start of listening, or the end of the last silence of all ranks. Missing reports from before this time mean
+    nothing."""
     ranks: tuple[RankReport, ...] = ()
+    any_job_at: datetime | None = None
+    """Time of the last report of any job: evidence that reports can arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +253,9 @@ class Plan:
     create: tuple[Manifest, ...] = ()
     """In creation order: other objects first, then pods."""
     delete: tuple[PodRef, ...] = ()
+    superseded: tuple[str, ...] = ()
+    """Names of ConfigMaps of past attempts: those that exist and belong to the job are deleted. The plan that creates a
+    ConfigMap deletes older ones, so their number is bounded even if the operator is killed often."""
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     wake_at: datetime | None = None

@@ -7,13 +7,16 @@ from dataclasses import replace
 from datetime import datetime
 
 from allranks.api.status import Status
-from allranks.core import elasticity, naming, status_summary, topology
+from allranks.core import elasticity, naming, report_loss, status_summary, topology
+from allranks.core.manifests import companions, pool_template
 from allranks.core.manifests import pods as pod_manifests
-from allranks.core.manifests import pool_template
 from allranks.core.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod, PodRef
 from allranks.core.snapshot import Snapshot
 from allranks.core.stragglers import newly_slow
 from allranks.frameworks.base import Replica
+
+PODS_PER_PLAN = 1000
+"""Pods that a plan creates at most; the next plan creates more. It bounds the memory of a plan."""
 
 
 def sync_objects(snapshot: Snapshot) -> Plan:
@@ -27,12 +30,17 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     slow = newly_slow(snapshot.persisted.progress, status.progress)
     events = [Event("Straggler", sentence, warning=True) for sentence in slow]
     events += _start_errors(status, summary)
+    if lost := report_loss.event(snapshot.persisted, status):
+        events.append(lost)
     if summary.launched and not status.launched:
         events.append(Event("PodsCreated", f"{len(snapshot.pods)} pods of attempt {status.attempt}"))
-    slow_at = _next_slow_start(snapshot)
-    wake_at = min((time for time in (delayed_until, probe_at, slow_at) if time), default=None)
+    lost_at = report_loss.due_at(status, o.reports, o.now)
+    times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot))
+    wake_at = min((time for time in times if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
     stall = snapshot.stall_window
+    if any(manifest["kind"] == "ConfigMap" for manifest in create):
+        plan = replace(plan, superseded=companions.superseded_config_maps(o.job, status))
     return replace(plan, stack_dump_id=stall.stack_dump_id) if stall and o.now >= stall.stuck_at else plan
 
 
@@ -97,7 +105,8 @@ def _next_slow_start(snapshot: Snapshot) -> datetime | None:
 def _manifests(snapshot: Snapshot, due: list[Replica]) -> list[Manifest]:
     """The pods that are due, after the objects that they need (created with the first pods of an attempt)."""
     job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
-    objects = pod_manifests.objects(job, status, platform, {(replica.role, replica.index) for replica in due})
+    now = due if platform.local else due[:PODS_PER_PLAN]
+    objects = pod_manifests.objects(job, status, platform, {(replica.role, replica.index) for replica in now})
     return [*([] if status.launched else objects.companions), *objects.pods]
 
 

@@ -167,8 +167,8 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
 def _ended(
     status: Status, reason: str, now: datetime, failure: Failure | None = None, counted: bool = False
 ) -> list[PastAttempt]:
-    """The history with the current attempt appended, if one had begun."""
-    if status.attempt_time is None:
+    """The history with the current attempt appended, if it has begun and is not on record yet."""
+    if status.attempt_time is None or any(past.attempt == status.attempt for past in status.history):
         return status.history
     past = PastAttempt(
         attempt=status.attempt,

@@ -9,6 +9,7 @@ _COLLECTIONS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps",
 GROUPS = "/apis"
 GROUP_VERSION = f"/apis/{GROUP}/{VERSION}"
 """Here the API server lists the resources of our group that it serves."""
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 

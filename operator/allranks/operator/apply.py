@@ -55,7 +55,10 @@ class Executor:
         """Creates and deletes objects. Collects rejected creates. Raises Unavailable, Fenced."""
         companions = [manifest for manifest in plan.create if manifest["kind"] != "Pod"]
         pods = [manifest for manifest in plan.create if manifest["kind"] == "Pod"]
-        await _gather([lambda m=m: self._create(job, m, rejections) for m in companions])  # type: ignore[misc]
+        first: list[Callable[[], Awaitable[None]]] = []
+        first += [lambda m=m: self._create(job, m, rejections) for m in companions]  # type: ignore[misc]
+        first += [lambda n=n: self._delete_config_map(job, n) for n in plan.superseded]  # type: ignore[misc]
+        await _gather(first)
         if any(_key(companion) in rejections.by_object for companion in companions):
             pods = []
         requests: list[Callable[[], Awaitable[None]]] = []
@@ -147,6 +150,19 @@ class Executor:
             logger.error("cannot delete pod %s/%s: %s", namespace, reference.name, error)
             return
         self._remember(answer)
+
+    async def _delete_config_map(self, job: Manifest, name: str) -> None:
+        """Deletes a ConfigMap of the job, if it exists."""
+        path = paths.item("ConfigMap", job["metadata"]["namespace"], name)
+        try:
+            metadata = self._decode(await self._client.get(path)).metadata
+            if any(owner.controller and owner.uid == job["metadata"]["uid"] for owner in metadata.owner_references):
+                await self._client.delete(path, metadata.uid)
+        except (NotFound, Conflict):
+            return
+        except Refused as error:
+            # Nothing waits for it, and it is deleted with the job.
+            logger.error("cannot delete ConfigMap %s/%s: %s", job["metadata"]["namespace"], name, error)
 
     def _remember(self, answer: bytes) -> None:
         raw = self._decode(answer)

@@ -204,7 +204,7 @@ class Controller:
             rejections.clear()
             return False
         if state.create_blocked:
-            await self._executor.objects(raw, replace(plan, create=()), Rejections())
+            await self._executor.objects(raw, replace(plan, create=(), superseded=()), Rejections())
             return False
         before = dict(rejections.by_object)
         state.create_blocked = True  # An exception leaves it set until the retry.

@@ -157,8 +157,10 @@ class Sampled(Collector):
         depth: Callable[[], int],
         ages: Callable[[], Iterable[tuple[str, float]]],
         reporting: Callable[[], int] = lambda: 0,
+        reports_lost: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._jobs, self._depth, self._ages, self._reporting = jobs, depth, ages, reporting
+        self._jobs, self._depth, self._ages = jobs, depth, ages
+        self._reporting, self._reports_lost = reporting, reports_lost
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         jobs = GaugeMetricFamily("allranks_jobs", "Jobs by framework and phase.", labels=["framework", "phase"])
@@ -168,6 +170,8 @@ class Sampled(Collector):
         depth = self._depth()
         yield GaugeMetricFamily("allranks_queue_depth", "Jobs that are queued or being reconciled.", value=depth)
         yield GaugeMetricFamily("allranks_reporting_ranks", "Ranks that report.", value=self._reporting())
+        lost = self._reports_lost()
+        yield GaugeMetricFamily("allranks_jobs_reports_lost", "Jobs whose condition ReportsLost is True.", value=lost)
         ages = GaugeMetricFamily(
             "allranks_watch_age_seconds", "Time since the last activity of a watch.", labels=["resource"]
         )

@@ -52,23 +52,25 @@ OBSTACLES = [
     Obstacle("unmounted"),
     *(Obstacle("initializes", name) for name in INIT),
 ]
-LASTING = st.sampled_from([RUNS, RUNS, COMPLETES, *(Program(obstacle) for obstacle in OBSTACLES)])
+LASTING = st.sampled_from([RUNS, RUNS, COMPLETES, *(Program(obstacle=obstacle) for obstacle in OBSTACLES)])
 """Nothing more happens to these pods by itself, except that some complete."""
+ENDING = [
+    ("waits", TRAINER, "ImagePullBackOff"),
+    ("waits", "allranks-helper", "ErrImagePull"),
+    ("waits", "logs", "ErrImagePull"),
+    ("initializes", "fetch", ""),
+    ("unmounted", TRAINER, ""),
+]
 TEMPORARY = st.sampled_from(
-    [
-        *(Program(Obstacle(kind, name, reason, seconds), 100) for seconds in (30, 3000) for kind, name, reason in [
-            ("waits", TRAINER, "ImagePullBackOff"), ("waits", "allranks-helper", "ErrImagePull"),
-            ("waits", "logs", "ErrImagePull"), ("initializes", "fetch", ""), ("unmounted", TRAINER, ""),
-        ]),
-    ]
-)  # fmt: skip
+    [Program(100, obstacle=Obstacle(*what, seconds)) for seconds in (30, 3000) for what in ENDING]  # type: ignore[arg-type]
+)
 FAILURES = st.sampled_from(
     [
         Program(seconds=5, code=1),
         Program(seconds=200, code=1, when_peer_is_lost="crashes"),
         Program(seconds=200, code=137),
         Program(seconds=50, ending="evicted"),
-        *(Program(Obstacle("rejected", reason=reason)) for reason in REJECTIONS),
+        *(Program(obstacle=Obstacle("rejected", reason=reason)) for reason in REJECTIONS),
     ]
 )
 STAYING = Program(seconds=20, code=1, sidecars_stay=True)
@@ -229,7 +231,7 @@ PYTORCH = _job("pytorch", {"worker": 2})
 
 @pytest.mark.parametrize("obstacle", OBSTACLES, ids=str)
 def test_each_obstacle_is_named_or_fails_the_job(obstacle: Obstacle) -> None:
-    status = stable(PYTORCH, [[Program(obstacle), RUNS]]).status
+    status = stable(PYTORCH, [[Program(obstacle=obstacle), RUNS]]).status
     harmless = obstacle.kind == "initializes" or obstacle.reason == "ContainerCreating"
     assert status["phase"] == ("Pending" if harmless else "Failed")
     named = next(c for c in status["conditions"] if c["type"] == ("Running" if harmless else "Failed"))["message"]
@@ -240,7 +242,7 @@ def test_each_obstacle_is_named_or_fails_the_job(obstacle: Obstacle) -> None:
 
 @pytest.mark.parametrize("obstacle", OBSTACLES, ids=str)
 def test_each_obstacle_of_a_later_attempt_is_named_and_waited_for(obstacle: Obstacle) -> None:
-    status = stable(PYTORCH, [[Program(seconds=200, code=1), RUNS], [Program(obstacle), RUNS]]).status
+    status = stable(PYTORCH, [[Program(seconds=200, code=1), RUNS], [Program(obstacle=obstacle), RUNS]]).status
     assert (status["phase"], status["attempt"]) == ("Restarting", 1)
 
 
@@ -281,7 +283,7 @@ STORMS = [
     Program(seconds=5, code=1),
     Program(seconds=5, ending="evicted"),
     OVER_LIMIT,
-    *(Program(Obstacle("rejected", reason=reason)) for reason in REJECTIONS),
+    *(Program(obstacle=Obstacle("rejected", reason=reason)) for reason in REJECTIONS),
 ]
 HOURS = 2
 MOST = 2 * 3600 // 300 + 16

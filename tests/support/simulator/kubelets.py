@@ -34,15 +34,8 @@ class Obstacle:
 class Program:
     """The behaviour of one rank."""
 
-    obstacle: Obstacle | None = None
     seconds: float | None = None
     """Time until it exits; None: it runs until it is stopped."""
-    ending: Literal["exits", "evicted", "over limit"] = "exits"
-    """`evicted`: a resource of the node is exhausted. `over limit`: the pod exceeds a limit of its own."""
-    sidecars_stay: bool = False
-    """The other containers continue when the program exits."""
-    collected_seconds: float | None = None
-    """Time from its end until somebody deletes the pod; None: never."""
     code: int = 0
     reason: str = ""
     message: str = ""
@@ -52,6 +45,13 @@ class Program:
     crash_code: int = 1
     stop_seconds: float | None = 1.0
     """Time from SIGTERM to its exit; None: it ignores SIGTERM, and is killed after the grace period."""
+    ending: Literal["exits", "evicted", "over limit"] = "exits"
+    """`evicted`: a resource of the node is exhausted. `over limit`: the pod exceeds a limit of its own."""
+    sidecars_stay: bool = False
+    """The other containers continue when the program exits."""
+    collected_seconds: float | None = None
+    """Time from its end until somebody deletes the pod; None: never."""
+    obstacle: Obstacle | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ RELEASES: dict[str, Manifest] = {
     "no reports": {"reports": {"enabled": False}, "networkPolicy": {"enabled": True}},
     "everything": {"replicas": 2, **ALL},
     "service monitor": {"metrics": {"monitor": {"kind": "ServiceMonitor"}}},
+    "metrics with authentication": {"metrics": {"authentication": True, "monitor": {"kind": "ServiceMonitor"}}},
     "no roles": {"rbac": {"create": False}, "serviceAccount": {"create": False, "name": "own"}},
 }
 CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "TrainingPool"}
@@ -131,13 +132,15 @@ ALLOWED = {
     ("allranks.dev", "trainingpools"): {"get", "list", "watch"},
     ("", "pods"): {"create", "get", "list", "watch", "delete"},
     ("", "services"): {"create", "get"},
-    ("", "configmaps"): {"create", "get"},
+    ("", "configmaps"): {"create", "get", "delete"},
     ("", "secrets"): {"create"},
     ("", "events"): {"create", "patch"},
     ("coordination.k8s.io", "leases"): {"create", "get", "update"},
     ("authentication.k8s.io", "tokenreviews"): {"create"},
 }
 """All rights of the operator."""
+OPTIONAL = {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
+"""With metrics.authentication."""
 
 
 def granted(objects: list[Manifest]) -> dict[tuple[str, str], set[str]]:
@@ -166,7 +169,24 @@ def test_the_documentation_lists_the_rights(helm: Helm) -> None:
 
 def test_no_release_grants_more(release: list[Manifest]) -> None:
     for key, verbs in granted(release).items():
-        assert verbs <= ALLOWED[key]
+        assert verbs <= (ALLOWED | OPTIONAL)[key]
+
+
+def test_access_to_metrics_is_reviewed_only_with_authentication(release: list[Manifest]) -> None:
+    reviews = ("authorization.k8s.io", "subjectaccessreviews") in granted(release)
+    assert str(reviews).lower() == environment(release)["ALLRANKS_METRICS_AUTH"] or not of_kind(release, "ClusterRole")
+
+
+def test_probes_have_a_port_that_is_in_no_service_and_no_policy(release: list[Manifest]) -> None:
+    [deployment] = of_kind(release, "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert str(ports["probes"]) == environment(release)["ALLRANKS_PROBE_PORT"]
+    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[kind]["httpGet"]["port"] == "probes"
+    for manifest in of_kind(release, "Service", "NetworkPolicy"):
+        assert "probes" not in json.dumps(manifest["spec"])
+        assert str(ports["probes"]) not in json.dumps(manifest["spec"])
 
 
 def test_rights_for_the_lease_exist_only_with_leader_election_and_for_this_lease(release: list[Manifest]) -> None:
