@@ -81,7 +81,7 @@ def restart_after_upstream_failure(
     begun = changed(
         _attempt(job, ended, status.attempt + 1, now),
         last_failure=cause,
-        restart_time=lost.restart_time if lost.restart_time > now else None,
+        restart_time=lost.restart_time if lost.restart_time and lost.restart_time > now else None,
     )
     why = f"{describe_failure(cause)}: the other replicas could not continue without it"
     return with_phase(begun, "Restarting", now, cause.reason, why)

@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
-from allranks.api.job import API_VERSION, KIND
 from allranks.core.model import Manifest, Plan, PodRef, RejectedCreate
-from allranks.kube import paths
+from allranks.kube import compact_jobs, paths
 from allranks.kube.client import Client
 from allranks.kube.errors import Conflict, NotFound, Refused
 from allranks.kube.merge_patch import diff
@@ -85,11 +84,11 @@ class Executor:
             answer = await self._client.patch(f"{path}/status", {"metadata": guard, "status": change})
         except (Conflict, NotFound):
             return None
-        return identified(msgspec.json.decode(answer))
+        return compact_jobs.job(answer)
 
     async def read(self, namespace: str, name: str) -> Manifest | None:
         try:
-            return identified(msgspec.json.decode(await self._client.get(paths.job(namespace, name))))
+            return compact_jobs.job(await self._client.get(paths.job(namespace, name)))
         except NotFound:
             return None
 
@@ -196,12 +195,6 @@ def unwritten_field(change: Any) -> str:
         if value is not None:
             return f"{key}.{inner}" if isinstance(value, dict) and (inner := unwritten_field(value)) else key
     return ""
-
-
-def identified(job: Manifest) -> Manifest:
-    """Adds kind and version, which list items do not have, and drops `managedFields`, the largest part."""
-    metadata = {name: value for name, value in job["metadata"].items() if name != "managedFields"}
-    return {"apiVersion": API_VERSION, "kind": KIND, **job, "metadata": metadata}
 
 
 def _key(manifest: Manifest) -> _ObjectKey:

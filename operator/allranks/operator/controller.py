@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from allranks.api.job import Job
+from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.core.model import Event, Manifest, Observed, Plan
 from allranks.core.reconcile import reconcile
@@ -53,8 +54,8 @@ class _KeyState:
     wake_at: float | None = None
     """When the plan asks for the next reconcile."""
     writes: WriteState = field(default_factory=WriteState)
-    decode_error: str = ""
-    """Already reported."""
+    invalid: str = ""
+    """Why the job cannot be decoded or evaluated, once it is reported."""
     decoded: Decoded = field(default_factory=Decoded)
 
     def begin(self, now: float) -> bool:
@@ -142,10 +143,12 @@ class Controller:
         changed, due = self.queue.begin(key), state.begin(self._clock.monotonic())
         state.create_blocked = state.create_blocked and not (changed or due)
         try:
-            await self._reconcile_once(key, state)
-            self.queue.forget(key)
-            if not state.rejections.by_object:
-                state.retry_at = None
+            if await self._reconcile_once(key, state):
+                self.queue.forget(key)
+                if not state.rejections.by_object:
+                    state.retry_at = None
+            else:
+                self._retry(key, state)
         except Fenced:
             # Either the session ends, or the Lease was renewed too late: then no other replica takes care of this job.
             self._retry(key, state)
@@ -165,17 +168,26 @@ class Controller:
             else:
                 self._schedule(key, state)
 
-    async def _reconcile_once(self, key: JobKey, state: _KeyState) -> None:
+    async def _reconcile_once(self, key: JobKey, state: _KeyState) -> bool:
+        """False: the core raised, so the job is tried again with a backoff."""
         raw = self.jobs.get(key)
         if raw is None:
-            return
+            return True
+        observed: Observed | None = None
+        began = time.perf_counter()
         try:
             rejected = tuple(state.rejections.by_object.values())
             observed = self._observer.observe(key, raw, state.decoded, rejected)
+            plan = self._timed(key, observed, began)
         except job_codec.DecodeError as error:
-            await self._report_undecodable(key, raw, state, str(error))
-            return
-        plan = self._timed(key, observed)
+            await self._report_invalid(key, raw, state, "InvalidSpec", str(error))
+            return True
+        except MemoryError:
+            raise
+        except Exception as error:
+            await self._report_raised(key, raw, state, observed, error)
+            return False
+        state.invalid = ""
         self._set_wake_at(state, plan.wake_at)
         if plan.stack_dump_id and (reports := self._observer.reports):
             reports.stack_dump_id(key, plan.stack_dump_id)
@@ -183,18 +195,20 @@ class Controller:
             state.create_blocked = False
         elif await self._sync_objects(key, raw, state, plan):
             self.queue.add(key)  # One status write then covers the new objects as well.
-            return
+            return True
         if plan.status is not None and not self._writer.postpone(state.writes, observed, plan):
             await self._write_status(key, raw, state, observed, plan)
         if plan.delete_job and not plan.write_ahead:
             await self._executor.delete_job(raw)
+        return True
 
-    def _timed(self, key: JobKey, observed: Observed) -> Plan:
-        began = time.perf_counter()
+    def _timed(self, key: JobKey, observed: Observed, began: float) -> Plan:
+        """`began`: before the job was decoded."""
+        decides = time.perf_counter()
         plan = self._decide(observed)
-        took = time.perf_counter() - began
-        self.queue.set_cost(key, took)
-        self._meter.reconciled(took)
+        ended = time.perf_counter()
+        self.queue.set_cost(key, ended - began)
+        self._meter.reconciled(ended - decides)
         return plan
 
     async def _sync_objects(self, key: JobKey, raw: Manifest, state: _KeyState, plan: Plan) -> bool:
@@ -234,16 +248,43 @@ class Controller:
             fields = {"job": "/".join(key), "attempt": status.attempt, "event": event.reason}
             logger.log(level, "%s", event.message, extra=fields)
 
-    async def _report_undecodable(self, key: JobKey, raw: Manifest, state: _KeyState, reason: str) -> None:
-        """Marks a job that cannot be decoded. Other jobs are not affected."""
-        change = job_codec.invalid_spec_patch(raw, reason, self._clock.now())
+    async def _report_raised(
+        self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed | None, error: Exception
+    ) -> None:
+        """A rule or a codec raised. Marks the job, or names its pool."""
+        what = f"{type(error).__name__}: {error}"
+        reason = "InvalidSpec"
+        message = f"the operator cannot evaluate this job ({what}): correct its spec, or report a bug of the operator"
+        if observed and self._pool_raised(observed):
+            reason = "InvalidPool"
+            message = f'TrainingPool "{observed.job.spec.pool}" cannot be used until it is corrected ({what})'
+        await self._report_invalid(key, raw, state, reason, message, error)
+
+    def _pool_raised(self, observed: Observed) -> bool:
+        """Whether the same decision with an empty pool succeeds."""
+        if observed.platform.pool is None:
+            return False
+        try:
+            self._decide(replace(observed, platform=replace(observed.platform, pool=PoolSpec())))
+        except Exception:  # the job is invalid by itself
+            return False
+        return True
+
+    async def _report_invalid(
+        self, key: JobKey, raw: Manifest, state: _KeyState, reason: str, message: str, error: Exception | None = None
+    ) -> None:
+        """Marks a job that cannot be decoded or evaluated. Other jobs are not affected."""
+        message = job_codec.shortened(message)
+        change = job_codec.invalid_spec_patch(raw, message, self._clock.now(), reason)
+        if change is None and (reason, message) in job_codec.marks(raw):
+            return
+        if state.invalid != message:
+            # The Event comes first: the API server may reject every status of such an object.
+            logger.error("the job is invalid: %s", message, exc_info=error, extra=_log_fields(key, state))
+            self._recorder.record(raw, Event(reason, message, warning=True), self._clock.now(), 0)
+        state.invalid = message
         if change is None:
             return
-        if state.decode_error != reason:
-            # The Event comes first: the API server may reject every status of such an object.
-            state.decode_error = reason
-            logger.error("cannot decode the job: %s", reason, extra=_log_fields(key, state))
-            self._recorder.record(raw, Event("InvalidSpec", reason, warning=True), self._clock.now(), 0)
         written = await self._executor.patch_status(raw["metadata"], change)
         if written is not None:
             self.jobs.upsert(written)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from allranks.api.job import GROUP, PLURAL, Job
 from allranks.core.model import Manifest, Platform
 from allranks.core.naming import JOB_LABEL
-from allranks.kube import paths, pod_codec
+from allranks.kube import compact_jobs, paths, pod_codec
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client
 from allranks.kube.errors import NotFound
@@ -216,7 +216,7 @@ class Session:
     def enqueue_users(self, pool: str | None) -> None:
         """Enqueues the jobs that use this pool; None means any pool."""
         for key in self.jobs:
-            used = dict_field(self.jobs.get(key) or {}, "spec").get("pool")
+            used = compact_jobs.spec_of(self.jobs.get(key) or {}).pool
             if used and pool in (None, used):
                 self.queue.enqueue(key)
 

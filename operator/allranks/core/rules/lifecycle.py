@@ -68,11 +68,11 @@ def succeed(snapshot: Snapshot) -> Outcome:
 
 def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> bool:
     """Whether the pods that `success` selects have completed."""
-    count = topology.sizes(job, status)
+    count, ignored = topology.sizes(job, status), frozenset(status.ignored)
 
     def done(role: str, index: int) -> bool:
         pod = pods.get((role, index))
-        return naming.replica_key(role, index) in status.ignored or (pod is not None and pod.succeeded)
+        return naming.replica_key(role, index) in ignored or (pod is not None and pod.succeeded)
 
     return all(
         done(role, i)
