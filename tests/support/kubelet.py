@@ -76,6 +76,9 @@ class Hand:
     def evict(self, pod: str) -> None:
         self._report(pod, pod_status.evicted)
 
+    def set_status(self, pod: str, status: Callable[[Manifest, datetime], Manifest]) -> None:
+        self._report(pod, status)
+
     def disrupt(self, pod: str, reason: str, message: str = "") -> None:
         """Sets the DisruptionTarget condition and deletes the pod with its grace period."""
         self._report(pod, pod_status.disrupted, reason, message)

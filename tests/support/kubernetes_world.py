@@ -168,6 +168,10 @@ class KubernetesWorld(World):
     def evict(self, pod: str) -> None:
         self._play(lambda: self._hand.evict(pod))
 
+    def kubelet(self, pod: str, node: str, status: Callable[[Manifest, datetime], Manifest]) -> None:
+        self._place(pod, node)
+        self._play(lambda: self._hand.set_status(pod, status))
+
     def disrupt(self, pod: str, reason: str) -> None:
         self._play(lambda: self._hand.disrupt(pod, reason))
 

@@ -10,12 +10,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from allranks.api.job import API_VERSION, KIND
+from support.simulator import pod_status
 
 Manifest = dict[str, Any]
 
@@ -98,6 +100,10 @@ class World(ABC):
     @abstractmethod
     def evict(self, pod: str) -> None:
         """The kubelet evicts the pod because a resource of the node is exhausted; it remains as Failed."""
+
+    @abstractmethod
+    def kubelet(self, pod: str, node: str, status: Callable[[Manifest, datetime], Manifest]) -> None:
+        """Binds the pod unless it has a node, and its kubelet reports this status (a function of `pod_status`)."""
 
     @abstractmethod
     def disrupt(self, pod: str, reason: str) -> None:
@@ -278,6 +284,15 @@ _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
     "unschedulable": lambda w, how: w.cannot_place(how["pod"], how["message"]),
     "fail_init": lambda w, how: w.fail_init(how["pod"], how.get("code", 1), how.get("message", "")),
     "evict": lambda w, how: w.evict(how),
+    "exceed_limit": lambda w, how: w.kubelet(how, node_of(how), pod_status.limit_exceeded),
+    "reject": lambda w, how: w.kubelet(
+        how["pod"], node_of(how["pod"]), lambda pod, _: pod_status.rejected(pod, how["reason"], how["reason"])
+    ),
+    "crash_loop": lambda w, how: w.kubelet(
+        how["pod"],
+        node_of(how["pod"]),
+        lambda pod, now: pod_status.crash_looping(pod, now, how["code"], how["restarts"], how.get("message", "")),
+    ),
     "disrupt": lambda w, how: w.disrupt(how["pod"], how["reason"]),
     "lose_node": lambda w, how: w.lose_node(how),
     "recover_node": lambda w, how: w.recover_node(how),

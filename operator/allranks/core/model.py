@@ -27,10 +27,19 @@ START_ERRORS = frozenset(
 NOT_READY_TO_START = "PodNotReadyToStart"
 """Reason of a pod whose volumes or network are not ready: a missing Secret, a volume that is attached elsewhere."""
 
+CRASH_LOOP = "CrashLoopBackOff"
+"""Waiting reason of a container that failed and that its kubelet restarts in place, after a backoff."""
+INIT_FAILED = "InitContainerFailed"
+"""Reason of a failure: an init container failed, and the program did not run."""
+LIMIT_EXCEEDED = "LimitExceeded"
+"""Reason of a failure: the kubelet evicted the pod for a limit of its own, such as the size of an emptyDir."""
+UNKNOWN_END = "ContainerStatusUnknown"
+"""The kubelet lost track of the container, after a reboot for example: its exit code and time are invalid."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """Termination of the training container. A container that was restarted in place has none."""
+    """Termination of the training container for good. A container that its kubelet restarts in place has none."""
 
     code: int
     """Exit code as kubelet reports it: 128 + n for a process that signal n ended."""
@@ -86,6 +95,10 @@ class Pod:
     """The kubelet has not prepared the pod's volumes and network: condition PodReadyToStartContainers is False."""
     exit: Exit | None = None
     disruption: Disruption | None = None
+    container_restarts: int = 0
+    """Number of restarts in place of the container in CrashLoopBackOff (`restartPolicy: OnFailure`)."""
+    last_exit: Exit | None = None
+    """The last termination of a container in CrashLoopBackOff: the training container, or an init container."""
 
     @property
     def succeeded(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from allranks.api.job import Job
 from allranks.api.status import Condition, Phase, ReplicaRestarts, RoleStatus, Status
-from allranks.core import naming, topology
+from allranks.core import naming, places, topology
 from allranks.core.model import START_ERRORS, Pod, RejectedCreate
 from allranks.core.status_update import changed
 
@@ -33,9 +33,10 @@ def summarise(
     `blocked` is the (reason, message) that prevents the creation of the missing pods.
     """
     count = topology.sizes(job, status)
-    roles = {role: _role(status, role, size, pods) for role, size in count.items()}
+    done = _done(status, count, pods)
+    roles = {role: _role(status, role, size, pods, done) for role, size in count.items()}
     ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
-    running_time = status.running_time or (now if _all_run(job, count, pods, status.ignored) else None)
+    running_time = status.running_time or (now if _all_run(job, count, pods, status.ignored, done) else None)
     restarted = {
         key: changed(entry, launched=True) if not entry.launched and _was_launched(key, entry, pods) else entry
         for key, entry in status.replica_restarts.items()
@@ -45,13 +46,14 @@ def summarise(
         observed_generation=job.metadata.generation,
         roles=roles,
         ready=f"{ready}/{desired}",
-        launched=status.launched or len(pods) == desired,
+        launched=status.launched or _all_launched(pods, done, desired),
+        done=done,
         replica_restarts=restarted,
         running_time=running_time,
         first_running_time=status.first_running_time or running_time,
         selector=f"{naming.JOB_LABEL}={job.name},{naming.ROLE_LABEL}=worker",
     )
-    waits = blocked or _waits_for(pods, refused, now)
+    waits = blocked or _backoff(status, now) or _waits_for(pods, refused, now)
     if not running_time:
         return with_phase(summary, summary.phase, now, *(waits or ("PodsPending", f"{ready} of {desired} pods run")))
     if waits:
@@ -121,10 +123,38 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
     return changed(status, phase=phase, conditions=[*conditions, *kept])
 
 
-def _role(status: Status, role: str, size: int, pods: Mapping[tuple[str, int], Pod]) -> RoleStatus:
-    counts = _count_pods([pod for index in range(size) if (pod := pods.get((role, index)))])
+def _done(status: Status, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod]) -> dict[str, str]:
+    """Role -> the replicas that have completed in this attempt. A pod that is deleted later does not change this."""
+    completed: dict[str, set[int]] = {}
+    for (role, index), pod in pods.items():
+        if pod.ended and pod.succeeded and index not in places.decode(status.done.get(role, "")):
+            completed.setdefault(role, set()).add(index)
+    added = {role: places.encode(more | places.decode(status.done.get(role, ""))) for role, more in completed.items()}
+    return {role: text for role in sizes if (text := added.get(role) or status.done.get(role, ""))}
+
+
+def _backoff(status: Status, now: datetime) -> tuple[str, str] | None:
+    """(reason, message) while the pods of the attempt are not created yet."""
+    if status.restart_time is None or now >= status.restart_time:
+        return None
+    idle, reason = status.restarts.without_progress, status.last_failure.reason if status.last_failure else ""
+    row = f"restart {idle} in a row without progress" if idle > 1 else "backoff"
+    return "Backoff", f"{row} ({reason}): the pods are created at {status.restart_time:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _role(
+    status: Status, role: str, size: int, pods: Mapping[tuple[str, int], Pod], done: Mapping[str, str]
+) -> RoleStatus:
+    over = places.decode(done.get(role, ""))
+    counts = _count_pods([pod for index in range(size) if index not in over and (pod := pods.get((role, index)))])
     waiting = status.roles[role].waiting if role in status.roles else 0
-    return changed(counts, desired=size, waiting=waiting)
+    completed = counts.succeeded + len(over)
+    return changed(counts, desired=size, waiting=waiting, succeeded=completed, ready=counts.ready + len(over))
+
+
+def _all_launched(pods: Mapping[tuple[str, int], Pod], done: Mapping[str, str], desired: int) -> bool:
+    collected = sum((role, index) not in pods for role, text in done.items() for index in places.decode(text))
+    return len(pods) + collected == desired
 
 
 def _count_pods(pods: list[Pod]) -> RoleStatus:
@@ -137,12 +167,23 @@ def _count_pods(pods: list[Pod]) -> RoleStatus:
     )
 
 
-def _all_run(job: Job, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod], ignored: list[str]) -> bool:
+def _all_run(
+    job: Job,
+    sizes: Mapping[str, int],
+    pods: Mapping[tuple[str, int], Pod],
+    ignored: list[str],
+    done: Mapping[str, str],
+) -> bool:
     """Whether every required replica is ready. Ignored replicas are not required, and do not count as ready."""
-    places = [(role, index) for role, size in sizes.items() for index in range(size)]
-    without = frozenset(ignored)
-    needed = [place for place in places if naming.replica_key(*place) not in without] if without else places
-    run = [place for place in needed if (pod := pods.get(place)) is not None and _ready(pod)]
+    needed = [(role, index) for role, size in sizes.items() for index in range(size)]
+    if without := frozenset(ignored):
+        needed = [place for place in needed if naming.replica_key(*place) not in without]
+    over = {role: places.decode(text) for role, text in done.items()}
+    run = [
+        place
+        for place in needed
+        if (over and place[1] in over.get(place[0], ())) or ((pod := pods.get(place)) is not None and _ready(pod))
+    ]
     if topology.elasticity(job) == "absorbs" and job.spec.elastic and (topology.ELASTIC_ROLE, 0) in run:
         return len(run) >= job.spec.elastic.min_replicas
     return len(run) == len(needed)

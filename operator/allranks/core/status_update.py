@@ -36,6 +36,7 @@ class StatusChanges(TypedDict, total=False):
     restarts: RestartCounts
     replica_restarts: dict[str, ReplicaRestarts]
     ignored: list[str]
+    done: dict[str, str]
     roles: dict[str, RoleStatus]
     ready: str
     avoided_nodes: list[str]
@@ -111,6 +112,10 @@ class ReplicaRestartsChanges(TypedDict, total=False):
     launched: bool
 
 
+class RestartCountsChanges(TypedDict, total=False):
+    without_progress: int
+
+
 class FailureChanges(TypedDict, total=False):
     message: str
 
@@ -127,6 +132,8 @@ def changed(model: PastAttempt, **changes: Unpack[PastAttemptChanges]) -> PastAt
 def changed(model: RoleStatus, **changes: Unpack[RoleChanges]) -> RoleStatus: ...
 @overload
 def changed(model: ReplicaRestarts, **changes: Unpack[ReplicaRestartsChanges]) -> ReplicaRestarts: ...
+@overload
+def changed(model: RestartCounts, **changes: Unpack[RestartCountsChanges]) -> RestartCounts: ...
 @overload
 def changed(model: Failure, **changes: Unpack[FailureChanges]) -> Failure: ...
 def changed(model: Any, **changes: Any) -> Any:

@@ -79,7 +79,7 @@ STAYS_DONE = Program(seconds=20, sidecars_stay=True)
 COLLECTED = Program(seconds=20, collected_seconds=30)
 """The rank completes, and somebody deletes its pod."""
 OVER_LIMIT = Program(seconds=20, ending="over limit")
-CURED_LATER = st.sampled_from([STAYING, COLLECTED, OVER_LIMIT])
+BESIDE_SIDECARS = st.sampled_from([STAYING, COLLECTED, OVER_LIMIT])
 WAVES = st.lists(
     st.lists(st.one_of(FAILURES, FAILURES, TEMPORARY, st.just(RUNS), st.just(STAYS_DONE)), min_size=3, max_size=3),
     max_size=3,
@@ -248,16 +248,12 @@ def test_each_obstacle_of_a_later_attempt_is_named_and_waited_for(obstacle: Obst
 
 # A sidecar that outlives a failed trainer, completed pods that are deleted, and restarts without a backoff.
 
-PENDING = "trainers that end beside sidecars, deleted pods of completed ranks, restarts without progress"
-pending_cure = pytest.mark.xfail(reason=PENDING, strict=True)
 
-
-@pytest.mark.xfail(reason=PENDING, run=False)
 @share(0.05)
 @given(
     job=jobs(),
     waves=st.lists(
-        st.lists(st.one_of(FAILURES, CURED_LATER, st.just(RUNS)), min_size=3, max_size=3), min_size=1, max_size=3
+        st.lists(st.one_of(FAILURES, BESIDE_SIDECARS, st.just(RUNS)), min_size=3, max_size=3), min_size=1, max_size=3
     ),
     last=LAST,
     seed=st.integers(0, 2**16),
@@ -268,12 +264,10 @@ def test_it_holds_beside_sidecars_that_stay_own_limits_and_collected_pods(
     stable(job, [*waves, last], seed)
 
 
-@pending_cure
 def test_a_trainer_that_fails_beside_a_sidecar_that_stays_is_a_failure() -> None:
     assert stable(PYTORCH, [[STAYING, RUNS], [RUNS]]).status["restarts"]["counted"] == 1
 
 
-@pending_cure
 def test_a_completed_pod_that_somebody_deletes_stays_done() -> None:
     status = stable(_job("pytorch", {"worker": 2}, success="all"), [[RUNS, COLLECTED], [RUNS]]).status
     assert (status["phase"], status["attempt"]) == ("Running", 0)
@@ -290,11 +284,7 @@ MOST = 2 * 3600 // 300 + 16
 """Attempts within two hours: one every five minutes, the longest backoff, and those before it has grown."""
 
 
-@pytest.mark.parametrize(
-    "storm",
-    [pytest.param(storm, marks=pending_cure) if storm.ending != "exits" else storm for storm in STORMS],
-    ids=str,
-)
+@pytest.mark.parametrize("storm", STORMS, ids=str)
 def test_restarts_without_progress_are_bounded_whatever_their_reason(storm: Program) -> None:
     world = World(PYTORCH, [[storm, RUNS]], 0)
     for minute in range(HOURS * 60):

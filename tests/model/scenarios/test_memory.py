@@ -4,6 +4,7 @@ every write."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,12 @@ class MemoryWorld(World):
 
     def evict(self, pod: str) -> None:
         self.cluster.kubelets.evict(self._pod(pod))
+        self.cluster.settle()
+
+    def kubelet(self, pod: str, node: str, status: Callable[[Manifest, datetime], Manifest]) -> None:
+        self._place(pod, node)
+        key = self._pod(pod)
+        self.cluster.store.write_status(key, status(self.cluster.store.get(key), self.cluster.now))
         self.cluster.settle()
 
     def disrupt(self, pod: str, reason: str) -> None:

@@ -110,8 +110,22 @@ def exited(
         else:
             containers.append(before.get(name) or _container(name, {"waiting": {"reason": "ContainerCreating"}}))
     codes = [status["state"].get("terminated", {}).get("exitCode") for status in containers]
-    phase = "Running" if None in codes else "Failed" if any(codes) else "Succeeded"
+    waits = any("waiting" in status["state"] for status in containers)
+    phase = "Pending" if waits else "Running" if None in codes else "Failed" if any(codes) else "Succeeded"
     return _with_condition(pod, now, "Ready", "False") | {"phase": phase, "containerStatuses": containers}
+
+
+def crash_looping(pod: Manifest, now: datetime, code: int, restarts: int, message: str = "") -> Manifest:
+    """The training container failed again, and the kubelet restarts it in place after a backoff."""
+    text = f"back-off 5m0s restarting failed container={TRAINER}"
+    containers = []
+    for status in pod["status"]["containerStatuses"]:
+        if status["name"] == TRAINER:
+            last = _terminated(status["state"], now, code, message=message)
+            status = _container(TRAINER, {"waiting": {"reason": "CrashLoopBackOff", "message": text}})
+            status |= {"restartCount": restarts, "lastState": last}
+        containers.append(status)
+    return _with_condition(pod, now, "Ready", "False") | {"phase": "Running", "containerStatuses": containers}
 
 
 def init_failed(pod: Manifest, now: datetime, code: int, message: str = "") -> Manifest:
@@ -124,7 +138,13 @@ def init_failed(pod: Manifest, now: datetime, code: int, message: str = "") -> M
 
 def rejected(pod: Manifest, reason: str, message: str) -> Manifest:
     """The kubelet rejected the pod at admission, for example with reason `UnexpectedAdmissionError`."""
-    return {**pod["status"], "phase": "Failed", "reason": reason, "message": message}
+    return {**pod["status"], "phase": "Failed", "reason": reason, "message": f"Pod was rejected: {message}"}
+
+
+def limit_exceeded(pod: Manifest, now: datetime, code: int = 137) -> Manifest:
+    """The kubelet evicted the pod for a limit of its own. Such an eviction has no condition DisruptionTarget."""
+    message = 'Usage of EmptyDir volume "dshm" exceeds the limit "1Gi". '
+    return exited(pod, now, code, others=137) | {"phase": "Failed", "reason": "Evicted", "message": message}
 
 
 def disrupted(pod: Manifest, now: datetime, reason: str, message: str = "") -> Manifest:

@@ -92,9 +92,7 @@ def problems(job: Job) -> list[tuple[str, str]]:
             name = variable.get("name", "")
             if name in framework.reserved_env or name.startswith("ALLRANKS_"):
                 out.append((f"{where}.spec.containers[trainer].env", f"{name} is set by allranks: remove it"))
-        if template["spec"].get("restartPolicy", "Never") == "Always":
-            what = "must be Never or OnFailure: with Always a finished rank would run again"
-            out.append((f"{where}.spec.restartPolicy", what))
+        out += pool_template.restart_policy_problems(template, where)
     return list(dict.fromkeys(out))
 
 
