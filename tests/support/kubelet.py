@@ -58,8 +58,14 @@ class Hand:
     ) -> None:
         self._report(pod, pod_status.exited, code, reason, message, container, others)
 
-    def wait(self, pod: str, reason: str, message: str = "") -> None:
-        self._report(pod, lambda present, _: pod_status.waiting(present, reason, message))
+    def wait(self, pod: str, reason: str, message: str = "", container: str = TRAINER) -> None:
+        self._report(pod, pod_status.waiting, reason, message, container)
+
+    def initialize(self, pod: str, container: str) -> None:
+        self._report(pod, pod_status.initializing, container)
+
+    def unmount(self, pod: str) -> None:
+        self._report(pod, pod_status.unmounted)
 
     def cannot_place(self, pod: str, message: str) -> None:
         self._report(pod, pod_status.unschedulable, message)

@@ -146,9 +146,17 @@ class KubernetesWorld(World):
     def end(self, pod: str, code: int, reason: str, message: str, container: str, others: int | None) -> None:
         self._play(lambda: self._hand.end(pod, code, reason, message, container, others))
 
-    def wait(self, pod: str, reason: str, message: str) -> None:
+    def wait(self, pod: str, reason: str, message: str, container: str) -> None:
         self._place(pod, "somewhere")
-        self._play(lambda: self._hand.wait(pod, reason, message))
+        self._play(lambda: self._hand.wait(pod, reason, message, container))
+
+    def initialize(self, pod: str, container: str) -> None:
+        self._place(pod, "somewhere")
+        self._play(lambda: self._hand.initialize(pod, container))
+
+    def unmount(self, pod: str) -> None:
+        self._place(pod, "somewhere")
+        self._play(lambda: self._hand.unmount(pod))
 
     def cannot_place(self, pod: str, message: str) -> None:
         self._play(lambda: self._hand.cannot_place(pod, message))

@@ -78,8 +78,16 @@ class World(ABC):
         """Ends a container, and the others with code `others`; None: they continue."""
 
     @abstractmethod
-    def wait(self, pod: str, reason: str, message: str) -> None:
-        """Binds the pod; its containers wait with a reason such as `ImagePullBackOff`."""
+    def wait(self, pod: str, reason: str, message: str, container: str) -> None:
+        """Binds the pod; a container waits with a reason such as `ImagePullBackOff`."""
+
+    @abstractmethod
+    def initialize(self, pod: str, container: str) -> None:
+        """Binds the pod; an init container runs."""
+
+    @abstractmethod
+    def unmount(self, pod: str) -> None:
+        """Binds the pod; its volumes cannot be mounted."""
 
     @abstractmethod
     def cannot_place(self, pod: str, message: str) -> None:
@@ -270,7 +278,9 @@ _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
     "quota": lambda w, how: [w.quota(kind, limit) for kind, limit in how.items()],
     "run": _run,
     "exit": _exit,
-    "wait": lambda w, how: w.wait(how["pod"], how["reason"], how.get("message", "")),
+    "wait": lambda w, how: w.wait(how["pod"], how["reason"], how.get("message", ""), how.get("container", "trainer")),
+    "initialize": lambda w, how: w.initialize(how["pod"], how["container"]),
+    "unmounted": lambda w, how: w.unmount(how),
     "unschedulable": lambda w, how: w.cannot_place(how["pod"], how["message"]),
     "fail_init": lambda w, how: w.fail_init(how["pod"], how.get("code", 1), how.get("message", "")),
     "evict": lambda w, how: w.evict(how),

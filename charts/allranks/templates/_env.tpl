@@ -6,6 +6,8 @@
   value: {{ include "allranks.pools" . | default "false" | quote }}
 - name: ALLRANKS_HELPER_IMAGE
   value: {{ default (include "allranks.image" .) .Values.helperImage | quote }}
+- name: ALLRANKS_HELPER_PULL_SECRETS
+  value: {{ join "," .Values.helperImagePullSecrets | quote }}
 - name: ALLRANKS_LEADER_ELECTION
   value: {{ include "allranks.leaderElection" . | default "false" | quote }}
 - name: ALLRANKS_LEASE_NAME

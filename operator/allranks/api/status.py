@@ -282,6 +282,9 @@ class Status(Model):
     completion_time: Time | None = Field(None, description="When the job finished.")
     attempt_time: Time | None = Field(None, description="When the current attempt was created.")
     running_time: Time | None = Field(None, description="When all pods of the current attempt were running.")
+    first_running_time: Time | None = Field(
+        None, description="When all pods of the job were running for the first time, in any attempt."
+    )
     restart_time: Time | None = Field(
         None, description="End of the backoff: pods of the attempt are not created earlier."
     )
@@ -302,6 +305,11 @@ class Status(Model):
     def attempt_failure(self) -> Failure | None:
         """The failure that ended the previous attempt, with the last line of its message only."""
         return self.history[-1].failure if self.history else None
+
+    @property
+    def ever_ran(self) -> bool:
+        """Whether all pods ran at the same time in some attempt. Older operators left only the times of attempts."""
+        return bool(self.first_running_time or self.running_time or any(past.running_time for past in self.history))
 
     def condition(self, kind: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == kind), None)

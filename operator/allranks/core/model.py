@@ -23,7 +23,9 @@ START_ERRORS = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"}
     | {"CreateContainerError", "RunContainerError"}
 )
-"""Waiting reasons of a pod that cannot start because of its image or configuration."""
+"""Waiting reasons of a container that cannot start because of its image or configuration."""
+NOT_READY_TO_START = "PodNotReadyToStart"
+"""Reason of a pod whose volumes or network are not ready: a missing Secret, a volume that is attached elsewhere."""
 
 CRASH_LOOP = "CrashLoopBackOff"
 """Waiting reason of a container that failed and that its kubelet restarts in place, after a backoff."""
@@ -86,6 +88,11 @@ class Pod:
     waiting_reason: str = ""
     """Why the pod is not running yet: `Unschedulable`, `ImagePullBackOff`, `ContainerCreating`, ..."""
     waiting_message: str = ""
+    """The message of the scheduler or the kubelet; it begins with the container unless that is the trainer."""
+    waiting_for: str = ""
+    """What a pod on a node waits for, if it does not run: `init container fetch`, `its volumes and its network`, ..."""
+    unprepared: bool = False
+    """The kubelet has not prepared the pod's volumes and network: condition PodReadyToStartContainers is False."""
     exit: Exit | None = None
     disruption: Disruption | None = None
     container_restarts: int = 0
@@ -120,9 +127,23 @@ class Pod:
         return self.exit is not None or self.phase in ("Succeeded", "Failed")
 
     @property
-    def cannot_start(self) -> bool:
-        """The image or the configuration prevents the start; only a change by the user helps."""
-        return self.waiting_reason in START_ERRORS and not self.ended
+    def start_error(self) -> str:
+        """Why a container of the pod cannot start: a reason of the kubelet, or NOT_READY_TO_START; else empty."""
+        if self.ended:
+            return ""
+        if self.waiting_reason in START_ERRORS:
+            return self.waiting_reason
+        return NOT_READY_TO_START if self.unprepared else ""
+
+    @property
+    def waiting_text(self) -> str:
+        """What the pod waits for, in the words of the scheduler or the kubelet, or else from what its status shows."""
+        if self.waiting_message or not self.waiting_for:
+            return self.waiting_message or self.waiting_reason
+        since = f" since {self.placed_at:%Y-%m-%dT%H:%M:%SZ}" if self.placed_at else ""
+        state = f": {self.waiting_reason}" if self.waiting_reason else ""
+        hint = "; kubectl describe pod shows why" if self.unprepared else ""
+        return f"waits for {self.waiting_for}{state}{since}{hint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +162,8 @@ class Platform:
 
     helper_image: str
     """Image of the init container that copies the helper files into a pod (the operator's own image)."""
+    helper_pull_secrets: tuple[str, ...] = ()
+    """Secrets, in the job's namespace, for pulling that image."""
     local: bool = False
     """Local run: processes share the host's network; there is no DNS, image or ssh."""
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)

@@ -192,7 +192,8 @@ class _Ending:
             return DISRUPTIONS.get(pod.disruption.reason, "Disrupted")
         if pod.deleted_at:
             return "Deleted"
-        return pod.waiting_reason or "PodFailed"  # an init container failed, or kubelet rejected the pod
+        # An init container failed, or the kubelet rejected the pod.
+        return pod.start_error or pod.waiting_reason or "PodFailed"
 
     @property
     def message(self) -> str:
@@ -201,7 +202,7 @@ class _Ending:
             return (self.cause.message if self.cause else None) or pod.exit.message
         if pod.disruption:
             return pod.disruption.message
-        return _DELETED if pod.deleted_at else pod.waiting_message
+        return _DELETED if pod.deleted_at else pod.waiting_text if pod.start_error else pod.waiting_message
 
 
 def _describe(status: Status, ending: _Ending, ranks: Ranks) -> Failure:

@@ -70,7 +70,7 @@ class Snapshot:
 
     @cached_property
     def start_errors(self) -> list[Pod]:
-        return [pod for pod in self.pods.values() if pod.cannot_start]
+        return [pod for pod in self.pods.values() if pod.start_error]
 
     @cached_property
     def missing(self) -> list[Replica]:

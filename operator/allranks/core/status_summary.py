@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.job import Job
@@ -14,6 +14,10 @@ from allranks.core.status_update import changed
 
 ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
 _MESSAGE_LENGTH = 4096
+ALL_RUN = "AllRanksRunning"
+SLOW_START = timedelta(seconds=60)
+"""A pod that does not run this long after its assignment to a node is named in the condition, with what it waits for.
+Until then a start is not worth a status write: most pods run within seconds."""
 
 
 def summarise(
@@ -46,14 +50,18 @@ def summarise(
         done=done,
         replica_restarts=restarted,
         running_time=running_time,
+        first_running_time=status.first_running_time or running_time,
         selector=f"{naming.JOB_LABEL}={job.name},{naming.ROLE_LABEL}=worker",
     )
-    if running_time:
-        if summary.phase == "Running":
-            return summary
-        return with_phase(summary, "Running", now, "AllRanksRunning", _running_message(ready, desired))
-    reason, message = blocked or _backoff(status, now) or _why_not_running(pods, refused, ready, desired)
-    return with_phase(summary, summary.phase, now, reason, message)
+    waits = blocked or _backoff(status, now) or _waits_for(pods, refused, now)
+    if not running_time:
+        return with_phase(summary, summary.phase, now, *(waits or ("PodsPending", f"{ready} of {desired} pods run")))
+    if waits:
+        return with_phase(summary, "Running", now, waits[0], f"{ready} of {desired} pods run; {waits[1]}")
+    running = summary.condition("Running")
+    if summary.phase == "Running" and running and running.reason == ALL_RUN:
+        return summary
+    return with_phase(summary, "Running", now, ALL_RUN, _running_message(ready, desired))
 
 
 def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> Status:
@@ -195,14 +203,35 @@ def _was_launched(key: str, entry: ReplicaRestarts, pods: Mapping[tuple[str, int
     return pod is not None and pod.restart == entry.count
 
 
-def _why_not_running(
-    pods: Mapping[tuple[str, int], Pod], refused: Iterable[RejectedCreate], ready: int, desired: int
-) -> tuple[str, str]:
+def _waits_for(
+    pods: Mapping[tuple[str, int], Pod], refused: Iterable[RejectedCreate], now: datetime
+) -> tuple[str, str] | None:
     """Reason and message with the most information: a rejection by the API server, then a start error, then others."""
     for rejection in sorted(refused, key=lambda r: (r.kind, r.name)):
         return rejection.reason, f"{rejection.kind} {rejection.name}: {rejection.message}"
-    waiting = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and pod.waiting_message]
-    waiting.sort(key=lambda pod: (pod.waiting_reason not in START_ERRORS, pod.waiting_reason != "Unschedulable"))
-    for pod in waiting:
-        return pod.waiting_reason or "Pending", f"{pod.name}: {pod.waiting_message}"
-    return "PodsPending", f"{ready} of {desired} pods run"
+    pending = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and not pod.ended]
+    waiting = [pod for pod in pending if _named_at_once(pod) or _is_slow(pod, now)]
+    for pod in sorted(waiting, key=_information):
+        return pod.start_error or pod.waiting_reason or "PodsPending", f"{pod.name}: {pod.waiting_text}"
+    return None
+
+
+def _information(pod: Pod) -> tuple[bool, ...]:
+    reason = pod.waiting_reason
+    return reason not in START_ERRORS, reason != "Unschedulable", not pod.unprepared, not pod.waiting_message
+
+
+def slow_start_at(pod: Pod) -> datetime | None:
+    """When the condition begins to name this pod; None if it has no node, runs, or is named at once."""
+    if pod.placed_at is None or pod.phase != "Pending" or pod.ended or _named_at_once(pod):
+        return None
+    return pod.placed_at + SLOW_START
+
+
+def _named_at_once(pod: Pod) -> bool:
+    return bool(pod.waiting_message) or pod.waiting_reason in START_ERRORS
+
+
+def _is_slow(pod: Pod, now: datetime) -> bool:
+    begins = slow_start_at(pod)
+    return begins is not None and begins <= now

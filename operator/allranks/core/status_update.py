@@ -46,6 +46,7 @@ class StatusChanges(TypedDict, total=False):
     completion_time: datetime | None
     attempt_time: datetime | None
     running_time: datetime | None
+    first_running_time: datetime | None
     restart_time: datetime | None
     active_since: datetime | None
     active_seconds: float

@@ -12,7 +12,17 @@ from typing import NamedTuple
 import msgspec
 
 from allranks.api.job import KIND
-from allranks.core.model import CRASH_LOOP, INIT_FAILED, LIMIT_EXCEEDED, UNKNOWN_END, Disruption, Exit, Pod, PodPhase
+from allranks.core.model import (
+    CRASH_LOOP,
+    INIT_FAILED,
+    LIMIT_EXCEEDED,
+    START_ERRORS,
+    UNKNOWN_END,
+    Disruption,
+    Exit,
+    Pod,
+    PodPhase,
+)
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
 
 
@@ -156,7 +166,7 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
     metadata, status, labels = raw.metadata, raw.status, raw.metadata.labels or {}
     trainer = next((c for c in status.container_statuses if c.name == TRAINER), None)
     state = trainer.state if trainer else State()
-    reason, message = (LIMIT_EXCEEDED, status.message) if _exceeded_limit(raw) else _waiting(status, state)
+    waiting = _Wait(LIMIT_EXCEEDED, status.message) if _exceeded_limit(raw) else _waiting(status, state)
     looping = _crash_loop(raw, trainer)
     crashed = looping.last_state.terminated if looping else None
     ran = state.running or state.terminated or crashed
@@ -176,8 +186,10 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         started_at=ran.started_at if ran else None,
         deleted_at=_deletion_requested_at(metadata),
         node=raw.spec.node_name,
-        waiting_reason=reason,
-        waiting_message=message,
+        waiting_reason=waiting.reason,
+        waiting_message=waiting.message,
+        waiting_for=waiting.waits_for,
+        unprepared=waiting.unprepared,
         # Whatever the pod's phase: a pod is Running while a sidecar runs, and Pending while its image is pulled.
         exit=_final_exit(raw, state.terminated) if state.terminated else None,
         disruption=_disruption(raw),
@@ -243,14 +255,58 @@ def _last_exit(looping: Container, trainer: Container | None, metadata: Meta) ->
     return last if looping is trainer else replace(last, reason=INIT_FAILED, message=_init_failure(looping, terminated))
 
 
-def _waiting(status: RawStatus, state: State) -> tuple[str, str]:
-    """(reason, message) of what keeps the program from starting, or kept it until the pod failed."""
+class _Wait(NamedTuple):
+    """What keeps the program from starting, or kept it until the pod failed."""
+
+    reason: str = ""
+    message: str = ""
+    waits_for: str = ""
+    unprepared: bool = False
+
+
+def _waiting(status: RawStatus, state: State) -> _Wait:
     if status.phase == "Failed":
-        return _startup_failure(status)
-    if state.waiting:
-        return state.waiting.reason, state.waiting.message
+        return _Wait(*_startup_failure(status))
     placed = _condition(status, "PodScheduled")
-    return (placed.reason, placed.message) if placed and placed.status == "False" else ("", "")
+    if placed and placed.status == "False":
+        return _Wait(placed.reason, placed.message)
+    if state.waiting and (state.waiting.reason in START_ERRORS or status.phase != "Pending"):
+        return _Wait(state.waiting.reason, state.waiting.message, f"container {TRAINER}")
+    return _other_containers(status) if status.phase == "Pending" else _Wait()
+
+
+def _other_containers(status: RawStatus) -> _Wait:
+    """What a pending pod waits for if its trainer reports no error: init containers, sidecars, volumes, the kubelet."""
+    first = [(f"init container {container.name}", container.state) for container in status.init_container_statuses]
+    main = [(f"container {container.name}", container.state) for container in status.container_statuses]
+    for name, state in first + main:
+        if state.waiting and state.waiting.reason in _ERRORS:
+            reason = state.waiting.reason
+            return _Wait(reason, f"{name}: {state.waiting.message or reason}", name)
+    prepared = _condition(status, "PodReadyToStartContainers")
+    began = any(state.running or state.terminated for _, state in first + main)
+    if prepared and prepared.status == "False" and not began:
+        return _Wait(_first_reason(first + main), "", "its volumes and its network", unprepared=True)
+    initialized = _condition(status, "Initialized")
+    pending = first if first and not (initialized and initialized.status == "True") else main
+    # Init containers run in order; native sidecars before the current one run as well.
+    running = [name for name, state in pending if state.running] if pending is first else []
+    waiting = [name for name, state in pending if state.waiting]
+    named = running[-1:] or waiting[:1]
+    return _Wait(_first_reason(main), _trainer_message(status), named[0] if named else "the kubelet of its node")
+
+
+def _first_reason(containers: list[tuple[str, State]]) -> str:
+    return next((state.waiting.reason for _, state in containers if state.waiting and state.waiting.reason), "")
+
+
+def _trainer_message(status: RawStatus) -> str:
+    states = (container.state for container in status.container_statuses if container.name == TRAINER)
+    return next((state.waiting.message for state in states if state.waiting), "")
+
+
+_ERRORS = START_ERRORS | {CRASH_LOOP}
+"""Waiting reasons that name the container that keeps a pod from running."""
 
 
 def _startup_failure(status: RawStatus) -> tuple[str, str]:

@@ -178,6 +178,8 @@ class Reference:
     """Reason and time of the end of each attempt."""
     ran_at: datetime | None = None
     """Time at which the current attempt was running."""
+    ever_ran: bool = False
+    """An attempt was running: from then on the job waits for its images without a deadline."""
     created_at: datetime | None = None
     """Time of creation of the current attempt's pods."""
     over_at: datetime | None = None
@@ -232,7 +234,8 @@ class Reference:
         if not self.live:
             return None
         patience = timedelta(seconds=self.spec["startupDeadlineSeconds"])
-        due = [place.pulled_since + patience for place in self.places.values() if place.waits_for in BAD_STARTS]
+        bad = [place for place in self.places.values() if place.waits_for in BAD_STARTS and not self.ever_ran]
+        due = [place.pulled_since + patience for place in bad]
         limit = self.spec.get("activeDeadlineSeconds")
         if limit is not None and self.active_since is not None:
             due.append(self.active_since + timedelta(seconds=limit) - self.active)
@@ -490,7 +493,7 @@ class Reference:
         if left and all(self.places[place].phase == "Done" for place in left):
             self._end("Succeeded", self.now)
         elif self._all_run():
-            self.phase, self.ran_at = "Running", self.ran_at or self.now
+            self.phase, self.ran_at, self.ever_ran = "Running", self.ran_at or self.now, True
         if (due := self._refit_at()) and due <= self.now:
             self._refit()
 

@@ -62,9 +62,19 @@ class MemoryWorld(World):
         self.cluster.kubelets.end(self._pod(pod), code, reason, message, container, others)
         self.cluster.settle()
 
-    def wait(self, pod: str, reason: str, message: str) -> None:
+    def wait(self, pod: str, reason: str, message: str, container: str) -> None:
         self._place(pod, "somewhere")
-        self.cluster.kubelets.wait(self._pod(pod), reason, message)
+        self.cluster.kubelets.wait(self._pod(pod), reason, message, container)
+        self.cluster.settle()
+
+    def initialize(self, pod: str, container: str) -> None:
+        self._place(pod, "somewhere")
+        self.cluster.kubelets.initialize(self._pod(pod), container)
+        self.cluster.settle()
+
+    def unmount(self, pod: str) -> None:
+        self._place(pod, "somewhere")
+        self.cluster.kubelets.unmount(self._pod(pod))
         self.cluster.settle()
 
     def cannot_place(self, pod: str, message: str) -> None:

@@ -91,6 +91,7 @@ def test_running():
             "times": life.status.times,
             "conditions": [condition("Running", "True", "AllRanksRunning", "all 3 pods run")],
             "running_time": NOW,
+            "first_running_time": NOW,
         }
     )
 

@@ -41,6 +41,127 @@ def test_a_grace_period_of_centuries_is_decoded(grace: int, gone_at: str) -> Non
     assert decoded(deletionTimestamp=gone_at, deletionGracePeriodSeconds=grace).deleted_at == CREATED
 
 
+ERROR = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "i:1"'}}
+CONFIG = {"waiting": {"reason": "CreateContainerConfigError"}}
+INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
+CREATING = {"waiting": {"reason": "ContainerCreating"}}
+RUNS: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:05Z"}}
+DONE = {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:00:09Z"}}
+PULL = 'Back-off pulling image "i:1"'
+
+
+def containers(**states: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "state": state} for name, state in states.items()]
+
+
+def starting(init: list[dict[str, Any]], main: list[dict[str, Any]], phase: str = "Pending", **conditions: str) -> Pod:
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:02Z"}
+    given = [{"type": kind, "status": value} for kind, value in conditions.items()]
+    status = {"phase": phase, "conditions": [placed, *given]}
+    status |= {"initContainerStatuses": init, "containerStatuses": main}
+    manifest = {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}, "status": status}
+    return to_cached_pod(msgspec.json.decode(msgspec.json.encode(manifest), type=Raw)).pod
+
+
+SINCE = "since 2026-01-01T00:00:02Z"
+TRAINER = containers(trainer=INITIALIZING)
+# Sentence, init containers, containers, conditions, start error, text.
+STARTS = [
+    ("the trainer's image", [], containers(trainer=ERROR), {}, "ImagePullBackOff", PULL),
+    (
+        "the helper's image",
+        containers(**{"allranks-helper": ERROR}),
+        TRAINER,
+        {"Initialized": "False"},
+        "ImagePullBackOff",
+        f"init container allranks-helper: {PULL}",
+    ),
+    (
+        "the configuration of an init container after a sidecar that runs",
+        containers(proxy=RUNS, fetch=CONFIG),
+        TRAINER,
+        {"Initialized": "False"},
+        "CreateContainerConfigError",
+        "init container fetch: CreateContainerConfigError",
+    ),
+    (
+        "a sidecar beside a trainer that runs",
+        [],
+        containers(trainer=RUNS, logs=ERROR),
+        {},
+        "ImagePullBackOff",
+        f"container logs: {PULL}",
+    ),
+    (
+        "the trainer's image comes before a sidecar's",
+        [],
+        containers(logs=CONFIG, trainer=ERROR),
+        {},
+        "ImagePullBackOff",
+        PULL,
+    ),
+    (
+        "volumes",
+        [],
+        containers(trainer=CREATING),
+        {"PodReadyToStartContainers": "False"},
+        "PodNotReadyToStart",
+        f"waits for its volumes and its network: ContainerCreating {SINCE}; kubectl describe pod shows why",
+    ),
+    (
+        "volumes of a pod with init containers",
+        containers(fetch=INITIALIZING),
+        TRAINER,
+        {"PodReadyToStartContainers": "False", "Initialized": "False"},
+        "PodNotReadyToStart",
+        f"waits for its volumes and its network: PodInitializing {SINCE}; kubectl describe pod shows why",
+    ),
+    (
+        "an init container that runs long is no error",
+        containers(proxy=RUNS, fetch=RUNS, unpack=INITIALIZING),
+        TRAINER,
+        {"Initialized": "False", "PodReadyToStartContainers": "True"},
+        "",
+        f"waits for init container fetch: PodInitializing {SINCE}",
+    ),
+    (
+        "an image that takes long to pull is no error",
+        [],
+        containers(trainer=CREATING),
+        {"PodReadyToStartContainers": "True"},
+        "",
+        f"waits for container trainer: ContainerCreating {SINCE}",
+    ),
+    (
+        "the trainer after a sidecar that started",
+        containers(fetch=DONE, proxy=RUNS),
+        TRAINER,
+        {"Initialized": "True", "PodReadyToStartContainers": "True"},
+        "",
+        f"waits for container trainer: PodInitializing {SINCE}",
+    ),
+    ("a kubelet that is silent", [], [], {}, "", f"waits for the kubelet of its node {SINCE}"),
+]
+
+
+@table(*STARTS)
+def test_a_pending_pod_says_what_it_waits_for(case: Any) -> None:
+    init, main, conditions, error, text = case
+    pod = starting(init, main, **conditions)
+    assert (pod.start_error, pod.waiting_text) == (error, text)
+
+
+def test_a_sidecar_that_cannot_restart_is_no_start_error() -> None:
+    assert not starting([], containers(trainer=RUNS, logs=ERROR), phase="Running").start_error
+
+
+def test_an_init_container_that_fails_again_and_again_is_named() -> None:
+    message = "back-off 5m0s restarting failed container=fetch"
+    pod = starting(containers(fetch={"waiting": {"reason": "CrashLoopBackOff", "message": message}}), TRAINER)
+    assert (pod.waiting_reason, pod.start_error) == ("CrashLoopBackOff", "")
+    assert pod.waiting_text == f"init container fetch: {message}"
+
+
 # The program's end, by the states of its container and its restart policy.
 
 EXIT = {"exitCode": 3, "reason": "Error", "startedAt": "2026-01-01T00:00:10Z", "finishedAt": "2026-01-01T00:00:20Z"}

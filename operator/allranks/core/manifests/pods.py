@@ -20,6 +20,9 @@ from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, Replica, Wiring
 
+HELPER = "allranks-helper"
+"""Name of the init container that copies the helper files. A template may add to it, or replace its fields."""
+_COMPUTE = frozenset({"cpu", "memory", "ephemeral-storage"})
 _TRAINER_DEFAULTS: Manifest = {
     "terminationMessagePolicy": "FallbackToLogsOnError",
     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -199,8 +202,14 @@ def _shared_part(job: Job, status: Status, wiring: Wiring, template: Manifest, p
     spec = dict(template["spec"])
     if volumes:
         spec["volumes"] = [*spec.get("volumes", []), *volumes]
-    if init:
-        spec["initContainers"] = [*init, *spec.get("initContainers", [])]
+    if users := spec.get("initContainers"):
+        init = merge({"initContainers": init}, {"initContainers": users})["initContainers"]
+    if init := [container for container in init if container["name"] != HELPER or container.get("image")]:
+        spec["initContainers"] = init
+    else:
+        spec.pop("initContainers", None)
+    if platform.helper_pull_secrets and any(container["name"] == HELPER for container in init):
+        spec = merge(spec, {"imagePullSecrets": [{"name": name} for name in platform.helper_pull_secrets]})
     spec |= scheduling.added(spec, status, bool(pod_template.gpus(job, template, platform)), platform)
     sidecars = [container for container in spec["containers"] if container["name"] != naming.TRAINER]
     return _Shared(spec, trainer, sidecars, report_env.environment(job, platform))
@@ -270,17 +279,24 @@ def _attachments(
     if token := report_env.token_volume(platform):
         attach("allranks-token", report_env.TOKEN_DIR, token, readOnly=True)
     if wiring.helper or report_env.needs_helper(job, wiring, user.get("command"), platform):
-        attach("allranks-helper", HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
-        init.append(_helper_init_container(platform))
+        attach(HELPER, HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
+        init.append(_helper_init_container(user, platform))
     return mounts, volumes, init
 
 
-def _helper_init_container(platform: Platform) -> Manifest:
+def _helper_init_container(trainer: Manifest, platform: Platform) -> Manifest:
+    """The helper has the trainer's CPU and memory: then it changes neither the pod's QoS class nor what the pod takes
+    from a quota, since init containers run before the trainer and a pod needs the larger of both."""
+    resources = {}
+    for kind in ("limits", "requests"):
+        amounts = (trainer.get("resources") or {}).get(kind) or {}
+        if own := {name: amount for name, amount in amounts.items() if name in _COMPUTE}:
+            resources[kind] = own
     return {
-        "name": "allranks-helper",
+        "name": HELPER,
         "image": platform.helper_image,
         "command": ["allranks", "inject", HELPER_DIR],
-        "volumeMounts": [{"name": "allranks-helper", "mountPath": HELPER_DIR}],
-        "resources": {"limits": {"memory": "128Mi"}, "requests": {"cpu": "10m", "memory": "32Mi"}},
+        "volumeMounts": [{"name": HELPER, "mountPath": HELPER_DIR}],
+        **({"resources": resources} if resources else {}),
         "securityContext": _TRAINER_DEFAULTS["securityContext"],
     }
