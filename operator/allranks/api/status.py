@@ -39,8 +39,8 @@ class RestartCounts(Model):
     by_reason: Annotated[dict[Reason, Count], Field(max_length=64)] = Field(
         default_factory=dict, description="Restarts by reason."
     )
-    without_progress: Count = Field(
-        0,
+    without_progress: Count | None = Field(
+        None,
         description="Restarts in a row of attempts without progress, counted or not. Progress is a reported step, or a "
         "run of two minutes if the program reports no steps. The backoff grows with this number.",
     )

@@ -25,7 +25,7 @@ class EarlierFailures:
 
     def __init__(self, job: Job, status: Status) -> None:
         self._job, self._before = job, status.attempt_failure
-        self._exhausted = status.restarts.without_progress >= MAX_IDLE_RESTARTS
+        self._exhausted = (status.restarts.without_progress or 0) >= MAX_IDLE_RESTARTS
         self._entries: dict[str, tuple[ReplicaRestarts, Failure, Way]] = {}
         self._counted: dict[Way, dict[str, Failure]] = {}
         for key, entry in status.replica_restarts.items():

@@ -74,7 +74,7 @@ def idle_restarts(job: Job, status: Status, failure: Failure, alone: bool) -> in
         return 0
     if alone:
         return ((entry.without_progress or 0) if entry else 0) + 1
-    return status.restarts.without_progress + 1
+    return (status.restarts.without_progress or 0) + 1
 
 
 def _is_exhausted(job: Job, status: Status, failure: Failure) -> bool:

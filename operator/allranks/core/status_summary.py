@@ -137,7 +137,7 @@ def _backoff(status: Status, now: datetime) -> tuple[str, str] | None:
     """(reason, message) while the pods of the attempt are not created yet."""
     if status.restart_time is None or now >= status.restart_time:
         return None
-    idle, reason = status.restarts.without_progress, status.last_failure.reason if status.last_failure else ""
+    idle, reason = status.restarts.without_progress or 0, status.last_failure.reason if status.last_failure else ""
     row = f"restart {idle} in a row without progress" if idle > 1 else "backoff"
     return "Backoff", f"{row} ({reason}): the pods are created at {status.restart_time:%Y-%m-%dT%H:%M:%SZ}"
 

@@ -113,7 +113,7 @@ class ReplicaRestartsChanges(TypedDict, total=False):
 
 
 class RestartCountsChanges(TypedDict, total=False):
-    without_progress: int
+    without_progress: int | None
 
 
 class FailureChanges(TypedDict, total=False):

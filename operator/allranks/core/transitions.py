@@ -50,7 +50,7 @@ def resume(job: Job, status: Status, now: datetime) -> Status:
     ever_active = status.attempt_time is not None
     number = status.attempt + 1 if ever_active else status.attempt
     # There may be room for all workers now, and the user may have corrected the cause of the restarts.
-    fresh = changed(status, roles={}, restarts=changed(status.restarts, without_progress=0))
+    fresh = changed(status, roles={}, restarts=changed(status.restarts, without_progress=None))
     return with_phase(_attempt(job, fresh, number, now), "Pending", now, "Resumed", "spec.suspend is false")
 
 
@@ -68,7 +68,7 @@ def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str,
     wait = restart_policy.delay(job, restarts.counted if counted else None, idle)
     begun = changed(
         _attempt(job, ended, status.attempt + 1, now),
-        restarts=changed(restarts, without_progress=idle),
+        restarts=changed(restarts, without_progress=idle or None),
         last_failure=failure,
         restart_time=now + wait if wait else None,
     )
@@ -84,7 +84,7 @@ def restart_after_upstream_failure(
     begin = max(lost.restart_time or now, now + restart_policy.delay(job, None, idle))
     begun = changed(
         _attempt(job, ended, status.attempt + 1, now),
-        restarts=changed(status.restarts, without_progress=idle),
+        restarts=changed(status.restarts, without_progress=idle or None),
         last_failure=cause,
         restart_time=begin if begin > now else None,
     )
