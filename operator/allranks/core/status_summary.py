@@ -155,7 +155,7 @@ def _why_not_running(
     pods: Mapping[tuple[str, int], Pod], refused: Iterable[RejectedCreate], ready: int, desired: int
 ) -> tuple[str, str]:
     """Reason and message with the most information: a rejection by the API server, then a start error, then others."""
-    for rejection in sorted(refused, key=lambda r: (r.kind, r.name)):
+    for rejection in sorted(refused, key=lambda r: (not r.tried, r.kind, r.name)):
         return rejection.reason, f"{rejection.kind} {rejection.name}: {rejection.message}"
     waiting = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and pod.waiting_message]
     waiting.sort(key=lambda pod: (pod.waiting_reason not in START_ERRORS, pod.waiting_reason != "Unschedulable"))

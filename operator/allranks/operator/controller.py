@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
 from allranks.api.job import Job
-from allranks.api.status import Status
-from allranks.core.model import Event, Manifest, Observed, Plan
+from allranks.api.status import FINISHED, Status
+from allranks.core.model import Event, Manifest, Observed, Plan, PodRef
 from allranks.core.reconcile import reconcile
+from allranks.core.sync import DELETION_REFUSED
 from allranks.kube import job_codec
 from allranks.kube.errors import ApiError, Fenced, Unavailable
 from allranks.operator.apply import Executor, Rejections
@@ -48,7 +50,10 @@ class _KeyState:
 
     rejections: Rejections = field(default_factory=Rejections)
     create_blocked: bool = False
-    """A create was rejected and nothing has changed since; our own status write must not trigger a retry."""
+    """A create was rejected, and neither the job changed nor a pod ended since: nothing else makes room in a quota."""
+    deletions_retry_at: float | None = None
+    companions_due: float | None = None
+    """When to check the companions of a running job again."""
     retry_at: float | None = None
     wake_at: float | None = None
     """When the plan asks for the next reconcile."""
@@ -64,6 +69,8 @@ class _KeyState:
             self.retry_at, due = None, True
         if self.wake_at is not None and self.wake_at <= now:
             self.wake_at, due = None, True
+        if self.deletions_retry_at is not None and self.deletions_retry_at <= now:
+            self.deletions_retry_at = None
         self.writes.due = None
         return due
 
@@ -171,7 +178,9 @@ class Controller:
             return
         try:
             rejected = tuple(state.rejections.by_object.values())
-            observed = self._observer.observe(key, raw, state.decoded, rejected)
+            deletions = tuple(state.rejections.deletions.values())
+            check = state.companions_due is not None and state.companions_due <= self._clock.monotonic()
+            observed = self._observer.observe(key, raw, state.decoded, rejected, deletions, check)
         except job_codec.DecodeError as error:
             await self._report_undecodable(key, raw, state, str(error))
             return
@@ -179,9 +188,10 @@ class Controller:
         self._set_wake_at(state, plan.wake_at)
         if plan.stack_dump_id and (reports := self._observer.reports):
             reports.stack_dump_id(key, plan.stack_dump_id)
+        self._set_companions_due(state, observed, plan)
         if plan.write_ahead:
             state.create_blocked = False
-        elif await self._sync_objects(key, raw, state, plan):
+        elif await self._sync_objects(key, raw, state, observed, plan):
             self.queue.add(key)  # One status write then covers the new objects as well.
             return
         if plan.status is not None and not self._writer.postpone(state.writes, observed, plan):
@@ -197,18 +207,22 @@ class Controller:
         self._meter.reconciled(took)
         return plan
 
-    async def _sync_objects(self, key: JobKey, raw: Manifest, state: _KeyState, plan: Plan) -> bool:
-        """Creates and deletes. Whether there were creates and all of them succeeded."""
+    async def _sync_objects(self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, plan: Plan) -> bool:
+        """Deletes and creates. Whether there were creates and all of them succeeded."""
         rejections = state.rejections
-        if not plan.create and not plan.delete:
-            rejections.clear()
+        may_create = await self._delete_pods(key, raw, state, observed, plan.delete)
+        if plan.restore:
+            events = await self._executor.restore(raw, plan.restore)
+            self._emit_events(key, raw, observed.status, events)
+        if not plan.create:
+            rejections.clear_creates()
+            state.create_blocked = False
             return False
-        if state.create_blocked:
-            await self._executor.objects(raw, replace(plan, create=()), Rejections())
+        if state.create_blocked or not may_create:
             return False
         before = dict(rejections.by_object)
         state.create_blocked = True  # An exception leaves it set until the retry.
-        await self._executor.objects(raw, plan, rejections)
+        await self._executor.create(raw, plan.create, rejections)
         state.create_blocked = bool(rejections.by_object)
         if rejections.by_object:
             rejections.tries += 1
@@ -219,6 +233,34 @@ class Controller:
         if rejections.by_object != before:
             self.queue.add(key)
         return bool(plan.create) and not rejections.by_object
+
+    async def _delete_pods(
+        self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, pods: Sequence[PodRef]
+    ) -> bool:
+        """Deletes pods; rejected deletions are retried with a backoff. False: there are new rejections, and the core
+        decides first whether new pods wait for them."""
+        rejections = state.rejections
+        rejections.keep_deletions(pods)
+        before = set(rejections.deletions)
+        if state.deletions_retry_at is not None:
+            pods = [pod for pod in pods if pod.uid not in before]
+        if pods:
+            await self._executor.delete(raw["metadata"]["namespace"], pods, rejections)
+        if not rejections.deletions:
+            rejections.deletion_tries, state.deletions_retry_at = 0, None
+        elif any(pod.uid in rejections.deletions for pod in pods):
+            unsent = 0 in rejections.deletions_sent.values()
+            rejections.deletion_tries += not unsent
+            delay = min(self._timing.deletion_retry_max, 2.0 ** max(0, rejections.deletion_tries - 1))
+            state.deletions_retry_at = self._clock.monotonic() + (min(1.0, delay) if unsent else delay)
+        new = rejections.deletions.keys() - before
+        if new and not before:
+            rejected = rejections.deletions[min(new)]
+            message = f"the deletion of pod {rejected.name} was rejected: {rejected.message}"
+            self._emit_events(key, raw, observed.status, [Event(DELETION_REFUSED, message, warning=True)])
+        if rejections.deletions.keys() != before:
+            self.queue.add(key)
+        return not new
 
     async def _write_status(self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, plan: Plan) -> None:
         assert plan.status is not None
@@ -256,11 +298,19 @@ class Controller:
         if moment:
             state.wake_at = self._clock.monotonic() + max(0.0, (moment - self._clock.now()).total_seconds())
 
+    def _set_companions_due(self, state: _KeyState, observed: Observed, plan: Plan) -> None:
+        if not observed.status.launched or observed.status.phase in (*FINISHED, "Suspended"):
+            state.companions_due = None
+        elif state.companions_due is None or plan.restore or observed.check_companions:
+            interval = self._timing.companion_check * random.uniform(0.75, 1.25)
+            state.companions_due = self._clock.monotonic() + interval
+
     def _retry(self, key: JobKey, state: _KeyState, longest: float = float("inf")) -> None:
         state.retry_at = self._clock.monotonic() + self.queue.add_rate_limited(key, longest)
 
     def _schedule(self, key: JobKey, state: _KeyState) -> None:
-        deadlines = [at for at in (state.wake_at, state.retry_at, state.writes.due) if at is not None]
+        moments = (state.wake_at, state.retry_at, state.writes.due, state.deletions_retry_at, state.companions_due)
+        deadlines = [at for at in moments if at is not None]
         if deadlines:
             self.queue.add_after(key, min(deadlines) - self._clock.monotonic())
 

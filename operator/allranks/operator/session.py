@@ -68,7 +68,7 @@ class Session:
         self.queue = JobQueue(timing, clock)
         tombstone_ttl = 4 * settings.request_timeout
         self.jobs = JobCache(tombstone_ttl, clock)
-        self.pods = PodCache(self.queue.enqueue, tombstone_ttl, clock)
+        self.pods = PodCache(self.queue.enqueue_pod_event, tombstone_ttl, clock, self.queue.mark_changed)
         self.pools = Pools(self.client, settings, self.enqueue_users)
         self.reports = ReportStore(
             clock.now, self.queue.enqueue_report, monotonic=clock.monotonic, later=clock.call_later

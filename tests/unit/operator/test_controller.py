@@ -75,7 +75,7 @@ NOTHING_POSTPONED = Timing(status_min_interval=0.0, counts_min_interval=0.0, cou
 def controller_of(client: Client, timing: Timing = NOTHING_POSTPONED, **how: Any) -> Controller:
     clock, reports = Clock(), how.pop("reports", None)
     queue = JobQueue(timing, clock)
-    pods = PodCache(queue.enqueue)
+    pods = PodCache(queue.enqueue_pod_event, freed=queue.mark_changed)
     observer = Observer(pods, lambda job: Platform(helper_image="x"), clock, reports)
     executor = Executor(client, pods, pod_codec.to_cached_pod)
     return Controller(
