@@ -52,6 +52,8 @@ class Operator:
         )
         self.session: Session | None = None
         self._lease: Lease | None = None
+        # The same in all sessions: after a session that failed, the Lease that is still ours is not waited for.
+        self._identity = f"{os.environ.get('HOSTNAME') or os.uname().nodename}_{uuid.uuid4().hex[:8]}"
         self.server = Server(settings.address, settings.port, self.metrics.registry, self.unhealthy, self.unready)
         self.reports = (
             ReportServer(settings, lambda: self.session, self.metrics.reported) if settings.report_url else None
@@ -113,9 +115,8 @@ class Operator:
             observe=self.metrics.requested,
             transport=self._using.transport(connection),
         )
-        identity = f"{os.environ.get('HOSTNAME') or os.uname().nodename}_{uuid.uuid4().hex[:8]}"
         namespace = self.settings.lease_namespace or own_namespace()
-        lease = Lease(client, namespace, self.settings.lease_name, identity, seconds, self._using.clock)
+        lease = Lease(client, namespace, self.settings.lease_name, self._identity, seconds, self._using.clock)
         self._lease = lease
         acquiring = asyncio.create_task(lease.acquire(), name="lease")
         try:
