@@ -9,6 +9,7 @@ _COLLECTIONS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps",
 GROUPS = "/apis"
 GROUP_VERSION = f"/apis/{GROUP}/{VERSION}"
 """Here the API server lists the resources of our group that it serves."""
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 

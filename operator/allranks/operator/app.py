@@ -58,7 +58,9 @@ class Operator:
         self.reports = (
             ReportServer(settings, lambda: self.session, self.metrics.reported) if settings.report_url else None
         )
-        self.metrics.registry.register(Sampled(self._jobs, lambda: self.depth, self._ages, self._reporting))
+        self.metrics.registry.register(
+            Sampled(self._jobs, lambda: self.depth, self._ages, self._reporting, self._unreadable)
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set or SIGTERM or SIGINT arrives. Raises OSError when a port is in use."""
@@ -160,6 +162,9 @@ class Operator:
 
     def _reporting(self) -> int:
         return self.session.reports.reporting if self.session else 0
+
+    def _unreadable(self) -> int:
+        return len(self.session.unreadable) if self.session else 0
 
     def _ages(self) -> Iterable[tuple[str, float]]:
         return self.session.ages() if self.session else ()

@@ -27,7 +27,7 @@ from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.job_queue import JobQueue
 from allranks.operator.observer import Decoded, Observer
-from allranks.operator.status_writer import StatusWriter, WriteState
+from allranks.operator.status_writer import FieldDropped, StatusWriter, WriteState
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import ShutDown
 
@@ -42,6 +42,7 @@ class Meter(Protocol):
 
     def reconciled(self, seconds: float) -> None: ...
     def wrote(self, job: Job, before: Status, after: Status) -> None: ...
+    def field_dropped(self) -> None: ...
 
 
 @dataclass
@@ -96,6 +97,8 @@ class Controller:
         self._decide, self._timing, self._clock = decide, timing, clock
         self._writer = StatusWriter(executor, jobs, timing, clock)
         self._states: dict[JobKey, _KeyState] = {}
+        self._dropped: set[str] = set()
+        """Dropped fields that were logged."""
         self._workers: set[asyncio.Task[None]] = set()
         self.listed_in: set[str | None] = set()
         """Namespaces (None: all of them) whose jobs have been listed."""
@@ -159,6 +162,12 @@ class Controller:
         except Unavailable as error:
             logger.warning("%s", error, extra=_log_fields(key, state))
             self._retry(key, state, self._timing.unavailable_retry_max)
+        except FieldDropped as error:
+            self._meter.field_dropped()
+            level = logging.DEBUG if str(error) in self._dropped else logging.ERROR
+            self._dropped.add(str(error))
+            logger.log(level, "%s: apply crds/ of this version", error, extra=_log_fields(key, state))
+            self._retry(key, state)
         except ApiError as error:
             logger.error("API request rejected: %s", error, extra=_log_fields(key, state))
             self._retry(key, state)
@@ -264,7 +273,13 @@ class Controller:
 
     async def _write_status(self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, plan: Plan) -> None:
         assert plan.status is not None
-        if await self._writer.write(key, raw, state.writes, plan.status):
+        try:
+            written = await self._writer.write(key, raw, state.writes, plan.status)
+        except FieldDropped as error:
+            if error.stored:
+                self._emit_events(key, raw, plan.status, plan.events)
+            raise
+        if written:
             self._meter.wrote(observed.job, observed.status, plan.status)
             self._emit_events(key, raw, plan.status, plan.events)
         self.queue.add(key)

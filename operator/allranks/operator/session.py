@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from allranks.api.job import GROUP, PLURAL, Job
@@ -19,7 +19,7 @@ from allranks.kube.client import Client
 from allranks.kube.errors import NotFound
 from allranks.kube.transport import Transport
 from allranks.kube.watch import Watch
-from allranks.operator import job_watch
+from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, PodCache
 from allranks.operator.controller import Controller
@@ -86,6 +86,8 @@ class Session:
             clock=clock,
         )
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
+        self.unreadable: set[str | None] = set()
+        """Namespaces whose pods the API server does not let us list."""
         self.watches = {f"pods{f' in {ns}' if ns else ''}": self._watch(ns) for ns in self._namespaces}
         self._jobs_active_at: float | None = None
         self._began: float | None = None
@@ -94,9 +96,14 @@ class Session:
 
     @property
     def synced(self) -> bool:
-        """Whether all caches are filled."""
-        jobs = self.controller.listed_in.issuperset(self._namespaces)
-        return jobs and self.pools.synced.is_set() and all(w.synced.is_set() for w in self.watches.values())
+        """Whether all caches are filled. A namespace that cannot be read, for example because it was deleted, does not
+        count unless there is no other."""
+        listed = self.controller.listed_in
+        synced = {ns for ns, watch in self._by_namespace() if ns in listed and watch.synced.is_set()}
+        return self.pools.synced.is_set() and bool(synced) and synced | self.unreadable >= set(self._namespaces)
+
+    def _by_namespace(self) -> Iterable[tuple[str | None, Watch[pod_codec.Raw]]]:
+        return zip(self._namespaces, self.watches.values(), strict=True)
 
     @property
     def leading(self) -> bool:
@@ -127,7 +134,8 @@ class Session:
             self._began = self._using.clock.monotonic()
             runs = [watch.run() for watch in self.watches.values()]
             runs += [self.pools.run(), self.recorder.run(), self.controller.run()]
-            runs += [self._begin(ns, watch) for ns, watch in zip(self._namespaces, self.watches.values(), strict=True)]
+            runs += [self._begin(ns, watch) for ns, watch in self._by_namespace()]
+            runs.append(crd_check.run(self.client, self._using.metrics, self._using.timing.crd_check))
             self._tasks += [asyncio.create_task(run) for run in runs]
             ends: list[asyncio.Task[None] | asyncio.Task[bool]] = [*self._tasks, stopping]
             # kopf cancels every task that was started after it, so it starts last.
@@ -175,6 +183,7 @@ class Session:
         decode = self._using.decode_pod
 
         def listed(found: Sequence[pod_codec.Raw], version: int) -> None:
+            self.unreadable.discard(namespace)
             self.pods.relist([decode(raw) for raw in found], version, namespace)
 
         def changed(raw: pod_codec.Raw, deleted: bool) -> None:
@@ -188,6 +197,7 @@ class Session:
             changed=changed,
             parameters={"labelSelector": JOB_LABEL},
             renewed_after=self._settings.watch_timeout,
+            forbidden=lambda _: self.unreadable.add(namespace),
         )
 
     async def _watch_jobs(self, stop: asyncio.Event) -> None:

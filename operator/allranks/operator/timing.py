@@ -39,6 +39,8 @@ class Timing:
     watch_margin: float = 120.0
     """A watch is renewed every `watch_timeout`. One that shows no activity for this much longer hangs."""
     crd_poll: float = 5.0
+    crd_check: float = 300.0
+    """Interval of the comparison of the installed CRDs with those that this operator was built for."""
     events_flush: float = 2.0
     """At shutdown, queued Events are sent for this long."""
     kopf_shutdown: float = 15.0

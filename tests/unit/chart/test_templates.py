@@ -136,6 +136,7 @@ ALLOWED = {
     ("", "events"): {"create", "patch"},
     ("coordination.k8s.io", "leases"): {"create", "get", "update"},
     ("authentication.k8s.io", "tokenreviews"): {"create"},
+    ("apiextensions.k8s.io", "customresourcedefinitions"): {"get"},
 }
 """All rights of the operator."""
 
@@ -167,6 +168,11 @@ def test_the_documentation_lists_the_rights(helm: Helm) -> None:
 def test_no_release_grants_more(release: list[Manifest]) -> None:
     for key, verbs in granted(release).items():
         assert verbs <= ALLOWED[key]
+
+
+def test_the_operator_reads_no_other_crds(helm: Helm) -> None:
+    [rule] = [r for r in rules(helm.template({})) if "customresourcedefinitions" in r["resources"]]
+    assert rule["resourceNames"] == ["distributedtrainings.allranks.dev", "trainingpools.allranks.dev"]
 
 
 def test_rights_for_the_lease_exist_only_with_leader_election_and_for_this_lease(release: list[Manifest]) -> None:
