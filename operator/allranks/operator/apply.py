@@ -15,7 +15,7 @@ import msgspec
 
 from allranks.api.job import API_VERSION, KIND
 from allranks.core.model import Event, Manifest, PodRef, RejectedCreate, RejectedDelete
-from allranks.core.naming import ROLE_LABEL
+from allranks.core.naming import JOB_LABEL, ROLE_LABEL
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import Conflict, NotFound, Refused
@@ -206,10 +206,20 @@ class Executor:
             rejections.by_object[key] = RejectedCreate(kind, key[1], error.reason or "Refused", str(error))
         else:
             rejections.by_object.pop(key, None)
-            if kind == "Pod":
-                self._remember(answer)
+            if kind == "Pod" and (rejected := await self._keep(job, self._decode(answer))):
+                rejections.by_object[key] = rejected
             return True
         return False
+
+    async def _keep(self, job: Manifest, pod: Raw) -> RejectedCreate | None:
+        """Caches a pod of the job, unless its label was changed during admission: the watch selects by it."""
+        name, wanted = pod.metadata.name, job["metadata"]["name"]
+        if (pod.metadata.labels or {}).get(JOB_LABEL) == wanted:
+            self._pods.upsert(self._decode_pod(pod))
+            return None
+        await self._delete(pod.metadata.namespace, PodRef(name, pod.metadata.uid))
+        message = f"an admission policy changed its label {JOB_LABEL}, so it was deleted: exempt the pods of jobs"
+        return RejectedCreate("Pod", name, "LabelChanged", message)
 
     async def _resolve_conflict(self, job: Manifest, manifest: Manifest, error: Conflict) -> RejectedCreate | None:
         """The name exists. An object of this job is what we wanted. Any other object is left alone and reported."""
@@ -227,9 +237,15 @@ class Executor:
         if owner is None or owner.uid != job["metadata"]["uid"]:
             message = "an object with this name exists and belongs to another owner; it is left alone"
             return RejectedCreate(kind, name, "AlreadyExists", message)
-        if kind == "Pod":
-            self._pods.upsert(self._decode_pod(found))
-        return None
+        return await self._keep(job, found) if kind == "Pod" else None
+
+    async def delete_unlabelled(self, namespace: str, pod: PodRef) -> bool:
+        """Deletes a pod that the watch no longer shows. False: it had been deleted. Raises ApiError."""
+        try:
+            await self._client.delete(paths.item("Pod", namespace, pod.name), pod.uid)
+        except (NotFound, Conflict):
+            return False
+        return True
 
     async def _delete(self, namespace: str, reference: PodRef) -> RejectedDelete | None:
         try:
@@ -238,13 +254,9 @@ class Executor:
             return None  # the watch reports what happened
         except Refused as error:
             return RejectedDelete(reference.name, reference.uid, error.reason or "Refused", str(error))
-        self._remember(answer)
-        return None
-
-    def _remember(self, answer: bytes) -> None:
-        raw = self._decode(answer)
-        if raw.metadata.uid and raw.metadata.name:
+        if (raw := self._decode(answer)).metadata.uid and (raw.metadata.labels or {}).get(JOB_LABEL):
             self._pods.upsert(self._decode_pod(raw))
+        return None
 
 
 async def _gather(requests: Sequence[Callable[[], Awaitable[object]]]) -> None:

@@ -18,10 +18,11 @@ from typing import Any, Protocol
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core.model import Event, Manifest, Observed, Plan, PodRef
+from allranks.core.naming import JOB_LABEL
 from allranks.core.reconcile import reconcile
 from allranks.core.sync import DELETION_REFUSED
 from allranks.kube import job_codec
-from allranks.kube.errors import ApiError, Fenced, Unavailable
+from allranks.kube.errors import ApiError, Fenced, Refused, Unavailable
 from allranks.operator.apply import Executor, Rejections
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
@@ -61,6 +62,8 @@ class _KeyState:
     writes: WriteState = field(default_factory=WriteState)
     decode_error: str = ""
     """Already reported."""
+    status_rejected: str = ""
+    """Why the status could not be written; already reported."""
     decoded: Decoded = field(default_factory=Decoded)
 
     def begin(self, now: float) -> bool:
@@ -126,6 +129,26 @@ class Controller:
         self.listed_in.add(namespace)
         for job in self.jobs.missing_from_list(present, version, namespace):
             self.on_job_event(job, deleted=True)
+
+    def on_unlabelled_pod(self, key: JobKey, uid: str, pod: PodRef) -> None:
+        """A pod of the job with that UID is no longer watched. The watch selects by label: a pod that loses it looks
+        deleted, and would run unattended."""
+        if (self.jobs.get(key) or {"metadata": {}})["metadata"].get("uid") != uid:
+            return
+        work = asyncio.create_task(self._delete_unlabelled(key, pod), name=f"delete {pod.name}")
+        self._workers.add(work)
+        work.add_done_callback(self._workers.discard)
+
+    async def _delete_unlabelled(self, key: JobKey, pod: PodRef) -> None:
+        try:
+            if not await self._executor.delete_unlabelled(key[0], pod):
+                return
+        except ApiError as error:
+            logger.error("cannot delete pod %s/%s, which has lost its label: %s", key[0], pod.name, error)
+            return
+        if raw := self.jobs.get(key):
+            message = f"someone removed the label {JOB_LABEL} of pod {pod.name}, so it is deleted"
+            self._recorder.record(raw, Event("PodUnlabelled", message, warning=True), self._clock.now(), 0)
 
     async def run(self) -> None:
         """Starts a worker for each key until the queue is shut down. The client bounds the requests of all workers."""
@@ -279,6 +302,14 @@ class Controller:
             if error.stored:
                 self._emit_events(key, raw, plan.status, plan.events)
             raise
+        except Refused as error:
+            # An Event is the only way left to say so.
+            if state.status_rejected != str(error):
+                state.status_rejected = str(error)
+                event = Event("StatusRefused", f"the status cannot be written: {error}", warning=True)
+                self._emit_events(key, raw, observed.status, [event])
+            raise
+        state.status_rejected = ""
         if written:
             self._meter.wrote(observed.job, observed.status, plan.status)
             self._emit_events(key, raw, plan.status, plan.events)

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from allranks.api.job import GROUP, PLURAL, Job
-from allranks.core.model import Manifest, Platform
+from allranks.api.job import GROUP, KIND, PLURAL, Job
+from allranks.core.model import Manifest, Platform, PodRef
 from allranks.core.naming import JOB_LABEL
 from allranks.kube import paths, pod_codec
 from allranks.kube.auth import Connection
@@ -187,7 +187,14 @@ class Session:
             self.pods.relist([decode(raw) for raw in found], version, namespace)
 
         def changed(raw: pod_codec.Raw, deleted: bool) -> None:
-            self.pods.upsert(decode(raw), deleted)
+            pod = decode(raw)
+            self.pods.upsert(pod, deleted)
+            # The object of a pod that was deleted has a deletionTimestamp.
+            if deleted and raw.metadata.deletion_timestamp is None and not pod.pod.ended:
+                for owner in raw.metadata.owner_references:
+                    if owner.controller and owner.kind == KIND:
+                        reference = PodRef(pod.pod.name, pod.pod.uid)
+                        self.controller.on_unlabelled_pod((pod.namespace, owner.name), owner.uid, reference)
 
         return Watch(
             self.client,
