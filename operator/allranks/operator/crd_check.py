@@ -32,7 +32,8 @@ async def run(client: Client, metrics: Metrics, interval: float) -> None:
             missing = await missing_fields(client)
         except Refused as error:
             logger.debug("cannot compare the CRDs: %s", error)
-        except ApiError as error:
+        except (ApiError, msgspec.DecodeError, LookupError, TypeError) as error:
+            # The comparison is a service: no answer of a proxy in between may end the session.
             logger.warning("cannot compare the CRDs: %s", error)
         else:
             metrics.crds_outdated.set(1 if missing else 0)

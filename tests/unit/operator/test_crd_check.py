@@ -68,8 +68,8 @@ def test_a_newer_crd_and_an_absent_crd_of_pools_are_fine() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "outdated"),
-    [(status(403, "Forbidden"), 0), (status(503), 0), (None, 1)],
-    ids=["no right", "unavailable", "outdated"],
+    [(status(403, "Forbidden"), 0), (status(503), 0), (says({}), 0), (says([1]), 0), (None, 1)],
+    ids=["no right", "unavailable", "no CRD", "no object", "outdated"],
 )
 def test_the_metric_and_one_line_of_the_log(
     answer: Answer | None, outdated: int, caplog: pytest.LogCaptureFixture
