@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -18,6 +19,12 @@ for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# No test may depend on the machine's speed. The seed is fixed; the randomized runs of `make test-all` set their own.
+hypothesis.settings.register_profile(
+    "allranks", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("allranks")
 
 
 @pytest.fixture(scope="session")

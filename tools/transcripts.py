@@ -65,14 +65,14 @@ def replaced(text: str, section: str, content: str) -> str:
 
 def demo(scratch: Path) -> list[str]:
     lines = run(["examples/penguins-pytorch.yaml", "--run-dir", str(scratch / "demo")], ROOT)
-    return keep(lines, before=r"^status:")
+    return keep(lines)
 
 
 def killed(scratch: Path) -> str:
     """Kills the training process of rank 1 once four epochs are done."""
     options = ["--set", "args=[--epochs=12, --pause=0.5]", "--run-dir", str(scratch / "killed")]
     lines = run(["examples/penguins-pytorch.yaml", *options], ROOT, kill_at="epoch 5/12")
-    shown = [line for line in keep(lines, before=r"^status:") if not TORCHRUN.search(line)]
+    shown = [line for line in keep(lines) if not TORCHRUN.search(line)]
     text = (
         "The training process of rank 1 is killed (`kill -9`). All ranks restart from the checkpoint, and the root "
         "cause is shown:"
@@ -86,7 +86,7 @@ def broken(scratch: Path) -> str:
     """A program with a bug: the job fails at the second failure, before it uses up `maxRestarts`."""
     lines = run(["job.yaml", "--run-dir", "runs/broken"], scratch)
     shown = [line for line in lines if re.match(r" *\d+\.\ds ", line)]
-    end = next(number for number, line in enumerate(lines) if line.startswith("First failure"))
+    end = next(number for number, line in enumerate(lines) if line.startswith("broken Failed"))
     text = (
         "A program that fails the same way twice before any progress is not restarted again. Its last lines are shown:"
     )
@@ -101,7 +101,7 @@ FRAMEWORKS = {
 
 
 def each(name: str, text: str, scratch: Path) -> str:
-    lines = keep(run([f"examples/{name}.yaml", "--run-dir", str(scratch / name)], ROOT), before=r"^status:")
+    lines = keep(run([f"examples/{name}.yaml", "--run-dir", str(scratch / name)], ROOT))
     wanted = re.compile(r"epoch (1|2|19|20)/20|test accuracy|^ *\d+\.\ds |Succeeded in")
     shown = [line for line in lines if wanted.search(line)]
     return f"{text}\n\n" + console(f"allranks run examples/{name}.yaml", shown)
@@ -148,10 +148,8 @@ def rank_process(role: str, index: str, run_dir: Path) -> int:
     raise SystemExit(f"no training process of {role}-{index}")
 
 
-def keep(lines: list[str], before: str) -> list[str]:
-    """What comes before the status in full, which is long."""
-    end = next((number for number, line in enumerate(lines) if re.search(before, line)), len(lines))
-    return [re.sub(r"/tmp/tmp\w+/", "runs/", line) for line in lines[:end]]
+def keep(lines: list[str]) -> list[str]:
+    return [re.sub(r"/tmp/tmp\w+/", "runs/", line) for line in lines]
 
 
 def console(command: str, lines: list[str]) -> str:

@@ -58,19 +58,62 @@ class Loaded:
         return next((pool for pool in reversed(self.pools) if pool.name == name), None)
 
 
-def load(files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool = False) -> Loaded:
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What the command line adds to every job."""
+
+    arguments: tuple[str, ...] = ()
+    """Appended to `spec.args`."""
+    env: tuple[tuple[str, str], ...] = ()
+    """(name, value) pairs for `spec.env`; they replace variables of the same name."""
+
+    def apply(self, document: dict[str, Any]) -> None:
+        """Leaves fields of a wrong type as they are; validation reports them."""
+        spec = document.get("spec")
+        if not isinstance(spec, dict):
+            return
+        if self.arguments and isinstance(spec.get("args") or [], list):
+            spec["args"] = [*(spec.get("args") or []), *self.arguments]
+        if self.env and isinstance(spec.get("env") or [], list):
+            names = {name for name, _ in self.env}
+            kept = [
+                item for item in spec.get("env") or [] if not (isinstance(item, dict) and item.get("name") in names)
+            ]
+            spec["env"] = [*kept, *({"name": name, "value": value} for name, value in self.env)]
+
+
+def load(
+    files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool = False, additions: Additions | None = None
+) -> Loaded:
     """Reads the objects in `files` (`-` is stdin), and applies each `path=value` of `sets` to the jobs.
 
     The files must contain a job; with `pools_suffice` a pool is enough. Raises InvalidManifest with the problems of
     all documents; each path starts with the file and the object.
     """
+    problems: list[tuple[str, str]] = []
+    documents = _documents(files, problems)
+    loaded = load_documents(documents, sets, problems, additions=additions)
+    if not loaded.jobs and not (loaded.pools and pools_suffice):
+        sources = ", ".join("stdin" if file == "-" else file for file in files)
+        raise InvalidManifest([(sources, f"contains no {KIND}")])
+    return loaded
+
+
+def load_documents(
+    documents: Iterable[tuple[str, Any]],
+    sets: Sequence[str] = (),
+    problems: list[tuple[str, str]] | None = None,
+    *,
+    additions: Additions | None = None,
+) -> Loaded:
+    """As `load`, for (source, document) pairs. `problems` is also filled while `documents` is read."""
+    problems = [] if problems is None else problems
     overrides = [_parse_set(item) for item in sets]
     jobs: list[Job] = []
     others: list[Other] = []
     found: list[Pool] = []
     written: list[dict[str, Any]] = []
-    problems: list[tuple[str, str]] = []
-    for source, document in _documents(files, problems):
+    for source, document in documents:
         kind = document.get("kind") if isinstance(document, dict) else None
         name = _name(document)
         if isinstance(document, dict):
@@ -85,6 +128,8 @@ def load(files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool 
             if isinstance(document, dict):
                 for path, value in overrides:
                     _set(document, path, value)
+                if additions:
+                    additions.apply(document)
             job = parse(document)
             if wrong := pods.problems(job):
                 raise InvalidManifest(wrong)
@@ -93,8 +138,6 @@ def load(files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool 
             problems += [
                 (f"{source}: {name}: {path}" if path else f"{source}: {name}", m) for path, m in error.problems
             ]
-    if not jobs and not (found and pools_suffice) and not problems:
-        problems.append((", ".join("stdin" if file == "-" else file for file in files), f"contains no {KIND}"))
     if problems:
         raise InvalidManifest(problems)
     return Loaded(tuple(jobs), tuple(others), tuple(found), tuple(written))

@@ -101,8 +101,13 @@ _CLUSTER_OPTIONS = (
 )
 
 
-def run_on_cluster(command: Callable[..., Awaitable[int]], where: Where, options: dict[str, Any]) -> int:
-    """Connects, runs the command and prints its errors. Returns the exit status."""
+def run_on_cluster(
+    command: Callable[..., Awaitable[int]],
+    where: Where,
+    options: dict[str, Any],
+    otherwise: Callable[[AllranksError], int] | None = None,
+) -> int:
+    """Connects, runs the command and prints its errors, or passes them to `otherwise`. Returns the exit status."""
     on_interrupt = ""
 
     async def main() -> int:
@@ -124,6 +129,8 @@ def run_on_cluster(command: Callable[..., Awaitable[int]], where: Where, options
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except AllranksError as error:
+        if otherwise:
+            return otherwise(error)
         print_error(error)
         return FAILED
 

@@ -146,6 +146,12 @@ class Framework(ABC):
     launcher_env: ClassVar[tuple[str, ...]] = ()
     """Further variables that the framework's launchers set in the processes that they start. A name that ends in `_` is
     a prefix. A local run removes these and `reserved_env` from the environment that it inherits."""
+    script_command: ClassVar[tuple[str, ...]] = ("python3",)
+    """Starts a script for which `allranks run SCRIPT` makes the job."""
+    script_imports: ClassVar[frozenset[str]]
+    """Packages whose import shows that a script uses this framework."""
+    joins_group: ClassVar[frozenset[str]]
+    """Functions and classes by which a script joins the group of ranks. A script that uses none of them runs alone."""
     elastic: ClassVar[Elasticity | None] = None
     """How elastic jobs change their number of workers. `restarts`: all ranks restart with the new size. `absorbs`: each
     worker but the first may join and leave while the others run. None: there are no elastic jobs."""

@@ -54,6 +54,8 @@ class Horovod(Framework):
         "worker": RoleKind("The ranks."),
         "launcher": RoleKind("Runs mpirun, for controller mpi.", max_replicas=1, ranked=False),
     }
+    script_imports = frozenset({"horovod"})
+    joins_group = frozenset({"init"})
     reserved_env = frozenset(
         {"HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"}
         | {"HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER", "HOROVOD_GLOO_RENDEZVOUS_ADDR"}

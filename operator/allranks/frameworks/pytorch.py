@@ -39,6 +39,11 @@ class PyTorch(Framework):
     }
     # torchrun's own elasticity restarts all processes as well, and first waits for half a minute.
     elastic = "restarts"
+    script_command = ("torchrun",)
+    script_imports = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "deepspeed"})
+    joins_group = frozenset(
+        {"init_process_group", "init_device_mesh", "Accelerator", "Trainer", "Fabric", "init_distributed", "initialize"}
+    )
     reserved_env = frozenset(
         {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "LOCAL_RANK"}
         | {

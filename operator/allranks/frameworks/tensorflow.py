@@ -34,6 +34,8 @@ class TensorFlow(Framework):
             required_by_peers=False,
         ),
     }
+    script_imports = frozenset({"tensorflow", "keras"})
+    joins_group = frozenset({"MultiWorkerMirroredStrategy", "ParameterServerStrategy", "TFConfigClusterResolver"})
     reserved_env = frozenset({"TF_CONFIG"})
     rules = (
         Rule(

@@ -25,7 +25,7 @@ from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod
 from allranks.core.reconcile import reconcile
 from allranks.core.rules.cleanup import CLEANUP_GRACE
 from allranks.errors import CannotRun
-from allranks.local import ports
+from allranks.local import ports, run_directories
 from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError, explain
 from allranks.local.gpus import Gpus, list_gpus
@@ -76,6 +76,8 @@ class Options:
 
     run_dir: Path
     """Contains logs and volumes; created when the run starts."""
+    link_latest: bool = False
+    """Points the link `latest` beside the run directory at it."""
     workdir: Path = field(default_factory=Path.cwd)
     volumes: Mapping[str, Path] = field(default_factory=dict)
     """Name of a volume or claim -> its directory."""
@@ -127,7 +129,7 @@ class LocalRun:
         self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
         self._reports = LocalReports(key, uid, self.node, options.run_dir.absolute(), self._wake.set)
-        self._state_file = StateFile(options.run_dir / "job.json", self.job)
+        self._state_file = StateFile(options.run_dir / run_directories.RUN_FILE, self.job)
 
     def preview(self) -> list[Manifest]:
         """The pods of the first attempt with placeholder ports: the same for every call. Changes nothing on disk."""
@@ -172,7 +174,7 @@ class LocalRun:
         if self._gpus is None:
             self.check()
         self._make_run_dir()
-        with more_open_files(), self._reaper:
+        with more_open_files(), self._reaper, run_directories.in_use(self.options.run_dir):
             try:
                 await self._reports.start()
                 how = await self._reconcile_until_done()
@@ -341,6 +343,8 @@ class LocalRun:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CannotRun(f"the run directory {self.options.run_dir} cannot be created: {explain(error)}") from error
+        if self.options.link_latest:
+            run_directories.link_latest(self.options.run_dir)
 
     # Implements `PodHost`, which pods call.
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
@@ -68,6 +69,9 @@ def test_every_allranks_command_in_the_documentation_exists_with_its_options() -
             continue
         assert words[0] in COMMANDS, f"{page}: allranks {words[0]}"
         command = group.get_command(None, words[0])
+        while isinstance(command, click.Group) and words[1:2] and words[1] in command.commands:
+            command, words = command.commands[words[1]], words[1:]
+        words = words[: words.index("--")] if "--" in words else words  # arguments of the program follow
         accepted = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}
         used = {word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)}
         assert used <= accepted | {"-h", "--help"}, f"{page}: {words}"

@@ -102,13 +102,13 @@ class Cli:
                     return pid
         raise AssertionError(f"{role}-{index} does not run")
 
-    def status(self, run: str = "runs/job/*") -> dict[str, Any]:
+    def status(self, run: str = "runs/job/[0-9]*") -> dict[str, Any]:
         (file,) = self.directory.glob(f"{run}/status.yaml")
         status: dict[str, Any] = yaml.safe_load(file.read_text())["status"]
         return status
 
     def log(self, pod: str) -> str:
-        (file,) = self.directory.glob(f"runs/job/*/logs/{pod}.log")
+        (file,) = self.directory.glob(f"runs/job/[0-9]*/logs/{pod}.log")
         return file.read_text()
 
 
@@ -147,6 +147,55 @@ def test_all_ranks_find_each_other_and_the_job_succeeds(cli: Cli) -> None:
     assert any(line.startswith("job Succeeded in ") and line.endswith("(3 pods, no restarts)") for line in lines)
     assert cli.status()["phase"] == "Succeeded"
     assert cli.log("job-worker-0-0") == f"1/3 at 127.0.0.1:{port}\n"
+
+
+def test_a_run_ends_with_its_outcome_the_report_command_and_the_logs(cli: Cli) -> None:
+    cli.job("true")
+    done = cli.run()
+    *_, outcome, report, logs = done.stdout.splitlines()
+    assert outcome.startswith("job Succeeded in ")
+    directory = report.removeprefix("Report: allranks report --run-dir ")
+    assert logs == f"Logs:   {directory}/logs"
+    assert (cli.directory / directory).resolve() == (cli.directory / "runs" / "job" / "latest").resolve()
+    assert "status:" not in done.stdout
+
+
+def test_arguments_after_a_double_dash_and_variables_reach_every_rank(cli: Cli) -> None:
+    cli.job("sh", "-c", 'echo "$A" "$@"', "sh", args=["--epochs", "1"])
+    done = cli.run("job.yaml", "-e", "A=x y", "--", "--lr", "3")
+    assert done.returncode == 0, done.stderr
+    assert cli.log("job-master-0-0") == "x y --epochs 1 --lr 3\n"
+
+
+def test_a_script_runs_without_a_manifest(cli: Cli) -> None:
+    (cli.directory / "show.py").write_text("import os, sys\nprint(os.environ['TF_CONFIG'], sys.argv[1:])")
+    options = ("--framework", "tensorflow", "-n", "2", "-e", f"{MARK}={cli.mark}", "--save", "job.yaml")
+    done = cli.run("show.py", *options, "--", "--lr", "3")
+    assert done.returncode == 0, done.stderr
+    (log,) = cli.directory.glob("runs/show/latest/logs/show-worker-0-0.log")
+    assert '"index":0' in log.read_text()
+    assert "['--lr', '3']" in log.read_text()
+    saved = yaml.safe_load((cli.directory / "job.yaml").read_text())
+    assert saved["spec"]["roles"] == {"worker": {"replicas": 2}}
+    again = cli.run("show.py", *options)
+    assert (again.returncode, "--save job.yaml: the file exists" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["job.yaml", "-n", "2"], "change a manifest with --set"),
+        (["a.py", "b.py"], "a script runs alone"),
+        (["missing.py"], "missing.py: cannot be read: no such file or directory"),
+        (["job.yaml", "-e", "A"], "--env A: must be NAME=VALUE"),
+        ([], "no manifest given"),
+    ],
+)
+def test_wrong_use_of_scripts_and_options(cli: Cli, arguments: list[str], message: str) -> None:
+    cli.job("true")
+    done = cli.run(*arguments) if arguments else cli.run("-q")
+    assert done.returncode == 2
+    assert message in done.stderr
 
 
 def test_the_job_ends_with_its_chief_and_does_not_wait_for_a_parameter_server(cli: Cli) -> None:
@@ -203,7 +252,7 @@ def test_claims_outlive_attempts_and_empty_dirs_do_not(cli: Cli) -> None:
     cli.job("sh", "-c", program, roles={"worker": {}}, checkpoint={"claim": "weights"}, template=template)
     done = cli.run()
     assert done.returncode == 0, done.stdout
-    (saved,) = cli.directory.glob("runs/job/*/volumes/weights/saved")
+    (saved,) = cli.directory.glob("runs/job/[0-9]*/volumes/weights/saved")
     assert saved.read_text() == "0\n1\n"
     assert cli.log("job-worker-0-1") == ""
     run = saved.parents[2]

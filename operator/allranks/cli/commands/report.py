@@ -16,10 +16,9 @@ from allranks.api.job import KIND
 from allranks.cli.options import FAILED, OK, cluster_options, get_job, name_callback, print_error, run_on_cluster
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Manifest, Where
+from allranks.local.run_directories import LATEST, RUN_FILE
 
 FORMS = ["text", "html", "json"]
-RUN_FILE = "job.json"
-"""The job with its status, in a run directory of `allranks run`."""
 WIDTH = 100
 
 
@@ -81,12 +80,13 @@ def report(
         raise click.UsageError("specify a job name, --run-dir DIR or -f FILE.")
     form = form or {".html": "html", ".htm": "html", ".json": "json"}.get(target.suffix if target else "", "text")
     if name and not (run_dir or source):
-        sys.exit(run_on_cluster(_from_cluster, where, {"name": name, "form": form, "target": target}))
-    from allranks.cli.job_report.model import last_update
-
+        options = {"name": name, "form": form, "target": target}
+        sys.exit(run_on_cluster(_from_cluster, where, options, lambda error: _from_runs(error, name, form, target)))
     try:
-        job = select_job(_read(source or str(run_dir / RUN_FILE if run_dir else "")), name, source or str(run_dir))
-        write(job, form, target, last_update(job))
+        if run_dir:
+            write_of_run(run_dir, form, target, name)
+        else:
+            _write_of_file(source or "-", name, source or "-", form, target)
     except AllranksError as error:
         print_error(error)
         sys.exit(FAILED)
@@ -95,6 +95,37 @@ def report(
 async def _from_cluster(cluster: Cluster, name: str, form: str, target: Path | None) -> int:
     write(await get_job(cluster, name), form, target)
     return OK
+
+
+def _from_runs(error: AllranksError, name: str, form: str, target: Path | None) -> int:
+    """Reports on the newest local run of the job if the cluster has none. Returns the exit status."""
+    from allranks.local.run_directories import RunsError, find_run
+
+    try:
+        run = find_run(name)
+        click.echo(f"The newest local run of {name} is shown ({run.directory}).", err=True)
+        write_of_run(run.directory, form, target)
+    except RunsError:
+        print_error(error)
+        return FAILED
+    except AllranksError as broken:
+        print_error(broken)
+        return FAILED
+    return OK
+
+
+def write_of_run(run_dir: Path, form: str, target: Path | None, name: str | None = None) -> None:
+    """Reports on a run directory, or on the newest one in a job's directory `runs/JOB`. Raises NoReport."""
+    newest = run_dir / LATEST
+    directory = newest if not (run_dir / RUN_FILE).exists() and newest.exists() else run_dir
+    _write_of_file(str(directory / RUN_FILE), name, str(run_dir), form, target)
+
+
+def _write_of_file(source: str, name: str | None, shown: str, form: str, target: Path | None) -> None:
+    from allranks.cli.job_report.model import last_update
+
+    job = select_job(_read(source), name, shown)
+    write(job, form, target, last_update(job))
 
 
 def write(job: Manifest, form: str, target: Path | None, now: datetime | None = None) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
-import signal
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,18 +11,21 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from allranks.cli.options import BAD_MANIFEST, FAILED, OK, files_argument, print_error, set_option, use_colour
+from allranks.cli.live.session import NOT_STARTED, Session, exit_on_ctrl_c
+from allranks.cli.options import OK, print_error, set_option, use_colour
+from allranks.cli.script_job import is_script
+from allranks.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
-    from allranks.errors import AllranksError
+    from allranks.cli.manifests import Loaded
     from allranks.local import LocalRun
-
-NOT_STARTED = BAD_MANIFEST
 
 EXAMPLES = """\b
 Examples:
+  allranks run train.py --replicas 2 -- --lr 0.1
+  allranks run train.py -n 2 -e OMP_NUM_THREADS=4 --save job.yaml
   allranks run examples/penguins-pytorch.yaml
-  allranks run job.yaml --set roles.worker.replicas=2 --volume data=./data
+  allranks run job.yaml --set roles.worker.replicas=2 --volume data=./data -- --epochs 3
   cat job.yaml | allranks run -f - --dry-run
   allranks run job.yaml -o json --quiet | jq -r .status.phase
 \b
@@ -36,9 +35,40 @@ Exit status:
 """
 
 
-@click.command(epilog=EXAMPLES)
-@files_argument
+class _WithProgramArguments(click.Command):
+    """Takes everything after `--` as arguments of the program."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_ARGUMENTS] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+
+_ARGUMENTS = "allranks.program_arguments"
+
+
+@click.command(
+    cls=_WithProgramArguments,
+    epilog=EXAMPLES,
+    options_metavar="[OPTIONS]",
+)
+@click.argument("files", nargs=-1, metavar="FILE... [-- ARGUMENTS]")
+@click.option("-f", "--filename", "filenames", multiple=True, metavar="FILE", help="The same as FILE.")
 @set_option
+@click.option("-n", "--replicas", type=click.IntRange(min=1), metavar="N", help="Ranks of a script. [default: 1]")
+@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs of each rank of a script. [default: 0]")
+@click.option(
+    "--framework",
+    type=click.Choice(list(FRAMEWORKS)),
+    help="Framework of a script. [default: by the packages that it imports]",
+)
+@click.option(
+    "--save",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Also write the manifest of a script to FILE, which must not exist.",
+)
+@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Set a variable of every rank. Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Print the pods as YAML without starting them.")
 @click.option(
     "--volume",
@@ -70,9 +100,17 @@ Exit status:
 @click.option(
     "--no-color", "--no-colour", is_flag=True, help="Do not use colours; NO_COLOR=1 in the environment does the same."
 )
+@click.pass_context
 def run(
+    ctx: click.Context,
     files: tuple[str, ...],
+    filenames: tuple[str, ...],
     sets: tuple[str, ...],
+    replicas: int | None,
+    gpus: int | None,
+    framework: str | None,
+    save: Path | None,
+    env: tuple[str, ...],
     dry_run: bool,
     volumes: tuple[str, ...],
     workdir: Path,
@@ -83,28 +121,42 @@ def run(
     quiet: bool,
     no_color: bool,
 ) -> None:
-    """Run the jobs in FILEs on this machine, one after the other. FILE can be - for standard input.
+    """Run jobs on this machine, one after the other.
+
+    FILE is a manifest, a Python script (SCRIPT.py, which needs no manifest), or - for standard input. ARGUMENTS after
+    -- are appended to the arguments of the program.
 
     Each pod runs as a process tree with the environment, arguments and volumes that it has on a cluster. The output of
     all ranks is printed with the rank in front, and stored in the run directory. No process outlives this command:
     Ctrl-C sends SIGTERM to the ranks and waits for the grace period, a second Ctrl-C kills them immediately.
     """
-    from allranks.cli.manifests import load
     from allranks.errors import AllranksError
     from allranks.local import LocalRun, Options
 
-    _exit_on_ctrl_c()
+    given = (*files, *filenames)
+    script = _only_script(given)
+    if not script and (option := _first_given(replicas=replicas, gpus=gpus, framework=framework, save=save)):
+        raise click.UsageError(
+            f"--{option} describes the job of a script (FILE.py); change a manifest with --set, for example "
+            "--set roles.worker.replicas=2."
+        )
+    exit_on_ctrl_c()
     human = sys.stderr if output else sys.stdout
     colour = use_colour(human) and not no_color
     try:
         mapped = _mapped(volumes)
-        loaded = load(files, sets)
+        additions = ctx.meta[_ARGUMENTS], _pairs(env)
+        if script:
+            loaded, texts = _load_script(script, sets, additions, replicas or 1, gpus or 0, framework, workdir, save)
+        else:
+            loaded, texts = _load(given, sets, additions), []
         claims: dict[str, Path] = {}
         runs = [
             LocalRun(
                 job,
                 Options(
                     run_dir=_run_dir(run_dir, job.name, several=len(loaded.jobs) > 1),
+                    link_latest=run_dir is None,
                     workdir=workdir.absolute(),
                     volumes=mapped,
                     claims=claims,
@@ -123,8 +175,8 @@ def run(
     named = {job.spec.pool for job in loaded.jobs}  # the notes of the jobs mention these
     others = [(other.kind, other.name) for other in loaded.others]
     others += [("TrainingPool", pool.name) for pool in loaded.pools if pool.name not in named]
-    for kind, name in others:
-        _note(human, f"{kind} {name} is not used here", quiet, colour)
+    for text in (*texts, *(f"{kind} {name} is not used here" for kind, name in others)):
+        _note(human, text, quiet, colour)
     session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet)
     for number, (one, its_notes) in enumerate(zip(runs, notes, strict=True)):
         for text in its_notes:
@@ -137,118 +189,82 @@ def run(
             sys.exit(status)
 
 
-class Session:
-    """Runs jobs one after the other, on one screen."""
-
-    def __init__(self, human: TextIO, output: str | None, *, colour: bool, logs: bool, quiet: bool) -> None:
-        from allranks.cli.live.renderer import Renderer
-
-        self._human = human
-        self._output = output
-        self._colour = colour
-        self._quiet = quiet
-        self._renderer = Renderer(
-            human, live=human.isatty(), colour=colour, logs=logs, quiet=quiet, on_closed=self._on_closed_output
+def _only_script(given: Sequence[str]) -> str | None:
+    """The script; None if all files are manifests. Raises UsageError for no file, and for more than one script."""
+    if not given:
+        raise click.UsageError("no manifest given: specify a FILE, or - for standard input.")
+    scripts = [file for file in given if is_script(file)]
+    if scripts and len(given) > 1:
+        raise click.UsageError(
+            f"{scripts[0]}: a script runs alone; put arguments of the program after --, for example "
+            f"allranks run {scripts[0]} -- --lr 0.1."
         )
-        self._received: int | None = None
-        self._received_at = 0.0
-        self._run: LocalRun | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def run(self, one: LocalRun) -> int:
-        """Runs one job and prints its outcome. Returns the exit status."""
-        from allranks.errors import AllranksError, CannotRun
-
-        self._renderer.begin(one.job.name)
-        how, broken = "stopped", None
-        try:
-            how = asyncio.run(self._drive(one))
-        except AllranksError as error:
-            broken = error
-        finally:
-            _exit_on_ctrl_c()
-            self._renderer.end()
-        if isinstance(broken, CannotRun):
-            print_error(broken)
-            return NOT_STARTED
-        self._print_outcome(one, how, broken)
-        if how == "finished" and not broken:
-            return OK if one.status.phase == "Succeeded" else FAILED
-        if self._received:
-            return 128 + self._received
-        return NOT_STARTED if how == "suspended" else FAILED
-
-    async def _drive(self, one: LocalRun) -> str:
-        self._run, self._loop = one, asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # A signal that is ignored (nohup, background of a script) must stay ignored.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._loop.add_signal_handler(number, self._stop, number)
-        return await one.run(self._renderer)
-
-    def _stop(self, number: int) -> None:
-        """The first signal terminates the ranks gracefully, a second Ctrl-C kills them."""
-        assert self._run is not None
-        now = time.monotonic()
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        if self._received is None:
-            self._received, self._received_at = number, now
-            pods, grace = self._run.running, self._run.grace
-            sent = f"{name}: SIGTERM to {pods} pods, SIGKILL after {grace:g} s"
-            self._renderer.message(f"{sent}. Press Ctrl-C again to kill them immediately.")
-            self._run.stop()
-        # Some wrappers forward the Ctrl-C that the terminal has already sent to us.
-        elif number == signal.SIGINT and now - self._received_at > _DOUBLE_SECONDS:
-            self._renderer.message(f"{name} again: SIGKILL")
-            self._run.stop(at_once=True)
-
-    def _on_closed_output(self) -> None:
-        """The reader of our output has exited: stop, as SIGPIPE does."""
-        if self._loop and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stop, signal.SIGPIPE)
-
-    def _print_outcome(self, one: LocalRun, how: str, broken: AllranksError | None) -> None:
-        from allranks.cli.format.outcome import failure_block, rendered, resource, summary
-
-        shown = resource(one.job.name, one.job.namespace, one.status)
-        try:
-            (one.options.run_dir / "status.yaml").write_text(rendered(shown, "yaml").removeprefix("---\n"))
-        except OSError as error:
-            click.echo(f"cannot write the status to {one.options.run_dir}: {error.strerror}", err=True)
-        line = summary(one.job.name, one.status, self._renderer.seconds, how)
-        good = how == "finished" and one.status.phase == "Succeeded"
-        self._print(line, fg="green" if good else "red" if one.status.phase == "Failed" else "yellow", bold=True)
-        if broken:
-            print_error(broken)
-        if self._output:
-            click.echo(rendered(shown, self._output), nl=False)
-        elif how == "finished" and not self._quiet:
-            self._print(rendered({"status": _without_curve(shown["status"])}, "yaml").removeprefix("---\n").rstrip())
-        if how == "finished" and one.status.phase == "Failed":
-            for line in failure_block(one.status, one.logs):
-                self._print(line, **({} if line.startswith(" ") else {"fg": "red"}))
-        if how != "suspended" and not self._quiet:
-            self._print(f"Logs: {one.logs}")
-
-    def _print(self, text: str, **style: Any) -> None:
-        click.echo(click.style(text, **style) if self._colour else text, file=self._human, color=self._colour)
+    return scripts[0] if scripts else None
 
 
-def _without_curve(status: dict[str, Any]) -> dict[str, Any]:
-    """Too long to print; `allranks report --run-dir` draws it."""
-    progress = {key: value for key, value in status.get("progress", {}).items() if key not in ("curve", "ranks")}
-    return {**status, "progress": progress} if progress else status
+def _first_given(**options: Any) -> str | None:
+    return next((name for name, value in options.items() if value is not None), None)
 
 
-_DOUBLE_SECONDS = 0.5
-"""Ctrl-C received again within this time is the same key press."""
+_Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+"""(arguments, variables) of the command line."""
 
 
-def _exit_on_ctrl_c() -> None:
-    """For the time in which no rank runs. If SIGINT is ignored (in the background of a script), it stays ignored."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))
+def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions) -> Loaded:
+    from allranks.cli.manifests import Additions, load
+
+    return load(files, sets, additions=Additions(*additions))
+
+
+def _load_script(
+    script: str,
+    sets: Sequence[str],
+    additions: _Additions,
+    replicas: int,
+    gpus: int,
+    framework: str | None,
+    workdir: Path,
+    save: Path | None,
+) -> tuple[Loaded, list[str]]:
+    """The script's job and notes on it; writes its manifest to `save`. Raises InvalidManifest."""
+    from allranks.cli.manifests import load_documents
+    from allranks.cli.script_job import make_job, read_script
+
+    arguments, env = additions
+    source = read_script(script, workdir)
+    document, notes = make_job(source, framework=framework, replicas=replicas, gpus=gpus, env=env, arguments=arguments)
+    loaded = load_documents([(script, document)], sets)
+    if save:
+        _save(save, loaded.documents[0])
+        notes.append(f"the manifest is in {save}: set its image to one that contains {script}, then submit it")
+    return loaded, notes
+
+
+def _save(file: Path, document: dict[str, Any]) -> None:
+    """Raises CannotRun if the file exists or cannot be written."""
+    from allranks.cli.format.yaml import dump
+    from allranks.errors import CannotRun
+
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(dump([document]))
+    except FileExistsError:
+        raise CannotRun(f"--save {file}: the file exists; choose another name or remove it") from None
+    except OSError as error:
+        raise CannotRun(f"--save {file}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+
+
+def _pairs(items: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Raises CannotRun for an item that is not NAME=VALUE."""
+    from allranks.errors import CannotRun
+
+    pairs = []
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not (name and equals):
+            raise CannotRun(f"--env {item}: must be NAME=VALUE, for example OMP_NUM_THREADS=4")
+        pairs.append((name, value))
+    return tuple(pairs)
 
 
 def _mapped(volumes: Sequence[str]) -> dict[str, Path]:

@@ -1,0 +1,179 @@
+"""`allranks runs`: lists, prints and removes the stored runs of `allranks run`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from allranks.cli.format.duration import age, elapsed
+from allranks.cli.options import FAILED, Duration, print_error
+from allranks.errors import AllranksError
+
+if TYPE_CHECKING:
+    from allranks.local.run_directories import StoredRun
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog="""\b
+Examples:
+  allranks runs
+  allranks runs logs penguins --replica worker-1
+  allranks runs report penguins/20260304-101500 -o html --output penguins.html
+  allranks runs rm penguins/20260304-101500
+  allranks runs prune --older-than 7d
+\b
+RUN is JOB for the newest run of the job, or JOB/TIME.
+""",
+)
+@click.pass_context
+def runs(ctx: click.Context) -> None:
+    """List, print and remove the stored runs of allranks run, in ./runs."""
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(list_)
+
+
+def root_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--root",
+        type=click.Path(file_okay=False, path_type=Path),
+        default="runs",
+        show_default=True,
+        help="The directory of the runs.",
+    )(command)
+
+
+@runs.command(name="list")
+@root_option
+@click.option("-o", "--output", type=click.Choice(["json"]), help="Print JSON.")
+def list_(root: Path, output: str | None) -> None:
+    """List the stored runs, the oldest first."""
+    from allranks.cli.format.table import Table
+    from allranks.local.run_directories import stored_runs
+
+    found = stored_runs(root)
+    if output:
+        click.echo(json.dumps([_as_json(run) for run in found], indent=2))
+        return
+    if not found:
+        click.echo(f"There are no runs in {root}.", err=True)
+        return
+    rows = [(run.name, run.phase, age(run.started), _duration(run), _bytes(run.size)) for run in found]
+    for line in Table(["run", "phase", "age", "duration", "size"]).lines(rows):
+        click.echo(line)
+
+
+@runs.command()
+@root_option
+@click.argument("run")
+@click.option("--replica", metavar="ROLE-INDEX", help="Print the logs of this replica only, for example worker-0.")
+def logs(root: Path, run: str, replica: str | None) -> None:
+    """Print the logs of a run, pod by pod: each line begins with the pod."""
+    from allranks.control_sequences import clean
+    from allranks.local.run_directories import RunsError, find_run
+
+    with _errors():
+        stored = find_run(run, root)
+        files = stored.logs()
+        if replica:
+            files = [file for file in files if file.stem.startswith(f"{stored.job}-{replica}-")]
+        if not files:
+            pods = ", ".join(file.stem for file in stored.logs()) or "none"
+            raise RunsError(f"{stored.name} has no log of {replica or 'any pod'}; it has logs of: {pods}")
+        for file in files:
+            with file.open("rb") as lines:
+                for line in lines:
+                    click.echo(f"{file.stem.removeprefix(f'{stored.job}-')} | {clean(line.rstrip(), colour=False)}")
+
+
+@runs.command()
+@root_option
+@click.argument("run")
+@click.option("-o", "form", type=click.Choice(["text", "html", "json"]), default="text", help="The format.")
+@click.option("--output", "target", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+def report(root: Path, run: str, form: str, target: Path | None) -> None:
+    """Print the report on a run, as allranks report does."""
+    from allranks.cli.commands.report import write_of_run
+    from allranks.local.run_directories import find_run
+
+    with _errors():
+        write_of_run(find_run(run, root).directory, form, target)
+
+
+@runs.command()
+@root_option
+@click.argument("names", nargs=-1, required=True, metavar="RUN...")
+@click.option("--all", "every", is_flag=True, help="With JOB, remove all runs of the job and not only the newest.")
+def rm(root: Path, names: tuple[str, ...], every: bool) -> None:
+    """Remove runs: their logs, volumes and status."""
+    from allranks.local.run_directories import find_run, stored_runs
+
+    with _errors():
+        for name in names:
+            newest = find_run(name, root)
+            chosen = [run for run in stored_runs(root) if run.job == newest.job] if every else [newest]
+            for run in chosen:
+                run.remove()
+                click.echo(f"removed {run.name}")
+
+
+@runs.command()
+@root_option
+@click.option("--older-than", type=Duration(), required=True, metavar="AGE", help="For example 7d or 12h.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed.")
+def prune(root: Path, older_than: float, dry_run: bool) -> None:
+    """Remove runs that started longer ago than AGE and no longer run."""
+    from allranks.local.run_directories import stored_runs
+
+    now = datetime.now(UTC)
+    count = freed = 0
+    with _errors():
+        for run in stored_runs(root):
+            if run.running or run.started is None or (now - run.started).total_seconds() <= older_than:
+                continue
+            count, freed = count + 1, freed + run.size
+            if not dry_run:
+                run.remove()
+            click.echo(f"{'would remove' if dry_run else 'removed'} {run.name}")
+    click.echo(f"{count} run{'s' * (count != 1)}, {_bytes(freed)}", err=True)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except AllranksError as error:
+        print_error(error)
+        sys.exit(FAILED)
+
+
+def _duration(run: StoredRun) -> str:
+    end = run.ended or (datetime.now(UTC) if run.running else None)
+    return elapsed((end - run.started).total_seconds()) if end and run.started else "<unknown>"
+
+
+def _bytes(number: float) -> str:
+    """`512 B`, `1.4 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024 or unit == "GiB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    raise AssertionError
+
+
+def _as_json(run: StoredRun) -> dict[str, Any]:
+    return {
+        "run": run.name,
+        "directory": str(run.directory),
+        "phase": run.phase,
+        "startTime": run.started.isoformat() if run.started else None,
+        "completionTime": run.ended.isoformat() if run.ended else None,
+        "bytes": run.size,
+    }

@@ -1,0 +1,126 @@
+"""Runs local jobs one after the other on one screen, passes signals on, and prints how each job ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from allranks.cli.options import BAD_MANIFEST, FAILED, OK, print_error
+
+if TYPE_CHECKING:
+    from allranks.errors import AllranksError
+    from allranks.local import LocalRun
+
+NOT_STARTED = BAD_MANIFEST
+_DOUBLE_SECONDS = 0.5
+"""Ctrl-C received again within this time is the same key press."""
+
+
+class Session:
+    """Runs jobs one after the other, on one screen."""
+
+    def __init__(self, human: TextIO, output: str | None, *, colour: bool, logs: bool, quiet: bool) -> None:
+        from allranks.cli.live.renderer import Renderer
+
+        self._human = human
+        self._output = output
+        self._colour = colour
+        self._quiet = quiet
+        self._renderer = Renderer(
+            human, live=human.isatty(), colour=colour, logs=logs, quiet=quiet, on_closed=self._on_closed_output
+        )
+        self._received: int | None = None
+        self._received_at = 0.0
+        self._run: LocalRun | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, one: LocalRun) -> int:
+        """Runs one job and prints its outcome. Returns the exit status."""
+        from allranks.errors import AllranksError, CannotRun
+
+        self._renderer.begin(one.job.name)
+        how, broken = "stopped", None
+        try:
+            how = asyncio.run(self._drive(one))
+        except AllranksError as error:
+            broken = error
+        finally:
+            exit_on_ctrl_c()
+            self._renderer.end()
+        if isinstance(broken, CannotRun):
+            print_error(broken)
+            return NOT_STARTED
+        self._print_outcome(one, how, broken)
+        if how == "finished" and not broken:
+            return OK if one.status.phase == "Succeeded" else FAILED
+        if self._received:
+            return 128 + self._received
+        return NOT_STARTED if how == "suspended" else FAILED
+
+    async def _drive(self, one: LocalRun) -> str:
+        self._run, self._loop = one, asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # A signal that is ignored (nohup, background of a script) must stay ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._loop.add_signal_handler(number, self._stop, number)
+        return await one.run(self._renderer)
+
+    def _stop(self, number: int) -> None:
+        """The first signal terminates the ranks gracefully, a second Ctrl-C kills them."""
+        assert self._run is not None
+        now = time.monotonic()
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if self._received is None:
+            self._received, self._received_at = number, now
+            pods, grace = self._run.running, self._run.grace
+            sent = f"{name}: SIGTERM to {pods} pods, SIGKILL after {grace:g} s"
+            self._renderer.message(f"{sent}. Press Ctrl-C again to kill them immediately.")
+            self._run.stop()
+        # Some wrappers forward the Ctrl-C that the terminal has already sent to us.
+        elif number == signal.SIGINT and now - self._received_at > _DOUBLE_SECONDS:
+            self._renderer.message(f"{name} again: SIGKILL")
+            self._run.stop(at_once=True)
+
+    def _on_closed_output(self) -> None:
+        """The reader of our output has exited: stop, as SIGPIPE does."""
+        if self._loop and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stop, signal.SIGPIPE)
+
+    def _print_outcome(self, one: LocalRun, how: str, broken: AllranksError | None) -> None:
+        from allranks.cli.format.outcome import failure_block, rendered, resource, summary
+
+        shown = resource(one.job.name, one.job.namespace, one.status)
+        try:
+            (one.options.run_dir / "status.yaml").write_text(rendered(shown, "yaml").removeprefix("---\n"))
+        except OSError as error:
+            click.echo(f"cannot write the status to {one.options.run_dir}: {error.strerror}", err=True)
+        line = summary(one.job.name, one.status, self._renderer.seconds, how)
+        good = how == "finished" and one.status.phase == "Succeeded"
+        self._print(line, fg="green" if good else "red" if one.status.phase == "Failed" else "yellow", bold=True)
+        if broken:
+            print_error(broken)
+        if self._output:
+            click.echo(rendered(shown, self._output), nl=False)
+        if how != "suspended" and not self._quiet:
+            self._print(f"Report: allranks report --run-dir {shlex.quote(str(one.options.run_dir))}")
+            self._print(f"Logs:   {one.logs}")
+        if how == "finished" and one.status.phase == "Failed":
+            for line in failure_block(one.status, one.logs):
+                self._print(line, **({} if line.startswith(" ") else {"fg": "red"}))
+
+    def _print(self, text: str, **style: Any) -> None:
+        click.echo(click.style(text, **style) if self._colour else text, file=self._human, color=self._colour)
+
+
+def exit_on_ctrl_c() -> None:
+    """For the time in which no rank runs. If SIGINT is ignored (in the background of a script), it stays ignored."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))

@@ -1,0 +1,172 @@
+"""The run directories of local runs: `runs/JOB/TIME`, with the link `runs/JOB/latest`.
+
+A run holds a lock on its directory, which the kernel releases when the run ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from allranks.api.status import FINISHED
+from allranks.errors import AllranksError
+
+ROOT = Path("runs")
+LATEST = "latest"
+RUN_FILE = "job.json"
+"""The job with its status, in a run directory."""
+
+
+class RunsError(AllranksError):
+    """A run does not exist, still runs, or cannot be removed."""
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """One run directory that contains a job file."""
+
+    directory: Path
+
+    @property
+    def job(self) -> str:
+        return self.directory.parent.name
+
+    @property
+    def name(self) -> str:
+        """`JOB/TIME`, as the commands take it."""
+        return f"{self.job}/{self.directory.name}"
+
+    @cached_property
+    def status(self) -> dict[str, Any]:
+        """The last stored status; empty if the file cannot be read."""
+        with contextlib.suppress(OSError, ValueError):
+            read = json.loads((self.directory / RUN_FILE).read_text(encoding="utf-8"))
+            if isinstance(read, dict) and isinstance(read.get("status"), dict):
+                return dict(read["status"])
+        return {}
+
+    @cached_property
+    def running(self) -> bool:
+        try:
+            with lock(self.directory):
+                return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    @property
+    def phase(self) -> str:
+        """The phase; `Interrupted` for a run that ended before its job did."""
+        phase = str(self.status.get("phase", "Unknown"))
+        return phase if self.running or phase in FINISHED else "Interrupted"
+
+    @property
+    def started(self) -> datetime | None:
+        with contextlib.suppress(ValueError, TypeError):
+            return datetime.fromisoformat(self.status["startTime"]) if "startTime" in self.status else None
+        return None
+
+    @property
+    def ended(self) -> datetime | None:
+        with contextlib.suppress(ValueError, TypeError):
+            return datetime.fromisoformat(self.status["completionTime"]) if "completionTime" in self.status else None
+        return None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files. Links are not followed."""
+        total = 0
+        for folder, _, files in os.walk(self.directory):
+            for file in files:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(folder, file)).st_size  # noqa: PTH118
+        return total
+
+    def logs(self) -> list[Path]:
+        return sorted((self.directory / "logs").glob("*.log"))
+
+    def remove(self) -> None:
+        """Removes the directory, and the directory of the job with its last run. Raises RunsError."""
+        if self.running:
+            raise RunsError(f"{self.name} is still running: end it with Ctrl-C first")
+        try:
+            shutil.rmtree(self.directory)
+        except OSError as error:
+            raise RunsError(f"{self.directory} cannot be removed: {error.strerror}") from error
+        parent, link = self.directory.parent, self.directory.parent / LATEST
+        remaining = sorted(run.directory.name for run in _runs_in(parent))
+        with contextlib.suppress(OSError):
+            if remaining and link.is_symlink() and not link.exists():
+                link_latest(parent / remaining[-1])
+            elif not remaining:
+                link.unlink(missing_ok=True)
+                parent.rmdir()
+
+
+def stored_runs(root: Path = ROOT) -> list[StoredRun]:
+    """All runs below `root`, by job, the oldest first."""
+    parents = sorted(path for path in root.glob("*") if path.is_dir() and not path.is_symlink())
+    return [run for parent in parents for run in _runs_in(parent)]
+
+
+def find_run(name: str, root: Path = ROOT) -> StoredRun:
+    """The run `JOB/TIME`, or the newest run of `JOB`. Raises RunsError."""
+    job, _, time = name.partition("/")
+    runs = list(_runs_in(root / job)) if job else []
+    if not runs:
+        jobs = ", ".join(sorted({run.job for run in stored_runs(root)}))
+        raise RunsError(
+            f"{root / name}: there is no such run; {f'there are runs of {jobs}' if jobs else 'there are none'}"
+        )
+    if not time or time == LATEST:
+        return runs[-1]
+    for run in runs:
+        if run.directory.name == time:
+            return run
+    raise RunsError(f"{root / name}: there is no such run; the newest run of {job} is {runs[-1].name}")
+
+
+def _runs_in(parent: Path) -> Iterator[StoredRun]:
+    for path in sorted(parent.glob("*"), key=lambda path: path.name):
+        if not path.is_symlink() and (path / RUN_FILE).is_file():
+            yield StoredRun(path)
+
+
+@contextlib.contextmanager
+def lock(directory: Path) -> Iterator[None]:
+    """Marks the run directory as in use. Raises BlockingIOError if it is, OSError if it cannot be locked."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def in_use(directory: Path) -> Iterator[None]:
+    """Holds the lock if the file system has locks and nothing else holds it."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stack.enter_context(lock(directory))
+        yield
+
+
+def link_latest(directory: Path) -> None:
+    """Points `latest` beside the run directory at it. A failure is ignored: the link is a convenience."""
+    link = directory.parent / LATEST
+    new = directory.parent / f".{LATEST}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        if link.is_symlink() or not link.exists():
+            new.symlink_to(directory.name)
+            new.replace(link)

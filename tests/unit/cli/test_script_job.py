@@ -1,0 +1,117 @@
+"""`allranks run SCRIPT`: the framework follows from imports, and the job needs no manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.api.validation import parse
+from allranks.cli.script_job import job_name, make_job, read_script
+from allranks.core.manifests import pods
+from allranks.errors import InvalidManifest
+from allranks.frameworks import FRAMEWORKS
+
+
+def script(folder: Path, text: str, name: str = "train.py", **modules: str) -> Any:
+    (folder / name).write_text(text)
+    for module, source in modules.items():
+        (folder / f"{module}.py").write_text(source)
+    return read_script(name, folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "framework"),
+    [
+        ("import torch", "pytorch"),
+        ("import torch.distributed as dist", "pytorch"),
+        ("from torch.nn import Linear", "pytorch"),
+        ("def main():\n    import lightning as L", "pytorch"),
+        ("from accelerate import Accelerator", "pytorch"),
+        ("import tensorflow as tf", "tensorflow"),
+        ("import keras", "tensorflow"),
+        ("import torch\nimport horovod.torch as hvd", "horovod"),
+        ("import horovod.tensorflow.keras as hvd\nimport tensorflow as tf", "horovod"),
+    ],
+)
+def test_the_framework_follows_from_the_imports(tmp_path, source, framework):
+    job, notes = make_job(script(tmp_path, source))
+    assert job["spec"]["framework"] == framework
+    assert notes[0].startswith(f"framework {framework}, because train.py imports ")
+
+
+def test_modules_beside_the_script_are_read_too(tmp_path):
+    source = "from model import Net\nimport broken"
+    found = script(tmp_path, source, model="import helpers", helpers="import torch", broken="def (")
+    job, notes = make_job(found)
+    assert job["spec"]["framework"] == "pytorch"
+    assert notes[0] == "framework pytorch, because helpers.py imports torch"
+
+
+def test_modules_that_import_each_other_are_read_once(tmp_path):
+    found = script(tmp_path, "import a", a="import b", b="import a, torch")
+    assert found.guess_framework() == ("pytorch", "torch")
+
+
+def test_without_an_import_of_a_framework_the_user_must_name_one(tmp_path):
+    found = script(tmp_path, "import json")
+    with pytest.raises(InvalidManifest) as raised:
+        make_job(found)
+    ((path, message),) = raised.value.problems
+    assert path == "train.py"
+    assert message.endswith("specify --framework pytorch | tensorflow | horovod")
+    assert make_job(found, framework="tensorflow")[0]["spec"]["command"] == ["python3", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"), [("def (", "is not Python: line 1: invalid syntax"), ("\0", "is not Python: ")]
+)
+def test_a_script_that_is_not_python(tmp_path, source, problem):
+    with pytest.raises(InvalidManifest) as raised:
+        script(tmp_path, source)
+    ((path, message),) = raised.value.problems
+    assert path.endswith("train.py")
+    assert message.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("source", "noted"),
+    [
+        ("import torch", True),
+        ("import torch\ntorch.distributed.init_process_group()", False),
+        ("from accelerate import Accelerator\nAccelerator()", False),
+        ("import tensorflow as tf\ntf.distribute.MirroredStrategy()", True),
+        ("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()", False),
+        ("import horovod.torch as hvd\nhvd.init()", False),
+    ],
+)
+def test_a_script_that_never_forms_a_group_is_noted(tmp_path, source, noted):
+    found = script(tmp_path, source)
+    assert any("independent copies" in note for note in make_job(found, replicas=2)[1]) is noted
+    assert not any("independent copies" in note for note in make_job(found)[1])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_job_is_valid_for_every_framework(tmp_path, framework):
+    found = script(tmp_path, "print(1)")
+    document, _ = make_job(found, framework=framework, replicas=3, gpus=2, env=[("A", "b=c")], arguments=["--lr", "3"])
+    job = parse(document)
+    assert pods.problems(job) == []
+    assert job.spec.args == ["--lr", "3"]
+    assert document["spec"]["resources"] == {"limits": {"nvidia.com/gpu": 2}}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("train.py", "train"),
+        ("src/Train_GPT.py", "train-gpt"),
+        ("1.py", "job-1"),
+        ("__main__.py", "main"),
+        ("ü.py", "job"),
+        ("a" * 80 + ".py", "a" * 40),
+    ],
+)
+def test_the_name_of_the_job(path, name):
+    assert job_name(path) == name
