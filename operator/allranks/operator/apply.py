@@ -93,8 +93,8 @@ class Executor:
                 return
             await self._create(job, pod, rejections)
             answer = rejections.by_object.get(key)
-            # A name that another owner uses concerns one pod.
-            if answer and answer.reason != "AlreadyExists":
+            # These concern one pod: a name that another owner uses, a quota that concurrent requests update.
+            if answer and answer.reason not in ("AlreadyExists", "Conflict"):
                 rejected.setdefault(_role(pod), answer)
 
         await _gather([lambda p=p: create(p) for p in probes])  # type: ignore[misc]

@@ -135,6 +135,31 @@ def test_a_quota_that_admits_a_part_costs_a_bounded_number_of_rejected_creations
     asyncio.run(scenario())
 
 
+def test_a_conflict_of_the_quota_does_not_stop_the_other_pods() -> None:
+    """Concurrent creations update the same ResourceQuota: the API server then answers 409 for one of them."""
+
+    async def scenario() -> None:
+        cluster, once = Cluster(60), iter([True])
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if request.path.endswith("/pods") and request.method == "POST" and next(once, False):
+                return await status(409, "Conflict", "cannot be fulfilled on resourcequotas")(request)
+            return await cluster(request)
+
+        async with client_of(answer) as (client, _):
+            labels = {"allranks.dev/job-name": "demo", "allranks.dev/role": "worker"}
+            pods = [
+                {"kind": "Pod", "metadata": {"name": f"demo-{number}", "namespace": "ns", "labels": labels}}
+                for number in range(60)
+            ]
+            rejections = Rejections()
+            await controller_of(client)._executor.create(cluster.job, pods, rejections)
+            assert len(cluster.pods) == 59
+            assert len(rejections.by_object) == 1
+
+    asyncio.run(scenario())
+
+
 def test_the_end_and_the_deletion_of_a_pod_return_room_at_once() -> None:
     async def scenario() -> None:
         cluster = Cluster(4, 2)
