@@ -18,8 +18,10 @@ from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.operator import job_watch
 from allranks.operator import session as sessions
+from allranks.operator.app import Operator
 from support import live
 from support.api import ApiError
+from support.api import path as path_of
 from support.controlplane import ControlPlane
 from support.kubelet import Program
 from support.live import eventually, job, phase
@@ -415,3 +417,53 @@ def test_probes_and_metrics_show_the_state_of_the_operator(control_plane: Contro
             asked(operator, "/healthz")
         assert b"no activity of the watch of pods" in raised.value.read()
         raised.value.close()
+
+
+def test_metrics_with_authentication_need_an_account_that_may_get_them(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    import urllib.request
+
+    api, role = control_plane.api, f"metrics-{namespace}"
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+
+    def token_of(account: str) -> str:
+        body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}
+        api.request("POST", path_of("ServiceAccount", namespace), body)
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        answer = api.request("POST", path_of("ServiceAccount", namespace, account, "token"), request)
+        return str(answer["status"]["token"])
+
+    def code(operator: Operator, token: str = "") -> int:
+        request = urllib.request.Request(f"http://127.0.0.1:{operator.server.port}/metrics")
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+
+    rules = [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
+    api.request("POST", f"{rbac}/clusterroles", {"metadata": {"name": role}, "rules": rules})
+    binding = {
+        "metadata": {"name": role},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": "scraper", "namespace": namespace}],
+    }
+    api.request("POST", f"{rbac}/clusterrolebindings", binding)
+    try:
+        with live.operator(live.connection(control_plane), namespace, metrics_auth=True, probe_port=0) as operator:
+            assert operator.probes
+            eventually(lambda: operator.probes and operator.probes.port)
+            assert (code(operator), code(operator, "forged")) == (401, 401)
+            assert code(operator, token_of("stranger")) == 403
+            scraper = token_of("scraper")  # The authorizer may observe the binding late.
+            eventually(lambda: code(operator, scraper) == 200)
+            eventually(lambda: operator.session and operator.session.synced)
+            with urllib.request.urlopen(f"http://127.0.0.1:{operator.probes.port}/readyz", timeout=5) as answer:
+                assert answer.read() == b"ok\n"
+    finally:
+        api.request("DELETE", f"{rbac}/clusterrolebindings/{role}")
+        api.request("DELETE", f"{rbac}/clusterroles/{role}")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from allranks.kube import client, watch
-from apiserver.conftest import control_plane, programs  # noqa: F401 (fixtures)
+from apiserver.conftest import control_plane, namespace, programs  # noqa: F401 (fixtures)
 from support import kubernetes_world as patience
 from support.controlplane import ControlPlane
 from support.fault_proxy import Threads

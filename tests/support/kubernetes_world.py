@@ -177,6 +177,10 @@ class KubernetesWorld(World):
         self._ranks.report(manifest, **said)
         self._play(lambda: self._send(manifest))
 
+    def report_outage(self, begins: bool) -> None:
+        self._ranks.outage(begins)
+        self._play(self._send_all)
+
     def asked_for_stacks(self) -> int:
         """Ranks receive the request in the response to their next report."""
         self._send_all()
@@ -191,7 +195,7 @@ class KubernetesWorld(World):
 
     def _send(self, pod: Manifest) -> None:
         """Sends a complete report like the pod's rank, with durations instead of times."""
-        if self._operator is None:
+        if self._operator is None or self._ranks.arrived:
             return
         metadata, labels = pod["metadata"], pod["metadata"]["labels"]
         owner, numbers = metadata["ownerReferences"][0], ("index", "attempt", "restart")
@@ -290,7 +294,7 @@ class KubernetesWorld(World):
         self.clock.set(moment)
         self._at_once(self._hand.stop_due)
         if self._operator:
-            self._operator.enqueue_all()
+            self._operator.enqueue_all(repeat_reports=not self._ranks.arrived)
         self._settle()
 
     def _settle(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from allranks.operator.app import Operator
 from allranks.operator.session import Session
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing
-from allranks.telemetry.store import ReportSource
+from allranks.telemetry.store import ReportSource, ReportStore
 
 from .mortal_transport import MortalTransport
 
@@ -125,11 +126,16 @@ class RunningOperator:
 
         return self._ask(ingest)
 
-    def enqueue_all(self) -> None:
-        """After the clock was set: timers were started by the clock before. Returns when the jobs are queued."""
+    def enqueue_all(self, repeat_reports: bool = False) -> None:
+        """After the clock was set: timers were started by the clock before. Returns when the jobs are queued.
+
+        `repeat_reports`: meanwhile ranks sent the same message every few seconds.
+        """
 
         def enqueue() -> None:
             if self.operator.session:
+                if repeat_reports:
+                    _repeat(self.operator.session.reports)
                 self.operator.session.controller.enqueue_all()
 
         self._ask(enqueue)
@@ -183,3 +189,12 @@ class RunningOperator:
 
 def _result(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
     return asyncio.run_coroutine_threadsafe(work, loop).result(10)
+
+
+def _repeat(store: ReportStore) -> None:
+    for job in store._jobs.values():
+        job.message_at = store._now()
+        for replica in job.replicas.values():
+            for number, rank in replica.ranks.items():
+                if not rank.done:
+                    replica.ranks[number] = replace(rank, received_at=store._now())

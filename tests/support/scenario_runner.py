@@ -111,6 +111,10 @@ class World(ABC):
         """The pod's rank reports: step, total_steps, checkpoint, rank, step_seconds, busy_seconds, waiting."""
 
     @abstractmethod
+    def report_outage(self, begins: bool) -> None:
+        """No report reaches the operator from now on, or all do again."""
+
+    @abstractmethod
     def asked_for_stacks(self) -> int:
         """Number of stack dumps that were requested from ranks."""
 
@@ -269,6 +273,7 @@ _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
     "recover_node": lambda w, how: w.recover_node(how),
     "remove_node": lambda w, how: w.remove_node(how),
     "report": lambda w, how: [w.report(pod, **said) for pod, said in how.items()],
+    "report_path": lambda w, how: w.report_outage({"down": True, "up": False}[how]),
     "advance": lambda w, how: w.advance(how),
     "operator": lambda w, how: [{"stop": w.stop_operator, "start": w.start_operator}[word]() for word in how.split()],
 }

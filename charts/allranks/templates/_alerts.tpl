@@ -74,6 +74,16 @@
 {{- end }}
 
 {{- define "allranks.alerts.jobs" -}}
+- alert: AllranksReportsLost
+  expr: max(allranks_jobs_reports_lost{ {{- .at -}} }) > 0
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: "The reports of {{ "{{ $value }}" }} jobs do not arrive."
+    description: >-
+      The jobs continue, but their progress is unknown and hangs are not detected. `kubectl get dt -A -o yaml` shows
+      condition ReportsLost. Check NetworkPolicies, DNS and the Service of the operator, and whether all of the job's
+      processes are frozen.
 - alert: AllranksJobsStuckRestarting
   expr: sum by (framework) (max by (framework, phase) (allranks_jobs{ {{- .at -}} ,phase="Restarting"})) > 0
   for: 30m

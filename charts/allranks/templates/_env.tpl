@@ -18,6 +18,10 @@
   value: {{ .Values.leaderElection.leaseSeconds | int | quote }}
 - name: ALLRANKS_PORT
   value: "8080"
+- name: ALLRANKS_PROBE_PORT
+  value: "8082"
+- name: ALLRANKS_METRICS_AUTH
+  value: {{ .Values.metrics.authentication | quote }}
 {{- /* Address of the Service, without the cluster domain, which differs between clusters. */}}
 - name: ALLRANKS_REPORT_URL
   value: {{ if include "allranks.reports" . }}{{ printf "http://%s.%s.svc:8081/v1/report" (include "allranks.fullname" .) .Release.Namespace | quote }}{{ else }}""{{ end }}

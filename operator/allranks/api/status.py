@@ -19,7 +19,7 @@ Time = Annotated[datetime, Field(strict=False)]
 class Condition(Model):
     """A condition, as everywhere in Kubernetes."""
 
-    type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed"] = Field(
+    type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost"] = Field(
         description="Type of the condition."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
@@ -210,7 +210,8 @@ class Status(Model):
 
     phase: Phase = Field("Pending", description="State of the job in one word, for pipelines.")
     conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
-        default_factory=list, description="Running, Restarting, Suspended, Complete, Failed; for kubectl wait."
+        default_factory=list,
+        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost; for kubectl wait.",
     )
     observed_generation: Count = Field(0, description="Generation of spec that this status is based on.")
     attempt: Count = Field(0, description="Number of the current attempt, from 0.")

@@ -1,6 +1,8 @@
 """Detects hangs: no rank completed a step for `hang.timeoutSeconds`, after the first step of the attempt.
 
-Ranks are first asked for stack dumps and have a moment to print them; then the hang counts as a failure.
+Ranks are first asked for stack dumps and have a moment to print them; then the hang counts as a failure. Only messages
+are evidence: half of the ranks must say that there was no step. Silence (`report_loss`) counts as a hang only after a
+much longer time, and only while ranks of other jobs report.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
-from allranks.core import naming, restart_policy
+from allranks.core import naming, report_loss, restart_policy
 from allranks.core.model import RankReport, Reports
+from allranks.core.status_update import changed
 
 REASON = "Hang"
 STACK_DUMP_WAIT = timedelta(seconds=10)
@@ -19,6 +22,9 @@ STACK_DUMP_WAIT = timedelta(seconds=10)
 _JITTER = timedelta(seconds=2)
 """Ranks report ages, so the same step gives slightly different times."""
 _NAMED = 8
+_SILENCE_FACTOR, _SILENCE_LEAST = 10, timedelta(hours=1)
+"""Silence counts as a hang after ten timeouts, at least an hour: a program that holds the interpreter lock, or that is
+frozen, sends nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,15 @@ class StallWindow:
     """From this time on the stall is a failure."""
     stack_dump_id: str
     """Differs between stalls, and is the same after a restart of the operator."""
+    heard_at: datetime
+    """Until this time, messages of at least half of the ranks say that there was no step."""
+    silent_due_at: datetime
+    """From this time on silence is a failure, if ranks of other jobs report."""
+
+    @property
+    def confirmed(self) -> bool:
+        """Ranks themselves said that there was no step for the whole timeout."""
+        return self.heard_at >= self.stuck_at
 
 
 def detect_stall(job: Job, status: Status, reports: Reports | None) -> StallWindow | None:
@@ -56,7 +71,15 @@ def detect_stall(job: Job, status: Status, reports: Reports | None) -> StallWind
         return None
     since = max(moved_at, reports.since)
     stack_dump_id = f"{status.attempt}-{max(rank.step or 0 for rank in reports.ranks)}"
-    return StallWindow(moved_at, since, since + limit, since + limit + STACK_DUMP_WAIT, stack_dump_id)
+    stuck_at = since + limit
+    heard_at = report_loss.heard_at(report_loss.active(reports), since)
+    silent_due_at = heard_at + max(_SILENCE_FACTOR * limit, _SILENCE_LEAST)
+    return StallWindow(moved_at, since, stuck_at, stuck_at + STACK_DUMP_WAIT, stack_dump_id, heard_at, silent_due_at)
+
+
+def path_works(reports: Reports, now: datetime) -> bool:
+    """Whether ranks of any job report."""
+    return reports.any_job_at is not None and now - reports.any_job_at < report_loss.SILENCE
 
 
 def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now: datetime) -> Failure:
@@ -84,6 +107,15 @@ def decide_restart(job: Job, status: Status, failure: Failure) -> restart_policy
     why = f"no progress for {job.spec.hang.timeout_seconds} s (hang.timeoutSeconds)"
     action, reason = restart_policy.by_rules(job.spec.restart.rules or [], failure) or (job.spec.hang.action, why)
     return restart_policy.within_budget(job, status, failure, action, reason)
+
+
+def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
+    """The failure when ranks are silent, instead of reporting that there was no step."""
+    message = (
+        f"no report since {stall.heard_at:%H:%M:%S} UTC, although other ranks report: "
+        "the processes are frozen, or hold the interpreter lock"
+    )
+    return changed(failure, message=message)
 
 
 def already_recorded(status: Status, stall: StallWindow) -> bool:

@@ -190,8 +190,11 @@ class Reports:
     """The reports of the current attempt."""
 
     since: datetime
-    """Start of listening. Missing reports from before this time mean nothing."""
+    """Start of listening, or the end of the last silence of all ranks. Missing reports from before this time mean
+    nothing."""
     ranks: tuple[RankReport, ...] = ()
+    any_job_at: datetime | None = None
+    """Time of the last report of any job: evidence that reports can arrive."""
 
 
 @dataclass(frozen=True, slots=True)

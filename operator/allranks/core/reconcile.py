@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED
-from allranks.core import progress, time_accounting
+from allranks.core import progress, report_loss, time_accounting
 from allranks.core.model import Observed, Plan
 from allranks.core.rules import Act, Outcome, Rule, WaitUntil, cleanup, failure, hang, lifecycle, resize, startup
 from allranks.core.snapshot import Snapshot
@@ -75,10 +75,11 @@ def _with_wake_up(plan: Plan, outcomes: Iterable[Outcome]) -> Plan:
 
 
 def _with_reports(observed: Observed) -> Snapshot:
-    """A snapshot whose status contains the progress that ranks reported."""
+    """A snapshot whose status contains the progress that ranks reported, and whether reports are lost."""
     job, status = observed.job, observed.status
     reports = progress.with_ranks(job, status, progress.drop_stale(observed.reports, observed.pods))
-    return Snapshot(replace(observed, status=progress.observe(job, status, reports), reports=reports), status)
+    after = report_loss.observe(progress.observe(job, status, reports), reports, observed.now)
+    return Snapshot(replace(observed, status=after, reports=reports), status)
 
 
 def _with_time_accounting(snapshot: Snapshot, plan: Plan) -> Plan:

@@ -108,7 +108,9 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
                 observed_generation=status.observed_generation,
             )
         )
-    return changed(status, phase=phase, conditions=conditions)
+    # Reports are expected while the job runs only.
+    kept = [each for each in status.conditions if each.type == "ReportsLost" and phase == "Running"]
+    return changed(status, phase=phase, conditions=[*conditions, *kept])
 
 
 def _role(status: Status, role: str, size: int, pods: Mapping[tuple[str, int], Pod]) -> RoleStatus:

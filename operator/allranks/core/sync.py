@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from allranks.api.status import Status
-from allranks.core import elasticity, naming, status_summary, topology
+from allranks.core import elasticity, naming, report_loss, status_summary, topology
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.manifests import pool_template
 from allranks.core.model import Event, Manifest, Plan, Pod, PodRef
@@ -29,9 +29,12 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     placeholders, probe_at = _placeholders(snapshot)
     slow = newly_slow(snapshot.persisted.progress, status.progress)
     events = [Event("Straggler", sentence, warning=True) for sentence in slow]
+    if lost := report_loss.event(snapshot.persisted, status):
+        events.append(lost)
     if summary.launched and not status.launched:
         events.append(Event("PodsCreated", f"{len(snapshot.pods)} pods of attempt {status.attempt}"))
-    wake_at = min((time for time in (delayed_until, probe_at) if time), default=None)
+    lost_at = report_loss.due_at(status, o.reports, o.now)
+    wake_at = min((time for time in (delayed_until, probe_at, lost_at) if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
     plan = replace(plan, restore=tuple(restore))
     stall = snapshot.stall_window

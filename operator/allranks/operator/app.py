@@ -13,7 +13,9 @@ import os
 import random
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
 
+from allranks.core import report_loss
 from allranks.kube import pod_codec
 from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client
@@ -21,7 +23,8 @@ from allranks.kube.errors import ApiError
 from allranks.kube.transport import Transport
 from allranks.operator.leader_election import Lease
 from allranks.operator.metrics import Metrics, Sampled
-from allranks.operator.probes import Server
+from allranks.operator.metrics_auth import MetricsGate
+from allranks.operator.probes import METRICS_LIMITS, PROBE_LIMITS, Scrapes, Server, probe
 from allranks.operator.report_server import ReportServer
 from allranks.operator.session import Dependencies, Session, dict_field, stop_on_signals
 from allranks.operator.settings import Settings
@@ -54,12 +57,18 @@ class Operator:
         self._lease: Lease | None = None
         # The same in all sessions: after a session that failed, the Lease that is still ours is not waited for.
         self._identity = f"{os.environ.get('HOSTNAME') or os.uname().nodename}_{uuid.uuid4().hex[:8]}"
-        self.server = Server(settings.address, settings.port, self.metrics.registry, self.unhealthy, self.unready)
+        self._gate = MetricsGate(self._review_client, self._using.clock) if settings.metrics_auth else None
+        probes = {"/healthz": probe(self.unhealthy), "/readyz": probe(self.unready)}
+        routes = {**probes, "/metrics": Scrapes(self.metrics.registry, self._gate).answer}
+        self.server = Server(settings.address, settings.port, routes, METRICS_LIMITS)
+        self.probes = (
+            None if settings.probe_port is None else Server(settings.address, settings.probe_port, probes, PROBE_LIMITS)
+        )
         self.reports = (
             ReportServer(settings, lambda: self.session, self.metrics.reported) if settings.report_url else None
         )
         self.metrics.registry.register(
-            Sampled(self._jobs, lambda: self.depth, self._ages, self._reporting, self._unreadable)
+            Sampled(self._jobs, lambda: self.depth, self._ages, self._reporting, self._reports_lost, self._unreadable)
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -69,6 +78,9 @@ class Operator:
         await self.server.start()
         logger.info("serving /metrics, /healthz and /readyz on port %s", self.server.port)
         try:
+            if self.probes:
+                await self.probes.start()
+                logger.info("serving probes on port %s", self.probes.port)
             if self.reports:
                 await self.reports.start()
                 logger.info("receiving reports on port %s", self.reports.port)
@@ -77,8 +89,24 @@ class Operator:
             stopping.cancel()
             if self.reports:
                 await self.reports.stop()
+            if self.probes:
+                await self.probes.stop()
             await self.server.stop()
+            if self._gate:
+                await self._gate.close()
         logger.info("stopped")
+
+    def _review_client(self) -> Client:
+        """A client of its own: a standby serves metrics too, and the slots of a session are for its jobs."""
+        connection = self._using.connection
+        return Client(
+            connection,
+            concurrency=2,
+            timeout=5.0,
+            retry_timeout=0.0,
+            observe=self.metrics.requested,
+            transport=self._using.transport(connection),
+        )
 
     async def _sessions(self, stop: asyncio.Event, stopping: asyncio.Task[bool]) -> None:
         clock, backoff = self._using.clock, 0.0
@@ -166,5 +194,17 @@ class Operator:
     def _unreadable(self) -> int:
         return len(self.session.unreadable) if self.session else 0
 
+    def _reports_lost(self) -> int:
+        if not self.session:
+            return 0
+        statuses = (dict_field(self.session.jobs.get(key) or {}, "status") for key in self.session.jobs)
+        return sum(_is_true(status.get("conditions"), report_loss.CONDITION) for status in statuses)
+
     def _ages(self) -> Iterable[tuple[str, float]]:
         return self.session.ages() if self.session else ()
+
+
+def _is_true(conditions: Any, kind: str) -> bool:
+    """Whether the condition of this type is True. No schema has validated the list."""
+    entries = conditions if isinstance(conditions, list) else []
+    return any(isinstance(c, dict) and c.get("type") == kind and c.get("status") == "True" for c in entries)

@@ -166,10 +166,11 @@ class Sampled(Collector):
         depth: Callable[[], int],
         ages: Callable[[], Iterable[tuple[str, float]]],
         reporting: Callable[[], int] = lambda: 0,
+        reports_lost: Callable[[], int] = lambda: 0,
         unreadable: Callable[[], int] = lambda: 0,
     ) -> None:
         self._jobs, self._depth, self._ages = jobs, depth, ages
-        self._reporting, self._unreadable = reporting, unreadable
+        self._reporting, self._reports_lost, self._unreadable = reporting, reports_lost, unreadable
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         jobs = GaugeMetricFamily("allranks_jobs", "Jobs by framework and phase.", labels=["framework", "phase"])
@@ -184,6 +185,8 @@ class Sampled(Collector):
             "Namespaces that the operator shall serve and cannot read: deleted, or without its Role.",
             value=self._unreadable(),
         )
+        lost = self._reports_lost()
+        yield GaugeMetricFamily("allranks_jobs_reports_lost", "Jobs whose condition ReportsLost is True.", value=lost)
         ages = GaugeMetricFamily(
             "allranks_watch_age_seconds", "Time since the last activity of a watch.", labels=["resource"]
         )

@@ -1,46 +1,147 @@
-"""HTTP server for /metrics, /healthz and /readyz."""
+"""HTTP servers for /metrics, /healthz and /readyz. Strangers may reach them, so everything is bounded.
+
+Probes can have a port of their own. There, connections of one address are not rate-limited, since the kubelet may share
+the node's address with others; when there is no room, the connection that is idle longest is closed, so a probe, which
+sends its request immediately, is answered whatever others do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from allranks.telemetry.connections import Connection, Limits
+from allranks.telemetry.listener import Listener
+
+METRICS_LIMITS = Limits(
+    connections=128,
+    connections_of_peer=32,
+    new_of_peer=128,
+    new_per_second=16.0,
+    first_seconds=5.0,
+    idle_seconds=30.0,
+    request_seconds=15.0,
+    unanswered_bytes=32_768,
+)
+PROBE_LIMITS = Limits(
+    connections=64,
+    connections_of_peer=64,
+    new_of_peer=math.inf,
+    new_per_second=math.inf,
+    first_seconds=5.0,
+    idle_seconds=5.0,
+    request_seconds=5.0,
+    unanswered_bytes=16_384,
+)
+SCRAPES, SCRAPES_OF_PEER = 16, 2
+"""Responses of /metrics that are sent at the same time: a slow reader keeps a copy of its response in memory."""
+SCRAPE_SECONDS = 1.0
+"""A rendered response is shared for this long..."""
+_RENDER_SHARE = 0.05
+"""...or longer, so that rendering takes at most this share of the time."""
+
+logger = logging.getLogger("allranks.operator")
+
 Check = Callable[[], str]
 """Returns what is wrong, empty if nothing is."""
+Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
+"""(request, address of the peer) -> response"""
 
 
-class Server:
-    """`port` 0 selects a free port, which `port` has after `start`."""
+class Gate(Protocol):
+    """Decides who may read /metrics."""
 
-    def __init__(self, address: str, port: int, registry: CollectorRegistry, healthy: Check, ready: Check) -> None:
-        self._address, self.port, self._registry = address, port, registry
-        app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/healthz", _handler(healthy))
-        app.router.add_get("/readyz", _handler(ready))
-        # No keep-alive: an idle connection would delay the shutdown.
-        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=0, shutdown_timeout=1)
-
-    async def start(self) -> None:
-        """Raises OSError when the port is in use."""
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._address or None, self.port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        await self._runner.cleanup()
-
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def admits(self, authorization: str, peer: str) -> int:
+        """200, or the code of the rejection."""
 
 
-def _handler(check: Check) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def answer(_: web.Request) -> web.Response:
+class Server(Listener):
+    """Serves GET and HEAD of these paths."""
+
+    def __init__(self, address: str, port: int, routes: Mapping[str, Handler], limits: Limits) -> None:
+        super().__init__(self._respond, address=address, port=port, limits=limits)
+        self._routes = routes
+
+    async def _respond(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
+        handler = self._routes.get(request.path)
+        if handler is None:
+            return _text("not found", 404)
+        if request.method not in ("GET", "HEAD"):
+            return _text("use GET", 405)
+        try:
+            return await handler(request, connection.peer)
+        except ConnectionError:
+            raise  # the peer is gone
+        except Exception:
+            logger.exception("cannot answer %s", request.path)
+            return _text("internal error; see the operator's log", 500)
+
+
+def probe(check: Check) -> Handler:
+    async def answer(_: web.BaseRequest, peer: str) -> web.StreamResponse:
         wrong = check()
-        return web.Response(text=f"{wrong}\n", status=503) if wrong else web.Response(text="ok\n")
+        return _text(wrong or "ok", 503 if wrong else 200)
 
     return answer
+
+
+class Scrapes:
+    """/metrics. `gate` None: everyone may read it."""
+
+    def __init__(
+        self, registry: CollectorRegistry, gate: Gate | None = None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._registry, self._gate, self._monotonic = registry, gate, monotonic
+        self._body, self._fresh_until = b"", float("-inf")
+        self._sending: Counter[str] = Counter()
+
+    async def answer(self, request: web.BaseRequest, peer: str) -> web.StreamResponse:
+        if self._gate:
+            code = await self._gate.admits(request.headers.get("Authorization", ""), peer)
+            if code != 200:
+                return _text(_REJECTIONS[code], code)
+        if self._sending.total() >= SCRAPES or self._sending[peer] >= SCRAPES_OF_PEER:
+            return _text("too many scrapes at the same time", 503)
+        self._sending[peer] += 1
+        try:
+            body = self._render()
+            response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE_LATEST, "Server": "allranks"})
+            response.content_length = len(body)
+            await response.prepare(request)
+            if request.method != "HEAD":
+                await response.write(body)
+            await response.write_eof()
+            return response
+        finally:
+            self._sending[peer] -= 1
+            self._sending += Counter()  # drops zeros
+
+    def _render(self) -> bytes:
+        began = self._monotonic()
+        if began >= self._fresh_until:
+            self._body = generate_latest(self._registry)
+            seconds = self._monotonic() - began
+            self._fresh_until = began + max(SCRAPE_SECONDS, seconds / _RENDER_SHARE)
+        return self._body
+
+
+_REJECTIONS = {
+    401: "metrics need a valid token: Authorization: Bearer TOKEN",
+    403: "this account may not get /metrics: bind it to the ClusterRole of metrics readers",
+    503: "the token cannot be checked now",
+}
+
+
+def _text(text: str, status: int) -> web.Response:
+    headers = {"Server": "allranks"} | ({"Retry-After": "1"} if status == 503 else {})
+    response = web.Response(text=f"{text}\n", status=status, headers=headers)
+    response.force_close()  # No keep-alive: connections are for the next probe.
+    return response

@@ -54,6 +54,16 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8080, description="Port of /metrics, /healthz and /readyz; 0 selects a free port."
     )
+    probe_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None,
+        description="Additional port of /healthz and /readyz for the kubelet, so that clients of `--port` cannot delay "
+        "probes; 0 selects a free port.",
+    )
+    metrics_auth: bool = Field(
+        False,
+        description="Require a token for /metrics, of an account that may `get` the non-resource URL /metrics. Needs "
+        "`create` of tokenreviews and subjectaccessreviews.",
+    )
     report_url: str = Field(
         "",
         description="URL to which pods report their progress: that of a Service for `--report-port`, "

@@ -1,4 +1,4 @@
-"""Limits connections of senders: their number in total and per address, their duration, and unanswered bytes.
+"""Limits connections of clients: their number in total and per address, their duration, and unanswered bytes.
 
 An idle sender can reconnect without loss, so the connection that is idle longest is closed when there is no room. Each
 state of a connection has a deadline, so that slow senders do not affect others.
@@ -25,7 +25,7 @@ class Limits:
     connections: int = 10_000
     connections_of_peer: int = 256
     """Per address. Some networks hide all pods of a node behind its address."""
-    new_of_peer: int = 512
+    new_of_peer: float = 512
     new_per_second: float = 32.0
     """Per address: burst, and rate, of new connections."""
     first_seconds: float = 10.0
@@ -177,7 +177,8 @@ class Connections:
 
 
 _OTHER_FILES = 256
-"""Open files of the process besides these connections."""
+"""Open files of the process besides these connections: those to the API server, and of the ports for metrics and
+probes."""
 
 
 def room(wanted: int) -> int:

@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from allranks.telemetry.connections import Connection, Connections, Limits
+from allranks.telemetry.connections import Connection, Limits
+from allranks.telemetry.listener import Listener
 from allranks.telemetry.rate_limit import Bucket
 from allranks.telemetry.schema import BODY_BYTES
 from allranks.telemetry.store import Answer, ReportSource
@@ -25,8 +26,6 @@ PATH = "/v1/report"
 _LOG_INTERVAL = 60.0
 
 logger = logging.getLogger("allranks.reports")
-_silent = logging.getLogger("allranks.reports.http")
-_silent.disabled = True  # aiohttp's logger quotes malformed input of unauthenticated senders
 
 Identify = Callable[[str], Awaitable[ReportSource | None]]
 """Token -> sender; None: invalid token. Raises Denied."""
@@ -41,7 +40,7 @@ class Denied(Exception):
         self.answer = Answer(status, {"error": message}, retry_after)
 
 
-class Server:
+class Server(Listener):
     """`port` 0 selects a free port, which `port` has after `start`. `count` is called with the status of each
     response."""
 
@@ -56,48 +55,13 @@ class Server:
         limits: Limits | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.port = port
+        super().__init__(self._respond, address=address, port=port, limits=limits, monotonic=monotonic)
         self._identify, self._ingest, self._count = identify, ingest, count
-        self._address, self._monotonic = address, monotonic
-        self._limits = limits or Limits()
         self._rejections: OrderedDict[str, Bucket] = OrderedDict()
         """Address -> bucket of its invalid tokens."""
         self._logged_at = float("-inf")
-        self._connections: Connections | None = None
-        self._runner: web.ServerRunner | None = None
-        self._sweeper: asyncio.Task[None] | None = None
 
-    @property
-    def connections(self) -> int:
-        return len(self._connections) if self._connections else 0
-
-    async def start(self) -> None:
-        """Raises OSError when the port is in use."""
-        self._connections = Connections(self._limits, self._monotonic)
-        # shutdown_timeout: a closed connection loses no data, the sender repeats everything.
-        self._runner = web.ServerRunner(_Listener(self._handle, self._connections), shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._address or None, self.port, backlog=1024)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
-        self._sweeper = asyncio.create_task(self._sweep(), name="sweep report connections")
-
-    async def stop(self) -> None:
-        if self._sweeper:
-            self._sweeper.cancel()
-        if self._runner:
-            await self._runner.cleanup()
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.sweep_seconds)
-            assert self._connections is not None
-            self._connections.sweep()
-
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection = request.protocol
-        assert isinstance(connection, Connection)
-        connection.begins()
+    async def _respond(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
         try:
             answer = await self._answer(request, connection)
         except (web.RequestPayloadError, ConnectionError):
@@ -110,7 +74,6 @@ class Server:
         elif answer.status in _DELAYED:
             await asyncio.sleep(self._limits.hold_seconds)
         self._count(answer.status)
-        connection.answered()
         return _response(answer)
 
     async def _answer(self, request: web.BaseRequest, connection: Connection) -> Answer:
@@ -192,23 +155,3 @@ def _response(answer: Answer) -> web.Response:
     if answer.status in _CLOSED:
         response.force_close()
     return response
-
-
-class _Listener(web.Server):
-    """Creates a `Connection` per connection."""
-
-    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], table: Connections) -> None:
-        super().__init__(handler)
-        self._table = table
-
-    def __call__(self) -> web.RequestHandler:
-        return Connection(
-            self,
-            self._table,
-            loop=asyncio.get_running_loop(),
-            logger=_silent,
-            access_log=None,
-            auto_decompress=False,
-            lingering_time=self._table.limits.lingering_seconds,
-            keepalive_timeout=self._table.limits.idle_seconds,
-        )

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from allranks.core.model import RankReport, Reports
+from allranks.core.report_loss import SILENCE
 from allranks.telemetry import schema
 from allranks.telemetry.rate_limit import Bucket, Job, Notifier
 
@@ -98,6 +99,10 @@ class _Job:
     stepped: bool = False
     stacks: str = ""
     heard_at: float = 0.0
+    message_at: datetime | None = None
+    """The same on the clock of reports."""
+    since: datetime | None = None
+    """End of the last silence."""
 
 
 class ReportStore:
@@ -123,6 +128,7 @@ class ReportStore:
         """When this store started to listen."""
         self._window = (now(), 0, 0)
         """(start, ranks that reported since then, ranks that reported in the minute before)"""
+        self._any_job_at: datetime | None = None
 
     @property
     def reporting(self) -> int:
@@ -178,12 +184,14 @@ class ReportStore:
         """Reports of this attempt. From now on, senders of older attempts get 409."""
         kept = self._jobs.get(job)
         if kept is None or kept.uid != uid:
-            return Reports(self.since)
+            return Reports(self.since, any_job_at=self._any_job_at)
         if attempt > kept.attempt:
             self._begin(kept, attempt)
+        since = kept.since or self.since
         if attempt != kept.attempt:
-            return Reports(self.since)
-        return Reports(self.since, tuple(rank for replica in kept.replicas.values() for rank in replica.ranks.values()))
+            return Reports(since, any_job_at=self._any_job_at)
+        ranks = tuple(rank for replica in kept.replicas.values() for rank in replica.ranks.values())
+        return Reports(since, ranks, self._any_job_at)
 
     def stack_dump_id(self, job: Job, question: str) -> None:
         """Each rank of the current attempt dumps the stacks of its threads once per new `question`."""
@@ -204,7 +212,10 @@ class ReportStore:
             if len(self._jobs) >= self._limits.jobs and not self._make_room(moment):
                 return None
             job = self._jobs[sender.job] = _Job(sender.job_uid, sender.attempt)
-        job.heard_at = moment
+        now = self._now()
+        if job.message_at is not None and now - job.message_at > SILENCE:
+            job.since, job.stacks = now, ""
+        job.heard_at, job.message_at = moment, now
         self._jobs.move_to_end(sender.job)
         return job
 
@@ -245,6 +256,7 @@ class ReportStore:
 
     def _keep(self, job: _Job, replica: _Replica, sender: ReportSource, message: schema.Message) -> None:
         before, now = replica.ranks.get(message.local_rank), self._now()
+        self._any_job_at = now
         if before is None:
             job.ranks += 1
             self._ranks += 1

@@ -98,6 +98,10 @@ class MemoryWorld(World):
     def report(self, pod: str, **said: Any) -> None:
         self.cluster.report(self._pod(pod), **said)
 
+    def report_outage(self, begins: bool) -> None:
+        self.cluster.ranks.outage(begins)
+        self.cluster.enqueue_jobs()
+
     def asked_for_stacks(self) -> int:
         return len(self.cluster.ranks.stack_requests)
 

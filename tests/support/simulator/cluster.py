@@ -146,6 +146,13 @@ class Cluster:
                 self.operator.enqueue((KIND, pod[1], owner["name"]))
         self.settle()
 
+    def enqueue_jobs(self) -> None:
+        """Ranks report again."""
+        if self.operator:
+            for key in self.operator.informer.jobs:
+                self.operator.enqueue(key)
+        self.settle()
+
     # Actions of users
 
     def create_job(self, manifest: Manifest) -> Manifest:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from allranks.core.model import Manifest, Pod, RankReport, Reports
+from allranks.core.report_loss import SILENCE
 
 
 @dataclass
@@ -18,6 +19,9 @@ class Ranks:
     now: Callable[[], datetime]
     latest: dict[str, RankReport] = field(default_factory=dict)
     """By UID of the pod."""
+    arrived: tuple[datetime, dict[str, RankReport]] | None = None
+    """During an outage between the ranks and the operator: its begin, and the reports that had arrived by then."""
+    resumed_at: datetime | None = None
     stack_requests: list[str] = field(default_factory=list)
     """Ids of requested stack dumps, each once."""
 
@@ -34,7 +38,7 @@ class Ranks:
         done: bool = False,
         metrics: dict[str, float] | None = None,
     ) -> None:
-        """Updates the report of the pod's rank. Omitted values do not change."""
+        """Updates the report of the pod's rank. Omitted values do not change. It repeats its messages from then on."""
         metadata, now = pod["metadata"], self.now()
         labels = metadata["labels"]
         before = self.latest.get(metadata["uid"]) or RankReport(
@@ -65,8 +69,21 @@ class Ranks:
 
     def of(self, pods: Iterable[Pod], attempt: int, since: datetime) -> Reports:
         """The reports of these pods. Those of terminated ranks are kept."""
-        present = [self.latest[pod.uid] for pod in pods if pod.attempt == attempt and pod.uid in self.latest]
-        return Reports(since, tuple(present))
+        heard_at, latest = self.arrived or (self.now(), self.latest)
+        present = [latest[pod.uid] for pod in pods if pod.attempt == attempt and pod.uid in latest]
+        if heard_at < since:
+            present = []  # a new operator
+        repeated = (rank if rank.done else replace(rank, received_at=heard_at) for rank in present)
+        return Reports(max(since, self.resumed_at or since), tuple(repeated), heard_at)
+
+    def outage(self, begins: bool) -> None:
+        """No message arrives from now on, or all do again."""
+        if begins:
+            self.arrived = self.now(), dict(self.latest)
+        elif self.arrived:
+            if self.now() - self.arrived[0] > SILENCE:
+                self.resumed_at = self.now()
+            self.arrived = None
 
     def request_stacks(self, dump_id: str) -> None:
         if dump_id not in self.stack_requests:

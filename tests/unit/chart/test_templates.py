@@ -41,6 +41,7 @@ RELEASES: dict[str, Manifest] = {
     "no reports": {"reports": {"enabled": False}, "networkPolicy": {"enabled": True}},
     "everything": {"replicas": 2, **ALL},
     "service monitor": {"metrics": {"monitor": {"kind": "ServiceMonitor"}}},
+    "metrics with authentication": {"metrics": {"authentication": True, "monitor": {"kind": "ServiceMonitor"}}},
     "no roles": {"rbac": {"create": False}, "serviceAccount": {"create": False, "name": "own"}},
 }
 CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "TrainingPool"}
@@ -139,6 +140,8 @@ ALLOWED = {
     ("apiextensions.k8s.io", "customresourcedefinitions"): {"get"},
 }
 """All rights of the operator."""
+OPTIONAL = {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
+"""With metrics.authentication."""
 
 
 def granted(objects: list[Manifest]) -> dict[tuple[str, str], set[str]]:
@@ -167,7 +170,24 @@ def test_the_documentation_lists_the_rights(helm: Helm) -> None:
 
 def test_no_release_grants_more(release: list[Manifest]) -> None:
     for key, verbs in granted(release).items():
-        assert verbs <= ALLOWED[key]
+        assert verbs <= (ALLOWED | OPTIONAL)[key]
+
+
+def test_access_to_metrics_is_reviewed_only_with_authentication(release: list[Manifest]) -> None:
+    reviews = ("authorization.k8s.io", "subjectaccessreviews") in granted(release)
+    assert str(reviews).lower() == environment(release)["ALLRANKS_METRICS_AUTH"] or not of_kind(release, "ClusterRole")
+
+
+def test_probes_have_a_port_that_is_in_no_service_and_no_policy(release: list[Manifest]) -> None:
+    [deployment] = of_kind(release, "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert str(ports["probes"]) == environment(release)["ALLRANKS_PROBE_PORT"]
+    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[kind]["httpGet"]["port"] == "probes"
+    for manifest in of_kind(release, "Service", "NetworkPolicy"):
+        assert "probes" not in json.dumps(manifest["spec"])
+        assert str(ports["probes"]) not in json.dumps(manifest["spec"])
 
 
 def test_the_operator_reads_no_other_crds(helm: Helm) -> None:

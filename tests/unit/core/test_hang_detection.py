@@ -7,11 +7,14 @@ from typing import Any
 
 from allranks.api.status import ProgressStatus, Status
 from allranks.core import hang_detection
-from allranks.core.model import Reports
+from allranks.core.model import Observed, Platform, Reports
+from allranks.core.rules import Act, WaitUntil, hang
+from allranks.core.snapshot import Snapshot
 from support.builders import NOW, at, job, rank, table
 
 JOB = job(hang={"timeoutSeconds": 60}, startupDeadlineSeconds=300)
 RUNNING = Status(start_time=NOW, attempt_time=NOW, running_time=NOW, phase="Running")
+PLATFORM = Platform(helper_image="helper")
 STEPPED = RUNNING.model_copy(update={"progress": ProgressStatus(first_step_time=at(5))})
 
 
@@ -29,6 +32,44 @@ def test_when_ranks_are_asked_for_stack_dumps(case: Any) -> None:
     assert (stall and stall.stuck_at) == (at(stuck) if stuck is not None else None)
     if stall:
         assert stall.due_at - stall.stuck_at == timedelta(seconds=10)
+
+
+HEARD = at(100)
+SILENT = at(0)
+
+
+@table(
+    ("all ranks say so", [HEARD, HEARD, HEARD], at(100), "Hang"),
+    ("half of the ranks say so; a silent one may hold the interpreter lock", [HEARD, SILENT], at(100), "Hang"),
+    ("most ranks are silent", [HEARD, SILENT, SILENT], at(100), None),
+    ("all ranks were silent before the timeout", [at(59), at(59)], at(100), None),
+    ("all ranks are silent for a long time, others report", [SILENT, SILENT], at(3605), "Hang"),
+    ("all ranks are silent for a long time, and so is every other job", [SILENT, SILENT], None, None),
+    ("all ranks are silent for less than an hour", [SILENT, SILENT], at(3604), None),
+)
+def test_only_messages_are_evidence_of_a_hang(case: Any) -> None:
+    heard, any_job_at, reason = case
+    now = max(any_job_at or at(5000), at(100))
+    ranks = tuple(rank(number, 3, received_at=time) for number, time in enumerate(heard))
+    observed = Observed(JOB, STEPPED, (), now, PLATFORM, reports=Reports(NOW, ranks, any_job_at))
+    outcome = hang.handle_hang(Snapshot(observed, STEPPED))
+    if reason is None:
+        assert isinstance(outcome, WaitUntil)
+        assert outcome.time > now
+    else:
+        assert isinstance(outcome, Act)
+        assert outcome.plan.status
+        assert outcome.plan.status.attempt == 1
+        assert outcome.plan.status.last_failure
+        assert outcome.plan.status.last_failure.reason == reason
+        silent = all(time == SILENT for time in heard)
+        assert ("frozen, or hold the interpreter lock" in outcome.plan.status.last_failure.message) == silent
+
+
+def test_a_long_timeout_makes_silence_a_hang_later() -> None:
+    stall = hang_detection.detect_stall(job(hang={"timeoutSeconds": 7200}), STEPPED, Reports(NOW, (rank(0, 3),)))
+    assert stall
+    assert stall.silent_due_at == at(5) + timedelta(seconds=72_000)
 
 
 def test_a_job_without_hang_is_never_stuck() -> None:

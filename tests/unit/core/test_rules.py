@@ -37,7 +37,7 @@ def cannot_start() -> Observed:
 def stalled(now: float) -> Callable[[], Observed]:
     def look() -> Observed:
         life = started(job(hang={"timeoutSeconds": 60}))
-        status = life.status.model_copy(update={"progress": ProgressStatus(first_step_time=at(5))})
+        status = life.status.model_copy(update={"progress": ProgressStatus(first_step_time=at(5), reporting=2)})
         reports = Reports(at(0), (rank(0, 3, stepped=10), rank(1, 3, stepped=20)))
         return replace(observed(life.job, status, life.pods.values(), now), reports=reports)
 
@@ -81,6 +81,8 @@ WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (startup.startup_failure, cannot_start, at(320)),
     (hang.handle_hang, stalled(30), at(80)),
     (hang.handle_hang, stalled(85), at(90)),
+    (hang.handle_hang, stalled(200), at(3620)),
+    (hang.handle_hang, stalled(4000), at(4120)),
     (resize.shrink_to_capacity, no_room, at(60)),
     (resize.grow_to_capacity, room_for_one, at(35)),
     (cleanup.expire, finished, at(70)),

@@ -44,7 +44,9 @@ def test_the_operator_is_healthy_while_the_crds_are_missing() -> None:
     assert took < 5
 
 
-@pytest.mark.parametrize("shape", [{"spec": [], "status": 5}, {"spec": "x"}, {"spec": None}, {}])
+@pytest.mark.parametrize(
+    "shape", [{"spec": [], "status": 5}, {"spec": "x"}, {"spec": None}, {}, {"status": {"conditions": [5]}}]
+)
 def test_an_invalid_job_affects_neither_metrics_nor_pools(shape: dict[str, Any]) -> None:
     async def scenario() -> None:
         settings, connection = Settings(), Connection("http://127.0.0.1:1")
@@ -54,6 +56,21 @@ def test_an_invalid_job_affects_neither_metrics_nor_pools(shape: dict[str, Any])
         session.controller.on_job_event({"metadata": metadata, **shape}, deleted=False)
         session.enqueue_users(None)
         assert 'allranks_jobs{framework="",phase="Pending"} 1.0' in generate_latest(operator.metrics.registry).decode()
+        await session.client.close()
+
+    asyncio.run(scenario())
+
+
+def test_jobs_whose_reports_are_lost_are_counted() -> None:
+    async def scenario() -> None:
+        settings, connection = Settings(), Connection("http://127.0.0.1:1")
+        operator = Operator(settings, connection)
+        session = operator.session = Session(Dependencies(settings, connection, operator.metrics), None)
+        for name, state in (("a", "True"), ("b", "False"), ("c", "True")):
+            metadata = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "1"}
+            status = {"phase": "Running", "conditions": [{"type": "ReportsLost", "status": state}]}
+            session.controller.on_job_event({"metadata": metadata, "status": status}, deleted=False)
+        assert "allranks_jobs_reports_lost 2.0" in generate_latest(operator.metrics.registry).decode()
         await session.client.close()
 
     asyncio.run(scenario())

@@ -502,3 +502,17 @@ def test_the_notifier_keeps_nothing_of_forgotten_jobs(world: World) -> None:
     notifier = world.store._notifier
     assert (notifier._queue, notifier._waiting, notifier._notified_at, world.clock.timers) == ([], {}, {}, [])
     assert len(world.notified) <= rate_limit.NOTIFICATIONS_PER_SECOND * 20
+
+
+def test_after_a_silence_of_all_ranks_listening_starts_again(world: World) -> None:
+    world.say(step=1)
+    world.say(worker(1, ("team", "other")), step=1)
+    world.clock.advance(100)
+    world.say(step=1)
+    assert world.store.snapshot(JOB, "uid-1", 0).since == START
+    world.store.stack_dump_id(JOB, "0-1")
+    world.clock.advance(121)
+    assert world.say(step=900).body["stacks"] == "", "a request from the time without reports"
+    reports = world.store.snapshot(JOB, "uid-1", 0)
+    assert (reports.since, reports.any_job_at) == (START + timedelta(seconds=221),) * 2
+    assert world.store.snapshot(("team", "other"), "uid-1", 0).since == START

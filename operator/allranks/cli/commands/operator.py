@@ -68,7 +68,9 @@ def _run(kubeconfig: str | None, context: str | None, **flags: Any) -> None:
     except AllranksError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
-        ports = f"{settings.port}, or {settings.report_port} for reports" if settings.report_url else settings.port
+        ports = str(settings.port)
+        ports += f", {settings.probe_port} for probes" if settings.probe_port else ""
+        ports += f", or {settings.report_port} for reports" if settings.report_url else ""
         click.echo(f"Error: port {ports}: {error.strerror or error}", err=True)
         sys.exit(1)
 

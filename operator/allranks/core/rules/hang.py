@@ -1,8 +1,8 @@
-"""Restarts all ranks when none of them makes progress, unless a rule of the user says otherwise."""
+"""Restarts all ranks when they say that none of them makes progress, unless a rule of the user says otherwise."""
 
 from __future__ import annotations
 
-from allranks.core import hang_detection, transitions
+from allranks.core import hang_detection, report_loss, transitions
 from allranks.core.model import Event
 from allranks.core.rules import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
@@ -17,7 +17,14 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
         return None
     if o.now < stall.due_at:
         return WaitUntil(stall.stuck_at if o.now < stall.stuck_at else stall.due_at)
+    if not stall.confirmed:
+        if o.now < stall.silent_due_at:
+            return WaitUntil(stall.silent_due_at)  # A message causes a reconcile before that.
+        if not hang_detection.path_works(o.reports, o.now):
+            return WaitUntil(o.now + report_loss.SILENCE)
     failure = hang_detection.failure(o.job, o.status, o.reports, stall, o.now)
+    if not stall.confirmed:
+        failure = hang_detection.silence_failure(failure, stall)
     decision = hang_detection.decide_restart(o.job, o.status, failure)
     event = Event(hang_detection.REASON, f"{failure.message}: {decision.why}", warning=True)
     if decision.action == "fail":
