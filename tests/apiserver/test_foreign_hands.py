@@ -162,7 +162,8 @@ def finish(api: Api, namespace: str, name: str) -> None:
         owners = {owner["uid"] for owner in pod["metadata"].get("ownerReferences", ())}
         if uid in owners and pod["status"].get("phase") == "Running":
             ending = {"phase": "Succeeded", "containerStatuses": [container]}
-            api.patch("Pod", namespace, pod["metadata"]["name"], {"status": ending}, "status")
+            with contextlib.suppress(NotFound), gone():
+                api.patch("Pod", namespace, pod["metadata"]["name"], {"status": ending}, "status")
 
 
 @pytest.mark.nightly
