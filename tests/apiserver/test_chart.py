@@ -267,13 +267,21 @@ NEEDED = [
     ("update", f"{JOBS}/finalizers"),
     *((verb, "pods") for verb in ("create", "get", "list", "watch", "delete")),
     *((verb, what) for what in ("services", "configmaps") for verb in ("create", "get")),
+    ("delete", "configmaps"),
     *(("create", "secrets"), ("create", "events"), ("patch", "events")),
 ]
 FORBIDDEN = [
     *((verb, "secrets") for verb in ("get", "list", "watch", "update", "patch", "delete")),
     *((verb, JOBS) for verb in ("create", "update", "patch")),
     *(("create", "pods/exec"), ("get", "pods/log"), ("update", "pods"), ("deletecollection", "pods")),
-    *(("list", "configmaps"), ("list", "services"), ("delete", "services"), ("create", "serviceaccounts")),
+    *(
+        ("list", "configmaps"),
+        ("update", "configmaps"),
+        ("deletecollection", "configmaps"),
+        ("list", "services"),
+        ("delete", "services"),
+        ("create", "serviceaccounts"),
+    ),
     *(("get", "namespaces"), ("list", "nodes"), ("create", "roles.rbac.authorization.k8s.io")),
     *(("list", "customresourcedefinitions.apiextensions.k8s.io"), ("create", POOL), ("delete", POOL)),
     *(("get", "leases.coordination.k8s.io"), ("create", "leases.coordination.k8s.io")),

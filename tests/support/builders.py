@@ -15,8 +15,10 @@ from allranks.api.job import Job, Metadata
 from allranks.api.status import Failure, Status
 from allranks.api.validation import parse
 from allranks.core import naming
+from allranks.core.manifests.pods import Objects
 from allranks.core.model import Disruption, Exit, Observed, Plan, Platform, Pod, RankReport, RejectedCreate
 from allranks.core.reconcile import reconcile
+from allranks.local.environment import Variables
 
 NOW = datetime(2026, 3, 4, 10, 0, 0, tzinfo=UTC)
 UID = "6d9ce3a2-0000-4000-8000-000000000001"
@@ -90,6 +92,12 @@ def pod(role: str = "worker", index: int = 0, attempt: int = 0, restart: int = 0
         "node": f"node-{index}",
     }
     return Pod(name=name, role=role, index=index, attempt=attempt, restart=restart, **(defaults | fields))
+
+
+def environment(made: Objects, pod: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of the pod's training container as its program gets them."""
+    data = {found["metadata"]["name"]: found["data"] for found in made.companions if found["kind"] == "ConfigMap"}
+    return Variables(dict(pod), pod["spec"]["containers"][0], {}, data).values
 
 
 def pending(role: str = "worker", index: int = 0, attempt: int = 0, restart: int = 0, **fields: Any) -> Pod:

@@ -103,11 +103,29 @@ class ReplicaRestarts(Model):
         False, description="Its newest pod was observed. If it is missing afterwards, it was deleted."
     )
     counted: bool = Field(False, description="Whether the last of these restarts counted against maxRestarts.")
-    restart_time: Time = Field(
-        description="The pod is not created before this time: the time of the decision plus the backoff."
+    restart_time: Time | None = Field(
+        None, description="The pod is not created before this time: the time of the decision plus the backoff."
     )
     failure: Failure | None = Field(
-        None, description="The failure that caused the restart, with the last line of its message only."
+        None,
+        description="The failure that caused the restart, with the last line of its message only. Of many restarted "
+        "replicas, only the failures that later decisions depend on are kept.",
+    )
+
+
+Indexes = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^([0-9]{1,4}(-[0-9]{1,4})?(,|$))*$")]
+"""Indexes and ranges of indexes, as in `completedIndexes` of a Kubernetes Job: `0-99,105`."""
+
+
+class RestartedIndexes(Model):
+    """Replicas of one role that were restarted alone in the current attempt, in a compact form."""
+
+    counts: Annotated[dict[Reason, Indexes], Field(max_length=10_000)] = Field(
+        default_factory=dict, description="Number of restarts, and the indexes of the replicas that have it."
+    )
+    unlaunched: Indexes = Field("", description="Indexes of replicas whose newest pod was not observed yet.")
+    restart_times: Annotated[dict[Reason, Indexes], Field(max_length=10_000)] = Field(
+        default_factory=dict, description="Times before which the pods of these indexes are not created."
     )
 
 
@@ -221,6 +239,11 @@ class Status(Model):
     restarts: RestartCounts = Field(default_factory=RestartCounts, description="Numbers of restarts of the job.")
     replica_restarts: Annotated[dict[Name, ReplicaRestarts], Field(max_length=10_000)] = Field(
         default_factory=dict, description="Replicas (role-index) that were restarted alone in the current attempt."
+    )
+    restarted_indexes: Annotated[dict[Reason, RestartedIndexes], Field(max_length=16)] | None = Field(
+        None,
+        description="Further restarted replicas by role. Used if there are so many that replicaRestarts would be too "
+        "large.",
     )
     ignored: Annotated[list[Name], Field(max_length=10_000)] = Field(
         default_factory=list, description="Replicas (role-index) whose failure a rule ignored in the current attempt."

@@ -14,6 +14,7 @@ from itertools import pairwise
 from allranks.api.job import Job
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
 from allranks.core import naming, root_cause, topology
+from allranks.core.correlation import drop_details
 from allranks.core.manifests import pod_template
 from allranks.core.model import Manifest, Pod
 from allranks.core.status_update import changed
@@ -60,7 +61,7 @@ def set_desired_workers(job: Job, status: Status, now: datetime) -> Status:
     present = status.roles[ELASTIC_ROLE]
     if topology.elasticity(job) == "restarts":
         return _with_workers(status, changed(present, waiting=wanted - present.desired))
-    removed = [naming.replica_key(ELASTIC_ROLE, index) for index in range(wanted, present.desired)]
+    removed = {naming.replica_key(ELASTIC_ROLE, index): None for index in range(wanted, present.desired)}
     added = [naming.replica_key(ELASTIC_ROLE, index) for index in range(present.desired, wanted)]
     counts = {key: entry.count for key, entry in status.replica_restarts.items()}
     # A removed worker that is added again must not reuse the name of its terminating pod.
@@ -71,7 +72,7 @@ def set_desired_workers(job: Job, status: Status, now: datetime) -> Status:
         replica_restarts=status.replica_restarts | entries,
         ignored=[key for key in status.ignored if key not in removed],
     )
-    return _with_workers(resized, changed(present, desired=wanted))
+    return _with_workers(drop_details(resized, now), changed(present, desired=wanted))
 
 
 def fit_workers(job: Job, status: Status, room: int) -> Status:

@@ -249,6 +249,9 @@ class Plan:
     """Companions that were created before: create again those that someone else deleted, report those that someone
     else changed. Comes before the creation of pods, and never prevents it."""
     delete: tuple[PodRef, ...] = ()
+    superseded: tuple[str, ...] = ()
+    """Names of ConfigMaps of past attempts: those that exist and belong to the job are deleted. The plan that creates a
+    ConfigMap deletes older ones, so their number is bounded even if the operator is killed often."""
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     wake_at: datetime | None = None

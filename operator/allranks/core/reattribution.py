@@ -49,10 +49,10 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
             lost_at = root_cause.node_lost_at(pod)
             if lost_at and lost_at <= latest:
                 return root_cause.node_loss(job, status, pod, now, platform)
-        earliest = past.failure
+        earliest, ranks = past.failure, root_cause.Ranks(job, then, platform)
         for pod in of_then:
             if earliest:
-                earliest = root_cause.earlier_failure(job, status, earliest, pod, now, platform) or earliest
+                earliest = root_cause.earlier_failure(job, status, earliest, pod, now, ranks) or earliest
         if earliest is not past.failure:
             return earliest
     return None

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Literal
 
 from allranks.api.job import Job, RestartRule
-from allranks.api.status import Failure, ReplicaRestarts, Status
+from allranks.api.status import Failure, Status
 from allranks.core import naming, topology
 from allranks.core.root_cause import UNCOUNTED, same_way
 from allranks.frameworks.base import Scope
@@ -16,9 +16,6 @@ from allranks.frameworks.base import Scope
 Action = Literal["restart", "restartUncounted", "fail", "ignore"]
 
 MAX_BACKOFF_SECONDS = 300
-SIGKILL = 9
-CORRELATION_SECONDS = 60
-"""Failures within this time of an upstream failure (a lost parameter server, say) are taken for its consequences."""
 NO_PROGRESS_SECONDS = 120
 """Without progress reports, an attempt that ran for less than this counts as one without progress."""
 
@@ -51,41 +48,6 @@ def within_budget(job: Job, status: Status, failure: Failure, action: Action, wh
         )
         return RestartDecision("fail", budget, "MaxRestartsExceeded")
     return RestartDecision(action, why, failure.reason)
-
-
-def upstream_failure(job: Job, status: Status, failure: Failure) -> ReplicaRestarts | None:
-    """The failure of an individually restarted replica, already counted, that caused this one."""
-    noticed = failure.reason == "Error" and failure.exit_code is not None and failure.signal != SIGKILL
-    if not noticed or scope(job, failure.role, failure.index) != "group":
-        return None
-    if (before := status.attempt_failure) and same_way(before, failure):
-        return None  # the previous attempt failed in the same way without an upstream failure
-    roles = topology.framework_of(job).roles
-    lost = [
-        (of.time, of.role, of.index, key)
-        for key, restarted in status.replica_restarts.items()
-        if (of := restarted.failure)
-        and roles[of.role].required_by_peers
-        and timedelta(0) <= failure.time - of.time <= timedelta(seconds=CORRELATION_SECONDS)
-    ]
-    return status.replica_restarts[min(lost)[-1]] if lost else None
-
-
-def is_correlated_failure(job: Job, status: Status, failure: Failure) -> bool:
-    """Whether another individually restarted replica failed in the same way just before, and was counted."""
-    if failure.reason != "Error" or scope(job, failure.role, failure.index) == "group":
-        return False
-    began = failure.time - timedelta(seconds=failure.ran_seconds or 0.0)
-    own = naming.replica_key(failure.role, failure.index)
-    return any(
-        key != own
-        and restarted.counted
-        and (of := restarted.failure) is not None
-        and began < of.time
-        and abs(failure.time - of.time) <= timedelta(seconds=CORRELATION_SECONDS)
-        and same_way(of, failure)
-        for key, restarted in status.replica_restarts.items()
-    )
 
 
 def by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, str] | None:

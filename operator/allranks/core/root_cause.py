@@ -6,7 +6,7 @@ It is the *earliest* failure by the containers' `finishedAt`, not one of the con
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -47,6 +47,36 @@ def failed(pod: Pod) -> bool:
     return not pod.succeeded and (pod.phase == "Failed" or pod.deleted_at is not None or pod.disruption is not None)
 
 
+def failures(
+    job: Job,
+    status: Status,
+    pods: Iterable[Pod],
+    missing: Iterable[Replica],
+    now: datetime,
+    platform: Platform = _ELSEWHERE,
+) -> Iterator[Failure]:
+    """The failures of `pods` (all failed), earliest first, then those of `missing` (replicas whose pod was deleted).
+
+    A failure is described when it is taken: often the first one decides.
+    """
+    framework, ranks = topology.framework_of(job), Ranks(job, status, platform)
+    endings = [_Ending(pod, framework.root_cause(pod.exit.message) if pod.exit else None, now) for pod in pods]
+    for ending in sorted(endings, key=lambda e: (*e.order, e.pod.role, e.pod.index)):
+        yield _describe(status, ending, ranks)
+    for replica in sorted(missing, key=lambda r: (r.node_rank is None, r.node_rank or 0, r.role, r.index)):
+        restart = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
+        yield Failure(
+            attempt=status.attempt,
+            role=replica.role,
+            index=replica.index,
+            rank=ranks.of(replica.role, replica.index),
+            pod=naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart.count if restart else 0),
+            reason="Deleted",
+            message=_DELETED,
+            time=now,
+        )
+
+
 def first_failure(
     job: Job,
     status: Status,
@@ -55,24 +85,8 @@ def first_failure(
     now: datetime,
     platform: Platform = _ELSEWHERE,
 ) -> Failure:
-    """The earliest failure among `pods` (all failed) and `missing` (replicas whose pod was deleted)."""
-    framework = topology.framework_of(job)
-    endings = [_Ending(pod, framework.root_cause(pod.exit.message) if pod.exit else None, now) for pod in pods]
-    if endings:
-        first = min(endings, key=lambda e: (*e.order, e.pod.role, e.pod.index))
-        return _describe(job, status, first, platform)
-    replica = min(missing, key=lambda r: (r.node_rank is None, r.node_rank or 0, r.role, r.index))
-    restart = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
-    return Failure(
-        attempt=status.attempt,
-        role=replica.role,
-        index=replica.index,
-        rank=_rank(job, status, replica.role, replica.index, platform),
-        pod=naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart.count if restart else 0),
-        reason="Deleted",
-        message=_DELETED,
-        time=now,
-    )
+    """The earliest of the `failures`."""
+    return next(failures(job, status, pods, missing, now, platform))
 
 
 _DELETED = "the pod was deleted by someone"
@@ -161,7 +175,7 @@ class _Ending:
         return _DELETED if pod.deleted_at else pod.waiting_message
 
 
-def _describe(job: Job, status: Status, ending: _Ending, platform: Platform) -> Failure:
+def _describe(status: Status, ending: _Ending, ranks: Ranks) -> Failure:
     """The failure of one pod as in `status.lastFailure`."""
     pod = ending.pod
     reported = ending.cause.rank if ending.cause else None
@@ -169,7 +183,7 @@ def _describe(job: Job, status: Status, ending: _Ending, platform: Platform) -> 
         attempt=status.attempt,
         role=pod.role,
         index=pod.index,
-        rank=_rank(job, status, pod.role, pod.index, platform) if reported is None else _within(reported, 0),
+        rank=ranks.of(pod.role, pod.index) if reported is None else _within(reported, 0),
         pod=pod.name,
         node=pod.node,
         exit_code=_within(ending.code, -(2**31)),
@@ -195,11 +209,11 @@ def node_lost_at(pod: Pod) -> datetime | None:
 def node_loss(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
     """The loss of the pod's node as a failure of the pod's attempt."""
     then = changed(status, attempt=pod.attempt)
-    return _describe(job, then, _Ending(pod, None, now), platform)
+    return _describe(then, _Ending(pod, None, now), Ranks(job, then, platform))
 
 
 def earlier_failure(
-    job: Job, status: Status, recorded: Failure, pod: Pod, now: datetime, platform: Platform
+    job: Job, status: Status, recorded: Failure, pod: Pod, now: datetime, ranks: Ranks
 ) -> Failure | None:
     """The failure of a pod that was deleted with its attempt, if it was earlier than the recorded root cause.
 
@@ -210,7 +224,7 @@ def earlier_failure(
         return None
     report = topology.framework_of(job).root_cause(pod.exit.message)
     ending = _Ending(replace(pod, deleted_at=None), report, now)
-    found = _describe(job, changed(status, attempt=pod.attempt), ending, platform)
+    found = _describe(changed(status, attempt=pod.attempt), ending, ranks)
     after_deletion = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
     if after_deletion and (not ending.sure or found.signal == _SIGTERM):
         return None
@@ -225,18 +239,23 @@ def _precedence_of(failure: Failure) -> int:
 
 def start_error(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
     """The failure of a pod that cannot start because of its image or configuration. It never ran."""
-    return _describe(job, status, _Ending(replace(pod, deleted_at=None, disruption=None), None, now), platform)
+    ending = _Ending(replace(pod, deleted_at=None, disruption=None), None, now)
+    return _describe(status, ending, Ranks(job, status, platform))
+
+
+Way = tuple[object, ...]
 
 
 def same_way(one: Failure, other: Failure) -> bool:
     """Both have the same code, signal, reason and last line, except for numbers (addresses, times, pids differ)."""
-
-    def way(failure: Failure) -> tuple[object, ...]:
-        lines = [line for line in failure.message.splitlines() if line.strip()]
-        last = re.sub(r"0x[0-9a-f]+|\d+", "#", lines[-1].strip())[-200:] if lines else ""
-        return failure.exit_code, failure.signal, failure.reason, last
-
     return way(one) == way(other)
+
+
+def way(failure: Failure) -> Way:
+    """What two failures of the same way have in common; hashable."""
+    lines = [line for line in failure.message.splitlines() if line.strip()]
+    last = re.sub(r"0x[0-9a-f]+|\d+", "#", lines[-1].strip())[-200:] if lines else ""
+    return failure.exit_code, failure.signal, failure.reason, last
 
 
 def describe_failure(failure: Failure) -> str:
@@ -251,12 +270,25 @@ def describe_failure(failure: Failure) -> str:
     return f"{who} failed with exit code {failure.exit_code} ({failure.reason})"
 
 
-def _rank(job: Job, status: Status, role: str, index: int, platform: Platform) -> int | None:
-    """The global rank if each pod runs one process: then it equals the node rank."""
-    if pool_template.unavailable(job, platform):
-        return None  # without its pool, the number of GPUs and so of processes per pod is undefined
-    context = pod_template.attempt_context(job, status, platform)
-    framework = topology.framework_of(job)
-    if any(framework.processes(context, ranked) != 1 for ranked in {replica.role for replica in context.ranked()}):
-        return None
-    return next((r.node_rank for r in context.replicas if r.index == index and r.role == role), None)
+@dataclass(frozen=True)
+class Ranks:
+    """The global ranks of the replicas, computed once for all failures of a look."""
+
+    job: Job
+    status: Status
+    platform: Platform
+
+    def of(self, role: str, index: int) -> int | None:
+        """The global rank if each pod runs one process: then it equals the node rank."""
+        return self._by_replica.get((role, index))
+
+    @cached_property
+    def _by_replica(self) -> Mapping[tuple[str, int], int | None]:
+        if pool_template.unavailable(self.job, self.platform):
+            return {}  # without its pool, the number of GPUs and so of processes per pod is undefined
+        context = pod_template.attempt_context(self.job, self.status, self.platform)
+        framework = topology.framework_of(self.job)
+        roles = {replica.role for replica in context.replicas if replica.node_rank is not None}
+        if any(framework.processes(context, role) != 1 for role in roles):
+            return {}
+        return {(replica.role, replica.index): replica.node_rank for replica in context.replicas}

@@ -107,9 +107,14 @@ class Snapshot:
         """The replica's former pod of this attempt, which has the same hostname, is not even terminating yet."""
         if naming.replica_key(replica.role, replica.index) not in self.observed.status.replica_restarts:
             return False
-        first, others = replica.hostname, f"{replica.hostname}-"
-        former = [pod for pod in self.outdated if pod.name == first or pod.name.startswith(others)]
-        return any(not pod.ended and pod.deleted_at is None for pod in former)
+        return replica.hostname in self._running_predecessors
+
+    @cached_property
+    def _running_predecessors(self) -> set[str]:
+        """Names of outdated pods that are not even terminating, and the same without their last part: the hostname of
+        a pod is its name, or its name without the number of individual restarts."""
+        names = [pod.name for pod in self.outdated if not pod.ended and pod.deleted_at is None]
+        return {*names, *(name.rpartition("-")[0] for name in names)}
 
     def _name(self, replica: Replica) -> str:
         """The hostname, with the number of individual restarts appended."""
@@ -122,5 +127,8 @@ class Snapshot:
         return entry.launched if entry else status.launched
 
     def _ignored(self, role: str, index: int) -> bool:
-        ignored = self.observed.status.ignored
-        return bool(ignored) and naming.replica_key(role, index) in ignored
+        return bool(self._ignored_keys) and naming.replica_key(role, index) in self._ignored_keys
+
+    @cached_property
+    def _ignored_keys(self) -> frozenset[str]:
+        return frozenset(self.observed.status.ignored)

@@ -33,7 +33,7 @@ def summarise(
     ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
     running_time = status.running_time or (now if _all_run(job, count, pods, status.ignored) else None)
     restarted = {
-        key: entry if entry.launched else changed(entry, launched=_was_launched(key, entry, pods))
+        key: changed(entry, launched=True) if not entry.launched and _was_launched(key, entry, pods) else entry
         for key, entry in status.replica_restarts.items()
     }
     summary = changed(
@@ -132,7 +132,8 @@ def _count_pods(pods: list[Pod]) -> RoleStatus:
 def _all_run(job: Job, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod], ignored: list[str]) -> bool:
     """Whether every required replica is ready. Ignored replicas are not required, and do not count as ready."""
     places = [(role, index) for role, size in sizes.items() for index in range(size)]
-    needed = [place for place in places if naming.replica_key(*place) not in ignored] if ignored else places
+    without = frozenset(ignored)
+    needed = [place for place in places if naming.replica_key(*place) not in without] if without else places
     run = [place for place in needed if (pod := pods.get(place)) is not None and _ready(pod)]
     if topology.elasticity(job) == "absorbs" and job.spec.elastic and (topology.ELASTIC_ROLE, 0) in run:
         return len(run) >= job.spec.elastic.min_replicas

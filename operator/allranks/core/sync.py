@@ -8,8 +8,8 @@ from datetime import datetime
 
 from allranks.api.status import Status
 from allranks.core import elasticity, naming, report_loss, status_summary, topology
+from allranks.core.manifests import companions, pool_template
 from allranks.core.manifests import pods as pod_manifests
-from allranks.core.manifests import pool_template
 from allranks.core.model import Event, Manifest, Plan, Pod, PodRef
 from allranks.core.snapshot import Snapshot
 from allranks.core.stragglers import newly_slow
@@ -17,6 +17,9 @@ from allranks.frameworks.base import Replica
 
 DELETION_REFUSED = "DeletionRefused"
 """Reason of a condition: pods that should be gone still run."""
+
+PODS_PER_PLAN = 1000
+"""Pods that a plan creates at most; the next plan creates more. It bounds the memory of a plan."""
 
 
 def sync_objects(snapshot: Snapshot) -> Plan:
@@ -38,6 +41,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
     plan = replace(plan, restore=tuple(restore))
     stall = snapshot.stall_window
+    if any(manifest["kind"] == "ConfigMap" for manifest in create):
+        plan = replace(plan, superseded=companions.superseded_config_maps(o.job, status))
     return replace(plan, stack_dump_id=stall.stack_dump_id) if stall and o.now >= stall.stuck_at else plan
 
 
@@ -108,7 +113,8 @@ def _manifests(snapshot: Snapshot, due: list[Replica]) -> tuple[list[Manifest], 
     job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
     if not due and not (status.launched and snapshot.observed.check_companions):
         return [], []
-    objects = pod_manifests.objects(job, status, platform, {(replica.role, replica.index) for replica in due})
+    now = due if platform.local else due[:PODS_PER_PLAN]
+    objects = pod_manifests.objects(job, status, platform, {(replica.role, replica.index) for replica in now})
     if status.launched:
         return objects.pods, objects.companions
     return [*objects.companions, *objects.pods], []

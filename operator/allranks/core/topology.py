@@ -34,9 +34,9 @@ def replicas(job: Job, status: Status) -> tuple[Replica, ...]:
     return _replicas(job.spec.framework, job.name, tuple(sizes(job, status).items()), status.attempt)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _replicas(framework: str, job: str, role_sizes: tuple[tuple[str, int], ...], attempt: int) -> tuple[Replica, ...]:
-    # Cached because each reconcile needs the replicas several times.
+    # Cached because each reconcile needs the replicas several times. 10,000 replicas have 2 MB: keep few.
     out: list[Replica] = []
     rank, numbers = 0, dict(role_sizes)
     for role, kind in FRAMEWORKS[framework].roles.items():

@@ -81,7 +81,7 @@ def restart_after_upstream_failure(
     begun = changed(
         _attempt(job, ended, status.attempt + 1, now),
         last_failure=cause,
-        restart_time=lost.restart_time if lost.restart_time > now else None,
+        restart_time=lost.restart_time if lost.restart_time and lost.restart_time > now else None,
     )
     why = f"{describe_failure(cause)}: the other replicas could not continue without it"
     return with_phase(begun, "Restarting", now, cause.reason, why)
@@ -167,8 +167,8 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
 def _ended(
     status: Status, reason: str, now: datetime, failure: Failure | None = None, counted: bool = False
 ) -> list[PastAttempt]:
-    """The history with the current attempt appended, if one had begun."""
-    if status.attempt_time is None:
+    """The history with the current attempt appended, if it has begun and is not on record yet."""
+    if status.attempt_time is None or any(past.attempt == status.attempt for past in status.history):
         return status.history
     past = PastAttempt(
         attempt=status.attempt,

@@ -7,7 +7,7 @@ kopf, nor on local processes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -95,8 +95,14 @@ class AttemptContext:
 
 @dataclass(frozen=True)
 class Wiring:
-    """What a framework adds to one pod's training container."""
+    """What a framework adds to one pod's training container.
 
+    Its size must not depend on the number of replicas: a value that does is in `Shared`. `prefix`, `command` and
+    `helper` are the same for all replicas of a role.
+    """
+
+    shared_env: tuple[str, ...] = ()
+    """Names of the `Shared.variables` that this pod needs. Values of `env` may refer to them as `$(NAME)`."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables by which ranks find each other. The user may not set them."""
     defaults: Mapping[str, str] = field(default_factory=dict)
@@ -109,10 +115,26 @@ class Wiring:
     """Replaces the user's command, for example by an sshd. None keeps it."""
     helper: bool = False
     """The pod needs the in-pod helper files at `HELPER_DIR`."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """File name -> content of small files at `FILES_DIR`, the same for every pod of the attempt."""
+    files: bool = False
+    """The pod needs `Shared.files` at `FILES_DIR`."""
     ssh_key: bool = False
     """The pod needs the job's ssh key at `SSH_DIR`."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the pods of one attempt have in common. It is stored once, because n copies of n addresses fill etcd."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Name -> value, for `Wiring.shared_env`. Names start with `ALLRANKS_`."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """File name -> content."""
+    ssh_key: bool = False
+    """The job needs an ssh key pair."""
+
+
+Wire = Callable[[Replica], Wiring]
+"""Returns the wiring of one replica of an attempt."""
 
 
 FILES_DIR = "/etc/allranks"
@@ -159,8 +181,15 @@ class Framework(ABC):
     """Further CEL rules for jobs of this framework; `self` is the spec."""
 
     @abstractmethod
-    def wire(self, context: AttemptContext) -> list[Wiring]:
-        """Environment, ports and command of each of `context.replicas`, in the same order."""
+    def wire(self, context: AttemptContext) -> Wire:
+        """The function that returns environment, ports and command of one of `context.replicas`.
+
+        A job may have 10,000 replicas, and often only a few of them are wired: each call takes constant time.
+        """
+
+    def shared(self, context: AttemptContext) -> Shared:
+        """What the pods of the attempt have in common."""
+        return Shared()
 
     @abstractmethod
     def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:

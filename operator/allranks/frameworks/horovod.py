@@ -23,6 +23,8 @@ from allranks.frameworks.base import (
     RoleKind,
     RootCause,
     Scope,
+    Shared,
+    Wire,
     Wiring,
 )
 
@@ -87,10 +89,17 @@ class Horovod(Framework):
         ),
     )
 
-    def wire(self, context: AttemptContext) -> list[Wiring]:
+    def wire(self, context: AttemptContext) -> Wire:
         if context.options.controller == "mpi":
-            return [_mpi_wiring(replica, context) for replica in context.replicas]
-        return _elastic_wirings(context) if context.elastic else _gloo_wirings(context)
+            return _mpi_wire(context)
+        return _elastic_wire(context) if context.elastic else _gloo_wire(context)
+
+    def shared(self, context: AttemptContext) -> Shared:
+        if context.options.controller != "mpi":
+            return Shared()
+        if context.local:
+            return Shared(files=_rank_helper())
+        return Shared(files=_files(context), ssh_key=True)
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
         # All other workers need the first one, where the rendezvous is.
@@ -147,7 +156,7 @@ def _slots(context: AttemptContext) -> int:
     return max(1, context.gpus["worker"]) if isinstance(slots, str) else slots
 
 
-def _gloo_wirings(context: AttemptContext) -> list[Wiring]:
+def _gloo_wire(context: AttemptContext) -> Wire:
     """The helper in each worker starts its slots. The first one also serves the rendezvous, as horovodrun does."""
     slots = _slots(context)
     workers = context.ranked()
@@ -162,33 +171,36 @@ def _gloo_wirings(context: AttemptContext) -> list[Wiring]:
         "HOROVOD_LOCAL_SIZE": str(slots),
         "HOROVOD_CROSS_SIZE": str(len(workers)),
     }
-    hosts = ",".join(f"{worker.hostname}:{slots}" for worker in workers)
+    # The helper makes the list of hosts from it: a list of thousands does not fit into a variable.
+    before, _, attempt = first.hostname.rsplit("-", 2)
+    hosts = f"{before}-{{}}-{attempt}:{slots}"
 
     def wiring(worker: Replica) -> Wiring:
         env = common | {"HOROVOD_HOSTNAME": worker.hostname, "HOROVOD_CROSS_RANK": str(worker.node_rank)}
         if slots == 1:
             env |= {"HOROVOD_RANK": str(worker.node_rank), "HOROVOD_LOCAL_RANK": "0"}
-        if worker is first:
+        if worker == first:
             env["ALLRANKS_HOROVOD_HOSTS"] = hosts
         return Wiring(
             env=env,
             # The default of 30 s is too short if ranks load their data before hvd.init() at different speeds.
             defaults={"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"},
-            ports={"rendezvous": context.options.port} if worker is first else {},
+            ports={"rendezvous": context.options.port} if worker == first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_gloo.py"),
             helper=True,
         )
 
-    return [wiring(worker) for worker in context.replicas]
+    return wiring
 
 
-def _elastic_wirings(context: AttemptContext) -> list[Wiring]:
+def _elastic_wire(context: AttemptContext) -> Wire:
     """The helper in each worker offers its slots to Horovod's elastic driver, which runs in the first worker's pod.
 
     The wiring must not depend on the current number of workers, because pods that run are not updated.
     """
     assert context.elastic
-    first = context.ranked()[0]
+    workers = context.ranked()
+    first = workers[0]
     address, port = context.address(first, context.options.port)
     common = {
         "HOROVOD_CONTROLLER": "gloo",
@@ -204,51 +216,57 @@ def _elastic_wirings(context: AttemptContext) -> list[Wiring]:
 
     def wiring(worker: Replica) -> Wiring:
         env = common | {"HOROVOD_HOSTNAME": worker.hostname}
-        if worker is first:
-            env["ALLRANKS_HOROVOD_WORKERS"] = str(len(context.ranked()))
+        if worker == first:
+            env["ALLRANKS_HOROVOD_WORKERS"] = str(len(workers))
         return Wiring(
             env=env,
-            ports={"rendezvous": context.options.port} if worker is first else {},
+            ports={"rendezvous": context.options.port} if worker == first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_elastic.py"),
             helper=True,
         )
 
-    return [wiring(worker) for worker in context.replicas]
+    return wiring
 
 
-def _mpi_wiring(replica: Replica, context: AttemptContext) -> Wiring:
+def _mpi_wire(context: AttemptContext) -> Wire:
     """The launcher runs mpirun, which starts ranks through the workers' sshd. In a local run mpirun starts all ranks
     itself, and the workers only wait."""
-    slots = _slots(context)
-    workers = context.of("worker")
-    ranks = str(slots * len(workers))
-    # sshd passes none of the container's variables to a rank, so mpirun must forward the launcher's by name.
-    forward = [arg for name in context.variables.get(replica.role, ()) for arg in ("-x", name)]
-    if replica.role == "worker":
-        if context.local:
-            return Wiring(command=("sleep", "infinity"))
-        return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=_files(context), ssh_key=True)
+    ranks = str(_slots(context) * len(context.of("worker")))
 
+    def wiring(replica: Replica) -> Wiring:
+        if replica.role == "worker":
+            if context.local:
+                return Wiring(command=("sleep", "infinity"))
+            return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=True, ssh_key=True)
+        return _launcher_wiring(replica, context, ranks)
+
+    return wiring
+
+
+def _launcher_wiring(replica: Replica, context: AttemptContext, ranks: str) -> Wiring:
     host = "127.0.0.1" if context.local else context.address(replica, SSH_PORT)[0]
     prefix: tuple[str, ...] = ("/bin/sh", f"{FILES_DIR}/mpi_rank.sh", "launch", host)
     if replica.role not in context.own_command:
+        # sshd passes none of the container's variables to a rank, so mpirun must forward the launcher's by name.
+        forward = [arg for name in context.variables.get(replica.role, ()) for arg in ("-x", name)]
         prefix += ("mpirun", "-np", ranks, "--allow-run-as-root", "--bind-to", "none", *forward)
     if context.local:
         here = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
         here |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl": "self,vader,tcp"}
-        return Wiring(env=here, prefix=prefix, files=_rank_helper())
+        return Wiring(env=here, prefix=prefix, files=True)
     env = {
         "OMPI_MCA_orte_default_hostfile": f"{FILES_DIR}/hostfile",
         "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
         "OMPI_MCA_plm_rsh_args": f"-F {FILES_DIR}/ssh_config -p {SSH_PORT} -i {SSH_DIR}/ssh-privatekey",
     }
-    return Wiring(env=env, prefix=prefix, files=_files(context), ssh_key=True)
+    return Wiring(env=env, prefix=prefix, files=True, ssh_key=True)
 
 
 def _files(context: AttemptContext) -> dict[str, str]:
     """Files for mpirun and for its daemons in the workers, which start further daemons in large jobs."""
-    hosts = [f"{worker.hostname}.{context.job}.{context.namespace}.svc" for worker in context.of("worker")]
-    hostfile = "".join(f"{host} slots={_slots(context)}\n" for host in hosts)
+    slots = _slots(context)
+    hosts = (f"{worker.hostname}.{context.job}.{context.namespace}.svc" for worker in context.of("worker"))
+    hostfile = "".join(f"{host} slots={slots}\n" for host in hosts)
     return {"hostfile": hostfile, "ssh_config": _SSH_CONFIG, **_rank_helper()}
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from allranks.fields import Model, Port
-from allranks.frameworks.base import AttemptContext, Framework, RoleKind, RootCause, Wiring
+from allranks.frameworks.base import AttemptContext, Framework, Replica, RoleKind, RootCause, Wire, Wiring
 
 
 class PyTorchOptions(Model):
@@ -67,7 +67,7 @@ class PyTorch(Framework):
         "TORCHELASTIC_",
     )
 
-    def wire(self, context: AttemptContext) -> list[Wiring]:
+    def wire(self, context: AttemptContext) -> Wire:
         options: PyTorchOptions = context.options
         ranked = context.ranked()
         first = ranked[0]
@@ -86,17 +86,18 @@ class PyTorch(Framework):
 
         counts = {role: self.processes(context, role) for role in context.gpus}
         one_each = all(counts[replica.role] == 1 for replica in context.replicas)
-        wirings = []
-        for replica in context.replicas:
+
+        def wiring(replica: Replica) -> Wiring:
             rank = str(replica.node_rank)
             node = {"NODE_RANK": rank, "NPROC_PER_NODE": str(counts[replica.role])}
             env = common | node | {f"PET_{name}": value for name, value in node.items()}
             if one_each:
                 # With several processes per pod only torchrun can assign ranks.
                 env |= {"WORLD_SIZE": str(len(ranked)), "RANK": rank, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-            ports = {"rendezvous": options.port} if replica is first else {}
-            wirings.append(Wiring(env=env, defaults=defaults, ports=ports))
-        return wirings
+            ports = {"rendezvous": options.port} if replica == first else {}
+            return Wiring(env=env, defaults=defaults, ports=ports)
+
+        return wiring
 
     def processes(self, context: AttemptContext, role: str) -> int:
         processes: int | str = context.options.processes_per_node

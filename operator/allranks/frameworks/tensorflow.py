@@ -9,13 +9,17 @@ from typing import ClassVar
 from pydantic import Field
 
 from allranks.fields import Model, Port, Rule
-from allranks.frameworks.base import AttemptContext, Framework, Replica, RoleKind, Scope, Wiring
+from allranks.frameworks.base import AttemptContext, Framework, Replica, RoleKind, Scope, Shared, Wire, Wiring
 
 
 class TensorFlowOptions(Model):
     """Options of TensorFlow."""
 
     port: Port = Field(2222, description="Port on which every task listens.")
+
+
+CLUSTER = "ALLRANKS_TF_CLUSTER"
+"""The addresses of all tasks but the evaluator, as JSON. The TF_CONFIG of each task refers to it."""
 
 
 class TensorFlow(Framework):
@@ -46,24 +50,23 @@ class TensorFlow(Framework):
         ),
     )
 
-    def wire(self, context: AttemptContext) -> list[Wiring]:
+    def wire(self, context: AttemptContext) -> Wire:
         port: int = context.options.port
 
-        def address(replica: Replica) -> str:
-            return "{}:{}".format(*context.address(replica, port))
+        def wiring(replica: Replica) -> Wiring:
+            # The evaluator is in a cluster of its own, because the others would wait for it.
+            alone = replica.role == "evaluator"
+            cluster = _json({"evaluator": [_address(context, replica)]}) if alone else f"$({CLUSTER})"
+            config = f'{{"cluster":{cluster},"task":{{"type":"{replica.role}","index":{replica.index}}}}}'
+            return Wiring(shared_env=() if alone else (CLUSTER,), env={"TF_CONFIG": config}, ports={"grpc": port})
 
+        return wiring
+
+    def shared(self, context: AttemptContext) -> Shared:
         cluster: dict[str, list[str]] = {}
         for replica in context.of("chief", "worker", "ps"):
-            cluster.setdefault(replica.role, []).append(address(replica))
-        shared = json.dumps(cluster, separators=(",", ":"))
-
-        def tf_config(replica: Replica) -> str:
-            # The evaluator is in a cluster of its own, because the others would wait for it.
-            own = json.dumps({"evaluator": [address(replica)]}, separators=(",", ":"))
-            cluster_json = own if replica.role == "evaluator" else shared
-            return f'{{"cluster":{cluster_json},"task":{{"type":"{replica.role}","index":{replica.index}}}}}'
-
-        return [Wiring(env={"TF_CONFIG": tf_config(replica)}, ports={"grpc": port}) for replica in context.replicas]
+            cluster.setdefault(replica.role, []).append(_address(context, replica))
+        return Shared(variables={CLUSTER: _json(cluster)})
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
         if role == "worker" and _workers_serve_chief(replicas):
@@ -75,6 +78,14 @@ class TensorFlow(Framework):
 
     def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("chief", 0) if replicas.get("chief") else ("worker", 0)
+
+
+def _address(context: AttemptContext, replica: Replica) -> str:
+    return "{}:{}".format(*context.address(replica, context.options.port))
+
+
+def _json(cluster: Mapping[str, list[str]]) -> str:
+    return json.dumps(cluster, separators=(",", ":"))
 
 
 def _workers_serve_chief(replicas: Mapping[str, int]) -> bool:

@@ -5,8 +5,8 @@ key-value store over HTTP (Horovod's own `RendezvousHTTPServer`, on a fixed port
 joined: Horovod itself waits 30 s for late workers, but an image pull takes longer.
 
 Reads HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE HOROVOD_LOCAL_SIZE HOROVOD_GLOO_RENDEZVOUS_ADDR/PORT, and in the first
-worker ALLRANKS_HOROVOD_HOSTS (`host:slots,...`). Ends with the exit code of the first failed rank, 128 + n for a
-signal. Needs only the standard library and Horovod's server.
+worker ALLRANKS_HOROVOD_HOSTS (`host:slots`, with `{}` for the number of each worker). Ends with the exit code of the
+first failed rank, 128 + n for a signal. Needs only the standard library and Horovod's server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(program: list[str]) -> int:
     host, port = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     signal.signal(signal.SIGTERM, _stop)
     if worker == 0:
-        _serve(port)
+        _serve(port, workers)
     try:
         # Pass an IP address: Horovod's HTTP client does not retry names that do not resolve yet.
         address = _meet(host, port, worker, workers)
@@ -53,7 +53,7 @@ def _stop(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _serve(port: int) -> None:
+def _serve(port: int, workers: int) -> None:
     """Serves Horovod's rendezvous in a daemon thread."""
     import threading
 
@@ -62,7 +62,8 @@ def _serve(port: int) -> None:
         from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
     except ImportError as error:
         sys.exit(f"allranks: the image's python3 has no Horovod ({error}): install it, or use another image")
-    hosts = parse_hosts(os.environ["ALLRANKS_HOROVOD_HOSTS"])
+    pattern = os.environ["ALLRANKS_HOROVOD_HOSTS"]
+    hosts = parse_hosts(",".join(pattern.replace("{}", str(number)) for number in range(workers)))
     RendezvousHTTPServer.request_queue_size = 1024  # all ranks connect at the same moment
     server = RendezvousHTTPServer(("", port), RendezvousHandler, False)
     server.daemon_threads = True

@@ -20,6 +20,7 @@ from allranks.core import topology
 from allranks.core.model import Manifest, Pod
 from allranks.core.naming import PLACEHOLDER, replica_key
 from allranks.errors import InvalidManifest
+from allranks.kube import restarted_indexes
 
 _MESSAGE = 4096
 
@@ -39,13 +40,15 @@ def job(manifest: Manifest) -> Job:
 def status(manifest: Manifest) -> Status:
     """Raises DecodeError."""
     try:
-        return _status(manifest.get("status") or {})
+        return restarted_indexes.unfold(_status(manifest.get("status") or {}))
     except ValidationError as error:
         raise DecodeError(_paths("status", error)) from error
+    except ValueError as error:
+        raise DecodeError(f"status.restartedIndexes: {error}") from error
 
 
 def encode(status: Status) -> Manifest:
-    return status.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return restarted_indexes.fold(status).model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def _job(manifest: Manifest) -> Job:
@@ -118,10 +121,12 @@ def status_of(job: Manifest) -> Status:
     found = copy.deepcopy(job.get("status") or {})
     for _ in range(20):
         try:
-            return _status(found)
+            return restarted_indexes.unfold(_status(found))
         except ValidationError as error:
             for detail in error.errors(include_url=False):
                 _drop(found, detail["loc"])
+        except ValueError:
+            _drop(found, ("restartedIndexes",))
     return Status()
 
 

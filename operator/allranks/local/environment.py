@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from allranks.core.model import Manifest
@@ -73,11 +74,19 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 class Variables:
     """The variables of one container's manifest, resolved in order."""
 
-    def __init__(self, pod: Manifest, container: Manifest, machine: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        pod: Manifest,
+        container: Manifest,
+        machine: Mapping[str, str],
+        config_maps: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    ) -> None:
+        """`config_maps`: name -> data, of the job itself."""
         self.values: dict[str, str] = {}
         self.problems: list[str] = []
         self._pod = pod
         self._container = container
+        self._config_maps = config_maps
         for variable in container.get("env") or ():
             name = variable["name"]
             if "valueFrom" in variable:
@@ -94,6 +103,10 @@ class Variables:
             if value is None:
                 self.problems.append(f"{name}: the field {path} has no value on this machine; give {name} a value")
             return value
+        reference = source.get("configMapKeyRef") or {}
+        own = self._config_maps.get(reference.get("name", ""), {}).get(reference.get("key", ""))
+        if own is not None:
+            return own
         if "resourceFieldRef" in source:
             return self._resource(name, source["resourceFieldRef"])
         for kind, word in (("secretKeyRef", "secret"), ("configMapKeyRef", "config map")):

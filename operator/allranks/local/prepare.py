@@ -76,7 +76,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
     mounted: dict[str, tuple[str, Path]] = {}
     lost: list[str] = []
     for container in containers:
-        variables = Variables(manifest, container, machine.environ)
+        variables = Variables(manifest, container, machine.environ, machine.volumes.config_maps)
         mapping, wrong = mounts(container, located, variables.values)
         problems += variables.problems + wrong
         folders += [path for path in mapping.directories.values() if path not in located.values()]

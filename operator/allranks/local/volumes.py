@@ -47,6 +47,8 @@ class Volumes:
         self.claims = claims
         self.names: set[str] = set()
         """All volumes and claims of the job's pods."""
+        self.config_maps: dict[str, Mapping[str, str]] = {}
+        """Name -> data of the ConfigMaps that the job itself creates."""
         self._root = root
         self._files: dict[tuple[str, str], Mapping[str, bytes]] = {}
 
@@ -56,6 +58,8 @@ class Volumes:
         if manifest["kind"] == "Secret":
             data = {key: base64.b64decode(value) for key, value in data.items()}
             data |= {key: str(value).encode() for key, value in (manifest.get("stringData") or {}).items()}
+        else:
+            self.config_maps[manifest["metadata"]["name"]] = manifest.get("data") or {}
         self._files[manifest["kind"], manifest["metadata"]["name"]] = data
 
     def own_directory(self, pod: str) -> Path:

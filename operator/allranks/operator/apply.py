@@ -63,10 +63,18 @@ class Executor:
         self._client, self._pods, self._decode_pod = client, pods, decode
         self._decode: Callable[[bytes], Raw] = msgspec.json.Decoder(Raw).decode
 
-    async def create(self, job: Manifest, manifests: Sequence[Manifest], rejections: Rejections) -> None:
-        """Creates objects; pods only if everything else exists. Raises Unavailable, Fenced."""
+    async def create(
+        self, job: Manifest, manifests: Sequence[Manifest], rejections: Rejections, superseded: Iterable[str] = ()
+    ) -> None:
+        """Creates objects; pods only if everything else exists. Deletes the ConfigMaps `superseded`.
+
+        Raises Unavailable, Fenced.
+        """
         companions = [manifest for manifest in manifests if manifest["kind"] != "Pod"]
-        await _gather([lambda m=m: self._create(job, m, rejections) for m in companions])  # type: ignore[misc]
+        first: list[Callable[[], Awaitable[object]]] = []
+        first += [lambda m=m: self._create(job, m, rejections) for m in companions]  # type: ignore[misc]
+        first += [lambda n=n: self._delete_config_map(job, n) for n in superseded]  # type: ignore[misc]
+        await _gather(first)
         if not any(_key(companion) in rejections.by_object for companion in companions):
             await self._create_pods(job, [m for m in manifests if m["kind"] == "Pod"], rejections)
         wanted = {_key(manifest) for manifest in manifests}
@@ -257,6 +265,19 @@ class Executor:
         if (raw := self._decode(answer)).metadata.uid and (raw.metadata.labels or {}).get(JOB_LABEL):
             self._pods.upsert(self._decode_pod(raw))
         return None
+
+    async def _delete_config_map(self, job: Manifest, name: str) -> None:
+        """Deletes a ConfigMap of the job, if it exists."""
+        path = paths.item("ConfigMap", job["metadata"]["namespace"], name)
+        try:
+            metadata = self._decode(await self._client.get(path)).metadata
+            if any(owner.controller and owner.uid == job["metadata"]["uid"] for owner in metadata.owner_references):
+                await self._client.delete(path, metadata.uid)
+        except (NotFound, Conflict):
+            return
+        except Refused as error:
+            # Nothing waits for it, and it is deleted with the job.
+            logger.error("cannot delete ConfigMap %s/%s: %s", job["metadata"]["namespace"], name, error)
 
 
 async def _gather(requests: Sequence[Callable[[], Awaitable[object]]]) -> None:

@@ -254,7 +254,7 @@ class Controller:
             return False
         before = dict(rejections.by_object)
         state.create_blocked = True  # An exception leaves it set until the retry.
-        await self._executor.create(raw, plan.create, rejections)
+        await self._executor.create(raw, plan.create, rejections, plan.superseded)
         state.create_blocked = bool(rejections.by_object)
         if rejections.by_object:
             rejections.tries += 1

@@ -234,7 +234,9 @@ def _check_cause(observed: Observed, status: Status) -> None:
     failed = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before) and _has_failed(pod)]
     times = {pod.name: _failed_at(pod, observed.now) for pod in failed}
     replaced = _replaced(before, status) or [failure]
-    with_it = {failure.pod} | {other.pod for other in replaced}
+    ignored = set(status.ignored) - set(before.ignored)
+    without = {pod.name for pod in failed if "{}-{}".format(*place_of_name(pod.name)[:2]) in ignored}
+    with_it = {failure.pod} | {other.pod for other in replaced} | without
     decided, others = ([at for pod, at in times.items() if (pod in with_it) == is_it] for is_it in (True, False))
     hold(not times or bool(decided), f"the root cause {failure.pod} is not among the failed pods: {times}")
     hold(not others or max(decided) <= min(others), f"{with_it} were not the first of {times}")
@@ -314,7 +316,11 @@ def name_of(pod: Manifest) -> str:
 
 def place_of(pod: Manifest) -> tuple[str, int, int]:
     """(role, index, attempt) from the name: labels may have been edited."""
-    role, index, attempt = name_of(pod).removeprefix(f"{JOB}-").split("-")[:3]
+    return place_of_name(name_of(pod))
+
+
+def place_of_name(name: str) -> tuple[str, int, int]:
+    role, index, attempt = name.removeprefix(f"{JOB}-").split("-")[:3]
     return role, int(index), int(attempt)
 
 

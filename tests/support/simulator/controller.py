@@ -2,7 +2,8 @@
 
 It executes a plan as the operator on a cluster does:
 1. a plan with `write_ahead` writes status, at the version that was observed, and nothing else;
-2. otherwise objects other than pods are restored and created first: if a creation fails, no pods are created;
+2. otherwise objects other than pods are restored and created first, and older ConfigMaps are deleted: if a creation
+   fails, no pods are created;
 3. then pods are created and deleted, in any order;
 4. then status is written, and Events are recorded.
 After a conflict the job is read and reconciled again.
@@ -166,7 +167,12 @@ class Controller:
             return
         companions = [manifest for manifest in plan.create if manifest["kind"] != "Pod"]
         pods = [manifest for manifest in plan.create if manifest["kind"] == "Pod"]
-        self._send([lambda m=m: self._create(key, job, m) for m in (*plan.restore, *companions)])  # type: ignore[misc]
+        first: list[Callable[[], None]] = [
+            lambda m=m: self._create(key, job, m)  # type: ignore[misc]
+            for m in (*plan.restore, *companions)
+        ]
+        first += [lambda n=n: self._delete_config_map(job, n) for n in plan.superseded]  # type: ignore[misc]
+        self._send(first)
         if any(key_of(companion) in self._rejected.get(key, {}) for companion in companions):
             pods = []
         requests: list[Callable[[], None]] = [lambda m=m: self._create(key, job, m) for m in pods]  # type: ignore[misc]
@@ -233,6 +239,15 @@ class Controller:
         if self._store.version != before:
             self._audit.deletes[reference.uid] += 1
             self._wrote()
+
+    def _delete_config_map(self, job: Manifest, name: str) -> None:
+        key = ("ConfigMap", job["metadata"].get("namespace", "default"), name)
+        found = self._store.find(key)
+        if found is None or controller_of(found) != job["metadata"]["uid"]:
+            return
+        self._store.delete(key, uid=found["metadata"]["uid"])
+        self._audit.deletes[found["metadata"]["uid"]] += 1
+        self._wrote()
 
     def _delete_job(self, key: Key, job: Manifest) -> None:
         try:

@@ -132,7 +132,7 @@ ALLOWED = {
     ("allranks.dev", "trainingpools"): {"get", "list", "watch"},
     ("", "pods"): {"create", "get", "list", "watch", "delete"},
     ("", "services"): {"create", "get"},
-    ("", "configmaps"): {"create", "get"},
+    ("", "configmaps"): {"create", "get", "delete"},
     ("", "secrets"): {"create"},
     ("", "events"): {"create", "patch"},
     ("coordination.k8s.io", "leases"): {"create", "get", "update"},

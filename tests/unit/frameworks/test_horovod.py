@@ -58,8 +58,8 @@ def rank(number: int) -> dict[str, str]:
     return {"HOROVOD_RANK": str(number), "HOROVOD_LOCAL_RANK": "0"}
 
 
-def hosts(slots: int, workers: int = 2) -> dict[str, str]:
-    return {"ALLRANKS_HOROVOD_HOSTS": ",".join(f"job-worker-{index}-0:{slots}" for index in range(workers))}
+def hosts(slots: int) -> dict[str, str]:
+    return {"ALLRANKS_HOROVOD_HOSTS": f"job-worker-{{}}-0:{slots}"}
 
 
 # Sentence, job, variables of each worker.
@@ -82,7 +82,7 @@ GLOO = [
     (
         "the port can be set",
         {"roles": {"worker": 1}, "horovod": {"port": 1234}},
-        [gloo(0, 1, HOROVOD_GLOO_RENDEZVOUS_PORT="1234") | rank(0) | hosts(1, 1)],
+        [gloo(0, 1, HOROVOD_GLOO_RENDEZVOUS_PORT="1234") | rank(0) | hosts(1)],
     ),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 
 from allranks.api.status import Status
 from allranks.core.manifests import pods
-from support.builders import CLUSTER, job, table
+from support.builders import CLUSTER, environment, job, table
 
 CHIEF = "job-chief-0-0.job.team.svc:2222"
 WORKER0 = "job-worker-0-0.job.team.svc:2222"
@@ -22,12 +22,7 @@ EVALUATOR = "job-evaluator-0-0.job.team.svc:2222"
 def configs(**fields: Any) -> dict[str, Any]:
     """Pod name -> TF_CONFIG as TensorFlow decodes it."""
     made = pods.objects(job(framework="tensorflow", **fields), Status(), CLUSTER)
-    return {
-        pod["metadata"]["name"]: json.loads(
-            next(v["value"] for v in pod["spec"]["containers"][0]["env"] if v["name"] == "TF_CONFIG")
-        )
-        for pod in made.pods
-    }
+    return {pod["metadata"]["name"]: json.loads(environment(made, pod)["TF_CONFIG"]) for pod in made.pods}
 
 
 def task(kind: str, index: int, **cluster: list[str]) -> dict[str, Any]:
@@ -76,6 +71,24 @@ def test_the_key_is_chief_never_master():
     assert "master" not in json.dumps(found)
 
 
+def test_the_addresses_are_stored_once_and_pods_refer_to_them():
+    made = pods.objects(job("tensorflow", {"worker": 2}), Status(attempt=3), CLUSTER)
+    _, addresses = made.companions
+    assert addresses["metadata"]["name"] == "job-files-3"
+    assert addresses["immutable"] is True
+    hosts = [f"job-worker-{index}-3.job.team.svc:2222" for index in range(2)]
+    assert addresses["data"] == {"ALLRANKS_TF_CLUSTER": json.dumps({"worker": hosts}, separators=(",", ":"))}
+    for index, pod in enumerate(made.pods):
+        env = [v for v in pod["spec"]["containers"][0]["env"] if "TF_" in v["name"]]
+        source = {"configMapKeyRef": {"name": "job-files-3", "key": "ALLRANKS_TF_CLUSTER"}}
+        config = f'{{"cluster":$(ALLRANKS_TF_CLUSTER),"task":{{"type":"worker","index":{index}}}}}'
+        # Kubernetes expands references to variables that come before.
+        assert env == [
+            {"name": "ALLRANKS_TF_CLUSTER", "valueFrom": source},
+            {"name": "TF_CONFIG", "value": config},
+        ]
+
+
 def test_the_port_can_be_set():
     assert configs(roles={"worker": 1}, tensorflow={"port": 5000}) == {
         "job-worker-0-0": task("worker", 0, worker=["job-worker-0-0.job.team.svc:5000"])
@@ -91,6 +104,6 @@ def test_every_task_listens_on_its_port():
 @pytest.mark.parametrize("attempt", [0, 7])
 def test_addresses_contain_the_attempt_so_that_no_task_reaches_a_terminating_pod(attempt):
     made = pods.objects(job("tensorflow", {"worker": 1}), Status(attempt=attempt), CLUSTER)
-    (found,) = [v["value"] for v in made.pods[0]["spec"]["containers"][0]["env"] if v["name"] == "TF_CONFIG"]
+    found = environment(made, made.pods[0])["TF_CONFIG"]
     assert json.loads(found)["cluster"] == {"worker": [f"job-worker-0-{attempt}.job.team.svc:2222"]}
     assert made.pods[0]["spec"]["hostname"] == f"job-worker-0-{attempt}"

@@ -59,7 +59,7 @@ def start(out) -> Iterator[Start]:
             "HOROVOD_START_TIMEOUT": "20",
         }
         if worker == 0:
-            variables["ALLRANKS_HOROVOD_HOSTS"] = ",".join(f"job-worker-{index}-0:{slots}" for index in range(of))
+            variables["ALLRANKS_HOROVOD_HOSTS"] = f"job-worker-{{}}-0:{slots}"
         command = helper or (sys.executable, str(HELPER))
         begun = subprocess.Popen(
             [*command, *program],

@@ -220,6 +220,18 @@ def test_config_maps_of_the_job_itself_are_files(tmp_path: Path) -> None:
     assert not file.exists()
 
 
+def test_a_variable_from_a_config_map_of_the_job_itself_has_its_value_and_others_may_refer_to_it(
+    tmp_path: Path,
+) -> None:
+    where = machine(tmp_path, environ={"HOSTS": "of the machine"})
+    where.volumes.add_files({"kind": "ConfigMap", "metadata": {"name": "mine"}, "data": {"hosts": '["$(A)"]'}})
+    reference = {"configMapKeyRef": {"name": "mine", "key": "hosts"}}
+    env = [{"name": "A", "value": "1"}, {"name": "HOSTS", "valueFrom": reference}, {"name": "B", "value": "{$(HOSTS)}"}]
+    found = env_of(pod({"env": env}), where)
+    # As on a cluster, a value that comes from a ConfigMap is not expanded itself.
+    assert (found["HOSTS"], found["B"]) == ('["$(A)"]', '{["$(A)"]}')
+
+
 def test_shared_memory_is_this_machines_own(tmp_path: Path) -> None:
     container = {"args": ["/dev/shm/x"], "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}]}
     plan = planned(pod(container, volumes=[{"name": "dshm", "emptyDir": {"medium": "Memory"}}]), machine(tmp_path))

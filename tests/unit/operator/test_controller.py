@@ -17,7 +17,8 @@ from aiohttp import web
 
 from allranks.core.model import Observed, Plan, Platform, Reports
 from allranks.core.reconcile import reconcile
-from allranks.kube import pod_codec
+from allranks.core.rules import failure
+from allranks.kube import job_codec, pod_codec
 from allranks.kube.client import Client
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, PodCache
@@ -27,7 +28,8 @@ from allranks.operator.job_queue import JobQueue
 from allranks.operator.metrics import Metrics
 from allranks.operator.observer import Observer
 from allranks.operator.timing import Clock, Timing
-from support.builders import NOW, rank
+from support.builders import NOW, failed, manifest, rank, started
+from support.builders import job as job_of
 from support.scripted import Scripted, client_of, says, status
 
 SPEC = {"framework": "pytorch", "image": "x", "command": ["a"], "roles": {"worker": {"replicas": 2}}}
@@ -310,3 +312,52 @@ def test_progress_alone_is_written_once_per_interval() -> None:
     assert steps[-1] == 100
     # The first one is written together with other changes.
     assert len(steps) <= 2 + (began[1] - began[0]) / interval
+
+
+class LargeAndSmall(Api):
+    """Keeps two jobs: all replicas of `large` have failed. `small` is created after the first decision about them."""
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__()
+        life = started(job_of(roles={"worker": replicas}, restart={"scope": "pod"}))
+        self.pods = [replace(failed("worker", index), name=f"large-worker-{index}-0") for index in range(replicas)]
+        shown = manifest(roles={"worker": replicas}, name="large", restart={"scope": "pod"})
+        metadata = {"name": "large", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"}
+        self.job = shown | {"metadata": metadata, "status": job_codec.encode(life.status)}
+        self.small = shown | {"metadata": metadata | {"name": "small", "uid": "v"}, "spec": SPEC}
+        self.order: list[str] = []
+        self.controller: Controller | None = None
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        assert self.controller
+        body = json.loads(await request.text())
+        self.order.append(f"{request.method} {body['metadata'].get('name') or request.path.split('/')[-2]}")
+        if request.path.endswith("/small/status"):
+            version = {"resourceVersion": str(next(self.versions))}
+            written = {"metadata": self.small["metadata"] | version, "status": body["status"]}
+            return await says(self.small | written)(request)
+        answer = await super().__call__(request)
+        if self.order == ["PATCH large"]:
+            self.controller.on_job_event(self.small, deleted=False)
+        return answer
+
+
+def test_another_job_has_its_turn_between_the_decisions_about_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure, "MAX_DECISIONS", 10)
+
+    async def scenario() -> list[str]:
+        api = LargeAndSmall(200)
+        async with client_of(api) as (client, _):
+            api.controller = controller = controller_of(client)
+            for number, pod in enumerate(api.pods):
+                controller._observer.pods.upsert(
+                    pod_codec.CachedPod(number + 1, "ns", "u", frozenset({"large"}), "large", pod)
+                )
+            async with running(controller, api.job):
+                while sum(entry == "PATCH large" for entry in api.order) < 20:
+                    await asyncio.sleep(0.01)
+        return api.order
+
+    order = asyncio.run(scenario())
+    before = order[: order.index("POST small-worker-0-0")]
+    assert before.count("PATCH large") <= 7, "a third of the decisions about the large job"

@@ -202,6 +202,8 @@ def _why(status: Status) -> str:
 
 def _alone(status: Status, began: datetime) -> Iterator[Restart]:
     for replica, one in status.replica_restarts.items():
+        if one.restart_time is None:
+            continue  # one of many: the status does not keep the times of all
         at = max(0.0, (one.restart_time - began).total_seconds())
         yield Restart(replica, one.count, one.counted, at, cause_of(one.failure) if one.failure else None)
 

@@ -1,24 +1,45 @@
-"""The objects that an attempt's pods need beside them: a headless Service, and for MPI a ConfigMap and a Secret."""
+"""The objects that an attempt's pods need beside them: a headless Service, for TensorFlow and MPI a ConfigMap, and for
+MPI a Secret.
+
+Everything that grows with the number of replicas is in the ConfigMap. Each attempt has its own, because kubelets cache
+ConfigMaps: a new pod could start with the addresses of the previous attempt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from allranks.api.job import API_VERSION, KIND, Job
 from allranks.api.status import Status
 from allranks.core import naming
 from allranks.core.model import Manifest
-from allranks.frameworks.base import Wiring
+from allranks.frameworks.base import Shared
+
+_SUPERSEDED = 5
+"""How many older ConfigMaps are deleted when a new one is created. Usually one exists, and more only if an operator was
+killed between creation and deletion."""
 
 
-def companions(job: Job, status: Status, wirings: Sequence[Wiring]) -> list[Manifest]:
+def companions(job: Job, status: Status, shared: Shared) -> list[Manifest]:
     """The manifests of these objects, in the order in which they are created."""
     out = [_service(job)]
-    if files := {name: content for wiring in wirings for name, content in wiring.files.items()}:
-        out.append(_config_map(job, status, files))
-    if any(wiring.ssh_key for wiring in wirings):
+    if data := {**shared.files, **shared.variables}:
+        out.append(_config_map(job, status, data))
+    if shared.ssh_key:
         out.append(_ssh_secret(job))
     return out
+
+
+def superseded_config_maps(job: Job, status: Status) -> tuple[str, ...]:
+    """Names of ConfigMaps to delete when that of the current attempt is created: all but the previous attempt's, whose
+    pods may still terminate."""
+    first = max(0, status.attempt - 1 - _SUPERSEDED)
+    return tuple(_config_map_name(job, attempt) for attempt in range(first, status.attempt - 1))
+
+
+def variable(job: Job, status: Status, name: str) -> Manifest:
+    """A variable of a container with a value from the ConfigMap."""
+    return {"name": name, "valueFrom": {"configMapKeyRef": {"name": config_map_name(job, status), "key": name}}}
 
 
 def metadata(job: Job, name: str, labels: Mapping[str, str]) -> Manifest:
@@ -35,7 +56,11 @@ def metadata(job: Job, name: str, labels: Mapping[str, str]) -> Manifest:
 
 
 def config_map_name(job: Job, status: Status) -> str:
-    return f"{job.name}-files-{status.attempt}"
+    return _config_map_name(job, status.attempt)
+
+
+def _config_map_name(job: Job, attempt: int) -> str:
+    return f"{job.name}-files-{attempt}"
 
 
 def ssh_secret_name(job: Job) -> str:
@@ -57,13 +82,14 @@ def _service(job: Job) -> Manifest:
     }
 
 
-def _config_map(job: Job, status: Status, files: Mapping[str, str]) -> Manifest:
+def _config_map(job: Job, status: Status, data: Mapping[str, str]) -> Manifest:
     labels = {naming.ATTEMPT_LABEL: str(status.attempt)}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(job, config_map_name(job, status), labels),
-        "data": dict(files),
+        "immutable": True,  # kubelets need not watch it
+        "data": dict(data),
     }
 
 

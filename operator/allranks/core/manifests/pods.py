@@ -13,7 +13,7 @@ from typing import Any
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import naming, topology
-from allranks.core.manifests import companions, pod_template, pool_template, report_env, scheduling
+from allranks.core.manifests import companions, pod_template, pool_template, report_env, scheduling, sizes
 from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SSH_DIR, Replica, Wiring
@@ -29,7 +29,7 @@ class Objects:
     """The manifests of an attempt."""
 
     companions: list[Manifest]
-    """What the pods need beside them: the headless Service, and for MPI a ConfigMap and a Secret."""
+    """What the pods need beside them: the headless Service; a ConfigMap for TensorFlow and MPI; a Secret for MPI."""
     pods: list[Manifest]
     """The requested pods, ordered by role and index."""
 
@@ -40,36 +40,37 @@ def objects(
     """The objects of the current attempt. `replicas`: (role, index) of the pods to build; None builds all of them."""
     templates = pod_template.role_templates(job, platform)
     context = pod_template.attempt_context(job, status, platform, templates)
-    wirings = topology.framework_of(job).wire(context)
-    wired = [
-        (replica, wiring)
-        for replica, wiring in zip(context.replicas, wirings, strict=True)
+    framework = topology.framework_of(job)
+    wire = framework.wire(context)
+    wired = (
+        (replica, wire(replica))
+        for replica in context.replicas
         if replicas is None or (replica.role, replica.index) in replicas
-    ]
-    return Objects(companions.companions(job, status, wirings), _pods(job, status, wired, templates, platform))
+    )
+    made = companions.companions(job, status, framework.shared(context))
+    return Objects(made, _pods(job, status, wired, templates, platform))
 
 
 def listening_ports(job: Job, status: Status) -> list[tuple[str, int]]:
     """(pod hostname, port) on which pods of the current attempt listen. A local run maps each to a free port."""
     context = pod_template.attempt_context(job, status, pod_template.ANY_PLATFORM)
-    wirings = topology.framework_of(job).wire(context)
-    return [
-        (replica.hostname, port)
-        for replica, wiring in zip(context.replicas, wirings, strict=True)
-        for port in wiring.ports.values()
-    ]
+    wire = topology.framework_of(job).wire(context)
+    return [(replica.hostname, port) for replica in context.replicas for port in wire(replica).ports.values()]
 
 
 def problems(job: Job) -> list[tuple[str, str]]:
-    """(field path, message) of mistakes that the CRD's schema cannot find: inside the job's templates, in `logPattern`.
+    """(field path, message) of mistakes that the CRD's schema cannot find: inside the job's templates, in `logPattern`,
+    too many replicas for a variable or a ConfigMap.
 
     A pool's template is checked by `pool_template.problems`.
     """
     framework = topology.framework_of(job)
     templates = pod_template.role_templates(job, pod_template.ANY_PLATFORM)
-    context = pod_template.attempt_context(job, Status(), pod_template.ANY_PLATFORM, templates)
-    out = report_env.problems(job)
-    for replica, wiring in zip(context.replicas, framework.wire(context), strict=True):
+    context = sizes.longest_context(job, templates)
+    out = [*report_env.problems(job), *sizes.problems(framework, context)]
+    wire = framework.wire(context)
+    for replica in sizes.outermost(context):
+        wiring = wire(replica)
         helper_first = bool(wiring.prefix) or report_env.needs_command(job, wiring)
         if helper_first and not pod_template.trainer(templates[replica.role]).get("command"):
             what = "a command is needed: allranks starts it through a helper and cannot read the image's entrypoint"
@@ -120,7 +121,7 @@ def _pods(
             wiring.command,
             wiring.helper,
             wiring.ssh_key,
-            bool(wiring.files),
+            wiring.files,
             *wiring.ports.items(),
         )
         if key not in shared:
@@ -195,8 +196,14 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
     user: list[dict[str, Any]] = shared.trainer.get("env", [])
     set_by_user = {variable["name"] for variable in user}
     defaults = {"PYTHONUNBUFFERED": "1", **wiring.defaults}
-    ours = {**own, **wiring.env, **{key: value for key, value in defaults.items() if key not in set_by_user}}
-    return [*({"name": key, "value": value} for key, value in ours.items()), *user]
+    defaults = {key: value for key, value in defaults.items() if key not in set_by_user}
+    # The wiring follows the shared variables that it may refer to.
+    common = [companions.variable(job, status, name) for name in wiring.shared_env]
+    return [*_literal(own), *common, *_literal({**wiring.env, **defaults}), *user]
+
+
+def _literal(variables: Mapping[str, str]) -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def _attachments(

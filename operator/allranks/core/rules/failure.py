@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
+from typing import Literal
 
 from allranks.api.status import Failure, Status
 from allranks.core import naming, reattribution, restart_policy, root_cause, transitions
-from allranks.core.model import Event, Plan
+from allranks.core.correlation import CORRELATION_SECONDS, EarlierFailures, drop_details
+from allranks.core.model import Event
 from allranks.core.root_cause import describe_failure
-from allranks.core.rules import Act, Outcome, write
+from allranks.core.rules import Outcome, write
 from allranks.core.snapshot import Snapshot
 
 
@@ -27,72 +30,91 @@ def reattribute(snapshot: Snapshot) -> Outcome:
 
 
 def handle_failures(snapshot: Snapshot) -> Outcome:
-    """Evaluates failures of individually restarted replicas one by one, each on the status that the previous one
-    produced, and persists them in a single write.
+    """Evaluates failures one by one, each on the status that the previous one produced, and persists them in a single
+    write while they are of one kind: individually restarted replicas, or ignored ones.
 
-    The write ends before counted and uncounted restarts would mix: they are counted separately.
+    The write ends before counted and uncounted restarts would mix: they are counted separately. It holds at most
+    `MAX_DECISIONS`, so that other jobs have their turn; the job is reconciled again at once.
     """
-    first, decided = snapshot.persisted.restarts, None
-    while plan := _first_failure(snapshot):
-        assert plan.status is not None
-        before, after = snapshot.observed.status, plan.status
-        if decided and after.restarts.counted > first.counted and after.restarts.disruptions > first.disruptions:
-            break
-        decided = replace(plan, events=(*decided.events, *plan.events)) if decided else plan
-        if not _restarted_individually(before, after):
-            break
-        snapshot = replace(snapshot, observed=replace(snapshot.observed, status=after))
-    return Act(decided) if decided else None
-
-
-def _restarted_individually(before: Status, after: Status) -> bool:
-    """Whether the decision replaced only the failed pod, in the same attempt."""
-    if after.last_failure is None or after.attempt != before.attempt:
-        return False
-    key = naming.replica_key(after.last_failure.role, after.last_failure.index)
-    then, now = before.replica_restarts.get(key), after.replica_restarts.get(key)
-    return now is not None and now.count > (then.count if then else 0)
-
-
-def _first_failure(snapshot: Snapshot) -> Plan | None:
-    """The root cause selects the rule. If any failed replica has group scope, the whole attempt restarts."""
-    job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
+    o, before = snapshot.observed, snapshot.persisted.restarts
     if not snapshot.failed and not snapshot.deleted_replicas:
         return None
-    platform = snapshot.observed.platform
-    failure = root_cause.first_failure(job, status, snapshot.failed, snapshot.deleted_replicas, now, platform)
-    described = describe_failure(failure)
-
-    upstream = restart_policy.upstream_failure(job, status, failure)
-    if upstream and upstream.failure:
-        why = f"caused by an earlier failure: {describe_failure(upstream.failure)}"
-        return _plan(
-            transitions.restart_after_upstream_failure(job, status, upstream, upstream.failure, now),
-            Event("RankFailed", f"{described}: {why}", warning=True),
-            Event("Restarting", why),
-        )
-    if restart_policy.is_correlated_failure(job, status, failure):
-        why = f"same failure as another replica within {restart_policy.CORRELATION_SECONDS} s; already counted"
-        restarted = transitions.restart_replica(job, status, failure, None, now)
-        return _plan(restarted, Event("RankFailed", f"{described}: {why}", warning=True))
-
-    decision = restart_policy.decide_restart(job, status, failure)
-    event = Event("RankFailed", f"{described}: {decision.why}", warning=True)
-    if decision.action == "fail":
-        message = _with_last_line(f"{described}: {decision.why}", failure)
-        return _plan(transitions.fail(job, snapshot.summary, decision.reason, message, now, failure), event)
-    if decision.action == "ignore":
-        return _plan(transitions.ignore(status, failure), event)
-    counted = decision.action == "restart"
-    places = {(pod.role, pod.index) for pod in snapshot.failed} | {(r.role, r.index) for r in snapshot.deleted_replicas}
-    if any(restart_policy.scope(job, role, index) == "group" for role, index in places):
-        restarted = transitions.restart(job, status, failure, counted, decision.why, now)
-        return _plan(restarted, event, Event("Restarting", decision.why))
-    return _plan(transitions.restart_replica(job, status, failure, counted, now), event)
+    evaluation = _Evaluation(snapshot)
+    failures = root_cause.failures(o.job, o.status, snapshot.failed, snapshot.deleted_replicas, o.now, o.platform)
+    status, events, kind = o.status, list[Event](), ""
+    for failure in islice(failures, MAX_DECISIONS):
+        next_kind, after, added = evaluation.decide(status, failure)
+        if kind and after.restarts.counted > before.counted and after.restarts.disruptions > before.disruptions:
+            break
+        if kind == "ignored" and next_kind != "ignored":
+            break  # without the ignored replicas, the job may be complete
+        status, kind = after, next_kind
+        events += added
+        if kind == "final":
+            break
+    return write(drop_details(status, o.now), *events)
 
 
-def _plan(status: Status, *events: Event) -> Plan:
-    return write(status, *events).plan
+MAX_DECISIONS = 250
+"""Decisions in one write. Each copies the list of restarted replicas."""
+
+
+_Kind = Literal["restarted", "ignored", "final"]
+"""`final`: the attempt or the job ends, so that no further failure of the attempt matters."""
+
+
+class _Evaluation:
+    """The failures of one look. The root cause selects the rule. If any failed replica has group scope, the whole
+    attempt restarts."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot, self._job, self._now = snapshot, snapshot.observed.job, snapshot.observed.now
+        self._earlier = EarlierFailures(self._job, snapshot.observed.status)
+        places = [*((pod.role, pod.index) for pod in snapshot.failed)]
+        places += ((replica.role, replica.index) for replica in snapshot.deleted_replicas)
+        self._in_group = {place for place in places if restart_policy.scope(self._job, *place) == "group"}
+
+    def decide(self, status: Status, failure: Failure) -> tuple[_Kind, Status, list[Event]]:
+        """The decision about the next failure, on the status that the previous decisions produced."""
+        job, now, described = self._job, self._now, describe_failure(failure)
+        upstream = self._earlier.upstream_of(failure)
+        if upstream and upstream.failure:
+            why = f"caused by an earlier failure: {describe_failure(upstream.failure)}"
+            event = Event("RankFailed", f"{described}: {why}", warning=True)
+            restarted = transitions.restart_after_upstream_failure(job, status, upstream, upstream.failure, now)
+            return "final", restarted, [event, Event("Restarting", why)]
+        if self._earlier.counted(failure):
+            why = f"same failure as another replica within {CORRELATION_SECONDS} s; already counted"
+            event = Event("RankFailed", f"{described}: {why}", warning=True)
+            return "restarted", self._restart_alone(status, failure, None), [event]
+
+        decision = restart_policy.decide_restart(job, status, failure)
+        event = Event("RankFailed", f"{described}: {decision.why}", warning=True)
+        if decision.action == "fail":
+            message = _with_last_line(f"{described}: {decision.why}", failure)
+            return (
+                "final",
+                transitions.fail(job, self._summary(status), decision.reason, message, now, failure),
+                [event],
+            )
+        if decision.action == "ignore":
+            self._in_group.discard((failure.role, failure.index))
+            return "ignored", transitions.ignore(status, failure), [event]
+        counted = decision.action == "restart"
+        if self._in_group:
+            restarted = transitions.restart(job, status, failure, counted, decision.why, now)
+            return "final", restarted, [event, Event("Restarting", decision.why)]
+        return "restarted", self._restart_alone(status, failure, counted), [event]
+
+    def _restart_alone(self, status: Status, failure: Failure, counted: bool | None) -> Status:
+        restarted = transitions.restart_replica(self._job, status, failure, counted, self._now)
+        key = naming.replica_key(failure.role, failure.index)
+        self._earlier.record(key, restarted.replica_restarts[key])
+        return restarted
+
+    def _summary(self, status: Status) -> Status:
+        """The status with the pod counts that follow from the decisions so far."""
+        return replace(self._snapshot, observed=replace(self._snapshot.observed, status=status)).summary
 
 
 def _with_last_line(text: str, failure: Failure) -> str:

@@ -24,11 +24,17 @@ def begin(snapshot: Snapshot) -> Outcome:
     if status.start_time:
         return None
     begun = transitions.begin(job, status, now)
-    if problems := pod_manifests.problems(job):
-        message = "; ".join(f"{path}: {text}" for path, text in problems)
-        failed = transitions.fail(job, begun, "InvalidSpec", message, now)
-        return write(failed, Event("InvalidSpec", message, warning=True))
-    return write(begun)
+    return reject_invalid(job, begun, now) or write(begun)
+
+
+def reject_invalid(job: Job, status: Status, now: datetime) -> Outcome:
+    """Fails a job with mistakes that the CRD's schema cannot find. Its size may change, so resizing checks it again."""
+    problems = pod_manifests.problems(job)
+    if not problems:
+        return None
+    message = "; ".join(f"{path}: {text}" for path, text in problems)
+    failed = transitions.fail(job, status, "InvalidSpec", message, now)
+    return write(failed, Event("InvalidSpec", message, warning=True))
 
 
 def begin_small(observed: Observed) -> Status | None:
@@ -39,15 +45,18 @@ def begin_small(observed: Observed) -> Status | None:
     attempt that is persisted is number 1 (`transitions.begin`).
     """
     job, status = observed.job, observed.status
-    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or pod_manifests.problems(job):
+    if status.start_time or job.metadata.generation != 1 or job.spec.suspend:
         return None
     begun = transitions.begin(job, status, observed.now)
-    return begun if sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS else None
+    small = sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS
+    return begun if small and not pod_manifests.problems(job) else None
 
 
 def resume(snapshot: Snapshot) -> Outcome:
     job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
-    return None if job.spec.suspend else write(transitions.resume(job, status, now), Event("Resumed", "resumed"))
+    if job.spec.suspend:
+        return None
+    return reject_invalid(job, status, now) or write(transitions.resume(job, status, now), Event("Resumed", "resumed"))
 
 
 def succeed(snapshot: Snapshot) -> Outcome:
@@ -59,11 +68,11 @@ def succeed(snapshot: Snapshot) -> Outcome:
 
 def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> bool:
     """Whether the pods that `success` selects have completed."""
-    count = topology.sizes(job, status)
+    count, ignored = topology.sizes(job, status), frozenset(status.ignored)
 
     def done(role: str, index: int) -> bool:
         pod = pods.get((role, index))
-        return naming.replica_key(role, index) in status.ignored or (pod is not None and pod.succeeded)
+        return naming.replica_key(role, index) in ignored or (pod is not None and pod.succeeded)
 
     return all(
         done(role, i)

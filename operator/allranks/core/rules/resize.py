@@ -6,7 +6,7 @@ from datetime import datetime
 
 from allranks.core import elasticity, topology, transitions
 from allranks.core.model import Event
-from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core.rules import Outcome, WaitUntil, lifecycle, write
 from allranks.core.snapshot import Snapshot
 
 
@@ -20,6 +20,8 @@ def resize_to_spec(snapshot: Snapshot) -> Outcome:
         return write(resized, Event("Resized", f"from {before} to {after} pods")) if resized != status else None
     if wanted == present:
         return None
+    if invalid := lifecycle.reject_invalid(job, snapshot.summary, now):
+        return invalid
     why = "the size changed"
     restarted = transitions.resize(job, status, "Resized", why, now)
     return write(restarted, Event("Resized", f"{why}: a new attempt begins"))

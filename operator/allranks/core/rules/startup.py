@@ -29,6 +29,6 @@ def startup_deadline(job: Job, status: Status, pod: Pod) -> datetime | None:
     """End of startupDeadlineSeconds for this pod, counted from its assignment to a node: an unscheduled pod does not
     pull its image."""
     alone = status.replica_restarts.get(naming.replica_key(pod.role, pod.index))
-    begun = alone.restart_time if alone else status.restart_time or status.attempt_time
+    begun = (alone.restart_time if alone else status.restart_time) or status.attempt_time
     placed = max([moment for moment in (begun, pod.placed_at) if moment], default=None)
     return placed + timedelta(seconds=job.spec.startup_deadline_seconds) if placed else None

@@ -1,0 +1,87 @@
+"""The compact form of `replicaRestarts`, so that the status of the largest job fits into etcd.
+
+Only the stored status has it: in memory, all restarted replicas are in `replica_restarts`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from allranks.api.status import ReplicaRestarts, RestartedIndexes, Status
+from allranks.core import naming
+from allranks.core.correlation import MAX_DETAILED
+
+
+def fold(status: Status) -> Status:
+    """The status to store. Nothing is lost: replicas with a recorded failure keep their own entries, and so do all
+    replicas if they are few."""
+    if len(status.replica_restarts) <= MAX_DETAILED:
+        return status
+    entries: dict[str, ReplicaRestarts] = {}
+    by_role: dict[str, list[tuple[int, ReplicaRestarts]]] = defaultdict(list)
+    for key, entry in status.replica_restarts.items():
+        if entry.failure or entry.counted:
+            entries[key] = entry
+        else:
+            role, _, index = key.rpartition("-")
+            by_role[role].append((int(index), entry))
+    compact = {role: _fold_role(sorted(found, key=lambda one: one[0])) for role, found in sorted(by_role.items())}
+    return status.model_copy(update={"replica_restarts": entries, "restarted_indexes": compact})
+
+
+def _fold_role(found: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
+    counts, times = defaultdict[int, list[int]](list), defaultdict[datetime, list[int]](list)
+    for index, entry in found:
+        counts[entry.count].append(index)
+        if entry.restart_time:
+            times[entry.restart_time].append(index)
+    return RestartedIndexes(
+        counts={str(count): _ranges(counts[count]) for count in sorted(counts)},
+        unlaunched=_ranges(index for index, entry in found if not entry.launched),
+        restart_times={time.isoformat().replace("+00:00", "Z"): _ranges(times[time]) for time in sorted(times)},
+    )
+
+
+def unfold(status: Status) -> Status:
+    """The stored status with an entry for each restarted replica. Raises ValueError."""
+    if not status.restarted_indexes:
+        return status
+    entries = {
+        naming.replica_key(role, index): entry
+        for role, compact in status.restarted_indexes.items()
+        for index, entry in _unfold_role(compact)
+    }
+    restarts = entries | status.replica_restarts
+    return status.model_copy(update={"replica_restarts": restarts, "restarted_indexes": None})
+
+
+def _unfold_role(compact: RestartedIndexes) -> Iterator[tuple[int, ReplicaRestarts]]:
+    unlaunched = set(_indexes(compact.unlaunched))
+    times = {
+        index: datetime.fromisoformat(time)
+        for time, indexes in compact.restart_times.items()
+        for index in _indexes(indexes)
+    }
+    for count, indexes in compact.counts.items():
+        for index in _indexes(indexes):
+            launched = index not in unlaunched
+            yield index, ReplicaRestarts(count=int(count), launched=launched, restart_time=times.get(index))
+
+
+def _ranges(indexes: Iterable[int]) -> str:
+    """`0-99,105` of ascending indexes."""
+    ranges: list[list[int]] = []
+    for index in indexes:
+        if ranges and ranges[-1][1] == index - 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def _indexes(ranges: str) -> Iterator[int]:
+    for part in ranges.split(",") if ranges else ():
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
