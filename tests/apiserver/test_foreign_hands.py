@@ -79,11 +79,11 @@ def worker(api: Api, namespace: str, name: str) -> str:
 
 @contextlib.contextmanager
 def gone() -> Iterator[None]:
-    """Raises NotFound for a 404."""
+    """Raises NotFound for a 404, and for a field that is immutable."""
     try:
         yield
     except ApiError as error:
-        if error.code == 404:
+        if error.code == 404 or "immutable" in str(error):
             raise NotFound from error
         raise
 
@@ -120,7 +120,8 @@ def changes(kind: str, change: Manifest) -> Hand:
     def hand(api: Api, namespace: str, name: str) -> tuple[str, str] | None:
         if not (found := companion(api, namespace, kind, name)):
             return None
-        api.patch(kind, namespace, found, change)
+        with gone():
+            api.patch(kind, namespace, found, change)
         return kind, found
 
     return hand

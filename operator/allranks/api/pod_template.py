@@ -32,6 +32,10 @@ class _Resources(_Part):
     requests: dict[str, int | str] | None = None
 
 
+class _Device(_Part):
+    devicePath: str
+
+
 class _Container(_Named):
     image: str | None = None
     command: list[str] | None = None
@@ -39,17 +43,48 @@ class _Container(_Named):
     env: list[_Named] | None = None
     ports: list[_ContainerPort] | None = None
     volumeMounts: list[_Mount] | None = None
+    volumeDevices: list[_Device] | None = None
     resources: _Resources | None = None
     securityContext: dict[str, Any] | None = None
+
+
+class _Toleration(_Part):
+    key: str | None = None
+    operator: str | None = None
+    value: str | None = None
+    effect: str | None = None
+    tolerationSeconds: int | None = None
+
+
+class _HostAlias(_Part):
+    ip: str
+    hostnames: list[str] | None = None
+
+
+class _Spread(_Part):
+    topologyKey: str
+
+
+class _NodeAffinity(_Part):
+    preferredDuringSchedulingIgnoredDuringExecution: list[dict[str, Any]] | None = None
+
+
+class _Affinity(_Part):
+    nodeAffinity: _NodeAffinity | None = None
 
 
 class _PodSpec(_Part):
     containers: list[_Container] | None = None
     initContainers: list[_Container] | None = None
     volumes: list[_Named] | None = None
-    tolerations: list[dict[str, Any]] | None = None
+    imagePullSecrets: list[_Named] | None = None
+    resourceClaims: list[_Named] | None = None
+    hostAliases: list[_HostAlias] | None = None
+    topologySpreadConstraints: list[_Spread] | None = None
+    tolerations: list[_Toleration] | None = None
+    affinity: _Affinity | None = None
     securityContext: dict[str, Any] | None = None
-    terminationGracePeriodSeconds: int | None = Field(None, ge=0)
+    terminationGracePeriodSeconds: int | None = Field(None, ge=0, le=315_360_000)
     restartPolicy: str | None = None
 
 

@@ -6,6 +6,7 @@ The pydantic types from which the CRD is generated check the schema. The CRD's o
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -22,6 +23,12 @@ from allranks.errors import InvalidManifest
 
 Problem = tuple[str, str]
 """(field path, message)"""
+
+MAX_TEMPLATE_BYTES = 256 * 1024
+"""Size as JSON of all parts of a spec that have no schema. Each pod holds a copy, and as objects they take up to forty
+times as much of the operator's memory. Templates in practice have a few KiB."""
+MAX_TEMPLATE_DEPTH = 64
+"""Nesting of a part without a schema. A complete PodTemplateSpec has about twenty levels."""
 
 
 class _Document(BaseModel):
@@ -67,6 +74,8 @@ def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
     except ValidationError as error:
         problems = [_problem(detail, root_schema(kind)) for detail in error.errors(include_url=False)]
     problems += _template_problems(document.get("spec"))
+    if too_much := list(unbounded(document.get("spec"))):
+        raise InvalidManifest([*problems, *too_much])  # an evaluation of the rules could take very long
     complete = document if parsed is None else with_defaults(document, parsed)
     broken = rule_problems(complete, [path for path, _ in problems], lenient=parsed is None, kind=kind)
     # A rule that fails at a field for which the schema has already reported a problem adds nothing.
@@ -113,13 +122,62 @@ def template_problems(content: Mapping[str, Any], place: str) -> Iterator[Proble
 
 def _template_problems(spec: Any) -> Iterator[Problem]:
     """Wrong types inside templates, read from the raw document, so that they are reported with all other problems."""
-    places = [("spec", spec)] if isinstance(spec, dict) else []
-    if places and isinstance(spec.get("roles"), dict):
-        places += [(f"spec.roles.{role}", of) for role, of in spec["roles"].items() if isinstance(of, dict)]
-    for place, container in places:
+    for place, container in _containers(spec):
         content = container.get("template")
         if isinstance(content, dict):
             yield from template_problems(content, f"{place}.template")
+
+
+def _containers(spec: Any) -> list[tuple[str, dict[str, Any]]]:
+    """(path, value) of the spec and of its roles, as far as they are mappings."""
+    places = [("spec", spec)] if isinstance(spec, dict) else []
+    if places and isinstance(spec.get("roles"), dict):
+        places += [(f"spec.roles.{role}", of) for role, of in spec["roles"].items() if isinstance(of, dict)]
+    return places
+
+
+def unbounded(spec: Any) -> Iterator[Problem]:
+    """Parts without a schema that are nested too deeply or too large, in a raw spec."""
+    size = 0
+    for path, part in _parts_without_schema(spec):
+        if part is None:
+            continue
+        if _is_deeper(part, MAX_TEMPLATE_DEPTH):
+            yield path, f"is nested more than {MAX_TEMPLATE_DEPTH} levels deep: no pod template needs that"
+        else:
+            size += len(json.dumps(part, ensure_ascii=False, separators=(",", ":"), default=str).encode())
+    if size > MAX_TEMPLATE_BYTES:
+        yield too_large("spec")
+
+
+def too_large(path: str) -> Problem:
+    limit = f"{MAX_TEMPLATE_BYTES // 1024} KiB"
+    return (
+        path,
+        f"templates, valueFrom and volume have more than {limit} in total: move data to a ConfigMap or image",
+    )
+
+
+def _parts_without_schema(spec: Any) -> Iterator[tuple[str, Any]]:
+    for place, container in _containers(spec):
+        yield f"{place}.template", container.get("template")
+        env = container.get("env")
+        for number, variable in enumerate(env if isinstance(env, list) else ()):
+            if isinstance(variable, dict):
+                yield f"{place}.env[{number}].valueFrom", variable.get("valueFrom")
+    if isinstance(spec, dict) and isinstance(spec.get("checkpoint"), dict):
+        yield "spec.checkpoint.volume", spec["checkpoint"].get("volume")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Not recursive, so that no nesting is too deep for it."""
+    layer = [value]
+    for _ in range(levels + 1):
+        if not layer:
+            return False
+        inner = (part.values() if isinstance(part, dict) else part for part in layer if isinstance(part, dict | list))
+        layer = [item for items in inner for item in items]
+    return True
 
 
 def _wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:

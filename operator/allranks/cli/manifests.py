@@ -170,6 +170,8 @@ def _documents(files: Iterable[str], problems: list[tuple[str, str]]) -> Iterato
             problems.append((source, f"is not YAML: {str(error).splitlines()[0]}"))
         except ValueError as error:  # for example month 13 in a timestamp
             problems.append((source, f"is not YAML: {error}"))
+        except RecursionError:
+            problems.append((source, "is nested too deeply"))
         else:
             yield from ((source, document) for document in documents)
 

@@ -31,6 +31,8 @@ class DecodeError(Exception):
 
 def job(manifest: Manifest) -> Job:
     """Raises DecodeError."""
+    if wrong := [": ".join(problem) for problem in validation.unbounded(manifest.get("spec"))]:
+        raise DecodeError("; ".join(wrong))
     try:
         return _job(manifest)
     except ValidationError as error:
@@ -60,34 +62,46 @@ def _status(found: Any) -> Status:
     return Status.model_validate(found, by_alias=True, by_name=False)
 
 
-def invalid_spec_patch(manifest: Manifest, why: str, now: datetime) -> Manifest | None:
-    """The merge patch of the status of a job that does not decode. None: nothing to change.
+def invalid_spec_patch(manifest: Manifest, why: str, now: datetime, reason: str = "InvalidSpec") -> Manifest | None:
+    """The merge patch of the status of a job that cannot be decoded or evaluated. None: nothing to change.
 
-    A job that has not started fails. One that runs continues, with a condition of reason InvalidSpec.
+    A job that has not started fails, unless the reason is another than InvalidSpec. One that runs continues. Both get
+    a condition with the reason.
     """
     before = manifest.get("status")
     before = before if isinstance(before, dict) else {}
     if str(before.get("phase")) in FINISHED:
         return None
-    started = bool(before.get("startTime"))
-    kind = "Running" if started else "Failed"
+    fails = reason == "InvalidSpec" and not before.get("startTime")
+    kind = "Failed" if fails else "Running"
     old: Manifest = next((c for c in _conditions(before) if c.get("type") == kind), {})
-    state = old.get("status", "Unknown") if started else "True"
+    state = "True" if fails else old.get("status", "Unknown")
     at = now.isoformat().replace("+00:00", "Z")
     condition = {
         "type": kind,
         "status": state,
-        "reason": "InvalidSpec",
-        "message": why[:_MESSAGE],
+        "reason": reason,
+        "message": shortened(why),
         "lastTransitionTime": old.get("lastTransitionTime", at) if old.get("status") == state else at,
         "observedGeneration": manifest["metadata"].get("generation", 0),
     }
     if old == condition:
         return None
     change: dict[str, Any] = {"conditions": [*(c for c in _conditions(before) if c.get("type") != kind), condition]}
-    if not started:
+    if fails:
         change |= {"phase": "Failed", "startTime": at, "completionTime": at}
     return change
+
+
+def marks(manifest: Manifest) -> list[tuple[Any, Any]]:
+    """(reason, message) of the job's conditions."""
+    status = manifest.get("status")
+    return [(c.get("reason"), c.get("message")) for c in _conditions(status if isinstance(status, dict) else {})]
+
+
+def shortened(message: str) -> str:
+    """A message that fits into a condition."""
+    return message[:_MESSAGE]
 
 
 def _conditions(status: Manifest) -> list[Manifest]:

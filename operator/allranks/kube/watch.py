@@ -16,6 +16,7 @@ import msgspec
 
 from allranks.kube.client import JSON, Client
 from allranks.kube.errors import ApiError, Gone, NotFound, Refused
+from allranks.kube.json_decoder import decoder
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -57,9 +58,7 @@ class _Versioned(msgspec.Struct):
     message: str = ""
 
 
-_page = msgspec.json.Decoder(_Page).decode
-_line = msgspec.json.Decoder(_Line).decode
-_versioned = msgspec.json.Decoder(_Versioned).decode
+_page, _line, _versioned = decoder(_Page), decoder(_Line), decoder(_Versioned)
 
 
 class Watch(Generic[T]):
@@ -93,7 +92,7 @@ class Watch(Generic[T]):
         """Column definitions, when `accept` asks for a table."""
         self._client, self._listed, self._changed = client, listed, changed
         self._forbidden, self._on_error = forbidden, on_error
-        self._decode: Callable[[Any], T] = msgspec.json.Decoder(kind).decode
+        self._decode = decoder(kind)
         self._parameters, self._accept = dict(parameters or {}), accept
         self._renewed_after = renewed_after
         self._silence = SILENCE_SECONDS if silence is None else silence

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from allranks.core import report_loss
-from allranks.kube import pod_codec
+from allranks.kube import compact_jobs, pod_codec
 from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError
@@ -185,8 +185,8 @@ class Operator:
         if self.session:
             for key in self.session.jobs:
                 job = self.session.jobs.get(key) or {}
-                spec, status = dict_field(job, "spec"), dict_field(job, "status")
-                yield str(spec.get("framework", "")), str(status.get("phase") or "Pending")
+                framework = compact_jobs.spec_of(job).framework
+                yield framework, str(dict_field(job, "status").get("phase") or "Pending")
 
     def _reporting(self) -> int:
         return self.session.reports.reporting if self.session else 0

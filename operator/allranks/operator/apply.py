@@ -13,10 +13,9 @@ from typing import Any
 
 import msgspec
 
-from allranks.api.job import API_VERSION, KIND
 from allranks.core.model import Event, Manifest, PodRef, RejectedCreate, RejectedDelete
 from allranks.core.naming import JOB_LABEL, ROLE_LABEL
-from allranks.kube import paths
+from allranks.kube import compact_jobs, paths
 from allranks.kube.client import Client
 from allranks.kube.errors import Conflict, NotFound, Refused
 from allranks.kube.merge_patch import diff
@@ -42,12 +41,30 @@ class Rejections:
     deletions: dict[str, RejectedDelete] = field(default_factory=dict)
     """By UID of the pod."""
     deletion_tries: int = 0
+    deletions_retry_at: float | None = None
     deletions_sent: dict[str, int] = field(default_factory=dict)
     """UID -> how often the API server rejected it. 0: not sent, because another one had just been rejected."""
 
     def clear_creates(self) -> None:
         self.by_object.clear()
         self.tries = 0
+
+    def due_deletions(self, wanted: Sequence[PodRef], now: float) -> list[PodRef]:
+        """The pods to delete now: all, or during the backoff those that were not rejected."""
+        self.keep_deletions(wanted)
+        if self.deletions_retry_at is None or self.deletions_retry_at <= now:
+            return list(wanted)
+        return [pod for pod in wanted if pod.uid not in self.deletions]
+
+    def delay_deletions(self, tried: Iterable[PodRef], now: float, longest: float) -> None:
+        """Begins the backoff if some of the tried ones were rejected, and ends it if none is left."""
+        if not self.deletions:
+            self.deletion_tries, self.deletions_retry_at = 0, None
+        elif any(pod.uid in self.deletions for pod in tried):
+            unsent = 0 in self.deletions_sent.values()
+            self.deletion_tries += not unsent
+            delay = min(longest, 2.0 ** max(0, self.deletion_tries - 1))
+            self.deletions_retry_at = now + (min(1.0, delay) if unsent else delay)
 
     def keep_deletions(self, wanted: Iterable[PodRef]) -> None:
         """Forgets all others."""
@@ -181,11 +198,11 @@ class Executor:
             answer = await self._client.patch(f"{path}/status", {"metadata": guard, "status": change})
         except (Conflict, NotFound):
             return None
-        return identified(msgspec.json.decode(answer))
+        return compact_jobs.job(answer)
 
     async def read(self, namespace: str, name: str) -> Manifest | None:
         try:
-            return identified(msgspec.json.decode(await self._client.get(paths.job(namespace, name))))
+            return compact_jobs.job(await self._client.get(paths.job(namespace, name)))
         except NotFound:
             return None
 
@@ -306,12 +323,6 @@ def unwritten_field(change: Any) -> str:
         if value is not None:
             return f"{key}.{inner}" if isinstance(value, dict) and (inner := unwritten_field(value)) else key
     return ""
-
-
-def identified(job: Manifest) -> Manifest:
-    """Adds kind and version, which list items do not have, and drops `managedFields`, the largest part."""
-    metadata = {name: value for name, value in job["metadata"].items() if name != "managedFields"}
-    return {"apiVersion": API_VERSION, "kind": KIND, **job, "metadata": metadata}
 
 
 def _differences(wanted: Manifest, found: Manifest) -> list[str]:

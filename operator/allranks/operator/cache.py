@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.core.model import Manifest, Pod
+from allranks.kube import compact_jobs
 from allranks.kube.pod_codec import CachedPod
 from allranks.operator.timing import Clock
 
@@ -138,7 +139,7 @@ def _is_urgent(pod: Pod, deleted: bool = False) -> bool:
 
 
 class JobCache:
-    """Jobs as JSON, by key."""
+    """Jobs by key, with specs that are not decoded."""
 
     def __init__(self, tombstone_ttl: float = TOMBSTONE_TTL, clock: Clock | None = None) -> None:
         self._jobs: dict[JobKey, Manifest] = {}
@@ -162,7 +163,7 @@ class JobCache:
         if deleted:
             self._jobs.pop(key, None)
         else:
-            self._jobs[key] = job
+            self._jobs[key] = compact_jobs.compact(job)
         return True
 
     def forget(self, key: JobKey) -> None:

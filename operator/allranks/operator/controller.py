@@ -11,14 +11,14 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 
 from allranks.api.job import Job
+from allranks.api.pool import PoolSpec
 from allranks.api.status import FINISHED, Status
 from allranks.core.model import Event, Manifest, Observed, Plan, PodRef
-from allranks.core.naming import JOB_LABEL
 from allranks.core.reconcile import reconcile
 from allranks.core.sync import DELETION_REFUSED
 from allranks.kube import job_codec
@@ -53,15 +53,15 @@ class _KeyState:
     rejections: Rejections = field(default_factory=Rejections)
     create_blocked: bool = False
     """A create was rejected, and neither the job changed nor a pod ended since: nothing else makes room in a quota."""
-    deletions_retry_at: float | None = None
     companions_due: float | None = None
     """When to check the companions of a running job again."""
+    check_companions: bool = False
     retry_at: float | None = None
     wake_at: float | None = None
     """When the plan asks for the next reconcile."""
     writes: WriteState = field(default_factory=WriteState)
-    decode_error: str = ""
-    """Already reported."""
+    invalid: str = ""
+    """Why the job cannot be decoded or evaluated, once it is reported."""
     status_rejected: str = ""
     """Why the status could not be written; already reported."""
     decoded: Decoded = field(default_factory=Decoded)
@@ -73,8 +73,10 @@ class _KeyState:
             self.retry_at, due = None, True
         if self.wake_at is not None and self.wake_at <= now:
             self.wake_at, due = None, True
-        if self.deletions_retry_at is not None and self.deletions_retry_at <= now:
-            self.deletions_retry_at = None
+        if self.companions_due is not None and self.companions_due <= now:
+            self.companions_due, self.check_companions = None, True
+        if self.rejections.deletions_retry_at is not None and self.rejections.deletions_retry_at <= now:
+            self.rejections.deletions_retry_at = None
         self.writes.due = None
         return due
 
@@ -130,26 +132,6 @@ class Controller:
         for job in self.jobs.missing_from_list(present, version, namespace):
             self.on_job_event(job, deleted=True)
 
-    def on_unlabelled_pod(self, key: JobKey, uid: str, pod: PodRef) -> None:
-        """A pod of the job with that UID is no longer watched. The watch selects by label: a pod that loses it looks
-        deleted, and would run unattended."""
-        if (self.jobs.get(key) or {"metadata": {}})["metadata"].get("uid") != uid:
-            return
-        work = asyncio.create_task(self._delete_unlabelled(key, pod), name=f"delete {pod.name}")
-        self._workers.add(work)
-        work.add_done_callback(self._workers.discard)
-
-    async def _delete_unlabelled(self, key: JobKey, pod: PodRef) -> None:
-        try:
-            if not await self._executor.delete_unlabelled(key[0], pod):
-                return
-        except ApiError as error:
-            logger.error("cannot delete pod %s/%s, which has lost its label: %s", key[0], pod.name, error)
-            return
-        if raw := self.jobs.get(key):
-            message = f"someone removed the label {JOB_LABEL} of pod {pod.name}, so it is deleted"
-            self._recorder.record(raw, Event("PodUnlabelled", message, warning=True), self._clock.now(), 0)
-
     async def run(self) -> None:
         """Starts a worker for each key until the queue is shut down. The client bounds the requests of all workers."""
         started = 0
@@ -175,10 +157,12 @@ class Controller:
         changed, due = self.queue.begin(key), state.begin(self._clock.monotonic())
         state.create_blocked = state.create_blocked and not (changed or due)
         try:
-            await self._reconcile_once(key, state)
-            self.queue.forget(key)
-            if not state.rejections.by_object:
-                state.retry_at = None
+            if await self._reconcile_once(key, state):
+                self.queue.forget(key)
+                if not state.rejections.by_object:
+                    state.retry_at = None
+            else:
+                self._retry(key, state)
         except Fenced:
             # Either the session ends, or the Lease was renewed too late: then no other replica takes care of this job.
             self._retry(key, state)
@@ -204,19 +188,27 @@ class Controller:
             else:
                 self._schedule(key, state)
 
-    async def _reconcile_once(self, key: JobKey, state: _KeyState) -> None:
+    async def _reconcile_once(self, key: JobKey, state: _KeyState) -> bool:
+        """False: the core raised, so the job is tried again with a backoff."""
         raw = self.jobs.get(key)
         if raw is None:
-            return
+            return True
+        observed: Observed | None = None
+        began = time.perf_counter()
         try:
             rejected = tuple(state.rejections.by_object.values())
             deletions = tuple(state.rejections.deletions.values())
-            check = state.companions_due is not None and state.companions_due <= self._clock.monotonic()
-            observed = self._observer.observe(key, raw, state.decoded, rejected, deletions, check)
+            observed = self._observer.observe(key, raw, state.decoded, rejected, deletions, state.check_companions)
+            plan = self._timed(key, observed, began)
         except job_codec.DecodeError as error:
-            await self._report_undecodable(key, raw, state, str(error))
-            return
-        plan = self._timed(key, observed)
+            await self._report_invalid(key, raw, state, "InvalidSpec", str(error))
+            return True
+        except MemoryError:
+            raise
+        except Exception as error:
+            await self._report_raised(key, raw, state, observed, error)
+            return False
+        state.invalid = ""
         self._set_wake_at(state, plan.wake_at)
         if plan.stack_dump_id and (reports := self._observer.reports):
             reports.stack_dump_id(key, plan.stack_dump_id)
@@ -225,18 +217,20 @@ class Controller:
             state.create_blocked = False
         elif await self._sync_objects(key, raw, state, observed, plan):
             self.queue.add(key)  # One status write then covers the new objects as well.
-            return
+            return True
         if plan.status is not None and not self._writer.postpone(state.writes, observed, plan):
             await self._write_status(key, raw, state, observed, plan)
         if plan.delete_job and not plan.write_ahead:
             await self._executor.delete_job(raw)
+        return True
 
-    def _timed(self, key: JobKey, observed: Observed) -> Plan:
-        began = time.perf_counter()
+    def _timed(self, key: JobKey, observed: Observed, began: float) -> Plan:
+        """`began`: before the job was decoded."""
+        decides = time.perf_counter()
         plan = self._decide(observed)
-        took = time.perf_counter() - began
-        self.queue.set_cost(key, took)
-        self._meter.reconciled(took)
+        ended = time.perf_counter()
+        self.queue.set_cost(key, ended - began)
+        self._meter.reconciled(ended - decides)
         return plan
 
     async def _sync_objects(self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, plan: Plan) -> bool:
@@ -272,19 +266,11 @@ class Controller:
         """Deletes pods; rejected deletions are retried with a backoff. False: there are new rejections, and the core
         decides first whether new pods wait for them."""
         rejections = state.rejections
-        rejections.keep_deletions(pods)
+        pods = rejections.due_deletions(pods, self._clock.monotonic())
         before = set(rejections.deletions)
-        if state.deletions_retry_at is not None:
-            pods = [pod for pod in pods if pod.uid not in before]
         if pods:
             await self._executor.delete(raw["metadata"]["namespace"], pods, rejections)
-        if not rejections.deletions:
-            rejections.deletion_tries, state.deletions_retry_at = 0, None
-        elif any(pod.uid in rejections.deletions for pod in pods):
-            unsent = 0 in rejections.deletions_sent.values()
-            rejections.deletion_tries += not unsent
-            delay = min(self._timing.deletion_retry_max, 2.0 ** max(0, rejections.deletion_tries - 1))
-            state.deletions_retry_at = self._clock.monotonic() + (min(1.0, delay) if unsent else delay)
+        rejections.delay_deletions(pods, self._clock.monotonic(), self._timing.deletion_retry_max)
         new = rejections.deletions.keys() - before
         if new and not before:
             rejected = rejections.deletions[min(new)]
@@ -322,16 +308,43 @@ class Controller:
             fields = {"job": "/".join(key), "attempt": status.attempt, "event": event.reason}
             logger.log(level, "%s", event.message, extra=fields)
 
-    async def _report_undecodable(self, key: JobKey, raw: Manifest, state: _KeyState, reason: str) -> None:
-        """Marks a job that cannot be decoded. Other jobs are not affected."""
-        change = job_codec.invalid_spec_patch(raw, reason, self._clock.now())
+    async def _report_raised(
+        self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed | None, error: Exception
+    ) -> None:
+        """A rule or a codec raised. Marks the job, or names its pool."""
+        what = f"{type(error).__name__}: {error}"
+        reason = "InvalidSpec"
+        message = f"the operator cannot evaluate this job ({what}): correct its spec, or report a bug of the operator"
+        if observed and self._pool_raised(observed):
+            reason = "InvalidPool"
+            message = f'TrainingPool "{observed.job.spec.pool}" cannot be used until it is corrected ({what})'
+        await self._report_invalid(key, raw, state, reason, message, error)
+
+    def _pool_raised(self, observed: Observed) -> bool:
+        """Whether the same decision with an empty pool succeeds."""
+        if observed.platform.pool is None:
+            return False
+        try:
+            self._decide(replace(observed, platform=replace(observed.platform, pool=PoolSpec())))
+        except Exception:  # the job is invalid by itself
+            return False
+        return True
+
+    async def _report_invalid(
+        self, key: JobKey, raw: Manifest, state: _KeyState, reason: str, message: str, error: Exception | None = None
+    ) -> None:
+        """Marks a job that cannot be decoded or evaluated. Other jobs are not affected."""
+        message = job_codec.shortened(message)
+        change = job_codec.invalid_spec_patch(raw, message, self._clock.now(), reason)
+        if change is None and (reason, message) in job_codec.marks(raw):
+            return
+        if state.invalid != message:
+            # The Event comes first: the API server may reject every status of such an object.
+            logger.error("the job is invalid: %s", message, exc_info=error, extra=_log_fields(key, state))
+            self._recorder.record(raw, Event(reason, message, warning=True), self._clock.now(), 0)
+        state.invalid = message
         if change is None:
             return
-        if state.decode_error != reason:
-            # The Event comes first: the API server may reject every status of such an object.
-            state.decode_error = reason
-            logger.error("cannot decode the job: %s", reason, extra=_log_fields(key, state))
-            self._recorder.record(raw, Event("InvalidSpec", reason, warning=True), self._clock.now(), 0)
         written = await self._executor.patch_status(raw["metadata"], change)
         if written is not None:
             self.jobs.upsert(written)
@@ -347,15 +360,22 @@ class Controller:
     def _set_companions_due(self, state: _KeyState, observed: Observed, plan: Plan) -> None:
         if not observed.status.launched or observed.status.phase in (*FINISHED, "Suspended"):
             state.companions_due = None
-        elif state.companions_due is None or plan.restore or observed.check_companions:
+        elif state.companions_due is None or plan.restore:
             interval = self._timing.companion_check * random.uniform(0.75, 1.25)
             state.companions_due = self._clock.monotonic() + interval
+        state.check_companions = state.check_companions and plan.write_ahead
 
     def _retry(self, key: JobKey, state: _KeyState, longest: float = float("inf")) -> None:
         state.retry_at = self._clock.monotonic() + self.queue.add_rate_limited(key, longest)
 
     def _schedule(self, key: JobKey, state: _KeyState) -> None:
-        moments = (state.wake_at, state.retry_at, state.writes.due, state.deletions_retry_at, state.companions_due)
+        moments = (
+            state.wake_at,
+            state.retry_at,
+            state.writes.due,
+            state.companions_due,
+            state.rejections.deletions_retry_at,
+        )
         deadlines = [at for at in moments if at is not None]
         if deadlines:
             self.queue.add_after(key, min(deadlines) - self._clock.monotonic())

@@ -12,19 +12,20 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from typing import Any
 
 import aiohttp
 import kopf
 import msgspec
+import yarl
 
 from allranks.api.job import GROUP, KIND, PLURAL, VERSION
 from allranks.core.model import Manifest
-from allranks.kube import paths, watch
+from allranks.kube import compact_jobs, paths, watch
 from allranks.kube.client import Client
 from allranks.kube.errors import NotFound
-from allranks.operator.apply import identified
+from allranks.kube.json_decoder import decoder
 from allranks.operator.cache import JobKey
 from allranks.operator.settings import Settings
 
@@ -45,6 +46,9 @@ _LOGIN_SECONDS = 60.0
 _OPEN_SESSIONS = 4
 """When a token is rejected, kopf closes the HTTP session while its other requests still use it. aiohttp then raises an
 AssertionError, which ends kopf. So a session is closed only when there are this many newer ones."""
+
+_PAGE = 100
+"""Jobs in a page of a list: 150 MB, if each has the largest size that the API server stores."""
 
 Listed = Callable[[Set[JobKey], int, str | None], None]
 """Called with all jobs (in a namespace; None: in all) at a resourceVersion."""
@@ -75,7 +79,9 @@ def registry(
         login_at = time.monotonic()
         # A session per login, on the shared connection pool.
         headers = client.connection.headers() | {"User-Agent": "allranks"}
-        session = client.session(headers=headers, trace_configs=[_trace(listed, alive, unserved)])
+        session = client.session(
+            headers=headers, trace_configs=[_trace(listed, alive, unserved)], response_class=_CompactResponse
+        )
         session.close = _keep_open  # type: ignore[method-assign]  # see _OPEN_SESSIONS
         sessions.append(session)
         if len(sessions) > _OPEN_SESSIONS:
@@ -84,9 +90,65 @@ def registry(
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)  # type: ignore[arg-type]
     async def job(event: dict[str, Any], **_: Any) -> None:
-        changed(identified(dict(event["object"])), event["type"] == "DELETED")
+        changed(compact_jobs.compact(dict(event["object"])), event["type"] == "DELETED")
 
     return handlers
+
+
+class _CompactResponse(aiohttp.ClientResponse):
+    """Gives kopf jobs whose specs are not decoded, so that a large or deeply nested one does no harm."""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        await super().start(connection)
+        if self.status == 200 and _is_jobs(self.url) and "watch" in self.url.query:
+            self.content = _CompactLines(self.content)  # type: ignore[assignment]
+        return self
+
+    async def json(self, **how: Any) -> Any:
+        if not (self.status == 200 and _is_jobs(self.url)):
+            return await super().json(**how)
+        try:
+            return compact_jobs.page(await self.read())
+        except msgspec.DecodeError:  # not a response of an API server
+            return await super().json(**how)
+
+
+class _CompactLines:
+    """The content of a watch, for the one method of it that kopf uses. Not a generator: a session that ends would leave
+    it open."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+        self._rest: list[bytes] = []
+
+    def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        self._chunks = self._content.iter_chunked(size)
+        return self
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while True:
+            try:
+                first, *others = (await anext(self._chunks)).split(b"\n")
+            except StopAsyncIteration:
+                if rest := b"".join(self._rest):
+                    self._rest.clear()
+                    return rest  # cut: kopf reports it
+                raise
+            self._rest.append(first)
+            if others:
+                lines = [b"".join(self._rest), *others[:-1]]
+                self._rest = [others[-1]]
+                return b"".join(compact_jobs.line(line) + b"\n" for line in lines)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+
+def _is_jobs(url: yarl.URL) -> bool:
+    return url.path.endswith(f"/{PLURAL}")
 
 
 async def _keep_open() -> None:
@@ -111,7 +173,7 @@ def _trace(listed: Listed, alive: Callable[[], None], unserved: Callable[[], Non
     async def on_chunk(_: Any, __: Any, received: aiohttp.TraceResponseChunkReceivedParams) -> None:
         url = received.url
         discovery = _DISCOVERY.get(url.path)
-        if not (discovery or url.path.endswith(f"/{PLURAL}")) or "watch" in url.query:
+        if not (discovery or _is_jobs(url)) or "watch" in url.query:
             return
         try:
             page = _decode_page(received.chunk)
@@ -157,7 +219,7 @@ class _Page(msgspec.Struct):
     items: list[_Item] = []
 
 
-_decode_page = msgspec.json.Decoder(_Page).decode
+_decode_page = decoder(_Page)
 
 
 class _NoEssence(kopf.DiffBaseStorage):
@@ -183,7 +245,7 @@ def kopf_settings(ours: Settings) -> kopf.OperatorSettings:
     out.networking.request_timeout = ours.request_timeout
     out.watching.server_timeout = ours.watch_timeout
     out.watching.inactivity_timeout = watch.SILENCE_SECONDS
-    out.watching.chunk_size = watch.PAGE
+    out.watching.chunk_size = _PAGE
     out.queueing.idle_timeout = 1.0
     out.queueing.exit_timeout = 1.0
     out.process.ultimate_exiting_timeout = None

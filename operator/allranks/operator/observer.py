@@ -9,9 +9,13 @@ from typing import Any, Protocol
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
-from allranks.kube import job_codec
+from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.timing import Clock
+
+_KEPT_BYTES = 16 * 1024
+"""A larger spec of a job that does not run is decoded for each reconcile, because as objects it takes up to forty times
+as much memory. A job that runs is reconciled often, and its pods bound the number of such jobs."""
 
 
 class ReportReader(Protocol):
@@ -24,7 +28,8 @@ class ReportReader(Protocol):
 
 @dataclass
 class Decoded:
-    """The last decoded job and status: decoding costs more than deciding."""
+    """The last decoded job and status: decoding costs more than deciding. Nothing is kept of a job that is finished or
+    suspended."""
 
     job: tuple[Any, Job] | None = field(default=None, repr=False)
     """(parts of the manifest that it depends on, job)"""
@@ -52,12 +57,17 @@ class Observer:
     ) -> Observed:
         """Raises DecodeError."""
         metadata = raw["metadata"]
-        same = (*(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp", "labels", "annotations")),)
+        same = (*(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp")),)
         if decoded.job is None or decoded.job[0] != same:
-            decoded.job = (same, job_codec.job(raw))
+            decoded.job = (same, job_codec.job(compact_jobs.expanded(raw)))
         if decoded.status is None or decoded.status[0] != metadata["resourceVersion"]:
             decoded.status = (metadata["resourceVersion"], job_codec.status(raw))
         job, status = decoded.job[1], decoded.status[1]
+        resting = status.phase in FINISHED or status.phase == "Suspended"
+        if resting or (status.phase != "Running" and len(compact_jobs.spec_of(raw).json) > _KEPT_BYTES):
+            decoded.job = None
+        if resting:
+            decoded.status = None
         return Observed(
             job=job,
             status=status,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from allranks.api.job import GROUP, KIND, PLURAL, Job
 from allranks.core.model import Manifest, Platform, PodRef
 from allranks.core.naming import JOB_LABEL
-from allranks.kube import paths, pod_codec
+from allranks.kube import compact_jobs, paths, pod_codec
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client
 from allranks.kube.errors import NotFound
@@ -32,6 +32,7 @@ from allranks.operator.pool_cache import Pools
 from allranks.operator.report_auth import Reviews
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock, Timing
+from allranks.operator.unlabelled_pods import UnlabelledPods
 from allranks.telemetry.store import ReportStore
 
 logger = logging.getLogger("allranks.operator")
@@ -75,11 +76,13 @@ class Session:
         )
         self.reviews = Reviews(self.client, self.pods, self.jobs.get, timing=timing, clock=clock)
         self.recorder = Recorder(self.client)
+        executor = Executor(self.client, self.pods, using.decode_pod)
+        self.unlabelled = UnlabelledPods(executor, self.recorder, self.jobs, clock)
         self.controller = Controller(
             self.queue,
             self.jobs,
             Observer(self.pods, self._platform, clock, self.reports if settings.report_url else None),
-            Executor(self.client, self.pods, using.decode_pod),
+            executor,
             self.recorder,
             using.metrics,
             timing=timing,
@@ -154,6 +157,7 @@ class Session:
             self._stop.set()
             self.controller.close()
             self.reviews.close()
+            self.unlabelled.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -194,7 +198,7 @@ class Session:
                 for owner in raw.metadata.owner_references:
                     if owner.controller and owner.kind == KIND:
                         reference = PodRef(pod.pod.name, pod.pod.uid)
-                        self.controller.on_unlabelled_pod((pod.namespace, owner.name), owner.uid, reference)
+                        self.unlabelled.delete((pod.namespace, owner.name), owner.uid, reference)
 
         return Watch(
             self.client,
@@ -232,7 +236,7 @@ class Session:
     def enqueue_users(self, pool: str | None) -> None:
         """Enqueues the jobs that use this pool; None means any pool."""
         for key in self.jobs:
-            used = dict_field(self.jobs.get(key) or {}, "spec").get("pool")
+            used = compact_jobs.spec_of(self.jobs.get(key) or {}).pool
             if used and pool in (None, used):
                 self.queue.enqueue(key)
 

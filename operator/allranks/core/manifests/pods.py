@@ -10,8 +10,10 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from allranks.api import job as api_job
 from allranks.api.job import Job
 from allranks.api.status import Status
+from allranks.api.validation import template_problems
 from allranks.core import naming, topology
 from allranks.core.manifests import companions, pod_template, pool_template, report_env, scheduling, sizes
 from allranks.core.manifests.strategic_merge import merge
@@ -64,6 +66,8 @@ def problems(job: Job) -> list[tuple[str, str]]:
 
     A pool's template is checked by `pool_template.problems`.
     """
+    if wrong := _shape_problems(job):
+        return wrong  # what follows reads the templates
     framework = topology.framework_of(job)
     templates = pod_template.role_templates(job, pod_template.ANY_PLATFORM)
     context = sizes.longest_context(job, templates)
@@ -89,6 +93,17 @@ def problems(job: Job) -> list[tuple[str, str]]:
             what = "must be Never or OnFailure: with Always a finished rank would run again"
             out.append((f"{where}.spec.restartPolicy", what))
     return list(dict.fromkeys(out))
+
+
+def _shape_problems(job: Job) -> list[tuple[str, str]]:
+    containers: list[tuple[str, api_job.Container]] = [("spec", job.spec)]
+    containers += [(f"spec.roles.{role}", spec) for role, spec in job.spec.roles.items()]
+    return [
+        problem
+        for place, container in containers
+        if container.template
+        for problem in template_problems(container.template, f"{place}.template")
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,13 @@ def problems(job: Job) -> list[tuple[str, str]]:
     if pattern is None:
         return []
     try:
+        if _range_sizes(pattern) > _MAX_RANGE_SIZES:
+            what = r"has too many large character ranges: use \w, \S or a negated set such as [^ ]"
+            return [(_PATTERN, what)]
         groups = re.compile(pattern).groupindex
-    except re.error as error:
+    except RecursionError:
+        return [(_PATTERN, "has too many nested groups")]
+    except (re.error, OverflowError) as error:
         return [(_PATTERN, f"is not a valid regular expression: {error}")]
     message = (
         r"needs named groups, for example step (?P<step>\d+): step, total_steps, epoch, samples, or a metric's name"
@@ -68,6 +73,22 @@ def problems(job: Job) -> list[tuple[str, str]]:
     return [] if groups else [(_PATTERN, message)]
 
 
+def _range_sizes(pattern: str) -> int:
+    """Number of characters in all ranges of a pattern, such as 26 in `[a-z]`. `re` visits each of them below U+10000
+    when it compiles a range that ignores case: 180 large ranges take a second."""
+    size, parts = 0, [re._parser.parse(pattern)]  # type: ignore[attr-defined]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, tuple) and len(part) == 2 and str(part[0]) == "RANGE":
+            low, high = part[1]
+            size += max(0, min(high, 0xFFFF) - low + 1)
+        elif isinstance(part, tuple | list | re._parser.SubPattern):  # type: ignore[attr-defined]
+            parts += part
+    return size
+
+
+_MAX_RANGE_SIZES = 3 * 0x10000
+"""Three times all characters below U+10000: 30 ms."""
 _PATTERN = "spec.progress.logPattern"
 
 HELPER = ("python3", f"{HELPER_DIR}/watch.py", "--")

@@ -55,6 +55,8 @@ def without_nulls(value: Any) -> Any:
 
 def _merge_named(under: list[Any], over: list[Any], key: str, retain: bool) -> list[Any]:
     """Items of `under` in their order, merged with (or replaced by) those of the same name, then the new items."""
+    if any(isinstance(item, Mapping) and isinstance(item.get(key), dict | list) for item in (*under, *over)):
+        return over  # no name: the API server refuses the pod
     by_name = {item.get(key): item for item in over if isinstance(item, Mapping)}
     out = []
     for item in under:

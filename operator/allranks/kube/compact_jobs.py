@@ -1,0 +1,172 @@
+"""Jobs as the operator keeps them: the spec stays JSON text until a decision needs it.
+
+As Python objects a spec takes up to sixty times its size: seven jobs of the API server's largest size would fill the
+operator's memory. Of the metadata, only what the operator uses is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from allranks.api.job import API_VERSION, KIND
+from allranks.api.validation import MAX_TEMPLATE_BYTES, too_large
+from allranks.core.model import Manifest
+from allranks.kube.job_codec import DecodeError
+from allranks.kube.json_decoder import decoder
+from allranks.kube.watch import ListMeta
+
+_METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+
+
+class RawSpec(msgspec.Struct, frozen=True, gc=False):
+    """The spec of a job, not decoded. `framework` and `pool` are empty if they are absent or no text."""
+
+    json: bytes
+    framework: str = ""
+    pool: str = ""
+    too_large: bool = False
+    """The templates are larger than allowed. Then `json` is null: such a job never runs."""
+
+
+class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class _Job(msgspec.Struct):
+    metadata: _Metadata
+    spec: msgspec.Raw = msgspec.Raw()
+    status: dict[str, Any] | None = None
+
+
+class _Page(msgspec.Struct):
+    metadata: ListMeta
+    items: list[_Job] = []
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw = msgspec.Raw()
+
+
+_job, _page, _event, _any = decoder(_Job), decoder(_Page), decoder(_Event), decoder(Any)
+
+
+def job(answer: bytes) -> Manifest:
+    """The job in a response."""
+    return _manifest(_job(answer))
+
+
+def page(body: bytes) -> Manifest:
+    """A page of a list of jobs, for kopf: its metadata and its items."""
+    found = _page(body)
+    metadata = {"resourceVersion": found.metadata.resource_version, "continue": found.metadata.further}
+    items = [_manifest(each) for each in found.items]
+    return {"apiVersion": API_VERSION, "kind": f"{KIND}List", "metadata": metadata, "items": items}
+
+
+def line(data: bytes) -> bytes:
+    """An event of a watch, for kopf, which decodes it: the spec is JSON text in a string. Anything else is returned
+    unchanged."""
+    try:
+        event = _event(data)
+        if event.type not in ("ADDED", "MODIFIED", "DELETED"):
+            return data
+        found = _job(event.object)
+    except msgspec.DecodeError:
+        return data
+    spec = bytes(found.spec).decode() if bytes(found.spec) else None
+    compact = {**_manifest(found, with_spec=False), "spec": spec}
+    return msgspec.json.encode({"type": event.type, "object": compact})
+
+
+def compact(manifest: Manifest) -> Manifest:
+    """The same job, with its spec not decoded. The spec may be decoded, text, or a RawSpec already."""
+    spec = manifest.get("spec")
+    if isinstance(spec, RawSpec):
+        return manifest
+    text = spec.encode() if isinstance(spec, str) else msgspec.json.encode(spec)
+    metadata = {name: value for name in _METADATA if (value := manifest["metadata"].get(name)) is not None}
+    return {"apiVersion": API_VERSION, "kind": KIND, **manifest, "metadata": metadata, "spec": _raw_spec(text)}
+
+
+def spec_of(manifest: Manifest) -> RawSpec:
+    spec = manifest.get("spec")
+    return spec if isinstance(spec, RawSpec) else RawSpec(b"null")
+
+
+def expanded(manifest: Manifest) -> Manifest:
+    """The job with its spec decoded. Raises DecodeError if the templates are too large or nested too deeply."""
+    spec = spec_of(manifest)
+    if spec.too_large:
+        raise DecodeError(": ".join(too_large("spec")))
+    try:
+        return {**manifest, "spec": _any(spec.json)}
+    except msgspec.DecodeError as error:
+        raise DecodeError(f"spec: is no valid JSON: {error}") from error
+
+
+def _manifest(found: _Job, with_spec: bool = True) -> Manifest:
+    out = {"apiVersion": API_VERSION, "kind": KIND, "metadata": msgspec.to_builtins(found.metadata)}
+    if with_spec:
+        out["spec"] = _raw_spec(bytes(found.spec) or b"null")
+    return out if found.status is None else {**out, "status": found.status}
+
+
+class _Fields(msgspec.Struct):
+    framework: Any = None
+    pool: Any = None
+
+
+_fields = decoder(_Fields)
+
+
+def _raw_spec(text: bytes) -> RawSpec:
+    try:
+        fields = _fields(text)
+    except msgspec.DecodeError:
+        return RawSpec(text)  # no object: stored without a schema
+    framework, pool = (name if isinstance(name, str) else "" for name in (fields.framework, fields.pool))
+    if len(text) > MAX_TEMPLATE_BYTES and _template_bytes(text) > MAX_TEMPLATE_BYTES:
+        return RawSpec(b"null", framework, pool, too_large=True)
+    return RawSpec(text, framework, pool)
+
+
+class _Variable(msgspec.Struct, rename="camel"):
+    value_from: msgspec.Raw = msgspec.Raw()
+
+
+class _Container(msgspec.Struct):
+    template: msgspec.Raw = msgspec.Raw()
+    env: list[_Variable] | None = None
+
+
+class _Checkpoint(msgspec.Struct):
+    volume: msgspec.Raw = msgspec.Raw()
+
+
+class _Spec(_Container):
+    roles: dict[str, _Container] = {}
+    checkpoint: _Checkpoint | None = None
+
+
+_spec = decoder(_Spec)
+
+
+def _template_bytes(raw: bytes) -> int:
+    """Size of all parts of a spec without a schema, for which nothing else sets a limit."""
+    try:
+        spec = _spec(raw)
+    except msgspec.DecodeError:
+        return len(raw)  # stored under another schema
+    parts = [spec.checkpoint.volume] if spec.checkpoint else []
+    for container in (spec, *spec.roles.values()):
+        parts += [container.template, *(variable.value_from for variable in container.env or ())]
+    return sum(len(bytes(part)) for part in parts)

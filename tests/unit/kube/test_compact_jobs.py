@@ -1,0 +1,109 @@
+"""Jobs of which the operator does not decode the spec until it is needed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from allranks.api import validation
+from allranks.errors import InvalidManifest
+from allranks.kube import compact_jobs, job_codec
+from allranks.kube.json_decoder import decoder
+from support.builders import manifest, table
+
+METADATA = {"name": "a", "namespace": "ns", "uid": "u", "generation": 2, "resourceVersion": "7"}
+
+
+def stored(**spec: Any) -> dict[str, Any]:
+    document = manifest(**spec)
+    extra = {"labels": {"a": "b"}, "annotations": {"a": "b"}, "managedFields": [{"manager": "m"}]}
+    return {**document, "metadata": {**METADATA, **extra}, "status": {"phase": "Running"}}
+
+
+def test_a_response_a_page_and_an_event_give_the_same_job() -> None:
+    job = stored(pool="h200")
+    found = compact_jobs.job(json.dumps(job).encode())
+    assert found["metadata"] == METADATA
+    assert found["status"] == {"phase": "Running"}
+    assert (found["spec"].framework, found["spec"].pool) == ("pytorch", "h200")
+    assert compact_jobs.expanded(found)["spec"] == job["spec"]
+    page = compact_jobs.page(json.dumps({"metadata": {"resourceVersion": "9"}, "items": [job]}).encode())
+    assert page["items"] == [found]
+    event = json.loads(compact_jobs.line(json.dumps({"type": "MODIFIED", "object": job}).encode()))
+    assert compact_jobs.compact(event["object"]) == found
+    same = compact_jobs.compact(job)
+    assert same["metadata"] == METADATA
+    assert json.loads(same["spec"].json) == job["spec"]
+
+
+@pytest.mark.parametrize("line", [b'{"type":"ERROR","object":{"code":410}}', b'{"type":"BOOKMARK"}', b"<html>"])
+def test_what_is_no_job_is_left_to_kopf(line: bytes) -> None:
+    assert compact_jobs.line(line) == line
+
+
+@pytest.mark.parametrize("job", [{"metadata": METADATA}, {"metadata": METADATA, "spec": [1]}, stored(framework=3)])
+def test_a_job_that_was_stored_without_a_schema_is_marked_like_any_other(job: dict[str, Any]) -> None:
+    found = compact_jobs.job(json.dumps(job).encode())
+    with pytest.raises(job_codec.DecodeError):
+        job_codec.job(compact_jobs.expanded(found))
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+@pytest.mark.parametrize("depth", [100, 950, 9_900])
+def test_a_template_that_is_nested_deeply_is_refused_with_its_path(depth: int) -> None:
+    """`json` stops at about a thousand levels, and the API server stores ten thousand: one such job would end the watch
+    for all others, again and again."""
+    text = json.dumps(stored(template={"x": "@"})).replace('"@"', nested(depth)).encode()
+    event = json.loads(compact_jobs.line(b'{"type":"ADDED","object":%s}' % text))
+    page = compact_jobs.page(b'{"metadata":{},"items":[%s]}' % text)
+    limit = sys.getrecursionlimit()
+    for found in (compact_jobs.compact(event["object"]), page["items"][0]):
+        with pytest.raises(job_codec.DecodeError, match=r"^spec\.template: is nested more than 64 levels deep"):
+            job_codec.job(compact_jobs.expanded(found))
+    assert sys.getrecursionlimit() == limit
+
+
+def test_a_decoder_reports_what_is_nested_too_deeply_for_the_stack() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decoder(msgspec.Raw)(b"[" * 100_000 + b"]" * 100_000)
+
+
+LARGE = "x" * 200_000
+SIZES = [
+    ("one template", {"template": {"a": LARGE + LARGE}}, True),
+    ("two templates together", {"template": {"a": LARGE}, "roles": {"worker": {"template": {"a": LARGE}}}}, True),
+    (
+        "many valueFrom",
+        {"env": [{"name": "A", "valueFrom": {"a": LARGE}}, {"name": "B", "valueFrom": {"a": LARGE}}]},
+        True,
+    ),
+    ("a volume", {"checkpoint": {"volume": {"a": LARGE + LARGE}}}, True),
+    ("a template below the limit", {"template": {"a": LARGE}}, False),
+    ("arguments have their own limit", {"args": ["x" * 8_000] * 100}, False),
+]
+
+
+@table(*SIZES)
+def test_parts_without_a_schema_have_a_limit_in_total(case) -> None:
+    """The operator and `allranks validate` say the same."""
+    fields, refused = case
+    found = compact_jobs.job(json.dumps(stored(**fields)).encode())
+    document = manifest(**fields)
+    if not refused:
+        assert job_codec.job(compact_jobs.expanded(found))
+        assert validation.parse(document)
+        return
+    assert found["spec"].json == b"null", "nothing of it is kept"
+    with pytest.raises(job_codec.DecodeError) as error:
+        compact_jobs.expanded(found)
+    with pytest.raises(InvalidManifest) as invalid:
+        validation.parse(document)
+    assert str(error.value) in str(invalid.value)
+    assert "more than 256 KiB in total" in str(error.value)
