@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 
 _SEQUENCE = re.compile(
-    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles and links
-    r"|\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movements
+    # Strings: titles, links, the clipboard, device control. \x80-\x9f are the one-character forms of ESC sequences.
+    r"(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor movements
     r"|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+    r"|[\u2028-\u202e\u2066-\u2069]"  # line separators, and bidirectional controls, which reorder the rest of a line
 )
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_OPEN_COLOUR = re.compile(r"\x1b\[(?!0?m)[0-9;:]*m[^\x1b\n]*(?=\n|\Z)")
 _RESET = "\x1b[0m"
 
 
@@ -18,5 +22,17 @@ def clean(line: bytes, colour: bool) -> str:
     text = line.decode("utf-8", errors="replace")
     if text.isprintable():
         return text
-    text = _SEQUENCE.sub(lambda match: match[0] if colour and match[0].endswith("m") and "[" in match[0] else "", text)
+    text = _removed(text, colour)
     return text + _RESET if "\x1b" in text else text
+
+
+def clean_text(text: str, colour: bool) -> str:
+    """Like `clean`, for text of several lines. Colours end at the end of their line."""
+    if not _SEQUENCE.search(text):
+        return text
+    text = _removed(text, colour)
+    return _OPEN_COLOUR.sub(lambda match: match[0] + _RESET, text) if colour else text
+
+
+def _removed(text: str, colour: bool) -> str:
+    return _SEQUENCE.sub(lambda match: match[0] if colour and _COLOUR.fullmatch(match[0]) else "", text)

@@ -307,6 +307,28 @@ def test_a_job_that_is_deleted_while_it_starts_leaves_no_objects(control_plane: 
 # Real clients
 
 
+def test_a_job_gets_the_network_policy_and_the_secret_that_keep_strangers_away(control_plane, namespace) -> None:
+    connection = live.connection(control_plane)
+    with (
+        live.operator(connection, namespace, network_policies=True),
+        live.kubelet(connection, LONG, namespace=namespace),
+    ):
+        control_plane.api.create(job(framework="horovod", roles={"worker": {"replicas": 2}}), namespace)
+        eventually(lambda: phase(control_plane, namespace) == "Running")
+        policy = control_plane.api.get("NetworkPolicy", namespace, "demo")
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        assert policy["metadata"]["ownerReferences"][0]["kind"] == KIND
+        [secret] = control_plane.api.list("Secret", namespace)
+        assert secret["metadata"]["name"].startswith("demo-rendezvous-")
+        assert len(secret["data"]["secret"]) > 32
+        # A second attempt finds both.
+        control_plane.api.patch(KIND, namespace, "demo", {"spec": {"suspend": True}})
+        eventually(lambda: phase(control_plane, namespace) == "Suspended")
+        control_plane.api.patch(KIND, namespace, "demo", {"spec": {"suspend": False}})
+        eventually(lambda: phase(control_plane, namespace) == "Running")
+        assert control_plane.api.list("Secret", namespace) == [secret]
+
+
 def test_kubectl_waits_for_conditions_and_for_the_phase_as_argo_reads_it(
     control_plane: ControlPlane, namespace: str
 ) -> None:

@@ -28,6 +28,25 @@ def test_an_image_that_does_not_exist_fails_the_job_after_its_deadline(team: Tea
     assert "pytorch:nowhere" in failed["message"], failed
 
 
+def test_the_image_of_an_init_container_that_does_not_exist_fails_the_job_and_is_named(team: Team) -> None:
+    template = {"spec": {"initContainers": [{"name": "fetch", "image": f"{PREFIX}/pytorch:nowhere"}]}}
+    job = team.start(training("init", *GOES_WELL, template=template, startupDeadlineSeconds=20))
+    team.reports(job, "init container fetch")
+    team.wait(f"dt/{job}", "--for=condition=Failed")
+    [failed] = [condition for condition in team.status(job)["conditions"] if condition["type"] == "Failed"]
+    assert "init container fetch" in failed["message"], failed
+
+
+def test_a_volume_that_cannot_be_mounted_fails_the_job_and_is_named(team: Team) -> None:
+    mounts = {"name": "trainer", "volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}
+    template = {"spec": {"containers": [mounts], "volumes": [{"name": "keys", "secret": {"secretName": "nowhere"}}]}}
+    job = team.start(training("volume", *GOES_WELL, template=template, startupDeadlineSeconds=20))
+    team.wait(f"dt/{job}", "--for=condition=Failed")
+    [failed] = [condition for condition in team.status(job)["conditions"] if condition["type"] == "Failed"]
+    assert failed["reason"] == "PodNotReadyToStart", failed
+    assert "its volumes and its network" in failed["message"], failed
+
+
 def test_a_quota_holds_the_job_until_it_is_raised(team: Team) -> None:
     team.kubectl("create", "quota", "few", "--hard=pods=1")
     job = team.start(training("quota", "sh", "-c", MEETS, roles={"worker": {"replicas": 2}}))

@@ -17,7 +17,7 @@ import pytest
 from allranks.api.status import Status
 from allranks.core.manifests import pods
 from allranks.frameworks import FRAMEWORKS
-from allranks.operator.ssh_keys import key_pair
+from allranks.operator.secret_data import key_pair
 from allranks.pod_bundle import HELPERS
 from allranks.version import __version__
 from support.builders import CLUSTER, job

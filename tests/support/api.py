@@ -33,6 +33,7 @@ RESOURCES = {
     "RoleBinding": ("apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "ClusterRole": ("apis/rbac.authorization.k8s.io/v1", "clusterroles"),
     "ClusterRoleBinding": ("apis/rbac.authorization.k8s.io/v1", "clusterrolebindings"),
+    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
     "PriorityClass": ("apis/scheduling.k8s.io/v1", "priorityclasses"),
     "ValidatingAdmissionPolicy": ("apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies"),
     "ValidatingAdmissionPolicyBinding": ("apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings"),

@@ -58,8 +58,14 @@ class Hand:
     ) -> None:
         self._report(pod, pod_status.exited, code, reason, message, container, others)
 
-    def wait(self, pod: str, reason: str, message: str = "") -> None:
-        self._report(pod, lambda present, _: pod_status.waiting(present, reason, message))
+    def wait(self, pod: str, reason: str, message: str = "", container: str = TRAINER) -> None:
+        self._report(pod, pod_status.waiting, reason, message, container)
+
+    def initialize(self, pod: str, container: str) -> None:
+        self._report(pod, pod_status.initializing, container)
+
+    def unmount(self, pod: str) -> None:
+        self._report(pod, pod_status.unmounted)
 
     def cannot_place(self, pod: str, message: str) -> None:
         self._report(pod, pod_status.unschedulable, message)
@@ -69,6 +75,9 @@ class Hand:
 
     def evict(self, pod: str) -> None:
         self._report(pod, pod_status.evicted)
+
+    def set_status(self, pod: str, status: Callable[[Manifest, datetime], Manifest]) -> None:
+        self._report(pod, status)
 
     def disrupt(self, pod: str, reason: str, message: str = "") -> None:
         """Sets the DisruptionTarget condition and deletes the pod with its grace period."""

@@ -146,9 +146,17 @@ class KubernetesWorld(World):
     def end(self, pod: str, code: int, reason: str, message: str, container: str, others: int | None) -> None:
         self._play(lambda: self._hand.end(pod, code, reason, message, container, others))
 
-    def wait(self, pod: str, reason: str, message: str) -> None:
+    def wait(self, pod: str, reason: str, message: str, container: str) -> None:
         self._place(pod, "somewhere")
-        self._play(lambda: self._hand.wait(pod, reason, message))
+        self._play(lambda: self._hand.wait(pod, reason, message, container))
+
+    def initialize(self, pod: str, container: str) -> None:
+        self._place(pod, "somewhere")
+        self._play(lambda: self._hand.initialize(pod, container))
+
+    def unmount(self, pod: str) -> None:
+        self._place(pod, "somewhere")
+        self._play(lambda: self._hand.unmount(pod))
 
     def cannot_place(self, pod: str, message: str) -> None:
         self._play(lambda: self._hand.cannot_place(pod, message))
@@ -159,6 +167,10 @@ class KubernetesWorld(World):
 
     def evict(self, pod: str) -> None:
         self._play(lambda: self._hand.evict(pod))
+
+    def kubelet(self, pod: str, node: str, status: Callable[[Manifest, datetime], Manifest]) -> None:
+        self._place(pod, node)
+        self._play(lambda: self._hand.set_status(pod, status))
 
     def disrupt(self, pod: str, reason: str) -> None:
         self._play(lambda: self._hand.disrupt(pod, reason))

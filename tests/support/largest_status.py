@@ -51,6 +51,7 @@ def all_restarted(dice: random.Random) -> Status:
             counted=dice.random() < 0.5,
             restart_time=at(dice.randrange(300) if index % 2 else -1),
             failure=failure_of(index, -dice.randrange(90)),
+            without_progress=dice.randrange(1, 300),
         )
         for index in range(REPLICAS)
     }
@@ -86,7 +87,8 @@ def _largest(schema: Manifest, name: str = "") -> Any:
 def largest_status() -> Status:
     """All replicas were restarted alone and then ignored, and everything else is at the bounds of the schema."""
     schema = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
-    of_replicas = {"replicaRestarts", "restartedIndexes", "ignored"}
+    # No replica is both ignored and done, and its entry in `ignored` is longer than that in `done`.
+    of_replicas = {"replicaRestarts", "restartedIndexes", "ignored", "done"}
     rest = {key: part for key, part in schema["properties"].items() if key not in of_replicas}
     found = _largest({**schema, "properties": rest})
     for past in found["history"]:

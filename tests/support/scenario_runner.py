@@ -10,12 +10,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from allranks.api.job import API_VERSION, KIND
+from support.simulator import pod_status
 
 Manifest = dict[str, Any]
 
@@ -76,8 +78,16 @@ class World(ABC):
         """Ends a container, and the others with code `others`; None: they continue."""
 
     @abstractmethod
-    def wait(self, pod: str, reason: str, message: str) -> None:
-        """Binds the pod; its containers wait with a reason such as `ImagePullBackOff`."""
+    def wait(self, pod: str, reason: str, message: str, container: str) -> None:
+        """Binds the pod; a container waits with a reason such as `ImagePullBackOff`."""
+
+    @abstractmethod
+    def initialize(self, pod: str, container: str) -> None:
+        """Binds the pod; an init container runs."""
+
+    @abstractmethod
+    def unmount(self, pod: str) -> None:
+        """Binds the pod; its volumes cannot be mounted."""
 
     @abstractmethod
     def cannot_place(self, pod: str, message: str) -> None:
@@ -90,6 +100,10 @@ class World(ABC):
     @abstractmethod
     def evict(self, pod: str) -> None:
         """The kubelet evicts the pod because a resource of the node is exhausted; it remains as Failed."""
+
+    @abstractmethod
+    def kubelet(self, pod: str, node: str, status: Callable[[Manifest, datetime], Manifest]) -> None:
+        """Binds the pod unless it has a node, and its kubelet reports this status (a function of `pod_status`)."""
 
     @abstractmethod
     def disrupt(self, pod: str, reason: str) -> None:
@@ -264,10 +278,21 @@ _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
     "quota": lambda w, how: [w.quota(kind, limit) for kind, limit in how.items()],
     "run": _run,
     "exit": _exit,
-    "wait": lambda w, how: w.wait(how["pod"], how["reason"], how.get("message", "")),
+    "wait": lambda w, how: w.wait(how["pod"], how["reason"], how.get("message", ""), how.get("container", "trainer")),
+    "initialize": lambda w, how: w.initialize(how["pod"], how["container"]),
+    "unmounted": lambda w, how: w.unmount(how),
     "unschedulable": lambda w, how: w.cannot_place(how["pod"], how["message"]),
     "fail_init": lambda w, how: w.fail_init(how["pod"], how.get("code", 1), how.get("message", "")),
     "evict": lambda w, how: w.evict(how),
+    "exceed_limit": lambda w, how: w.kubelet(how, node_of(how), pod_status.limit_exceeded),
+    "reject": lambda w, how: w.kubelet(
+        how["pod"], node_of(how["pod"]), lambda pod, _: pod_status.rejected(pod, how["reason"], how["reason"])
+    ),
+    "crash_loop": lambda w, how: w.kubelet(
+        how["pod"],
+        node_of(how["pod"]),
+        lambda pod, now: pod_status.crash_looping(pod, now, how["code"], how["restarts"], how.get("message", "")),
+    ),
     "disrupt": lambda w, how: w.disrupt(how["pod"], how["reason"]),
     "lose_node": lambda w, how: w.lose_node(how),
     "recover_node": lambda w, how: w.recover_node(how),

@@ -6,6 +6,8 @@
   value: {{ include "allranks.pools" . | default "false" | quote }}
 - name: ALLRANKS_HELPER_IMAGE
   value: {{ default (include "allranks.image" .) .Values.helperImage | quote }}
+- name: ALLRANKS_HELPER_PULL_SECRETS
+  value: {{ join "," .Values.helperImagePullSecrets | quote }}
 - name: ALLRANKS_LEADER_ELECTION
   value: {{ include "allranks.leaderElection" . | default "false" | quote }}
 - name: ALLRANKS_LEASE_NAME
@@ -27,6 +29,8 @@
   value: {{ if include "allranks.reports" . }}{{ printf "http://%s.%s.svc:8081/v1/report" (include "allranks.fullname" .) .Release.Namespace | quote }}{{ else }}""{{ end }}
 - name: ALLRANKS_REPORT_PORT
   value: "8081"
+- name: ALLRANKS_NETWORK_POLICIES
+  value: {{ include "allranks.jobPolicies" . | default "false" | quote }}
 - name: ALLRANKS_CONCURRENCY
   value: {{ .Values.settings.concurrency | int | quote }}
 - name: ALLRANKS_REQUEST_TIMEOUT

@@ -69,6 +69,12 @@ app.kubernetes.io/part-of: allranks
 {{- if $enabled }}true{{ end }}
 {{- end }}
 
+{{- define "allranks.jobPolicies" -}}
+{{- $enabled := .Values.networkPolicy.jobs }}
+{{- if kindIs "invalid" $enabled }}{{ $enabled = .Values.networkPolicy.enabled }}{{ end }}
+{{- if $enabled }}true{{ end }}
+{{- end }}
+
 {{- define "allranks.aggregate" -}}
 {{- $enabled := .Values.rbac.aggregate }}
 {{- if kindIs "invalid" $enabled }}{{ $enabled = empty .Values.namespaces }}{{ end }}

@@ -46,6 +46,7 @@ class _Container(_Named):
     volumeDevices: list[_Device] | None = None
     resources: _Resources | None = None
     securityContext: dict[str, Any] | None = None
+    restartPolicy: str | None = None
 
 
 class _Toleration(_Part):

@@ -39,6 +39,11 @@ class RestartCounts(Model):
     by_reason: Annotated[dict[Reason, Count], Field(max_length=64)] = Field(
         default_factory=dict, description="Restarts by reason."
     )
+    without_progress: Count = Field(
+        0,
+        description="Restarts in a row of attempts without progress, counted or not. Progress is a reported step, or a "
+        "run of two minutes if the program reports no steps. The backoff grows with this number.",
+    )
 
 
 class RoleStatus(Model):
@@ -111,6 +116,9 @@ class ReplicaRestarts(Model):
         description="The failure that caused the restart, with the last line of its message only. Of many restarted "
         "replicas, only the failures that later decisions depend on are kept.",
     )
+    without_progress: Count | None = Field(
+        None, description="Restarts in a row before which it ran for less than two minutes. The backoff grows with it."
+    )
 
 
 Indexes = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^([0-9]{1,4}(-[0-9]{1,4})?(,|$))*$")]
@@ -122,6 +130,9 @@ class RestartedIndexes(Model):
 
     counts: Annotated[dict[Reason, Indexes], Field(max_length=10_000)] = Field(
         default_factory=dict, description="Number of restarts, and the indexes of the replicas that have it."
+    )
+    without_progress: Annotated[dict[Reason, Indexes], Field(max_length=10_000)] = Field(
+        default_factory=dict, description="Number of restarts in a row without progress, and the indexes that have it."
     )
     unlaunched: Indexes = Field("", description="Indexes of replicas whose newest pod was not observed yet.")
     restart_times: Annotated[dict[Reason, Indexes], Field(max_length=10_000)] = Field(
@@ -248,6 +259,11 @@ class Status(Model):
     ignored: Annotated[list[Name], Field(max_length=10_000)] = Field(
         default_factory=list, description="Replicas (role-index) whose failure a rule ignored in the current attempt."
     )
+    done: Annotated[dict[Reason, Annotated[str, StringConstraints(max_length=32_768)]], Field(max_length=16)] = Field(
+        default_factory=dict,
+        description="Replicas that completed in the current attempt, by role, for example 0-3,5. They stay done when "
+        "their pods are deleted.",
+    )
     roles: Annotated[dict[Reason, RoleStatus], Field(max_length=16)] = Field(
         default_factory=dict, description="Pods by role."
     )
@@ -266,6 +282,9 @@ class Status(Model):
     completion_time: Time | None = Field(None, description="When the job finished.")
     attempt_time: Time | None = Field(None, description="When the current attempt was created.")
     running_time: Time | None = Field(None, description="When all pods of the current attempt were running.")
+    first_running_time: Time | None = Field(
+        None, description="When all pods of the job were running for the first time, in any attempt."
+    )
     restart_time: Time | None = Field(
         None, description="End of the backoff: pods of the attempt are not created earlier."
     )
@@ -286,6 +305,11 @@ class Status(Model):
     def attempt_failure(self) -> Failure | None:
         """The failure that ended the previous attempt, with the last line of its message only."""
         return self.history[-1].failure if self.history else None
+
+    @property
+    def ever_ran(self) -> bool:
+        """Whether all pods ran at the same time in some attempt. Older operators left only the times of attempts."""
+        return bool(self.first_running_time or self.running_time or any(past.running_time for past in self.history))
 
     def condition(self, kind: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == kind), None)

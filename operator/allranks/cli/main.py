@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
+from allranks.cli.safe_output import guard_output
 from allranks.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -109,3 +110,4 @@ def cli() -> None:
     # Text that the terminal encoding cannot show must not raise an error.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
+    guard_output()

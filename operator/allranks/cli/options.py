@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -219,10 +219,6 @@ def joined(words: Iterable[str], last: str) -> str:
     """`a, b or c`."""
     *front, end = words
     return f"{', '.join(front)} {last} {end}" if front else end
-
-
-def use_colour(stream: TextIO) -> bool:
-    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 class Duration(click.ParamType[float]):

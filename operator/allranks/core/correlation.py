@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from allranks.api.job import Job
 from allranks.api.status import Failure, ReplicaRestarts, Status
 from allranks.core import naming, topology
-from allranks.core.restart_policy import scope
+from allranks.core.restart_policy import MAX_IDLE_RESTARTS, scope
 from allranks.core.root_cause import Way, same_way, way
 from allranks.core.status_update import changed
 
@@ -25,6 +25,7 @@ class EarlierFailures:
 
     def __init__(self, job: Job, status: Status) -> None:
         self._job, self._before = job, status.attempt_failure
+        self._exhausted = status.restarts.without_progress >= MAX_IDLE_RESTARTS
         self._entries: dict[str, tuple[ReplicaRestarts, Failure, Way]] = {}
         self._counted: dict[Way, dict[str, Failure]] = {}
         for key, entry in status.replica_restarts.items():
@@ -47,6 +48,8 @@ class EarlierFailures:
             return None
         if self._before and same_way(self._before, failure):
             return None  # the previous attempt failed in the same way without an upstream failure
+        if self._exhausted:
+            return None  # it counts, so that such restarts end
         roles = topology.framework_of(self._job).roles
         lost = [
             (of.time, of.role, of.index, key)
@@ -99,5 +102,8 @@ def _without_details(entry: ReplicaRestarts, now: datetime) -> ReplicaRestarts:
     if entry.restart_time is None and entry.failure is None:
         return entry
     return ReplicaRestarts(
-        count=entry.count, launched=entry.launched, restart_time=None if past else entry.restart_time
+        count=entry.count,
+        launched=entry.launched,
+        restart_time=None if past else entry.restart_time,
+        without_progress=entry.without_progress,
     )

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from allranks.api.job import Job
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
-from allranks.core import naming, root_cause, topology
+from allranks.core import naming, places, root_cause, topology
 from allranks.core.correlation import drop_details
 from allranks.core.manifests import pod_template
 from allranks.core.model import Manifest, Pod
@@ -71,8 +71,14 @@ def set_desired_workers(job: Job, status: Status, now: datetime) -> Status:
         status,
         replica_restarts=status.replica_restarts | entries,
         ignored=[key for key in status.ignored if key not in removed],
+        done=_without_removed(status.done, wanted),
     )
     return _with_workers(drop_details(resized, now), changed(present, desired=wanted))
+
+
+def _without_removed(done: dict[str, str], workers: int) -> dict[str, str]:
+    left = places.encode(index for index in places.decode(done.get(ELASTIC_ROLE, "")) if index < workers)
+    return {role: left if role == ELASTIC_ROLE else text for role, text in done.items()}
 
 
 def fit_workers(job: Job, status: Status, room: int) -> Status:

@@ -23,12 +23,23 @@ START_ERRORS = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"}
     | {"CreateContainerError", "RunContainerError"}
 )
-"""Waiting reasons of a pod that cannot start because of its image or configuration."""
+"""Waiting reasons of a container that cannot start because of its image or configuration."""
+NOT_READY_TO_START = "PodNotReadyToStart"
+"""Reason of a pod whose volumes or network are not ready: a missing Secret, a volume that is attached elsewhere."""
+
+CRASH_LOOP = "CrashLoopBackOff"
+"""Waiting reason of a container that failed and that its kubelet restarts in place, after a backoff."""
+INIT_FAILED = "InitContainerFailed"
+"""Reason of a failure: an init container failed, and the program did not run."""
+LIMIT_EXCEEDED = "LimitExceeded"
+"""Reason of a failure: the kubelet evicted the pod for a limit of its own, such as the size of an emptyDir."""
+UNKNOWN_END = "ContainerStatusUnknown"
+"""The kubelet lost track of the container, after a reboot for example: its exit code and time are invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """Termination of the training container. A container that was restarted in place has none."""
+    """Termination of the training container for good. A container that its kubelet restarts in place has none."""
 
     code: int
     """Exit code as kubelet reports it: 128 + n for a process that signal n ended."""
@@ -77,8 +88,17 @@ class Pod:
     waiting_reason: str = ""
     """Why the pod is not running yet: `Unschedulable`, `ImagePullBackOff`, `ContainerCreating`, ..."""
     waiting_message: str = ""
+    """The message of the scheduler or the kubelet; it begins with the container unless that is the trainer."""
+    waiting_for: str = ""
+    """What a pod on a node waits for, if it does not run: `init container fetch`, `its volumes and its network`, ..."""
+    unprepared: bool = False
+    """The kubelet has not prepared the pod's volumes and network: condition PodReadyToStartContainers is False."""
     exit: Exit | None = None
     disruption: Disruption | None = None
+    container_restarts: int = 0
+    """Number of restarts in place of the container in CrashLoopBackOff (`restartPolicy: OnFailure`)."""
+    last_exit: Exit | None = None
+    """The last termination of a container in CrashLoopBackOff: the training container, or an init container."""
 
     @property
     def succeeded(self) -> bool:
@@ -107,9 +127,23 @@ class Pod:
         return self.exit is not None or self.phase in ("Succeeded", "Failed")
 
     @property
-    def cannot_start(self) -> bool:
-        """The image or the configuration prevents the start; only a change by the user helps."""
-        return self.waiting_reason in START_ERRORS and not self.ended
+    def start_error(self) -> str:
+        """Why a container of the pod cannot start: a reason of the kubelet, or NOT_READY_TO_START; else empty."""
+        if self.ended:
+            return ""
+        if self.waiting_reason in START_ERRORS:
+            return self.waiting_reason
+        return NOT_READY_TO_START if self.unprepared else ""
+
+    @property
+    def waiting_text(self) -> str:
+        """What the pod waits for, in the words of the scheduler or the kubelet, or else from what its status shows."""
+        if self.waiting_message or not self.waiting_for:
+            return self.waiting_message or self.waiting_reason
+        since = f" since {self.placed_at:%Y-%m-%dT%H:%M:%SZ}" if self.placed_at else ""
+        state = f": {self.waiting_reason}" if self.waiting_reason else ""
+        hint = "; kubectl describe pod shows why" if self.unprepared else ""
+        return f"waits for {self.waiting_for}{state}{since}{hint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +175,8 @@ class Platform:
 
     helper_image: str
     """Image of the init container that copies the helper files into a pod (the operator's own image)."""
+    helper_pull_secrets: tuple[str, ...] = ()
+    """Secrets, in the job's namespace, for pulling that image."""
     local: bool = False
     """Local run: processes share the host's network; there is no DNS, image or ssh."""
     endpoints: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
@@ -151,6 +187,8 @@ class Platform:
     """The TrainingPool that the job names, in its current state; None if it does not exist."""
     report_url: str = ""
     """URL for progress reports of ranks, authenticated with a token of their pod; empty: no reports."""
+    network_policies: bool = False
+    """Whether each job gets a NetworkPolicy that lets only its own pods reach its ports."""
     pool_refused: str = ""
     """Why this operator serves no pools, as a sentence for users."""
 

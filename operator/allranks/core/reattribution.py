@@ -18,7 +18,6 @@ from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import restart_policy, root_cause, topology
 from allranks.core.model import Platform, Pod
-from allranks.core.root_cause import UNCOUNTED
 from allranks.core.status_update import changed
 
 NODE_LOSS_DETECTION = timedelta(minutes=3)
@@ -35,7 +34,7 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
     if not left:
         return None
     for past in status.history:
-        if not past.counted or past.reason in UNCOUNTED:
+        if not past.counted or root_cause.is_uncounted(past.reason):
             continue
         then = changed(status, attempt=past.attempt)
         # Labels may have been edited. Replicas that restart individually had their own failures, recorded at the time.
@@ -60,6 +59,6 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
 
 def counts(job: Job, found: Failure) -> bool | None:
     """Whether a restart for this failure counts; None if a rule would not have restarted the job at all."""
-    by_default = "restartUncounted" if found.reason in UNCOUNTED else "restart"
+    by_default = "restartUncounted" if root_cause.is_uncounted(found.reason) else "restart"
     action, _ = restart_policy.by_rules(job.spec.restart.rules or [], found) or (by_default, "")
     return {"restart": True, "restartUncounted": False}.get(action)

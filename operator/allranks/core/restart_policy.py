@@ -10,7 +10,7 @@ from typing import Literal
 from allranks.api.job import Job, RestartRule
 from allranks.api.status import Failure, Status
 from allranks.core import naming, topology
-from allranks.core.root_cause import UNCOUNTED, same_way
+from allranks.core.root_cause import is_uncounted, same_way
 from allranks.frameworks.base import Scope
 
 Action = Literal["restart", "restartUncounted", "fail", "ignore"]
@@ -18,6 +18,9 @@ Action = Literal["restart", "restartUncounted", "fail", "ignore"]
 MAX_BACKOFF_SECONDS = 300
 NO_PROGRESS_SECONDS = 120
 """Without progress reports, an attempt that ran for less than this counts as one without progress."""
+MAX_IDLE_RESTARTS = 300
+"""Bound of restarts in a row without progress, after which an uncounted one fails the job. With the backoff they take a
+day, which outlives outages of nodes and plugins, and shortages of spot instances: any step in between resets them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +35,18 @@ class RestartDecision:
 
 def decide_restart(job: Job, status: Status, failure: Failure) -> RestartDecision:
     """Applies the user's rules, then the default rules (docs/reference/semantics.md). The first match wins."""
-    action, why = by_rules(job.spec.restart.rules or [], failure) or _by_default(
+    rules = job.spec.restart.rules or []
+    if topology.is_last_of_target(job, status, failure.role, failure.index):
+        rules = [rule for rule in rules if rule.action != "ignore"]  # no other replica can complete the job
+    action, why = by_rules(rules, failure) or _by_default(
         _just_before(job, status, failure), failure, _made_steps(status)
     )
     return within_budget(job, status, failure, action, why)
 
 
 def within_budget(job: Job, status: Status, failure: Failure, action: Action, why: str) -> RestartDecision:
-    """Turns a counted restart that exceeds maxRestarts into a failure of the job."""
+    """Turns a counted restart that exceeds maxRestarts into a failure of the job, and so an uncounted one after
+    MAX_IDLE_RESTARTS."""
     counted = status.restarts.counted
     if action == "restart" and counted >= job.spec.restart.max_restarts:
         allowed = job.spec.restart.max_restarts
@@ -47,7 +54,35 @@ def within_budget(job: Job, status: Status, failure: Failure, action: Action, wh
             "restart.maxRestarts is 0" if not allowed else f"all {allowed} restarts of restart.maxRestarts are used"
         )
         return RestartDecision("fail", budget, "MaxRestartsExceeded")
+    if action == "restartUncounted" and _is_exhausted(job, status, failure):
+        return RestartDecision("fail", f"{MAX_IDLE_RESTARTS} restarts in a row without progress", "NoProgress")
     return RestartDecision(action, why, failure.reason)
+
+
+def idle_restarts(job: Job, status: Status, failure: Failure, alone: bool) -> int:
+    """Number of restarts in a row without progress, with the one that follows this failure; 0 after progress.
+
+    A replica that restarts `alone` has a number of its own, and its own run time is its progress: the others may train.
+    """
+    entry = status.replica_restarts.get(naming.replica_key(failure.role, failure.index)) if alone else None
+    ran = failure.ran_seconds
+    begun = entry.restart_time if entry else status.running_time
+    if begun and (ran is None or not alone):
+        ran = max(ran or 0.0, (failure.time - begun).total_seconds())
+    reports_steps = not alone and status.progress is not None and status.progress.step is not None
+    if (_made_steps(status) and not alone) or (not reports_steps and (ran or 0.0) >= NO_PROGRESS_SECONDS):
+        return 0
+    if alone:
+        return ((entry.without_progress or 0) if entry else 0) + 1
+    return status.restarts.without_progress + 1
+
+
+def _is_exhausted(job: Job, status: Status, failure: Failure) -> bool:
+    """An elastic worker that restarts alone is never exhausted: the other workers continue without it."""
+    alone = scope(job, failure.role, failure.index) == "pod"
+    if alone and topology.elasticity(job) == "absorbs":
+        return False
+    return idle_restarts(job, status, failure, alone) > MAX_IDLE_RESTARTS
 
 
 def by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, str] | None:
@@ -63,12 +98,24 @@ def by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, st
     return None
 
 
-def backoff(job: Job, counted: int) -> timedelta:
-    """Delay of counted restart number `counted` (from 1): none, then backoffSeconds doubling to 300 s."""
-    if counted <= 1:
+def delay(job: Job, counted: int | None, idle: int) -> timedelta:
+    """Delay of a restart: the backoff of counted restart number `counted` (None: it does not count), or that of the
+    restarts in a row without progress, whichever is longer.
+
+    `backoffSeconds: 0` disables the backoff of counted restarts only, which maxRestarts bounds.
+    """
+    if counted is None:
+        return backoff(job, idle, least=1)
+    return max(backoff(job, counted), backoff(job, idle))
+
+
+def backoff(job: Job, number: int, least: int = 0) -> timedelta:
+    """Delay of restart number `number` (from 1): none, then backoffSeconds (at least `least`) doubling to 300 s."""
+    if number <= 1:
         return timedelta(0)
     # The exponent is bounded too: 2**9999 would be a number of 3,000 digits.
-    return timedelta(seconds=min(MAX_BACKOFF_SECONDS, job.spec.restart.backoff_seconds * 2 ** min(counted - 2, 30)))
+    seconds = max(least, job.spec.restart.backoff_seconds) * 2 ** min(number - 2, 30)
+    return timedelta(seconds=min(MAX_BACKOFF_SECONDS, seconds))
 
 
 def scope(job: Job, role: str, index: int) -> Scope:
@@ -91,7 +138,7 @@ def _made_steps(status: Status) -> bool:
 
 
 def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tuple[Action, str]:
-    if failure.reason in UNCOUNTED:
+    if is_uncounted(failure.reason):
         return "restartUncounted", "a disruption, not a failure of the program"
     if failure.reason == "OOMKilled":
         if before and before.reason == "OOMKilled":

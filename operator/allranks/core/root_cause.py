@@ -15,7 +15,7 @@ from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import naming, topology
 from allranks.core.manifests import pod_template, pool_template
-from allranks.core.model import Platform, Pod
+from allranks.core.model import CRASH_LOOP, INIT_FAILED, UNKNOWN_END, Platform, Pod
 from allranks.core.status_update import changed
 from allranks.frameworks.base import Replica, RootCause
 from allranks.text import last_lines
@@ -29,11 +29,14 @@ DISRUPTIONS: dict[str, str] = {
 }
 """Reason of the pod condition `DisruptionTarget` -> reason of the failure."""
 
-UNCOUNTED = frozenset({*DISRUPTIONS.values(), "Deleted", "Disrupted"})
-"""Reasons outside of the program: such restarts do not count against maxRestarts."""
+REJECTIONS = frozenset(
+    {"NodeShutdown", "UnexpectedAdmissionError", "NodeAffinity", "NodeName", "NodePorts", "TaintToleration"}
+    | {"TopologyAffinityError", "SMTAlignmentError", "InvalidNodeInfo", "VolumeAttachmentLimitExceeded"}
+)
+"""`status.reason` of pods that the kubelet of their node rejects, besides OutOf... (OutOfcpu, OutOfnvidia.com/gpu)."""
 
-UNKNOWN_END = "ContainerStatusUnknown"
-"""Kubelet lost track of the container: its exit code and time are invalid."""
+UNCOUNTED = frozenset({*DISRUPTIONS.values(), *REJECTIONS, "Deleted", "Disrupted", UNKNOWN_END})
+"""Reasons outside of the program: such restarts do not count against maxRestarts."""
 
 MESSAGE_LINES = 20
 MESSAGE_CHARACTERS = 2048
@@ -42,9 +45,35 @@ MESSAGE_CHARACTERS = 2048
 _ELSEWHERE = Platform(helper_image="")
 
 
+def is_rejection(reason: str) -> bool:
+    """The kubelet rejected the pod at admission."""
+    return reason in REJECTIONS or reason.startswith("OutOf")
+
+
+def is_uncounted(reason: str) -> bool:
+    return reason in UNCOUNTED or is_rejection(reason)
+
+
 def failed(pod: Pod) -> bool:
-    """The program failed, or the pod is being removed before the program completed."""
-    return not pod.succeeded and (pod.phase == "Failed" or pod.deleted_at is not None or pod.disruption is not None)
+    """The program failed, whatever its sidecars do, or the pod is being removed before the program completed."""
+    return not pod.succeeded and (pod.ended or pod.deleted_at is not None or pod.disruption is not None)
+
+
+CRASH_LOOP_RESTARTS = 10
+
+
+def judge_crash_loop(job: Job, pod: Pod) -> Pod:
+    """The pod as failed if its kubelet restarted its container in place more often than `restart.maxRestarts`.
+
+    The limit is at most CRASH_LOOP_RESTARTS: the kubelet's backoff reaches its maximum of 300 s before that.
+    """
+    limit = min(job.spec.restart.max_restarts, CRASH_LOOP_RESTARTS)
+    if pod.last_exit is None or pod.exit or pod.container_restarts <= limit:
+        return pod
+    if pod.last_exit.reason == INIT_FAILED:
+        return replace(pod, phase="Failed", waiting_reason=INIT_FAILED, waiting_message=pod.last_exit.message)
+    reason = CRASH_LOOP if pod.last_exit.reason == "Error" else pod.last_exit.reason
+    return replace(pod, exit=replace(pod.last_exit, reason=reason))
 
 
 def failures(
@@ -143,14 +172,14 @@ class _Ending:
 
     @property
     def code(self) -> int | None:
-        if self.disrupted or self.pod.exit is None:
+        if self.disrupted or self.pod.exit is None or self.pod.exit.reason == UNKNOWN_END:
             return None
         reported = self.cause.exit_code if self.cause else None
         return self.pod.exit.code if reported is None else reported
 
     @property
     def signal(self) -> int | None:
-        if self.disrupted or self.pod.exit is None:
+        if self.disrupted or self.pod.exit is None or self.pod.exit.reason == UNKNOWN_END:
             return None
         return self.cause.signal if self.cause and self.cause.exit_code is not None else self.pod.exit.signal
 
@@ -163,7 +192,8 @@ class _Ending:
             return DISRUPTIONS.get(pod.disruption.reason, "Disrupted")
         if pod.deleted_at:
             return "Deleted"
-        return pod.waiting_reason or "PodFailed"  # an init container failed, or kubelet rejected the pod
+        # An init container failed, or the kubelet rejected the pod.
+        return pod.start_error or pod.waiting_reason or "PodFailed"
 
     @property
     def message(self) -> str:
@@ -172,7 +202,7 @@ class _Ending:
             return (self.cause.message if self.cause else None) or pod.exit.message
         if pod.disruption:
             return pod.disruption.message
-        return _DELETED if pod.deleted_at else pod.waiting_message
+        return _DELETED if pod.deleted_at else pod.waiting_text if pod.start_error else pod.waiting_message
 
 
 def _describe(status: Status, ending: _Ending, ranks: Ranks) -> Failure:
@@ -261,6 +291,8 @@ def way(failure: Failure) -> Way:
 def describe_failure(failure: Failure) -> str:
     """The failure in one line: `worker-1 failed with exit code 1 (Error)`."""
     who = naming.replica_key(failure.role, failure.index) if failure.role else "a pod"
+    if is_rejection(failure.reason):
+        return f"{who} was rejected by its node ({failure.reason})"
     if failure.reason in UNCOUNTED:
         return f"{who} was lost ({failure.reason})"
     if failure.signal is not None:

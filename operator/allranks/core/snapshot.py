@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from allranks.api.status import FINISHED, Status
-from allranks.core import elasticity, hang_detection, naming, root_cause, status_summary, topology
+from allranks.core import elasticity, hang_detection, naming, places, root_cause, status_summary, topology
 from allranks.core.model import Observed, Pod, RejectedDelete
 from allranks.frameworks.base import Replica
 
@@ -32,7 +32,8 @@ class Snapshot:
             place = replica.role, replica.index
             if pod := owned.get(self._name(replica)):
                 # Name and owner decide; labels may have been edited.
-                out[place] = pod if (pod.role, pod.index) == place else replace(pod, role=place[0], index=place[1])
+                named = pod if (pod.role, pod.index) == place else replace(pod, role=place[0], index=place[1])
+                out[place] = root_cause.judge_crash_loop(self.observed.job, named) if named.last_exit else named
         return out
 
     @cached_property
@@ -67,7 +68,7 @@ class Snapshot:
         """Whether placeholders may exist. The attempt stops growing when its first pod has ended."""
         status = self.observed.status
         begin = elasticity.probe_not_before(status)
-        over = status.phase in FINISHED or any(pod.ended for pod in self.pods.values())
+        over = status.phase in FINISHED or bool(status.done) or any(pod.ended for pod in self.pods.values())
         return begin is not None and begin <= self.observed.now and not over
 
     @cached_property
@@ -77,11 +78,11 @@ class Snapshot:
 
     @cached_property
     def start_errors(self) -> list[Pod]:
-        return [pod for pod in self.pods.values() if pod.cannot_start]
+        return [pod for pod in self.pods.values() if pod.start_error]
 
     @cached_property
     def missing(self) -> list[Replica]:
-        return [r for r in self.replicas if (r.role, r.index) not in self.pods and not self._ignored(r.role, r.index)]
+        return [r for r in self.replicas if (r.role, r.index) not in self.pods and not self.settled(r.role, r.index)]
 
     @cached_property
     def deleted_replicas(self) -> list[Replica]:
@@ -90,7 +91,7 @@ class Snapshot:
 
     @cached_property
     def failed(self) -> list[Pod]:
-        return [pod for place, pod in self.pods.items() if root_cause.failed(pod) and not self._ignored(*place)]
+        return [pod for place, pod in self.pods.items() if root_cause.failed(pod) and not self.settled(*place)]
 
     @cached_property
     def summary(self) -> Status:
@@ -102,6 +103,12 @@ class Snapshot:
     def final_summary(self) -> Status:
         """The status of a finished or suspended job with the current pod counts."""
         return status_summary.summarise_ended(self.observed.job, self.observed.status, self.pods)
+
+    def settled(self, role: str, index: int) -> bool:
+        """Whether this replica needs no pod any more: it completed in this attempt, or its failure was ignored."""
+        if index in places.decode(self.observed.status.done.get(role, "")):
+            return True
+        return bool(self._ignored_keys) and naming.replica_key(role, index) in self._ignored_keys
 
     def predecessor_running(self, replica: Replica) -> bool:
         """The replica's former pod of this attempt, which has the same hostname, is not even terminating yet."""
@@ -125,9 +132,6 @@ class Snapshot:
         status = self.observed.status
         entry = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
         return entry.launched if entry else status.launched
-
-    def _ignored(self, role: str, index: int) -> bool:
-        return bool(self._ignored_keys) and naming.replica_key(role, index) in self._ignored_keys
 
     @cached_property
     def _ignored_keys(self) -> frozenset[str]:

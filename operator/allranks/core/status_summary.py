@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.job import Job
 from allranks.api.status import Condition, Phase, ReplicaRestarts, RoleStatus, Status
-from allranks.core import naming, topology
+from allranks.core import naming, places, topology
 from allranks.core.model import START_ERRORS, Pod, RejectedCreate
 from allranks.core.status_update import changed
 
 ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
 _MESSAGE_LENGTH = 4096
+ALL_RUN = "AllRanksRunning"
+SLOW_START = timedelta(seconds=60)
+"""A pod that does not run this long after its assignment to a node is named in the condition, with what it waits for.
+Until then a start is not worth a status write: most pods run within seconds."""
 
 
 def summarise(
@@ -29,9 +33,10 @@ def summarise(
     `blocked` is the (reason, message) that prevents the creation of the missing pods.
     """
     count = topology.sizes(job, status)
-    roles = {role: _role(status, role, size, pods) for role, size in count.items()}
+    done = _done(status, count, pods)
+    roles = {role: _role(status, role, size, pods, done) for role, size in count.items()}
     ready, desired = sum(r.ready for r in roles.values()), sum(count.values())
-    running_time = status.running_time or (now if _all_run(job, count, pods, status.ignored) else None)
+    running_time = status.running_time or (now if _all_run(job, count, pods, status.ignored, done) else None)
     restarted = {
         key: changed(entry, launched=True) if not entry.launched and _was_launched(key, entry, pods) else entry
         for key, entry in status.replica_restarts.items()
@@ -41,17 +46,22 @@ def summarise(
         observed_generation=job.metadata.generation,
         roles=roles,
         ready=f"{ready}/{desired}",
-        launched=status.launched or len(pods) == desired,
+        launched=status.launched or _all_launched(pods, done, desired),
+        done=done,
         replica_restarts=restarted,
         running_time=running_time,
+        first_running_time=status.first_running_time or running_time,
         selector=f"{naming.JOB_LABEL}={job.name},{naming.ROLE_LABEL}=worker",
     )
-    if running_time:
-        if summary.phase == "Running":
-            return summary
-        return with_phase(summary, "Running", now, "AllRanksRunning", _running_message(ready, desired))
-    reason, message = blocked or _why_not_running(pods, refused, ready, desired)
-    return with_phase(summary, summary.phase, now, reason, message)
+    waits = blocked or _backoff(status, now) or _waits_for(pods, refused, now)
+    if not running_time:
+        return with_phase(summary, summary.phase, now, *(waits or ("PodsPending", f"{ready} of {desired} pods run")))
+    if waits:
+        return with_phase(summary, "Running", now, waits[0], f"{ready} of {desired} pods run; {waits[1]}")
+    running = summary.condition("Running")
+    if summary.phase == "Running" and running and running.reason == ALL_RUN:
+        return summary
+    return with_phase(summary, "Running", now, ALL_RUN, _running_message(ready, desired))
 
 
 def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> Status:
@@ -113,10 +123,38 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
     return changed(status, phase=phase, conditions=[*conditions, *kept])
 
 
-def _role(status: Status, role: str, size: int, pods: Mapping[tuple[str, int], Pod]) -> RoleStatus:
-    counts = _count_pods([pod for index in range(size) if (pod := pods.get((role, index)))])
+def _done(status: Status, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod]) -> dict[str, str]:
+    """Role -> the replicas that have completed in this attempt. A pod that is deleted later does not change this."""
+    completed: dict[str, set[int]] = {}
+    for (role, index), pod in pods.items():
+        if pod.ended and pod.succeeded and index not in places.decode(status.done.get(role, "")):
+            completed.setdefault(role, set()).add(index)
+    added = {role: places.encode(more | places.decode(status.done.get(role, ""))) for role, more in completed.items()}
+    return {role: text for role in sizes if (text := added.get(role) or status.done.get(role, ""))}
+
+
+def _backoff(status: Status, now: datetime) -> tuple[str, str] | None:
+    """(reason, message) while the pods of the attempt are not created yet."""
+    if status.restart_time is None or now >= status.restart_time:
+        return None
+    idle, reason = status.restarts.without_progress, status.last_failure.reason if status.last_failure else ""
+    row = f"restart {idle} in a row without progress" if idle > 1 else "backoff"
+    return "Backoff", f"{row} ({reason}): the pods are created at {status.restart_time:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _role(
+    status: Status, role: str, size: int, pods: Mapping[tuple[str, int], Pod], done: Mapping[str, str]
+) -> RoleStatus:
+    over = places.decode(done.get(role, ""))
+    counts = _count_pods([pod for index in range(size) if index not in over and (pod := pods.get((role, index)))])
     waiting = status.roles[role].waiting if role in status.roles else 0
-    return changed(counts, desired=size, waiting=waiting)
+    completed = counts.succeeded + len(over)
+    return changed(counts, desired=size, waiting=waiting, succeeded=completed, ready=counts.ready + len(over))
+
+
+def _all_launched(pods: Mapping[tuple[str, int], Pod], done: Mapping[str, str], desired: int) -> bool:
+    collected = sum((role, index) not in pods for role, text in done.items() for index in places.decode(text))
+    return len(pods) + collected == desired
 
 
 def _count_pods(pods: list[Pod]) -> RoleStatus:
@@ -129,12 +167,23 @@ def _count_pods(pods: list[Pod]) -> RoleStatus:
     )
 
 
-def _all_run(job: Job, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod], ignored: list[str]) -> bool:
+def _all_run(
+    job: Job,
+    sizes: Mapping[str, int],
+    pods: Mapping[tuple[str, int], Pod],
+    ignored: list[str],
+    done: Mapping[str, str],
+) -> bool:
     """Whether every required replica is ready. Ignored replicas are not required, and do not count as ready."""
-    places = [(role, index) for role, size in sizes.items() for index in range(size)]
-    without = frozenset(ignored)
-    needed = [place for place in places if naming.replica_key(*place) not in without] if without else places
-    run = [place for place in needed if (pod := pods.get(place)) is not None and _ready(pod)]
+    needed = [(role, index) for role, size in sizes.items() for index in range(size)]
+    if without := frozenset(ignored):
+        needed = [place for place in needed if naming.replica_key(*place) not in without]
+    over = {role: places.decode(text) for role, text in done.items()}
+    run = [
+        place
+        for place in needed
+        if (over and place[1] in over.get(place[0], ())) or ((pod := pods.get(place)) is not None and _ready(pod))
+    ]
     if topology.elasticity(job) == "absorbs" and job.spec.elastic and (topology.ELASTIC_ROLE, 0) in run:
         return len(run) >= job.spec.elastic.min_replicas
     return len(run) == len(needed)
@@ -154,14 +203,35 @@ def _was_launched(key: str, entry: ReplicaRestarts, pods: Mapping[tuple[str, int
     return pod is not None and pod.restart == entry.count
 
 
-def _why_not_running(
-    pods: Mapping[tuple[str, int], Pod], refused: Iterable[RejectedCreate], ready: int, desired: int
-) -> tuple[str, str]:
+def _waits_for(
+    pods: Mapping[tuple[str, int], Pod], refused: Iterable[RejectedCreate], now: datetime
+) -> tuple[str, str] | None:
     """Reason and message with the most information: a rejection by the API server, then a start error, then others."""
     for rejection in sorted(refused, key=lambda r: (not r.tried, r.kind, r.name)):
         return rejection.reason, f"{rejection.kind} {rejection.name}: {rejection.message}"
-    waiting = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and pod.waiting_message]
-    waiting.sort(key=lambda pod: (pod.waiting_reason not in START_ERRORS, pod.waiting_reason != "Unschedulable"))
-    for pod in waiting:
-        return pod.waiting_reason or "Pending", f"{pod.name}: {pod.waiting_message}"
-    return "PodsPending", f"{ready} of {desired} pods run"
+    pending = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and not pod.ended]
+    waiting = [pod for pod in pending if _named_at_once(pod) or _is_slow(pod, now)]
+    for pod in sorted(waiting, key=_information):
+        return pod.start_error or pod.waiting_reason or "PodsPending", f"{pod.name}: {pod.waiting_text}"
+    return None
+
+
+def _information(pod: Pod) -> tuple[bool, ...]:
+    reason = pod.waiting_reason
+    return reason not in START_ERRORS, reason != "Unschedulable", not pod.unprepared, not pod.waiting_message
+
+
+def slow_start_at(pod: Pod) -> datetime | None:
+    """When the condition begins to name this pod; None if it has no node, runs, or is named at once."""
+    if pod.placed_at is None or pod.phase != "Pending" or pod.ended or _named_at_once(pod):
+        return None
+    return pod.placed_at + SLOW_START
+
+
+def _named_at_once(pod: Pod) -> bool:
+    return bool(pod.waiting_message) or pod.waiting_reason in START_ERRORS
+
+
+def _is_slow(pod: Pod, now: datetime) -> bool:
+    begins = slow_start_at(pod)
+    return begins is not None and begins <= now

@@ -36,6 +36,7 @@ class StatusChanges(TypedDict, total=False):
     restarts: RestartCounts
     replica_restarts: dict[str, ReplicaRestarts]
     ignored: list[str]
+    done: dict[str, str]
     roles: dict[str, RoleStatus]
     ready: str
     avoided_nodes: list[str]
@@ -45,6 +46,7 @@ class StatusChanges(TypedDict, total=False):
     completion_time: datetime | None
     attempt_time: datetime | None
     running_time: datetime | None
+    first_running_time: datetime | None
     restart_time: datetime | None
     active_since: datetime | None
     active_seconds: float
@@ -110,6 +112,10 @@ class ReplicaRestartsChanges(TypedDict, total=False):
     launched: bool
 
 
+class RestartCountsChanges(TypedDict, total=False):
+    without_progress: int
+
+
 class FailureChanges(TypedDict, total=False):
     message: str
 
@@ -126,6 +132,8 @@ def changed(model: PastAttempt, **changes: Unpack[PastAttemptChanges]) -> PastAt
 def changed(model: RoleStatus, **changes: Unpack[RoleChanges]) -> RoleStatus: ...
 @overload
 def changed(model: ReplicaRestarts, **changes: Unpack[ReplicaRestartsChanges]) -> ReplicaRestarts: ...
+@overload
+def changed(model: RestartCounts, **changes: Unpack[RestartCountsChanges]) -> RestartCounts: ...
 @overload
 def changed(model: Failure, **changes: Unpack[FailureChanges]) -> Failure: ...
 def changed(model: Any, **changes: Any) -> Any:

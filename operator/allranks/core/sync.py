@@ -10,7 +10,7 @@ from allranks.api.status import Status
 from allranks.core import elasticity, naming, report_loss, status_summary, topology
 from allranks.core.manifests import companions, pool_template
 from allranks.core.manifests import pods as pod_manifests
-from allranks.core.model import Event, Manifest, Plan, Pod, PodRef
+from allranks.core.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod, PodRef
 from allranks.core.snapshot import Snapshot
 from allranks.core.stragglers import newly_slow
 from allranks.frameworks.base import Replica
@@ -32,12 +32,14 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     placeholders, probe_at = _placeholders(snapshot)
     slow = newly_slow(snapshot.persisted.progress, status.progress)
     events = [Event("Straggler", sentence, warning=True) for sentence in slow]
+    events += _start_errors(status, summary)
     if lost := report_loss.event(snapshot.persisted, status):
         events.append(lost)
     if summary.launched and not status.launched:
         events.append(Event("PodsCreated", f"{len(snapshot.pods)} pods of attempt {status.attempt}"))
     lost_at = report_loss.due_at(status, o.reports, o.now)
-    wake_at = min((time for time in (delayed_until, probe_at, lost_at) if time), default=None)
+    times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot))
+    wake_at = min((time for time in times if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
     plan = replace(plan, restore=tuple(restore))
     stall = snapshot.stall_window
@@ -105,6 +107,22 @@ def _not_before(status: Status, replica: Replica) -> datetime | None:
     """End of the backoff of this replica."""
     entry = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
     return entry.restart_time if entry else status.restart_time
+
+
+def _start_errors(before: Status, after: Status) -> list[Event]:
+    """An Event when a job that ran before begins to wait for a pod that cannot start; its deadline tells a new job."""
+    then, now = before.condition("Running"), after.condition("Running")
+    waits = now is not None and now.reason in _WAITS and (then is None or then.reason not in _WAITS)
+    return [Event(now.reason, now.message, warning=True)] if now and waits and after.ever_ran else []
+
+
+_WAITS = START_ERRORS | {NOT_READY_TO_START}
+
+
+def _next_slow_start(snapshot: Snapshot) -> datetime | None:
+    """When the condition is to name the next pod that is slow to start."""
+    times = (status_summary.slow_start_at(pod) for pod in snapshot.pods.values())
+    return min((time for time in times if time and time > snapshot.observed.now), default=None)
 
 
 def _manifests(snapshot: Snapshot, due: list[Replica]) -> tuple[list[Manifest], list[Manifest]]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core.naming import hostname
+from allranks.core.naming import hostname, replica_key
 from allranks.core.quantity import quantity
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import Elasticity, Framework, Replica
@@ -73,6 +73,24 @@ def success_target(job: Job, status: Status) -> list[tuple[str, int | None]]:
     if job.spec.success:
         return [(job.spec.success, None)]
     return [framework.success_target(count, job.spec.elastic is not None)]
+
+
+def target_places(job: Job, status: Status) -> list[tuple[str, int]]:
+    """The replicas of `success_target`, one by one."""
+    count = sizes(job, status)
+    target = success_target(job, status)
+    return [(role, i) for role, index in target for i in ([index] if index is not None else range(count.get(role, 0)))]
+
+
+def is_last_of_target(job: Job, status: Status, role: str, index: int) -> bool:
+    """Whether the job can succeed only through this replica: the failures of all others that decide were ignored."""
+    count = sizes(job, status)
+    size = sum(1 if index is not None else count.get(role, 0) for role, index in success_target(job, status))
+    if len(status.ignored) < size - 1:
+        return False  # most jobs: ten thousand failures may be evaluated one by one
+    ignored = set(status.ignored)
+    left = [place for place in target_places(job, status) if replica_key(*place) not in ignored]
+    return left == [(role, index)]
 
 
 def gpus(resources: Mapping[str, object] | None, resource: str = "") -> int:

@@ -5,13 +5,13 @@ Each function takes the current status and returns the next one; the time is an 
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core import elasticity, naming, restart_policy
 from allranks.core.progress import finalize, reset_for_attempt
-from allranks.core.root_cause import describe_failure
+from allranks.core.root_cause import describe_failure, is_rejection
 from allranks.core.status_summary import with_phase
 from allranks.core.status_update import changed
 
@@ -49,7 +49,8 @@ def resume(job: Job, status: Status, now: datetime) -> Status:
     """Starts a new attempt, which counts against nothing; the first one if the job was created suspended."""
     ever_active = status.attempt_time is not None
     number = status.attempt + 1 if ever_active else status.attempt
-    fresh = changed(status, roles={})  # there may be room for all workers now
+    # There may be room for all workers now, and the user may have corrected the cause of the restarts.
+    fresh = changed(status, roles={}, restarts=changed(status.restarts, without_progress=0))
     return with_phase(_attempt(job, fresh, number, now), "Pending", now, "Resumed", "spec.suspend is false")
 
 
@@ -60,13 +61,14 @@ def resize(job: Job, status: Status, reason: str, why: str, now: datetime) -> St
 
 
 def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str, now: datetime) -> Status:
-    """Replaces all pods by those of a new attempt, after a backoff if the restart counts."""
+    """Replaces all pods by those of a new attempt, after a backoff."""
     restarts = _count(status.restarts, failure.reason, counted)
     ended = changed(status, history=_ended(status, failure.reason, now, failure, counted))
-    wait = restart_policy.backoff(job, restarts.counted) if counted else None
+    idle = restart_policy.idle_restarts(job, status, failure, alone=False)
+    wait = restart_policy.delay(job, restarts.counted if counted else None, idle)
     begun = changed(
         _attempt(job, ended, status.attempt + 1, now),
-        restarts=restarts,
+        restarts=changed(restarts, without_progress=idle),
         last_failure=failure,
         restart_time=now + wait if wait else None,
     )
@@ -78,10 +80,13 @@ def restart_after_upstream_failure(
 ) -> Status:
     """Restarts all replicas because of one that restarts individually; its failure is already counted."""
     ended = changed(status, history=_ended(status, cause.reason, now, cause))
+    idle = restart_policy.idle_restarts(job, status, cause, alone=False)
+    begin = max(lost.restart_time or now, now + restart_policy.delay(job, None, idle))
     begun = changed(
         _attempt(job, ended, status.attempt + 1, now),
+        restarts=changed(status.restarts, without_progress=idle),
         last_failure=cause,
-        restart_time=lost.restart_time if lost.restart_time and lost.restart_time > now else None,
+        restart_time=begin if begin > now else None,
     )
     why = f"{describe_failure(cause)}: the other replicas could not continue without it"
     return with_phase(begun, "Restarting", now, cause.reason, why)
@@ -97,6 +102,7 @@ def reattribute(status: Status, cause: Failure, counted: bool) -> Status:
         counted=status.restarts.counted - 1,
         disruptions=status.restarts.disruptions,
         by_reason={reason: count for reason, count in by_reason.items() if count},
+        without_progress=status.restarts.without_progress,
     )
     last = status.last_failure
     return changed(
@@ -112,11 +118,22 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | 
     restarts = status.restarts if counted is None else _count(status.restarts, failure.reason, counted)
     key = naming.replica_key(failure.role, failure.index)
     before = status.replica_restarts.get(key)
-    wait = restart_policy.backoff(job, restarts.counted) if counted else timedelta(0)
-    count = before.count + 1 if before else 1
-    entry = ReplicaRestarts(count=count, counted=bool(counted), restart_time=now + wait, failure=_brief(failure))
-    replica_restarts = {**status.replica_restarts, key: entry}
-    return changed(status, restarts=restarts, last_failure=failure, replica_restarts=replica_restarts)
+    idle = restart_policy.idle_restarts(job, status, failure, alone=True)
+    wait = restart_policy.delay(job, restarts.counted if counted else None, idle)
+    entry = ReplicaRestarts(
+        count=before.count + 1 if before else 1,
+        counted=bool(counted),
+        restart_time=now + wait,
+        failure=_brief(failure),
+        without_progress=idle or None,
+    )
+    return changed(
+        status,
+        restarts=restarts,
+        last_failure=failure,
+        replica_restarts={**status.replica_restarts, key: entry},
+        avoided_nodes=_avoided_after(status, failure),
+    )
 
 
 def ignore(status: Status, failure: Failure) -> Status:
@@ -157,6 +174,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
         restart_time=None,
         replica_restarts={},
         ignored=[],
+        done={},
         avoided_nodes=_failed_nodes(status.history),
         progress=reset_for_attempt(status.progress),
         active_since=status.active_since or now,
@@ -183,9 +201,20 @@ def _ended(
 
 
 def _failed_nodes(history: list[PastAttempt]) -> list[str]:
-    """Nodes that were lost or evicted a pod in past attempts, newest first."""
+    """Nodes that were lost, or evicted or rejected a pod in past attempts, newest first."""
     failures = [past.failure for past in reversed(history) if past.failure]
-    return list(dict.fromkeys(f.node for f in failures if f.node and f.reason in ("NodeLost", "Evicted")))
+    return list(dict.fromkeys(f.node for f in failures if f.node and _is_nodes_fault(f)))
+
+
+def _avoided_after(status: Status, failure: Failure) -> list[str]:
+    """The nodes that the pod of an individual restart avoids."""
+    if not failure.node or not _is_nodes_fault(failure):
+        return status.avoided_nodes
+    return list(dict.fromkeys([failure.node, *status.avoided_nodes]))[:_HISTORY]
+
+
+def _is_nodes_fault(failure: Failure) -> bool:
+    return failure.reason in ("NodeLost", "Evicted") or is_rejection(failure.reason)
 
 
 def _initial_roles(job: Job, status: Status) -> Status:
@@ -204,5 +233,8 @@ def _count(restarts: RestartCounts, reason: str, counted: bool) -> RestartCounts
     if reason in by_reason or len(by_reason) < 64:
         by_reason[reason] = by_reason.get(reason, 0) + 1
     return RestartCounts(
-        counted=restarts.counted + counted, disruptions=restarts.disruptions + (not counted), by_reason=by_reason
+        counted=restarts.counted + counted,
+        disruptions=restarts.disruptions + (not counted),
+        by_reason=by_reason,
+        without_progress=restarts.without_progress,
     )

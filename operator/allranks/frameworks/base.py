@@ -119,6 +119,8 @@ class Wiring:
     """The pod needs `Shared.files` at `FILES_DIR`."""
     ssh_key: bool = False
     """The pod needs the job's ssh key at `SSH_DIR`."""
+    secret: bool = False
+    """The pod needs the secret that only the job's pods have, at `SECRET_DIR`. See inpod/rendezvous_secret.py."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class Shared:
     """File name -> content."""
     ssh_key: bool = False
     """The job needs an ssh key pair."""
+    secret: bool = False
+    """The job needs a secret, for `Wiring.secret`."""
 
 
 Wire = Callable[[Replica], Wiring]
@@ -139,6 +143,7 @@ Wire = Callable[[Replica], Wiring]
 
 FILES_DIR = "/etc/allranks"
 SSH_DIR = "/etc/allranks-ssh"
+SECRET_DIR = "/etc/allranks-rendezvous"
 HELPER_DIR = "/allranks"
 """Where an init container copies the helper files. They need only the standard library."""
 

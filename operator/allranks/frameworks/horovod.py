@@ -16,6 +16,7 @@ from allranks.fields import Model, Port, Rule
 from allranks.frameworks.base import (
     FILES_DIR,
     HELPER_DIR,
+    SECRET_DIR,
     SSH_DIR,
     AttemptContext,
     Framework,
@@ -96,7 +97,7 @@ class Horovod(Framework):
 
     def shared(self, context: AttemptContext) -> Shared:
         if context.options.controller != "mpi":
-            return Shared()
+            return Shared(secret=True)
         if context.local:
             return Shared(files=_rank_helper())
         return Shared(files=_files(context), ssh_key=True)
@@ -156,6 +157,9 @@ def _slots(context: AttemptContext) -> int:
     return max(1, context.gpus["worker"]) if isinstance(slots, str) else slots
 
 
+_SECRET = {"ALLRANKS_RENDEZVOUS_SECRET_FILE": f"{SECRET_DIR}/secret"}
+
+
 def _gloo_wire(context: AttemptContext) -> Wire:
     """The helper in each worker starts its slots. The first one also serves the rendezvous, as horovodrun does."""
     slots = _slots(context)
@@ -165,6 +169,7 @@ def _gloo_wire(context: AttemptContext) -> Wire:
     common = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
+        **_SECRET,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_SIZE": str(slots * len(workers)),
@@ -188,6 +193,7 @@ def _gloo_wire(context: AttemptContext) -> Wire:
             ports={"rendezvous": context.options.port} if worker == first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_gloo.py"),
             helper=True,
+            secret=True,
         )
 
     return wiring
@@ -206,6 +212,7 @@ def _elastic_wire(context: AttemptContext) -> Wire:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_ELASTIC": "1",
+        **_SECRET,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_LOCAL_SIZE": str(_slots(context)),
@@ -223,6 +230,7 @@ def _elastic_wire(context: AttemptContext) -> Wire:
             ports={"rendezvous": context.options.port} if worker == first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_elastic.py"),
             helper=True,
+            secret=True,
         )
 
     return wiring

@@ -24,6 +24,8 @@ import sys
 import time
 from typing import Any
 
+from rendezvous_secret import headers  # type: ignore[import-not-found]  # in the same directory
+
 START_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_START_TIMEOUT", "inf"))
 """How long to wait for the driver. horovodrun uses the same variable. The first worker may be unscheduled for hours."""
 POLL_SECONDS = 0.1
@@ -144,7 +146,7 @@ class Agent:
                 self._address = str(found[0][4][0])
             connection = http.client.HTTPConnection(self._address, self.port, timeout=CALL_SECONDS)
             with contextlib.closing(connection):
-                connection.request("POST", "/allranks", json.dumps(self._request | {"ended": ended}))
+                connection.request("POST", "/allranks", json.dumps(self._request | {"ended": ended}), headers())
                 answer: dict[str, Any] = json.load(connection.getresponse())
         except (OSError, http.client.HTTPException, ValueError):
             if not self._last_answer:

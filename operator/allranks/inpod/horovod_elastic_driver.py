@@ -26,9 +26,13 @@ try:
 except ImportError as error:
     sys.exit(f"allranks: the image's python3 has no Horovod ({error}): install it, or use another image")
 
+from rendezvous_secret import guarded  # type: ignore[import-not-found]  # in the same directory
+
 ELASTIC_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "315360000"))
 """How long there may be fewer workers than the minimum. horovodrun uses the same variable. The default is ten years,
 because pods may be unscheduled for a long time (and a thread cannot wait forever)."""
+ADMITTED_SECONDS = 60.0
+"""How long a pod may use the rendezvous after its last call. Another pod may get its address later."""
 SILENT_SECONDS = 5.0
 """A pod that has not called for this long is gone."""
 REMIND_SECONDS = 2.0
@@ -224,7 +228,7 @@ def serve(port: int) -> Hosts:
             hosts.on_answered(request["host"], answer)
 
     try:
-        rendezvous.start(Handler)
+        rendezvous.start(guarded(Handler, ADMITTED_SECONDS))
     except OSError as error:
         sys.exit(f"allranks: cannot listen on port {port}: {error.strerror}")
     threading.Thread(target=_train, args=(driver, hosts, least, slots), daemon=True).start()

@@ -20,6 +20,8 @@ import subprocess
 import sys
 import time
 
+from rendezvous_secret import guarded, headers  # type: ignore[import-not-found]  # in the same directory
+
 START_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_START_TIMEOUT", "600"))
 """How long to wait for the other workers. horovodrun uses the same variable."""
 POLL_SECONDS = 0.1
@@ -65,7 +67,7 @@ def _serve(port: int, workers: int) -> None:
     pattern = os.environ["ALLRANKS_HOROVOD_HOSTS"]
     hosts = parse_hosts(",".join(pattern.replace("{}", str(number)) for number in range(workers)))
     RendezvousHTTPServer.request_queue_size = 1024  # all ranks connect at the same moment
-    server = RendezvousHTTPServer(("", port), RendezvousHandler, False)
+    server = RendezvousHTTPServer(("", port), guarded(RendezvousHandler), False)
     server.daemon_threads = True
     server.init(get_host_assignments(hosts, sum(host.slots for host in hosts)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -110,7 +112,7 @@ def _request(address: str, port: int, method: str, path: str, body: bytes | None
     """The body of the answer; None if the key does not exist."""
     connection = http.client.HTTPConnection(address, port, timeout=5)
     try:
-        connection.request(method, path, body=body)
+        connection.request(method, path, body, headers())
         answer = connection.getresponse()
         content = answer.read()
         return content if answer.status == 200 else None

@@ -1,7 +1,8 @@
 """Decodes jobs from JSON, and encodes their status.
 
 Strict, for the operator: a job that does not decode was stored under an older or newer schema; the operator marks it
-and continues with the others. Lenient, for the command line: shows what it can of a job of a newer version.
+and continues with the others. Only unknown fields of status are left out, as the API server does with an older CRD.
+Lenient, for the command line: shows what it can of a job of a newer version.
 """
 
 from __future__ import annotations
@@ -40,13 +41,28 @@ def job(manifest: Manifest) -> Job:
 
 
 def status(manifest: Manifest) -> Status:
-    """Raises DecodeError."""
+    """Unknown fields are left out, so that an operator can be replaced by an older one. Raises DecodeError."""
+    found = manifest.get("status") or {}
     try:
-        return restarted_indexes.unfold(_status(manifest.get("status") or {}))
+        return restarted_indexes.unfold(_status_without_unknown_fields(found))
     except ValidationError as error:
         raise DecodeError(_paths("status", error)) from error
     except ValueError as error:
         raise DecodeError(f"status.restartedIndexes: {error}") from error
+
+
+def _status_without_unknown_fields(found: Any) -> Status:
+    """Raises ValidationError."""
+    try:
+        return _status(found)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        if any(detail["type"] != "extra_forbidden" for detail in details):
+            raise
+        rest = copy.deepcopy(found)
+        for detail in details:
+            _drop(rest, detail["loc"])
+        return _status(rest)
 
 
 def encode(status: Status) -> Manifest:
@@ -137,7 +153,7 @@ def status_of(job: Manifest) -> Status:
         try:
             return restarted_indexes.unfold(_status(found))
         except ValidationError as error:
-            for detail in error.errors(include_url=False):
+            for detail in reversed(error.errors(include_url=False)):  # from the end, because list items shift
                 _drop(found, detail["loc"])
         except ValueError:
             _drop(found, ("restartedIndexes",))
@@ -182,17 +198,16 @@ def _owner(pod: Manifest) -> str:
 
 
 def _drop(value: Any, path: tuple[int | str, ...]) -> None:
-    """Removes the value at `path`, or the nearest one above it that exists."""
-    for step in path[:-1]:
-        inner = value.get(step) if isinstance(value, dict) else value[step] if _has(value, step) else None
-        if not isinstance(inner, dict | list):
+    """Removes the value at `path`, or the nearest one above it that exists: an object without a required field."""
+    found: list[tuple[Any, int | str]] = []
+    for step in path:
+        if not (step in value if isinstance(value, dict) else _has(value, step)):
             break
-        value, path = inner, path[1:]
-    key = path[0]
-    if isinstance(value, dict):
-        value.pop(key, None) if key in value else value.clear()
-    elif _has(value, key):
-        del value[int(key)]
+        found.append((value, step))
+        value = value[step]
+    if found:
+        container, step = found[-1]
+        del container[step]
 
 
 def _has(value: Any, step: int | str) -> bool:

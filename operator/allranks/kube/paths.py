@@ -5,6 +5,7 @@ from __future__ import annotations
 from allranks.api.job import GROUP, PLURAL, VERSION
 
 _COLLECTIONS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "Event": "events"}
+_OTHER_GROUPS = {"NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies")}
 
 GROUPS = "/apis"
 GROUP_VERSION = f"/apis/{GROUP}/{VERSION}"
@@ -29,11 +30,12 @@ def _path(base: str, namespace: str | None, *parts: str) -> str:
 
 
 def collection(kind: str, namespace: str | None) -> str:
-    return core_path(namespace, _COLLECTIONS[kind])
+    return item(kind, namespace)
 
 
-def item(kind: str, namespace: str, name: str) -> str:
-    return core_path(namespace, _COLLECTIONS[kind], name)
+def item(kind: str, namespace: str | None, name: str = "") -> str:
+    base, plural = _OTHER_GROUPS.get(kind) or ("/api/v1", _COLLECTIONS[kind])
+    return _path(base, namespace, plural, name)
 
 
 def jobs(namespace: str | None) -> str:

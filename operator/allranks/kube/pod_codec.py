@@ -5,13 +5,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
 
 from allranks.api.job import KIND
-from allranks.core.model import Disruption, Exit, Pod, PodPhase
+from allranks.core.model import (
+    CRASH_LOOP,
+    INIT_FAILED,
+    LIMIT_EXCEEDED,
+    START_ERRORS,
+    UNKNOWN_END,
+    Disruption,
+    Exit,
+    Pod,
+    PodPhase,
+)
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
 
 
@@ -64,6 +75,8 @@ class State(_Fields):
 class Container(_Fields):
     name: str = ""
     state: State = msgspec.field(default_factory=State)
+    last_state: State = msgspec.field(default_factory=State)
+    restart_count: int = 0
 
 
 class Condition(_Fields):
@@ -83,8 +96,28 @@ class RawStatus(_Fields):
     init_container_statuses: list[Container] = []
 
 
+class ExitCodes(_Fields):
+    operator: str = ""
+    values: list[int] = []
+
+
+class RestartRule(_Fields):
+    action: str = ""
+    exit_codes: ExitCodes = msgspec.field(default_factory=ExitCodes)
+
+
+class ContainerSpec(_Fields):
+    name: str = ""
+    restart_policy: str | None = None
+    restart_policy_rules: list[RestartRule] = []
+
+
 class RawSpec(_Fields):
     node_name: str | None = None
+    restart_policy: str = "Never"
+    """The API server always sets it."""
+    containers: list[ContainerSpec] = []
+    init_containers: list[ContainerSpec] = []
 
 
 class Raw(_Fields):
@@ -133,8 +166,10 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
     metadata, status, labels = raw.metadata, raw.status, raw.metadata.labels or {}
     trainer = next((c for c in status.container_statuses if c.name == TRAINER), None)
     state = trainer.state if trainer else State()
-    reason, message = _waiting(status, state)
-    ran = state.running or state.terminated
+    waiting = _Wait(LIMIT_EXCEEDED, status.message) if _exceeded_limit(raw) else _waiting(status, state)
+    looping = _crash_loop(raw, trainer)
+    crashed = looping.last_state.terminated if looping else None
+    ran = state.running or state.terminated or crashed
     placed = _condition(status, "PodScheduled")
     phase: PodPhase = status.phase if status.phase in _PHASES else "Unknown"  # type: ignore[assignment]
     return Pod(
@@ -151,11 +186,15 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         started_at=ran.started_at if ran else None,
         deleted_at=_deletion_requested_at(metadata),
         node=raw.spec.node_name,
-        waiting_reason=reason,
-        waiting_message=message,
-        # Not lastState: a container that restartPolicy OnFailure restarts has not ended.
-        exit=_exit(state.terminated, metadata) if state.terminated else None,
+        waiting_reason=waiting.reason,
+        waiting_message=waiting.message,
+        waiting_for=waiting.waits_for,
+        unprepared=waiting.unprepared,
+        # Whatever the pod's phase: a pod is Running while a sidecar runs, and Pending while its image is pulled.
+        exit=_final_exit(raw, state.terminated) if state.terminated else None,
         disruption=_disruption(raw),
+        container_restarts=looping.restart_count if looping else 0,
+        last_exit=_last_exit(looping, trainer, metadata) if looping else None,
     )
 
 
@@ -173,14 +212,101 @@ def _exit(terminated: Terminated, metadata: Meta) -> Exit:
     )
 
 
-def _waiting(status: RawStatus, state: State) -> tuple[str, str]:
-    """(reason, message) of what keeps the program from starting, or kept it until the pod failed."""
+def _final_exit(raw: Raw, terminated: Terminated) -> Exit | None:
+    """The program's end; None if its container restarts in place."""
+    if not _is_final(raw, terminated):
+        return None
+    ending = _exit(terminated, raw.metadata)
+    if _exceeded_limit(raw):  # a program that handles SIGTERM may have exited with 0
+        return Exit(ending.code or 137, ending.finished_at, LIMIT_EXCEEDED, raw.status.message)
+    # containerd's words after a reboot of the node. The kubelet's own are ContainerStatusUnknown.
+    rebooted = (terminated.reason, terminated.exit_code) == ("Unknown", 255)
+    return replace(ending, reason=UNKNOWN_END) if rebooted else ending
+
+
+def _is_final(raw: Raw, terminated: Terminated) -> bool:
+    """Whether the kubelet does not run the training container again (podutil.ContainerShouldRestart in Kubernetes)."""
+    going = raw.metadata.deletion_timestamp is not None or _disruption(raw) is not None
+    if going or raw.status.phase in ("Succeeded", "Failed"):
+        return True
+    own = next((c for c in raw.spec.containers if c.name == TRAINER), ContainerSpec())
+    for rule in own.restart_policy_rules:
+        if (terminated.exit_code in rule.exit_codes.values) == (rule.exit_codes.operator == "In"):
+            return not rule.action.startswith("Restart")
+    policy = own.restart_policy or raw.spec.restart_policy
+    return policy == "Never" or (policy == "OnFailure" and terminated.exit_code == 0)
+
+
+def _crash_loop(raw: Raw, trainer: Container | None) -> Container | None:
+    """The container in CrashLoopBackOff: the training container, or an init container that is no sidecar."""
+    sidecars = [c.name for c in raw.spec.init_containers if c.restart_policy == "Always"]
+    init = [c for c in raw.status.init_container_statuses if c.name not in sidecars]
+    for container in [trainer, *init] if trainer else init:
+        waiting = container.state.waiting
+        if waiting and waiting.reason == CRASH_LOOP and container.last_state.terminated:
+            return container
+    return None
+
+
+def _last_exit(looping: Container, trainer: Container | None, metadata: Meta) -> Exit:
+    terminated = looping.last_state.terminated
+    assert terminated
+    last = _exit(terminated, metadata)
+    return last if looping is trainer else replace(last, reason=INIT_FAILED, message=_init_failure(looping, terminated))
+
+
+class _Wait(NamedTuple):
+    """What keeps the program from starting, or kept it until the pod failed."""
+
+    reason: str = ""
+    message: str = ""
+    waits_for: str = ""
+    unprepared: bool = False
+
+
+def _waiting(status: RawStatus, state: State) -> _Wait:
     if status.phase == "Failed":
-        return _startup_failure(status)
-    if state.waiting:
-        return state.waiting.reason, state.waiting.message
+        return _Wait(*_startup_failure(status))
     placed = _condition(status, "PodScheduled")
-    return (placed.reason, placed.message) if placed and placed.status == "False" else ("", "")
+    if placed and placed.status == "False":
+        return _Wait(placed.reason, placed.message)
+    if state.waiting and (state.waiting.reason in START_ERRORS or status.phase != "Pending"):
+        return _Wait(state.waiting.reason, state.waiting.message, f"container {TRAINER}")
+    return _other_containers(status) if status.phase == "Pending" else _Wait()
+
+
+def _other_containers(status: RawStatus) -> _Wait:
+    """What a pending pod waits for if its trainer reports no error: init containers, sidecars, volumes, the kubelet."""
+    first = [(f"init container {container.name}", container.state) for container in status.init_container_statuses]
+    main = [(f"container {container.name}", container.state) for container in status.container_statuses]
+    for name, state in first + main:
+        if state.waiting and state.waiting.reason in _ERRORS:
+            reason = state.waiting.reason
+            return _Wait(reason, f"{name}: {state.waiting.message or reason}", name)
+    prepared = _condition(status, "PodReadyToStartContainers")
+    began = any(state.running or state.terminated for _, state in first + main)
+    if prepared and prepared.status == "False" and not began:
+        return _Wait(_first_reason(first + main), "", "its volumes and its network", unprepared=True)
+    initialized = _condition(status, "Initialized")
+    pending = first if first and not (initialized and initialized.status == "True") else main
+    # Init containers run in order; native sidecars before the current one run as well.
+    running = [name for name, state in pending if state.running] if pending is first else []
+    waiting = [name for name, state in pending if state.waiting]
+    named = running[-1:] or waiting[:1]
+    return _Wait(_first_reason(main), _trainer_message(status), named[0] if named else "the kubelet of its node")
+
+
+def _first_reason(containers: list[tuple[str, State]]) -> str:
+    return next((state.waiting.reason for _, state in containers if state.waiting and state.waiting.reason), "")
+
+
+def _trainer_message(status: RawStatus) -> str:
+    states = (container.state for container in status.container_statuses if container.name == TRAINER)
+    return next((state.waiting.message for state in states if state.waiting), "")
+
+
+_ERRORS = START_ERRORS | {CRASH_LOOP}
+"""Waiting reasons that name the container that keeps a pod from running."""
 
 
 def _startup_failure(status: RawStatus) -> tuple[str, str]:
@@ -188,19 +314,36 @@ def _startup_failure(status: RawStatus) -> tuple[str, str]:
     for container in status.init_container_statuses:
         ending = container.state.terminated
         if ending and ending.exit_code:
-            text = f"init container {container.name} ended with exit code {ending.exit_code}"
-            return "InitContainerFailed", f"{text}: {ending.message}" if ending.message else text
+            return INIT_FAILED, _init_failure(container, ending)
     return status.reason, status.message
+
+
+def _init_failure(container: Container, ending: Terminated) -> str:
+    text = f"init container {container.name} ended with exit code {ending.exit_code}"
+    return f"{text}: {ending.message}" if ending.message else text
 
 
 def _disruption(raw: Raw) -> Disruption | None:
     target = _condition(raw.status, "DisruptionTarget")
     if target and target.status == "True":
         return Disruption(target.reason, target.last_transition_time or _NEVER, target.message)
-    if raw.status.reason in _DISRUPTION_REASONS:
+    if raw.status.reason in _DISRUPTION_REASONS and not _exceeded_limit(raw):
         at = _deletion_requested_at(raw.metadata) or raw.metadata.creation_timestamp or _NEVER
         return Disruption(_DISRUPTION_REASONS[raw.status.reason], at, raw.status.message)
     return None
+
+
+def _exceeded_limit(raw: Raw) -> bool:
+    """The kubelet evicted the pod for a limit of its own: the size of an emptyDir, or ephemeral-storage.
+
+    Kubernetes leaves out the condition DisruptionTarget then. It also does so where a node under pressure rejects a
+    pod, but no container of such a pod ever ran.
+    """
+    status = raw.status
+    if status.phase != "Failed" or status.reason != "Evicted" or _condition(status, "DisruptionTarget"):
+        return False
+    containers = (*status.init_container_statuses, *status.container_statuses)
+    return any(state.running or state.terminated for c in containers for state in (c.state, c.last_state))
 
 
 _DISRUPTION_REASONS = {

@@ -33,13 +33,17 @@ def fold(status: Status) -> Status:
 
 def _fold_role(found: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
     counts, times = defaultdict[int, list[int]](list), defaultdict[datetime, list[int]](list)
+    idle = defaultdict[int, list[int]](list)
     for index, entry in found:
         counts[entry.count].append(index)
         if entry.restart_time:
             times[entry.restart_time].append(index)
+        if entry.without_progress:
+            idle[entry.without_progress].append(index)
     return RestartedIndexes(
         counts={str(count): _ranges(counts[count]) for count in sorted(counts)},
         unlaunched=_ranges(index for index, entry in found if not entry.launched),
+        without_progress={str(count): _ranges(idle[count]) for count in sorted(idle)},
         restart_times={time.isoformat().replace("+00:00", "Z"): _ranges(times[time]) for time in sorted(times)},
     )
 
@@ -64,10 +68,19 @@ def _unfold_role(compact: RestartedIndexes) -> Iterator[tuple[int, ReplicaRestar
         for time, indexes in compact.restart_times.items()
         for index in _indexes(indexes)
     }
+    idle = {index: int(count) for count, indexes in compact.without_progress.items() for index in _indexes(indexes)}
     for count, indexes in compact.counts.items():
         for index in _indexes(indexes):
             launched = index not in unlaunched
-            yield index, ReplicaRestarts(count=int(count), launched=launched, restart_time=times.get(index))
+            yield (
+                index,
+                ReplicaRestarts(
+                    count=int(count),
+                    launched=launched,
+                    restart_time=times.get(index),
+                    without_progress=idle.get(index),
+                ),
+            )
 
 
 def _ranges(indexes: Iterable[int]) -> str:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from allranks.core.model import Exit, Manifest, Pod, PodPhase
+from allranks.core.model import CRASH_LOOP, Exit, Manifest, Pod, PodPhase
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
 from allranks.local.log_file import LogFile
 from allranks.local.prepare import ContainerPlan, PodPlan
@@ -199,9 +199,16 @@ class LocalPod:
                 exit = await self._run(container, log, init or always)
                 if exit is None:
                     return
-                on_failure = self._policy == "OnFailure" or (init and self._policy == "Always")
-                again = (always or (self._policy == "Always" and not init)) or (on_failure and exit.code != 0)
-                if self._stop.is_set() or not again:
+                policy = container.policy or self._policy
+                on_failure = policy == "OnFailure" or (init and policy == "Always")
+                again = (always or (policy == "Always" and not init)) or (on_failure and exit.code != 0)
+                over = self._stop.is_set() or not again
+                if container.name == TRAINER:
+                    ending = {"exit": exit} if over else {"container_restarts": self.status.container_restarts + 1}
+                    self.status = replace(self.status, **ending)
+                if not (init or always):
+                    self._host.changed()
+                if over:
                     return
                 if loop.time() - began > _STABLE_SECONDS:
                     restarts = 0
@@ -210,8 +217,9 @@ class LocalPod:
                 if delay:
                     if not always:
                         message = f"back-off {delay:g}s restarting failed container {container.name}"
+                        last = exit if container.name == TRAINER else self.status.last_exit
                         self._update_status(
-                            self.status.phase, waiting_reason="CrashLoopBackOff", waiting_message=message
+                            self.status.phase, waiting_reason=CRASH_LOOP, waiting_message=message, last_exit=last
                         )
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stop.wait(), delay)
@@ -239,14 +247,10 @@ class LocalPod:
             self._started.add(container.name)
             if len(self._started) == len(self._plan.main):
                 began = self.status.started_at or process.started_at
-                self._update_status("Running", started_at=began, waiting_reason="", waiting_message="")
+                self._update_status("Running", started_at=began, waiting_reason="", waiting_message="", last_exit=None)
         exit = await process.ended()
         del self._running[container.name]
         self._exits[container.name] = exit
-        if container.name == TRAINER:
-            self.status = replace(self.status, exit=exit)
-        if not auxiliary:
-            self._host.changed()
         return exit
 
     async def _stop_remaining(self) -> None:

@@ -25,6 +25,8 @@ class ContainerPlan:
     command: Command
     restarts: bool = False
     """A sidecar: an init container with restartPolicy Always, which ends after the main containers."""
+    policy: str | None = None
+    """The container's own restartPolicy, which takes precedence over that of the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
             container["name"],
             Command(argv, {**env, **loopback_defaults(env)}, directory or machine.workdir),
             restarts=container.get("restartPolicy") == "Always",
+            policy=container.get("restartPolicy"),
         )
     chosen = any(v["name"] == VISIBLE for container in spec["containers"] for v in container.get("env") or ())
     if problems:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -257,6 +258,8 @@ class LocalRun:
 
     def _create(self, manifest: Manifest) -> None:
         name = manifest["metadata"]["name"]
+        if manifest["kind"] == "Secret":
+            manifest = {**manifest, "stringData": {"secret": secrets.token_urlsafe(32)}}
         if manifest["kind"] in ("ConfigMap", "Secret"):
             self._volumes.add_files(manifest)
         if manifest["kind"] != "Pod" or name in self._pods:

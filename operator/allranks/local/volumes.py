@@ -94,7 +94,7 @@ class Volumes:
                 path = directory / key
                 path.write_bytes(content)
                 mode = (volume.get("secret") or volume.get("configMap") or {}).get("defaultMode")
-                path.chmod(0o644 if mode is None else mode)
+                path.chmod(0o600 if "secret" in volume else 0o644 if mode is None else mode)
         except OSError as error:
             raise LocalRunError.from_os(error, f"the directory {directory} cannot be created") from error
 

@@ -21,7 +21,7 @@ from allranks.kube.errors import Conflict, NotFound, Refused
 from allranks.kube.merge_patch import diff
 from allranks.kube.pod_codec import CachedPod, Raw
 from allranks.operator.cache import PodCache
-from allranks.operator.ssh_keys import key_pair
+from allranks.operator.secret_data import secret_data
 
 logger = logging.getLogger("allranks.jobs")
 
@@ -218,7 +218,7 @@ class Executor:
         kind, namespace = manifest["kind"], manifest["metadata"]["namespace"]
         key = _key(manifest)
         if kind == "Secret":
-            manifest = {**manifest, "data": key_pair()}
+            manifest = {**manifest, "data": secret_data(manifest)}
         try:
             answer = await self._client.create(paths.collection(kind, namespace), manifest)
         except Conflict as error:
@@ -332,11 +332,24 @@ def _differences(wanted: Manifest, found: Manifest) -> list[str]:
         f"{part}.{name}"
         for part in parts
         for name, value in (wanted.get(part) or {}).items()
-        if (found.get(part) or {}).get(name) != value
+        if not _equals((found.get(part) or {}).get(name), value)
     ]
     [owner] = wanted["metadata"]["ownerReferences"]
     owners = {reference.get("uid") for reference in found["metadata"].get("ownerReferences") or ()}
     return out if owner["uid"] in owners else [*out, "metadata.ownerReferences"]
+
+
+def _equals(found: Any, wanted: Any) -> bool:
+    """Whether they are equal, except for fields in elements of lists that the API server adds as defaults."""
+    if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        return all(_includes(one, other) for one, other in zip(found, wanted, strict=True))
+    return bool(found == wanted)
+
+
+def _includes(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return all(_includes(found.get(name), value) for name, value in wanted.items())
+    return _equals(found, wanted)
 
 
 def _role(pod: Manifest) -> str:

@@ -227,8 +227,10 @@ class Session:
         settings = self._settings
         return Platform(
             helper_image=settings.helper_image,
+            helper_pull_secrets=settings.helper_pull_secrets,
             node_lost_seconds=settings.node_lost_seconds,
             report_url=settings.report_url,
+            network_policies=settings.network_policies,
             pool=self.pools.get(job.spec.pool) if job.spec.pool else None,
             pool_refused=self.pools.refused if job.spec.pool else "",
         )

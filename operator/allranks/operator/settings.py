@@ -33,6 +33,11 @@ class Settings(BaseSettings):
         "ghcr.io/allranks/operator:latest",
         description="Image of the init container that copies helpers into pods: the operator's own image.",
     )
+    helper_pull_secrets: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Secrets for pulling the helper image (comma-separated), added to the imagePullSecrets of pods "
+        "with a helper. They must exist in the namespaces of the jobs.",
+    )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         NODE_LOST_SECONDS,
         description="tolerationSeconds of pods for unreachable and not-ready nodes. A failed node is marked after "
@@ -72,6 +77,11 @@ class Settings(BaseSettings):
     report_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8081, description="Port that receives reports; 0 selects a free port."
     )
+    network_policies: bool = Field(
+        False,
+        description="Create a NetworkPolicy for each job: only the job's own pods reach its pods, except on ports that "
+        "the containers of the job's template declare.",
+    )
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(
         32, description="Maximum number of concurrent requests to the API server."
     )
@@ -85,7 +95,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
     log_format: Literal["json", "text"] = Field("json", description="json: one object per line; text: human-readable.")
 
-    @field_validator("namespaces", mode="before")
+    @field_validator("namespaces", "helper_pull_secrets", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

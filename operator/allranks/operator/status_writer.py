@@ -98,14 +98,15 @@ def is_deferrable(observed: Observed, plan: Plan) -> bool:
     assert plan.status is not None
     current = observed.status.attempt
     return plan.status.phase == "Succeeded" and any(
-        pod.phase == "Running" and pod.attempt == current and not pod.termination_requested_at for pod in observed.pods
+        pod.phase == "Running" and not pod.ended and pod.attempt == current and not pod.termination_requested_at
+        for pod in observed.pods
     )
 
 
 def significant_fields(status: Status) -> Any:
     """The status without pod counts and `launched`, for comparison."""
     conditions = [(c.type, c.status, "" if c.reason in _STARTING else c.reason) for c in status.conditions]
-    counts = {"roles": {}, "ready": "", "launched": False, "selector": "", "conditions": []}
+    counts = {"roles": {}, "ready": "", "launched": False, "selector": "", "conditions": [], "done": {}}
     return conditions, _strip_progress(status.model_copy(update=counts))
 
 

@@ -15,7 +15,7 @@ from support.simulator import Audit, Cluster
 from support.simulator.store import Change, Key, controller_of, ended
 
 from .jobs import JOB, KEY
-from .reference import BAD_STARTS, Failure, Reference, rule_on
+from .reference import BAD_STARTS, Failure, Reference, rule_on, target
 
 Manifest = dict[str, Any]
 
@@ -102,7 +102,7 @@ class Watchdog:
         conditions = {c["type"]: c for c in status["conditions"]}
         true = {kind for kind, condition in conditions.items() if condition["status"] == "True"}
         expected = {"Pending": set(), "Succeeded": {"Complete"}}.get(status["phase"], {status["phase"]})
-        hold(true == expected, f"phase {status['phase']} with conditions {sorted(true)}")
+        hold(true - {"ReportsLost"} == expected, f"phase {status['phase']} with conditions {sorted(true)}")
         hold(not {"Complete", "Failed"} <= set(conditions), "both Complete and Failed")
         restarts = status["restarts"]
         hold(sum(restarts["byReason"].values()) == restarts["counted"] + restarts["disruptions"], f"{restarts}")
@@ -246,7 +246,10 @@ def _check_cause(observed: Observed, status: Status) -> None:
     spec = observed.job.spec.model_dump(by_alias=True, exclude_none=True)
     for number, each in enumerate(replaced):
         expected = Failure(each.reason, each.reason in UNCOUNTED, each.exit_code)
-        action = rule_on(spec, before.restarts.counted + (number if counted else 0), expected, None)
+        places = [(role, index) for role, of in before.roles.items() for index in range(of.desired)]
+        left = [(role, index) for role, index in target(spec, places) if f"{role}-{index}" not in before.ignored]
+        last = left == [(each.role, each.index)]
+        action = rule_on(spec, before.restarts.counted + (number if counted else 0), expected, None, last)
         hold(action == ("restart" if counted else "restartUncounted"), f"{action} was due for {each}")
 
 
@@ -292,11 +295,13 @@ def check_against(reference: Reference, cluster: Cluster) -> None:
     if reference.over:
         return
     pods = [pod for pod in cluster.pods() if controller_of(pod) == job["metadata"]["uid"] and not is_going(pod)]
-    present = {name_of(pod) for pod in pods if place_of(pod)[:2] not in reference.ignored}
+    # A replica that is done keeps its pod, or loses it: nothing follows.
+    settled = reference.ignored | {place for place, there in reference.places.items() if there.phase == "Done"}
+    present = {name_of(pod) for pod in pods if place_of(pod)[:2] not in settled}
     due = {
         pod_name(role, index, reference.attempt, there.restarts)
         for (role, index), there in reference.places.items()
-        if there.decided <= cluster.now and (role, index) not in reference.ignored
+        if there.decided <= cluster.now and (role, index) not in settled
     }
     if reference.phase == "Running" and reference.probes_for_room:
         size = len([place for place in reference.places if place[0] == "worker"])

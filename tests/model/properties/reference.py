@@ -2,6 +2,7 @@
 
 It has no manifests, status, lag or crashes: it receives the events in order, with their times. It shares no code with
 the core. Two numbers are the same by definition: an attempt of 120 s has made progress, the backoff doubles to 300 s.
+No program of a followed history reports steps.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ class Place:
     counted: bool = False
     """Its last failure was counted."""
     gone: bool = False
+    own: bool = False
+    """It was restarted individually, or added to the attempt."""
+    idle: int = 0
+    """Its individual restarts in a row without progress."""
     last: Failure | None = None
     """Its last failure in this attempt."""
     failed_at: datetime | None = None
@@ -60,10 +65,12 @@ class Place:
         self.placed, self.placed_at = True, self.placed_at or now
 
 
-def rule_on(spec: dict[str, Any], counted: int, failure: Failure, before: Failure | None) -> str:
-    """`before` is the previous failure: of the previous attempt, or of the same replica if it restarts individually."""
+def rule_on(spec: dict[str, Any], counted: int, failure: Failure, before: Failure | None, last: bool = False) -> str:
+    """`before` is the previous failure: of the previous attempt, or of the same replica if it restarts individually.
+    `last`: only this replica can still complete the job, so its failure is not ignored."""
     restart = spec["restart"]
-    action = next((rule["action"] for rule in restart.get("rules", ()) if _matches(rule, failure)), None)
+    rules = [rule for rule in restart.get("rules", ()) if not (last and rule["action"] == "ignore")]
+    action = next((rule["action"] for rule in rules if _matches(rule, failure)), None)
     if action is None:
         if failure.disruption:
             action = "restartUncounted"
@@ -109,10 +116,32 @@ def restarts_to_resize(spec: dict[str, Any]) -> bool:
     return "elastic" in spec and spec["framework"] == "pytorch"
 
 
-def backoff(spec: dict[str, Any], counted: int) -> timedelta:
-    """Delay of counted restart number `counted`."""
+def backoff(spec: dict[str, Any], counted: int | None, idle: int) -> timedelta:
+    """Delay of counted restart number `counted` (None: uncounted) and number `idle` without progress."""
     seconds = spec["restart"]["backoffSeconds"]
-    return timedelta(seconds=0 if counted == 1 else min(300, seconds * 2 ** (counted - 2)))
+    if counted is None:
+        seconds = max(1, seconds)
+    number = max(counted or 0, idle)
+    return timedelta(seconds=0 if number <= 1 else min(300, seconds * 2 ** (number - 2)))
+
+
+def target(spec: dict[str, Any], places: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The replicas whose completion ends the job."""
+    success, framework = spec.get("success"), spec["framework"]
+    roles = {role for role, _ in places}
+    if success == "all":
+        # Parameter servers never end, nor do workers that only serve a chief or a launcher.
+        serves = {"launcher"} <= roles or {"chief", "ps"} <= roles
+        return [p for p in places if p[0] != "ps" and not (serves and p[0] == "worker")]
+    if success is not None:
+        return [place for place in places if place[0] == success]
+    if absorbs_resize(spec):
+        return [("worker", 0)]
+    first = {"pytorch": ("master", 0), "tensorflow": ("chief", 0), "horovod": ("launcher", 0)}[framework]
+    if first[0] in roles:
+        return [first]
+    workers = [place for place in places if place[0] == "worker"]
+    return workers[:1] if framework == "tensorflow" else workers
 
 
 @dataclass
@@ -126,6 +155,8 @@ class Reference:
     counted: int = 0
     disruptions: int = 0
     by_reason: Counter[str] = field(default_factory=Counter)
+    idle: int = 0
+    """Restarts of the group in a row without progress."""
     places: dict[tuple[str, int], Place] = field(default_factory=dict)
     ignored: set[tuple[str, int]] = field(default_factory=set)
     root_cause: tuple[int, str, int, int | None, str] | None = None
@@ -147,6 +178,8 @@ class Reference:
     """Reason and time of the end of each attempt."""
     ran_at: datetime | None = None
     """Time at which the current attempt was running."""
+    ever_ran: bool = False
+    """An attempt was running: from then on the job waits for its images without a deadline."""
     created_at: datetime | None = None
     """Time of creation of the current attempt's pods."""
     over_at: datetime | None = None
@@ -201,7 +234,8 @@ class Reference:
         if not self.live:
             return None
         patience = timedelta(seconds=self.spec["startupDeadlineSeconds"])
-        due = [place.pulled_since + patience for place in self.places.values() if place.waits_for in BAD_STARTS]
+        bad = [place for place in self.places.values() if place.waits_for in BAD_STARTS and not self.ever_ran]
+        due = [place.pulled_since + patience for place in bad]
         limit = self.spec.get("activeDeadlineSeconds")
         if limit is not None and self.active_since is not None:
             due.append(self.active_since + timedelta(seconds=limit) - self.active)
@@ -249,10 +283,14 @@ class Reference:
     def lost(self, place: tuple[str, int], reason: str, gone: bool) -> None:
         """The pod is removed; `gone`: its object is deleted too."""
         there = self.places.get(place)
-        if there is None or (there.phase == "Done" and not gone):
+        if there is None or there.phase == "Done":
+            if there and gone:
+                there.gone = True
             return
         there.gone, there.waits_for = gone, ""
-        self._failed(place, Failure(reason, True))
+        # The start of a pod that is gone is unknown: its own decision or that of the attempt counts.
+        since = there.started if not gone else there.decided if there.own else self.ran_at
+        self._failed(place, Failure(reason, True, ran=self.now - since if since else timedelta(0)))
         self._update()
 
     def found_lost(self, attempt: int, place: tuple[str, int]) -> None:
@@ -288,7 +326,7 @@ class Reference:
             self.active_since, self.phase, self.places = None, "Suspended", {}
             self.past.append(("Suspended", self.now))
         elif self.phase == "Suspended" and not self.spec["suspend"]:
-            self.waiting = 0
+            self.waiting = self.idle = 0
             self._begin(self.attempt + 1 if self.begun else 0, "Pending")
         self.tick(self.now)
         if self.live:
@@ -307,7 +345,7 @@ class Reference:
             self._update()
         elif absorbs_resize(self.spec):
             for index in range(workers, wanted):
-                self.places["worker", index] = Place(self.now, self.left.get(index, 0))
+                self.places["worker", index] = Place(self.now, self.left.get(index, 0), own=True)
             for index in range(wanted, workers):
                 self.left[index] = self.places.pop(("worker", index)).restarts + 1
                 self.ignored.discard(("worker", index))
@@ -377,10 +415,13 @@ class Reference:
         before = there.last if alone else None
         if before is None and self.before and self.before[0] == self.attempt - 1:
             before = self.before[1]
-        action = rule_on(self.spec, self.counted, failure, before)
+        left = [one for one in self._target() if one not in self.ignored]
+        action = rule_on(self.spec, self.counted, failure, before, left == [place])
         self.root_cause = (self.attempt, role, index, failure.code, failure.reason)
+        idle = there.idle + 1 if failure.ran < PROGRESS else 0
         if alone and self._is_correlated(place, failure):
-            self.places[place] = Place(self.now, there.restarts + 1, last=failure, failed_at=self.now)
+            again = {"last": failure, "failed_at": self.now, "own": True, "idle": idle}
+            self.places[place] = Place(self.now + backoff(self.spec, None, idle), there.restarts + 1, **again)
         elif action == "fail":
             self._end("Failed", self.now)
         elif action == "ignore":
@@ -390,11 +431,13 @@ class Reference:
             self.counted += counts
             self.disruptions += not counts
             self.by_reason[failure.reason] += 1
-            wait = backoff(self.spec, self.counted) if counts else timedelta(0)
             if alone:
-                last = {"last": failure, "failed_at": self.now, "counted": counts}
+                wait = backoff(self.spec, self.counted if counts else None, idle)
+                last = {"last": failure, "failed_at": self.now, "counted": counts, "own": True, "idle": idle}
                 self.places[place] = Place(self.now + wait, there.restarts + 1, **last)
             else:
+                self._count_idle(failure, self.now)
+                wait = backoff(self.spec, self.counted if counts else None, self.idle)
                 self.before = (self.attempt, failure)
                 if counts and not failure.disruption:
                     self.ends[self.attempt] = failure.reason
@@ -432,16 +475,25 @@ class Reference:
         assert there.last
         self.before = (self.attempt, there.last)
         self.root_cause = (self.attempt, *place, there.last.code, there.last.reason)
-        self._begin(self.attempt + 1, "Restarting", max(timedelta(0), there.decided - self.now))
+        assert there.failed_at
+        self._count_idle(there.last, there.failed_at)
+        wait = max(there.decided - self.now, backoff(self.spec, None, self.idle))
+        self._begin(self.attempt + 1, "Restarting", wait)
         return True
+
+    def _count_idle(self, failure: Failure, when: datetime) -> None:
+        """Counts a restart of the group without progress, or begins at 0 after progress."""
+        ran = max(failure.ran, when - self.ran_at if self.ran_at else timedelta(0))
+        self.idle = self.idle + 1 if ran < PROGRESS else 0
 
     def _update(self) -> None:
         if not self.live:
             return
-        if all(place in self.ignored or self.places[place].phase == "Done" for place in self._target()):
+        left = [place for place in self._target() if place not in self.ignored]
+        if left and all(self.places[place].phase == "Done" for place in left):
             self._end("Succeeded", self.now)
         elif self._all_run():
-            self.phase, self.ran_at = "Running", self.ran_at or self.now
+            self.phase, self.ran_at, self.ever_ran = "Running", self.ran_at or self.now, True
         if (due := self._refit_at()) and due <= self.now:
             self._refit()
 
@@ -452,22 +504,7 @@ class Reference:
         return all(must.values())
 
     def _target(self) -> list[tuple[str, int]]:
-        """The replicas whose completion ends the job."""
-        success, framework = self.spec.get("success"), self.spec["framework"]
-        roles = {role for role, _ in self.places}
-        if success == "all":
-            # Parameter servers never end, nor do workers that only serve a chief or a launcher.
-            serves = {"launcher"} <= roles or {"chief", "ps"} <= roles
-            return [p for p in self.places if p[0] != "ps" and not (serves and p[0] == "worker")]
-        if success is not None:
-            return [place for place in self.places if place[0] == success]
-        if absorbs_resize(self.spec):
-            return [("worker", 0)]
-        first = {"pytorch": ("master", 0), "tensorflow": ("chief", 0), "horovod": ("launcher", 0)}[framework]
-        if first[0] in roles:
-            return [first]
-        workers = [place for place in self.places if place[0] == "worker"]
-        return workers[:1] if framework == "tensorflow" else workers
+        return target(self.spec, list(self.places))
 
     def _end(self, phase: str, when: datetime) -> None:
         self.phase, self.over_at, self.active_since = phase, when, None

@@ -89,7 +89,7 @@ def _counts_twice(patch: Patch) -> None:
 
 
 def _counts_disruptions(patch: Patch) -> None:
-    patch.setattr(restart_policy, "UNCOUNTED", frozenset())
+    patch.setattr(restart_policy, "is_uncounted", lambda reason: False)
 
 
 def _names_without_attempt(patch: Patch) -> None:
@@ -109,7 +109,7 @@ def _misattributes(choose: Callable[[list[Any], Any], Any]) -> Callable[[Patch],
 
 
 def _never_waits(patch: Patch) -> None:
-    patch.setattr(restart_policy, "backoff", lambda job, counted: timedelta(0))
+    patch.setattr(restart_policy, "backoff", lambda *of, **more: timedelta(0))
 
 
 def _forgets_the_previous_failure(patch: Patch) -> None:

@@ -4,6 +4,7 @@ every write."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,19 @@ class MemoryWorld(World):
         self.cluster.kubelets.end(self._pod(pod), code, reason, message, container, others)
         self.cluster.settle()
 
-    def wait(self, pod: str, reason: str, message: str) -> None:
+    def wait(self, pod: str, reason: str, message: str, container: str) -> None:
         self._place(pod, "somewhere")
-        self.cluster.kubelets.wait(self._pod(pod), reason, message)
+        self.cluster.kubelets.wait(self._pod(pod), reason, message, container)
+        self.cluster.settle()
+
+    def initialize(self, pod: str, container: str) -> None:
+        self._place(pod, "somewhere")
+        self.cluster.kubelets.initialize(self._pod(pod), container)
+        self.cluster.settle()
+
+    def unmount(self, pod: str) -> None:
+        self._place(pod, "somewhere")
+        self.cluster.kubelets.unmount(self._pod(pod))
         self.cluster.settle()
 
     def cannot_place(self, pod: str, message: str) -> None:
@@ -77,6 +88,12 @@ class MemoryWorld(World):
 
     def evict(self, pod: str) -> None:
         self.cluster.kubelets.evict(self._pod(pod))
+        self.cluster.settle()
+
+    def kubelet(self, pod: str, node: str, status: Callable[[Manifest, datetime], Manifest]) -> None:
+        self._place(pod, node)
+        key = self._pod(pod)
+        self.cluster.store.write_status(key, status(self.cluster.store.get(key), self.cluster.now))
         self.cluster.settle()
 
     def disrupt(self, pod: str, reason: str) -> None:

@@ -6,6 +6,6 @@ A thousand interleavings of crashes, stale caches and dead pods take one second.
 from .cluster import Cluster, DoesNotSettle
 from .controller import Audit
 from .informer import Lag
-from .kubelets import Node, Program, Workload
+from .kubelets import Node, Obstacle, Program, Workload
 
-__all__ = ["Audit", "Cluster", "DoesNotSettle", "Lag", "Node", "Program", "Workload"]
+__all__ = ["Audit", "Cluster", "DoesNotSettle", "Lag", "Node", "Obstacle", "Program", "Workload"]

@@ -19,6 +19,18 @@ from .store import GRACE_SECONDS, Change, Key, Store, controller_of, ended, key_
 
 
 @dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What keeps a pod from running."""
+
+    kind: Literal["waits", "initializes", "unmounted", "rejected"]
+    """A container waits with a reason; an init container runs; volumes are not mounted; the kubelet rejects the pod."""
+    container: str = TRAINER
+    reason: str = ""
+    seconds: float | None = None
+    """Time until it is gone; None: it stays."""
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """The behaviour of one rank."""
 
@@ -33,6 +45,13 @@ class Program:
     crash_code: int = 1
     stop_seconds: float | None = 1.0
     """Time from SIGTERM to its exit; None: it ignores SIGTERM, and is killed after the grace period."""
+    ending: Literal["exits", "evicted", "over limit"] = "exits"
+    """`evicted`: a resource of the node is exhausted. `over limit`: the pod exceeds a limit of its own."""
+    sidecars_stay: bool = False
+    """The other containers continue when the program exits."""
+    collected_seconds: float | None = None
+    """Time from its end until somebody deletes the pod; None: never."""
+    obstacle: Obstacle | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +92,8 @@ class Kubelets:
         self._stopping: set[str] = set()
         self._placing: set[str] = set()
         self._starting: set[str] = set()
+        self._overcome: set[Key] = set()
+        """Pods whose obstacle is gone, or ends at a planned time. Names are never used twice."""
         self._generations: dict[str, int] = {}
         """UID -> number of its latest planned end. Earlier ones are cancelled."""
         store.watchers.append(self._changed)
@@ -92,8 +113,14 @@ class Kubelets:
         pod = self._store.get(key)
         self._report(key, pod_status.exited(pod, self._host.now, code, reason, message, container, others))
 
-    def wait(self, key: Key, reason: str, message: str = "") -> None:
-        self._report(key, pod_status.waiting(self._store.get(key), reason, message))
+    def wait(self, key: Key, reason: str, message: str = "", container: str = TRAINER) -> None:
+        self._report(key, pod_status.waiting(self._store.get(key), self._host.now, reason, message, container))
+
+    def initialize(self, key: Key, container: str) -> None:
+        self._report(key, pod_status.initializing(self._store.get(key), self._host.now, container))
+
+    def unmount(self, key: Key) -> None:
+        self._report(key, pod_status.unmounted(self._store.get(key), self._host.now))
 
     def cannot_place(self, key: Key, message: str) -> None:
         self._report(key, pod_status.unschedulable(self._store.get(key), self._host.now, message))
@@ -226,17 +253,40 @@ class Kubelets:
 
     def _begin(self, pod: Manifest) -> None:
         present, workload = self._same(pod), self._workload
-        if present is None or workload is None or "deletionTimestamp" in present["metadata"]:
+        if (
+            present is None
+            or workload is None
+            or ended(present["status"])
+            or "deletionTimestamp" in present["metadata"]
+        ):
             return
         key = key_of(present)
         image = next(c.get("image", "") for c in present["spec"]["containers"] if c["name"] == TRAINER)
         if image in workload.bad_images:
             self.wait(key, *workload.bad_images[image])
             return
-        self.start(key)
         program = self._program(present)
+        if program.obstacle and key not in self._overcome:
+            self._meet(present, program.obstacle)
+            return
+        self.start(key)
         if program.seconds is not None:
             self._plan_end(present, program.seconds, program.code, program.reason, program.message)
+
+    def _meet(self, pod: Manifest, obstacle: Obstacle) -> None:
+        key = key_of(pod)
+        match obstacle.kind:
+            case "waits":
+                self.wait(key, obstacle.reason, container=obstacle.container)
+            case "initializes":
+                self.initialize(key, obstacle.container)
+            case "unmounted":
+                self.unmount(key)
+            case "rejected":
+                self.reject(key, obstacle.reason, "the kubelet rejected the pod")
+        if obstacle.seconds is not None and obstacle.kind != "rejected":
+            self._overcome.add(key)
+            self._host.after(obstacle.seconds, lambda: self._begin(pod))
 
     def _plan_end(self, pod: Manifest, seconds: float, code: int, reason: str = "", message: str = "") -> None:
         generation = self._next_generation(pod["metadata"]["uid"])
@@ -247,9 +297,22 @@ class Kubelets:
                 return
             node = self.nodes.get(present["spec"].get("nodeName", ""))
             if node and node.reachable and present["status"]["phase"] == "Running":
-                self.end(key_of(pod), code, reason, message)
+                self._finish(present, code, reason, message)
 
         self._host.after(seconds, end_pod)
+
+    def _finish(self, pod: Manifest, code: int, reason: str, message: str) -> None:
+        key, program = key_of(pod), self._program(pod)
+        if program.ending == "exits":
+            self.end(key, code, reason, message, others=None if program.sidecars_stay else 0)
+        else:
+            self._report(key, _EVICTIONS[program.ending](pod, self._host.now))
+        if program.collected_seconds is not None:
+            self._host.after(program.collected_seconds, lambda: self._remove(pod))
+
+    def _remove(self, pod: Manifest) -> None:
+        if self._same(pod):
+            self._store.remove(key_of(pod))
 
     def _notify_peers(self, lost: Manifest) -> None:
         if not self._workload or (lost["status"]["phase"] == "Succeeded"):
@@ -295,6 +358,9 @@ class Kubelets:
         for doing in (self._stopping, self._placing, self._starting):
             doing.discard(uid)
         self._generations.pop(uid, None)
+
+
+_EVICTIONS = {"evicted": pod_status.evicted, "over limit": pod_status.over_limit}
 
 
 def _requests(pod: Manifest) -> dict[str, int]:

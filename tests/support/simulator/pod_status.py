@@ -24,17 +24,69 @@ def scheduled(pod: Manifest, now: datetime) -> Manifest:
     return _with_condition(pod, now, "PodScheduled", "True") | {"startTime": stamp(now)}
 
 
-def waiting(pod: Manifest, reason: str, message: str = "") -> Manifest:
-    """The containers wait, for example with reason `ImagePullBackOff`."""
+def waiting(pod: Manifest, now: datetime, reason: str, message: str = "", container: str = TRAINER) -> Manifest:
+    """A container waits, for example with reason `ImagePullBackOff`. If it is the trainer, all main containers wait;
+    beside another main container the trainer runs; after an init container nothing has started."""
     state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
-    return {**pod["status"], "phase": "Pending", "containerStatuses": [_container(n, state) for n in _names(pod)]}
+    if container in _init_names(pod):
+        return _initializing(pod, now, container, state)
+    runs = {"running": {"startedAt": stamp(now)}}
+    waits = [container] if container != TRAINER else _names(pod)
+    containers = [_container(name, state if name in waits else runs) for name in _names(pod)]
+    return _initialized(pod, now) | {"phase": "Pending", "containerStatuses": containers}
+
+
+def initializing(pod: Manifest, now: datetime, container: str) -> Manifest:
+    """An init container runs."""
+    return _initializing(pod, now, container, {"running": {"startedAt": stamp(now)}})
+
+
+def unmounted(pod: Manifest, now: datetime) -> Manifest:
+    """The kubelet waits for the pod's volumes."""
+    init = _init_names(pod)
+    state = {"waiting": {"reason": "PodInitializing" if init else "ContainerCreating"}}
+    status = _with_condition(pod, now, "PodReadyToStartContainers", "False") | {"phase": "Pending"}
+    if init:
+        status |= {"initContainerStatuses": [_container(name, state) for name in init]}
+    return status | {"containerStatuses": [_container(name, state) for name in _names(pod)]}
 
 
 def running(pod: Manifest, now: datetime) -> Manifest:
     """All containers run."""
     state = {"running": {"startedAt": stamp(now)}}
     containers = [_container(name, state, ready=True) for name in _names(pod)]
+    pod = {**pod, "status": _initialized(pod, now)}
     return _with_condition(pod, now, "Ready", "True") | {"phase": "Running", "containerStatuses": containers}
+
+
+def _initializing(pod: Manifest, now: datetime, container: str, state: Manifest) -> Manifest:
+    """The init containers before this one have ended, or run if they are sidecars."""
+    waits = {"waiting": {"reason": "PodInitializing"}}
+    names = _init_names(pod)
+    before = names[: names.index(container)]
+    states = {**dict.fromkeys(names, waits), **{name: _begun(pod, now, name) for name in before}, container: state}
+    status = _with_condition(pod, now, "Initialized", "False", "ContainersNotInitialized") | {"phase": "Pending"}
+    status |= {"initContainerStatuses": [_container(name, state) for name, state in states.items()]}
+    return status | {"containerStatuses": [_container(name, waits) for name in _names(pod)]}
+
+
+def _initialized(pod: Manifest, now: datetime) -> Manifest:
+    if not (names := _init_names(pod)):
+        status: Manifest = pod["status"]
+        return status
+    init = [_container(name, _begun(pod, now, name)) for name in names]
+    return _with_condition(pod, now, "Initialized", "True") | {"initContainerStatuses": init}
+
+
+def _begun(pod: Manifest, now: datetime, name: str) -> Manifest:
+    """State of an init container whose successors may start."""
+    [container] = [container for container in pod["spec"]["initContainers"] if container["name"] == name]
+    sidecar = container.get("restartPolicy") == "Always"
+    return {"running": {"startedAt": stamp(now)}} if sidecar else _terminated({}, now, 0)
+
+
+def _init_names(pod: Manifest) -> list[str]:
+    return [container["name"] for container in pod["spec"].get("initContainers", ())]
 
 
 def exited(
@@ -51,15 +103,29 @@ def exited(
     containers = []
     for name in _names(pod):
         state = before.get(name, {}).get("state", {})
-        if name == container:
+        if name == container and "terminated" not in state:
             containers.append(_container(name, _terminated(state, now, code, reason, message)))
         elif others is not None and "terminated" not in state:
             containers.append(_container(name, _terminated(state, now, others)))
         else:
             containers.append(before.get(name) or _container(name, {"waiting": {"reason": "ContainerCreating"}}))
     codes = [status["state"].get("terminated", {}).get("exitCode") for status in containers]
-    phase = "Running" if None in codes else "Failed" if any(codes) else "Succeeded"
+    waits = any("waiting" in status["state"] for status in containers)
+    phase = "Pending" if waits else "Running" if None in codes else "Failed" if any(codes) else "Succeeded"
     return _with_condition(pod, now, "Ready", "False") | {"phase": phase, "containerStatuses": containers}
+
+
+def crash_looping(pod: Manifest, now: datetime, code: int, restarts: int, message: str = "") -> Manifest:
+    """The training container failed again, and the kubelet restarts it in place after a backoff."""
+    text = f"back-off 5m0s restarting failed container={TRAINER}"
+    containers = []
+    for status in pod["status"]["containerStatuses"]:
+        if status["name"] == TRAINER:
+            last = _terminated(status["state"], now, code, message=message)
+            status = _container(TRAINER, {"waiting": {"reason": "CrashLoopBackOff", "message": text}})
+            status |= {"restartCount": restarts, "lastState": last}
+        containers.append(status)
+    return _with_condition(pod, now, "Ready", "False") | {"phase": "Running", "containerStatuses": containers}
 
 
 def init_failed(pod: Manifest, now: datetime, code: int, message: str = "") -> Manifest:
@@ -72,7 +138,13 @@ def init_failed(pod: Manifest, now: datetime, code: int, message: str = "") -> M
 
 def rejected(pod: Manifest, reason: str, message: str) -> Manifest:
     """The kubelet rejected the pod at admission, for example with reason `UnexpectedAdmissionError`."""
-    return {**pod["status"], "phase": "Failed", "reason": reason, "message": message}
+    return {**pod["status"], "phase": "Failed", "reason": reason, "message": f"Pod was rejected: {message}"}
+
+
+def limit_exceeded(pod: Manifest, now: datetime, code: int = 137) -> Manifest:
+    """The kubelet evicted the pod for a limit of its own. Such an eviction has no condition DisruptionTarget."""
+    message = 'Usage of EmptyDir volume "dshm" exceeds the limit "1Gi". '
+    return exited(pod, now, code, others=137) | {"phase": "Failed", "reason": "Evicted", "message": message}
 
 
 def disrupted(pod: Manifest, now: datetime, reason: str, message: str = "") -> Manifest:
@@ -85,6 +157,12 @@ def evicted(pod: Manifest, now: datetime, message: str = "The node was low on re
     gone = {**pod, "status": exited(pod, now, 137, "Error", others=137)}
     status = disrupted(gone, now, "TerminationByKubelet", message)
     return status | {"phase": "Failed", "reason": "Evicted", "message": message}
+
+
+def over_limit(pod: Manifest, now: datetime) -> Manifest:
+    """The kubelet evicted the pod because it exceeded a limit of its own: there is no DisruptionTarget."""
+    message = 'Usage of EmptyDir volume "dshm" exceeds the limit "64Mi".'
+    return exited(pod, now, 137, "Error", others=137) | {"phase": "Failed", "reason": "Evicted", "message": message}
 
 
 def unreachable(pod: Manifest, now: datetime) -> Manifest:

@@ -135,11 +135,13 @@ ALLOWED = {
     ("", "configmaps"): {"create", "get", "delete"},
     ("", "secrets"): {"create"},
     ("", "events"): {"create", "patch"},
+    ("networking.k8s.io", "networkpolicies"): {"create", "get"},
     ("coordination.k8s.io", "leases"): {"create", "get", "update"},
     ("authentication.k8s.io", "tokenreviews"): {"create"},
     ("apiextensions.k8s.io", "customresourcedefinitions"): {"get"},
 }
 """All rights of the operator."""
+FULL: Manifest = {"replicas": 2, "networkPolicy": {"jobs": True}}
 OPTIONAL = {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
 """With metrics.authentication."""
 
@@ -154,18 +156,26 @@ def granted(objects: list[Manifest]) -> dict[tuple[str, str], set[str]]:
 
 
 def test_the_operator_has_exactly_the_rights_that_it_needs(helm: Helm) -> None:
-    assert granted(helm.template({"replicas": 2})) == ALLOWED
+    assert granted(helm.template(FULL)) == ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("enabled", "jobs", "creates"), [(False, None, False), (True, None, True), (True, False, False)]
+)
+def test_policies_of_jobs_follow_the_charts_own_policy_unless_set(helm: Helm, enabled, jobs, creates) -> None:
+    made = helm.template({"networkPolicy": {"enabled": enabled, "jobs": jobs}})
+    assert (("networking.k8s.io", "networkpolicies") in granted(made)) is creates
+    assert environment(made)["ALLRANKS_NETWORK_POLICIES"] == str(creates).lower()
 
 
 def test_the_documentation_lists_the_rights(helm: Helm) -> None:
     table = re.findall(r"^\| ([\w, /]+) \| ([\w, ;]+) \|", INSTALL.read_text(), re.MULTILINE)
-    described = {
-        resource: set(re.findall(r"get|list|watch|create|update|patch|delete", verbs))
-        for resources, verbs in table
-        for resource in resources.split(", ")
-        if resource not in {"resource", "alert"}
-    }
-    assert described == {resource: verbs for (_, resource), verbs in granted(helm.template({"replicas": 2})).items()}
+    described: dict[str, set[str]] = {}
+    for resources, verbs in table:
+        for resource in set(resources.split(", ")) - {"resource", "alert"}:
+            found = re.findall(r"get|list|watch|create|update|patch|delete", verbs)
+            described.setdefault(resource, set()).update(found)
+    assert described == {resource: verbs for (_, resource), verbs in granted(helm.template(FULL)).items()}
 
 
 def test_no_release_grants_more(release: list[Manifest]) -> None:

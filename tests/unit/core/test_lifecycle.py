@@ -84,6 +84,7 @@ SUCCESS = [
     ("a missing pod has not succeeded", {}, [done("worker")], [], False),
     ("a pending pod has not succeeded", {}, [done("worker"), pending("worker", 1)], [], False),
     ("an ignored rank does not keep a job from succeeding", {}, [done("worker")], ["worker-1"], True),
+    ("ignored ranks alone are no success", {}, [], ["worker-0", "worker-1"], False),
 ]
 
 
@@ -92,6 +93,11 @@ def test_success(case):
     fields, pods, ignored, over = case
     held = {(p.role, p.index): p for p in pods}
     assert lifecycle.succeeded(job(**fields), Status(ignored=ignored), held) is over
+
+
+def test_a_rank_that_completed_and_whose_pod_is_gone_has_succeeded():
+    assert lifecycle.succeeded(job(), Status(done={"worker": "0"}), {("worker", 1): done("worker", 1)})
+    assert not lifecycle.succeeded(job(), Status(done={"worker": "0"}), {("worker", 1): pod("worker", 1)})
 
 
 # Sentence, activeDeadlineSeconds, active since, active before, deadline.

@@ -465,11 +465,56 @@ def test_a_pod_without_a_token_or_root_gets_its_helper_from_an_init_container():
             "image": "helper:1",
             "command": ["allranks", "inject", "/allranks"],
             "volumeMounts": [{"name": "allranks-helper", "mountPath": "/allranks"}],
-            "resources": {"limits": {"memory": "128Mi"}, "requests": {"cpu": "10m", "memory": "32Mi"}},
             "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         }
     ]
     assert trainer(made)["command"] == ["python3", "/allranks/horovod_gloo.py", "python3", "train.py"]
+
+
+# Sentence, the trainer's resources, the helper's.
+HELPER_RESOURCES = [
+    (
+        "Guaranteed",
+        {"limits": {"cpu": 8, "memory": "64Gi", "nvidia.com/gpu": 4}},
+        {"limits": {"cpu": 8, "memory": "64Gi"}},
+    ),
+    (
+        "Guaranteed, with requests",
+        {"limits": {"cpu": "4", "memory": "1Gi"}, "requests": {"cpu": "4", "memory": "1Gi"}},
+        {"limits": {"cpu": "4", "memory": "1Gi"}, "requests": {"cpu": "4", "memory": "1Gi"}},
+    ),
+    ("Burstable", {"requests": {"cpu": "4"}}, {"requests": {"cpu": "4"}}),
+    ("BestEffort", {"limits": {"nvidia.com/gpu": 1}}, None),
+]
+
+
+@table(*HELPER_RESOURCES)
+def test_the_helper_keeps_the_qos_class_and_takes_nothing_from_a_quota(case):
+    resources, expected = case
+    [helper] = first(framework="horovod", roles={"worker": 1}, resources=resources)["spec"]["initContainers"]
+    assert helper.get("resources") == expected
+
+
+def test_a_template_merges_into_the_helper_by_name():
+    own = [{"name": "fetch", "image": "f"}, {"name": "allranks-helper", "resources": {"limits": {"cpu": "1"}}}]
+    spec = {"template": {"spec": {"initContainers": own}}, "roles": {"worker": 1}}
+    helper, fetch = first(framework="horovod", **spec)["spec"]["initContainers"]
+    assert (helper["name"], helper["image"]) == ("allranks-helper", "helper:1")
+    assert helper["resources"] == {"limits": {"cpu": "1"}}
+    assert fetch == {"name": "fetch", "image": "f"}
+    assert first(**spec)["spec"]["initContainers"] == [
+        {"name": "fetch", "image": "f"}
+    ]  # no helper, nothing to merge into
+
+
+def test_pods_with_a_helper_get_the_secrets_for_pulling_its_image():
+    platform = replace(CLUSTER, helper_pull_secrets=("mirror", "own"))
+    template = {"spec": {"imagePullSecrets": [{"name": "own"}]}}
+    helped = job("horovod", roles={"worker": 1}, template=template)
+    [pod] = pods.objects(helped, Status(), platform).pods
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "own"}, {"name": "mirror"}]
+    [plain] = pods.objects(job(roles={"worker": 1}), Status(), platform).pods
+    assert "imagePullSecrets" not in plain["spec"]
 
 
 # --- problems that no schema finds -----------------------------------------------------------------------------------
@@ -490,6 +535,21 @@ PROBLEMS = [
     (
         "another framework's variable is accepted",
         {"template": template(env=[{"name": "TF_CONFIG", "value": "x"}])},
+        [],
+    ),
+    (
+        "restartPolicy Always of the training container is rejected",
+        {"template": {"spec": {"containers": [{"name": "trainer", "restartPolicy": "Always"}]}}},
+        [
+            (
+                "spec.template.spec.containers[trainer].restartPolicy",
+                "must be Never or OnFailure: with Always a finished rank would run again",
+            )
+        ],
+    ),
+    (
+        "a sidecar may have restartPolicy Always",
+        {"template": {"spec": {"containers": [{"name": "proxy", "image": "p", "restartPolicy": "Always"}]}}},
         [],
     ),
     (

@@ -416,6 +416,21 @@ PROBLEMS = [
         [("spec.template.spec.containers[trainer].env", "ALLRANKS_JOB is set by allranks: remove it")],
     ),
     (
+        "restartPolicy Always of the training container is rejected",
+        {"template": {"spec": {"containers": [{"name": "trainer", "restartPolicy": "Always"}]}}},
+        [
+            (
+                "spec.template.spec.containers[trainer].restartPolicy",
+                "must be Never or OnFailure: with Always a finished rank would run again",
+            )
+        ],
+    ),
+    (
+        "a sidecar may have restartPolicy Always",
+        {"template": {"spec": {"containers": [{"name": "proxy", "image": "p", "restartPolicy": "Always"}]}}},
+        [],
+    ),
+    (
         "restartPolicy Always is rejected",
         {"template": {"spec": {"restartPolicy": "Always"}}},
         [

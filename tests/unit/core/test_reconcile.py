@@ -178,16 +178,78 @@ def test_an_unschedulable_pod_does_not_fail_the_job():
     assert life.status.phase == "Pending"
 
 
-def test_a_parameter_server_replaced_after_hours_has_its_own_time_to_start():
-    life = started(job(**PS_JOB))
+def test_a_parameter_server_replaced_before_the_job_ever_ran_has_its_own_time_to_start():
+    life = Life(job(**PS_JOB))
+    life.settle(0)
+    life.put(*(pod(role, index) for role, index in (("chief", 0), ("ps", 0), ("ps", 1))))
     life.put(failed("ps", 1, after=7200, code=137))
     life.settle(7201)
     again = pending("ps", 1, restart=1, waiting_reason="ErrImagePull", waiting_message="timeout")
     life.put(again)
     life.settle(7210)
-    assert life.status.phase == "Running"
+    assert life.status.phase == "Pending"
     life.settle(7801)
     assert life.status.phase == "Failed"
+
+
+def test_a_registry_that_is_away_does_not_end_a_job_that_ran_before():
+    life = started(job(**PS_JOB))
+    life.put(failed("ps", 1, after=7200, code=137))
+    life.settle(7201)
+    away = {"waiting_reason": "ErrImagePull", "waiting_message": "registry answered 503"}
+    life.put(pending("ps", 1, restart=1, **away))
+    life.events.clear()
+    life.settle(7210)
+    life.settle(90_000)
+    named = "3 of 4 pods run; job-ps-1-0-1: registry answered 503"
+    assert (life.status.phase, condition(life, "Running")) == ("Running", ("True", "ErrImagePull", named))
+    life.put(pending("ps", 1, restart=1, **away | {"waiting_reason": "ImagePullBackOff"}))
+    life.settle(90_001)
+    assert life.events == ["ErrImagePull"]
+    life.put(pod("ps", 1, restart=1))
+    life.settle(90_010)
+    assert condition(life, "Running") == ("True", "AllRanksRunning", "all 4 pods run")
+
+
+def test_a_group_restart_of_a_job_that_ran_waits_for_its_images():
+    life = started(job(startupDeadlineSeconds=60))
+    life.put(failed("worker", 1, after=100))
+    life.settle(101)
+    away = {"waiting_reason": "ImagePullBackOff", "waiting_message": "503"}
+    life.put(pod(attempt=1), pending(index=1, attempt=1, **away))
+    life.settle(120)
+    assert life.events[-1] == "ImagePullBackOff"
+    life.settle(50_000)
+    assert condition(life, "Running") == ("False", "ImagePullBackOff", "job-worker-1-1: 503")
+
+
+def test_the_condition_names_a_pod_that_does_not_start_for_a_minute_and_what_it_waits_for():
+    life = Life(job())
+    life.settle(0)
+    fetches = {"waiting_reason": "PodInitializing", "waiting_for": "init container fetch", "placed_at": at(5)}
+    life.put(pod(), pending(index=1, **fetches))
+    assert life.settle(10).wake_at == at(65)
+    assert condition(life, "Running") == ("False", "PodsPending", "1 of 2 pods run")
+    assert life.settle(65).wake_at is None
+    waits = "job-worker-1-0: waits for init container fetch: PodInitializing since 2026-03-04T10:00:05Z"
+    assert condition(life, "Running") == ("False", "PodInitializing", waits)
+    life.settle(1_000_000)
+    assert (life.status.phase, condition(life, "Running")) == ("Pending", ("False", "PodInitializing", waits))
+
+
+def test_volumes_that_cannot_be_mounted_fail_the_job_after_the_startup_deadline():
+    life = Life(job())
+    life.settle(0)
+    volumes = {"waiting_reason": "ContainerCreating", "waiting_for": "its volumes and its network", "unprepared": True}
+    life.put(pod(), pending(index=1, placed_at=at(5), **volumes))
+    life.settle(65)
+    waits = "job-worker-1-0: waits for its volumes and its network: ContainerCreating since 2026-03-04T10:00:05Z"
+    waits += "; kubectl describe pod shows why"
+    assert condition(life, "Running") == ("False", "PodNotReadyToStart", waits)
+    life.settle(605)
+    assert condition(life, "Failed") == ("True", "PodNotReadyToStart", waits)
+    assert life.status.last_failure
+    assert life.status.last_failure.reason == "PodNotReadyToStart"
 
 
 def test_an_error_that_no_schema_detects_fails_the_job_with_its_path():

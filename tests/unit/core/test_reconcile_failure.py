@@ -29,7 +29,7 @@ def test_a_group_restart_is_written_first_then_pods_are_replaced_at_once():
     plan = life.step(61)
     assert plan.write_ahead
     assert (life.status.phase, life.status.attempt, life.status.attempt_time) == ("Restarting", 1, at(61))
-    assert life.status.restarts == RestartCounts(counted=1, disruptions=0, by_reason={"Error": 1})
+    assert life.status.restarts == RestartCounts(counted=1, disruptions=0, by_reason={"Error": 1}, without_progress=1)
     assert life.status.last_failure == Failure(
         attempt=0,
         role="worker",
@@ -93,12 +93,12 @@ def test_the_first_restart_is_immediate_and_the_second_wakes_up_after_its_backof
     assert names(life.step(510))[1:] == ["Pod job-master-0-2", "Pod job-worker-0-2", "Pod job-worker-1-2"]
 
 
-def test_disruptions_do_not_back_off_and_do_not_count():
+def test_disruptions_after_progress_do_not_back_off_and_do_not_count():
     life = started(job(**GROUP, restart={"maxRestarts": 0}))
     for attempt in range(5):
-        life.put(preempted("worker", 1, attempt=attempt, after=60 + attempt))
-        life.settle(61 + attempt)
-        life.run(61.5 + attempt)
+        life.put(preempted("worker", 1, attempt=attempt, after=130 * (attempt + 1)))
+        life.settle(130 * (attempt + 1))
+        life.run(130 * (attempt + 1))
     assert life.status.restarts == RestartCounts(counted=0, disruptions=5, by_reason={"Preempted": 5})
     assert (life.status.phase, life.status.attempt) == ("Running", 5)
 
@@ -180,7 +180,7 @@ def test_a_pod_that_somebody_deleted_restarts_the_group_uncounted():
     life = started(job(**GROUP))
     del life.pods["job-worker-0-0"]
     life.settle(60)
-    assert life.status.restarts == RestartCounts(counted=0, disruptions=1, by_reason={"Deleted": 1})
+    assert life.status.restarts == RestartCounts(counted=0, disruptions=1, by_reason={"Deleted": 1}, without_progress=1)
     assert life.status.attempt == 1
 
 
@@ -216,6 +216,8 @@ def test_a_replaced_parameter_server_that_is_deleted_by_someone_is_replaced_agai
     life.run(62)
     del life.pods["job-ps-0-0-1"]
     life.settle(70)
+    assert "job-ps-0-0-2" not in life.pods, "the second restart without progress has a backoff"
+    life.settle(80)
     assert "job-ps-0-0-2" in life.pods
     assert life.status.restarts == RestartCounts(disruptions=2, by_reason={"Preempted": 1, "Deleted": 1})
 
@@ -289,6 +291,27 @@ def test_the_job_continues_without_a_pod_whose_deletion_is_ignored():
     del life.pods["job-worker-1-0"]
     assert life.settle(61).create == ()
     assert (life.status.phase, life.status.attempt, sorted(life.pods)) == ("Running", 0, ALL[:2])
+
+
+def test_a_rank_that_completed_is_not_recreated_also_if_not_all_pods_of_its_attempt_exist_yet():
+    life = started(job(**GROUP))
+    life.put(succeeded("worker", 1, after=60))
+    life.settle(61)
+    assert life.status.done == {"worker": "1"}
+    life.status = life.status.model_copy(update={"launched": False, "running_time": None})
+    del life.pods["job-worker-1-0"]
+    assert life.settle(62).create == ()
+    assert (life.status.attempt, life.status.launched, life.status.ready) == (0, True, "3/3")
+    assert life.status.running_time is not None
+
+
+def test_a_rank_that_completed_and_is_evicted_for_its_sidecar_has_not_failed():
+    life = started(job(**GROUP))
+    life.put(succeeded("worker", 1, after=60, phase="Running"))
+    life.settle(61)
+    life.put(failed("worker", 1, after=90, code=137, reason="LimitExceeded"))
+    life.settle(91)
+    assert (life.status.attempt, life.status.roles["worker"].succeeded, life.status.roles["worker"].failed) == (0, 1, 0)
 
 
 def test_success_outweighs_the_failure_of_a_peer():

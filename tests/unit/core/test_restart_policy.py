@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from allranks.api.status import Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
+from allranks.api.status import Failure, PastAttempt, ProgressStatus, ReplicaRestarts, RestartCounts, Status
 from allranks.core import restart_policy
+from allranks.core.correlation import EarlierFailures
 from allranks.core.restart_policy import RestartDecision
 from support.builders import NOW, at, failure, job, table
 
@@ -155,9 +156,29 @@ DEFAULTS = [
     ("exit 255 restarts", failure(exit_code=255), None, SIGNAL),
     (
         "a pod that failed before its program ran is restarted while the budget lasts",
-        failure(exit_code=None, reason="OutOfcpu"),
+        failure(exit_code=None, reason="InitContainerFailed"),
         None,
-        RestartDecision("restart", "the pod failed before its program ran", "OutOfcpu"),
+        RestartDecision("restart", "the pod failed before its program ran", "InitContainerFailed"),
+    ),
+    ("a pod that its kubelet rejects is not counted", lost("OutOfcpu"), None, disruption("OutOfcpu")),
+    (
+        "a pod that waits for a device plugin is not counted",
+        lost("UnexpectedAdmissionError"),
+        None,
+        disruption("UnexpectedAdmissionError"),
+    ),
+    ("a node that shuts down is not counted", lost("NodeShutdown"), None, disruption("NodeShutdown")),
+    (
+        "a container that the kubelet lost is not counted",
+        lost("ContainerStatusUnknown"),
+        None,
+        disruption("ContainerStatusUnknown"),
+    ),
+    (
+        "a pod that exceeds a limit of its own counts",
+        failure(exit_code=137, signal=9, reason="LimitExceeded"),
+        None,
+        RestartDecision("restart", "the program was ended by a signal, or asked to be run again", "LimitExceeded"),
     ),
 ]
 
@@ -356,6 +377,72 @@ def test_backoff_is_none_for_the_first_restart_then_doubles_to_300_s(number, sec
 def test_backoff_begins_with_backoffSeconds_and_is_never_more_than_300_s(base, seconds):
     of = job(restart={"backoffSeconds": base})
     assert [restart_policy.backoff(of, number).total_seconds() for number in (1, 2, 3, 4)] == seconds
+
+
+def idle(restarts: int, **progress: int | None) -> Status:
+    """After this number of restarts in a row without progress, in an attempt that has been running for ten seconds."""
+    made = ProgressStatus(first_step_time=at(55), **progress) if progress else None
+    return Status(restarts=RestartCounts(without_progress=restarts), running_time=at(50), progress=made)
+
+
+@table(
+    ("the last uncounted restart without progress is granted", idle(299), lost("Evicted"), "restartUncounted"),
+    ("a row that is too long fails the job", idle(300), lost("Evicted"), "fail"),
+    ("also if a rule says restartUncounted", idle(300), failure(exit_code=5), "fail"),
+    ("counted restarts have their own bound", idle(300), failure(exit_code=9), "restart"),
+    ("a step breaks the row", idle(300, step=1), lost("Evicted"), "restartUncounted"),
+    (
+        "so do two minutes without reports",
+        idle(300),
+        failure(reason="Evicted", exit_code=None, ran_seconds=120.0),
+        "restartUncounted",
+    ),
+)
+def test_restarts_without_progress_are_bounded(case):
+    status, cause, action = case
+    of = job(restart={"rules": [{"exitCodes": [5], "action": "restartUncounted"}]})
+    decision = restart_policy.decide_restart(of, status, cause)
+    assert decision.action == action
+    if action == "fail":
+        assert (decision.reason, decision.why) == ("NoProgress", "300 restarts in a row without progress")
+
+
+def test_two_minutes_without_a_step_are_no_progress_of_a_program_that_reports_steps():
+    before = Status(restarts=RestartCounts(without_progress=3), progress=ProgressStatus(step=7))
+    cause = failure(reason="Evicted", ran_seconds=600.0)
+    assert restart_policy.idle_restarts(job(), before, cause, alone=False) == 4
+
+
+def test_an_elastic_worker_that_restarts_alone_never_ends_the_job():
+    entry = ReplicaRestarts(count=999, restart_time=at(50), without_progress=999)
+    status = Status(replica_restarts={"worker-1": entry})
+    cause = lost("Evicted").model_copy(update={"index": 1})
+    for framework, action in (("horovod", "restartUncounted"), ("tensorflow", "fail")):
+        elastic = ELASTIC if framework == "horovod" else {"restart": {"scope": "pod"}}
+        assert restart_policy.decide_restart(job(framework, **elastic), status, cause).action == action
+
+
+def test_after_too_many_restarts_without_progress_consequences_count():
+    """A parameter server that is evicted in each attempt, and a chief that fails because of it."""
+    ps = failure(**PS, reason="Evicted", exit_code=None)
+    entry = ReplicaRestarts(count=1, restart_time=at(60), failure=ps)
+    chief = failure(role="chief", time=at(61))
+    for restarts, found in ((299, entry), (300, None)):
+        status = Status(restarts=RestartCounts(without_progress=restarts), replica_restarts={"ps-0": entry})
+        assert EarlierFailures(job(**PS_JOB), status).upstream_of(chief) == found
+
+
+@pytest.mark.parametrize(
+    ("base", "counted", "number", "seconds"),
+    [
+        *((10, None, 1, 0), (10, None, 2, 10), (10, None, 3, 20), (10, None, 99, 300)),
+        *((0, None, 2, 1), (0, None, 3, 2), (0, None, 99, 300)),
+        *((10, 1, 3, 20), (10, 3, 1, 20), (0, 3, 9, 0)),
+    ],
+)
+def test_the_delay_is_that_of_counted_restarts_or_of_those_without_progress(base, counted, number, seconds):
+    of = job(restart={"backoffSeconds": base})
+    assert restart_policy.delay(of, counted, number).total_seconds() == seconds
 
 
 ELASTIC = {"roles": {"worker": 2}, "elastic": {"minReplicas": 1, "maxReplicas": 3}}

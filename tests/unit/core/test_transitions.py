@@ -91,6 +91,7 @@ def test_running():
             "times": life.status.times,
             "conditions": [condition("Running", "True", "AllRanksRunning", "all 3 pods run")],
             "running_time": NOW,
+            "first_running_time": NOW,
         }
     )
 
@@ -160,7 +161,7 @@ def test_restart():
             "attempt_time": at(61),
             "launched": False,
             "running_time": None,
-            "restarts": RestartCounts(counted=1, by_reason={"Error": 1}),
+            "restarts": RestartCounts(counted=1, by_reason={"Error": 1}, without_progress=1),
             "last_failure": first,
             "history": [over("Error", 61, True, first)],
             "restart_time": None,
@@ -175,12 +176,14 @@ def test_a_new_attempt_resets_the_state_of_the_old_one():
         update={
             "replica_restarts": {"worker-0": ReplicaRestarts(count=1, restart_time=NOW)},
             "ignored": ["worker-1"],
+            "done": {"worker": "2"},
             "restart_time": at(1),
         }
     )
     new = transitions.restart(job(**GROUP), old, failure(reason="Preempted"), False, "", at(61))
     assert (new.replica_restarts, new.ignored, new.launched, new.running_time) == ({}, [], False, None)
-    assert new.restart_time is None, "disruptions do not back off"
+    assert new.done == {}
+    assert new.restart_time is None, "the first restart without progress has no backoff"
 
 
 def test_restart_of_one_replica():
@@ -190,7 +193,11 @@ def test_restart_of_one_replica():
         update={
             "restarts": RestartCounts(counted=2, by_reason={"Error": 2}),
             "last_failure": lost,
-            "replica_restarts": {"worker-1": ReplicaRestarts(count=1, counted=True, restart_time=at(71), failure=lost)},
+            "replica_restarts": {
+                "worker-1": ReplicaRestarts(
+                    count=1, counted=True, restart_time=at(71), failure=lost, without_progress=1
+                )
+            },
         }
     )
 
@@ -285,7 +292,11 @@ def test_conditions_follow_the_phase(before, after):
     ),
     ("a preemption", failure(exit_code=None, reason="Preempted"), "worker-0 was lost (Preempted)"),
     ("a deletion", failure(exit_code=None, reason="Deleted"), "worker-0 was lost (Deleted)"),
-    ("a rejection by kubelet", failure(exit_code=None, reason="OutOfcpu"), "worker-0 failed (OutOfcpu)"),
+    (
+        "a rejection by kubelet",
+        failure(exit_code=None, reason="OutOfcpu"),
+        "worker-0 was rejected by its node (OutOfcpu)",
+    ),
 )
 def test_a_failure_is_described_in_one_line(case):
     cause, line = case

@@ -99,7 +99,22 @@ def test_with_gloo_every_worker_is_started_by_the_helper_and_there_is_no_ssh():
     for trainer in trainers(made).values():
         assert trainer["command"] == [*HELPER, "python3", "train.py"]
         assert trainer["args"] == ["--epochs=3"]
-    assert [companion["kind"] for companion in made.companions] == ["Service"]
+    assert [companion["kind"] for companion in made.companions] == ["Service", "Secret"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"elastic": {"minReplicas": 1, "maxReplicas": 4}}], ids=["fixed", "elastic"])
+def test_with_gloo_every_worker_has_the_secret_of_the_job(fields):
+    made = objects(roles={"worker": 2}, **fields)
+    [secret] = [companion for companion in made.companions if companion["kind"] == "Secret"]
+    assert (secret["metadata"]["name"], secret["type"]) == ("job-rendezvous-6d9ce3a2", "Opaque")
+    assert "data" not in secret, "the executor adds it: this function is pure, and logs show its result"
+    for pod in made.pods:
+        trainer = pod["spec"]["containers"][0]
+        file = environment(trainer, "ALLRANKS_RENDEZVOUS_")["ALLRANKS_RENDEZVOUS_SECRET_FILE"]
+        [name] = [m["name"] for m in trainer["volumeMounts"] if m["mountPath"] == str(Path(file).parent)]
+        [volume] = [volume for volume in pod["spec"]["volumes"] if volume["name"] == name]
+        assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+        assert volume["secret"]["optional"], "attempts of an operator without this Secret can be joined"
 
 
 def test_with_gloo_only_the_first_worker_listens():

@@ -6,6 +6,7 @@ Ranks are small shell scripts, and `fake_horovod/` stands for the driver; the sl
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from allranks.pod_bundle import HELPERS
-from unit.inpod.test_horovod_gloo import SOON, Start, free_port, none_is_left, wait_for
+from unit.inpod.test_horovod_gloo import SOON, Start, ask, free_port, none_is_left, secret, wait_for
 
 HERE = Path(__file__).parent
 HELPER = HELPERS / "horovod_elastic.py"
@@ -54,6 +55,7 @@ def start(out) -> Iterator[Start]:
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
             "HOROVOD_START_TIMEOUT": "20",
+            **secret(out),
         }
         with (out / f"log-{len(workers)}").open("w") as log:
             script = f"import sys, horovod_elastic as helper; {patch}; sys.exit(helper.main(sys.argv[1:]))"
@@ -65,6 +67,7 @@ def start(out) -> Iterator[Start]:
         workers.append(begun)
         return begun
 
+    one.port = port
     yield one
     none_is_left(workers)
 
@@ -117,6 +120,33 @@ def test_it_starts_with_the_minimum_when_the_others_do_not_join_in_time(start, o
     ready(out, "1-0")
     (out / "end").touch()
     assert [first.wait(SOON), second.wait(SOON)] == [0, 0]
+
+
+def test_a_stranger_can_neither_end_the_training_nor_use_the_rendezvous(start, out):
+    workers = [start(index, 2, *loop()) for index in (0, 1)]
+    ready(out, "0-0", "1-0")
+    host = environment(out, "rank-1-0")["HOROVOD_HOSTNAME"]
+    leave = json.dumps({"host": host, "index": 1, "slots": 1, "ended": {"0": 1}, "leaving": True, "bye": True})
+    stranger = {"source": "127.0.0.2"}
+    assert ask(start.port, "POST", "/allranks", leave, **stranger) == 403
+    assert ask(start.port, "POST", "/allranks", leave, **stranger, token="guessed") == 403
+    assert ask(start.port, "POST", "/allranks", leave) == 403, "the address of a pod is not sufficient"
+    assert ask(start.port, "PUT", "/worker_addresses/x:0", "a pickled object", **stranger) == 403
+    assert ask(start.port, "GET", f"/rank_and_size/{host}:0", **stranger) == 403
+    assert [worker.poll() for worker in workers] == [None, None]
+    (out / "end").touch()
+    assert [worker.wait(SOON) for worker in workers] == [0, 0]
+
+
+def test_workers_of_both_times_are_peers_when_the_secret_was_created_again(start, out):
+    first, second = (start(index, 3, *loop(), ALLRANKS_HOROVOD_WAIT_SECONDS="1") for index in (0, 1))
+    ready(out, "0-0", "1-0")
+    (out / "secret").write_text("another one")
+    third = start(2, 3, *loop())
+    ready(out, "2-0")
+    assert (first.poll(), second.poll()) == (None, None)
+    (out / "end").touch()
+    assert [worker.wait(SOON) for worker in (first, second, third)] == [0, 0, 0]
 
 
 # Action of local rank 1 of worker 1, exit status of the worker.

@@ -6,6 +6,7 @@ Ranks are small shell scripts, and `fake_horovod/` stands for the rendezvous; th
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import subprocess
@@ -39,6 +40,20 @@ def out(tmp_path) -> Path:
     return tmp_path
 
 
+def secret(folder: Path) -> dict[str, str]:
+    """The variables of a pod with the secret of its job, which is created."""
+    (folder / "secret").write_text("only the pods of the job have it")
+    return {"ALLRANKS_RENDEZVOUS_SECRET_FILE": str(folder / "secret"), "ALLRANKS_ATTEMPT": "0"}
+
+
+def ask(port: int, method: str, path: str, body: str | None = None, source: str = "127.0.0.1", token: str = "") -> int:
+    """The status of the answer to a request from that address of this machine."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SOON, source_address=(source, 0))
+    with contextlib.closing(connection):
+        connection.request(method, path, body, {"X-Allranks-Token": token} if token else {})
+        return connection.getresponse().status
+
+
 @pytest.fixture
 def start(out) -> Iterator[Start]:
     """Starts workers of one job, each in its own session; asserts at the end that no process is left."""
@@ -57,6 +72,7 @@ def start(out) -> Iterator[Start]:
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
             "HOROVOD_START_TIMEOUT": "20",
+            **secret(out),
         }
         if worker == 0:
             variables["ALLRANKS_HOROVOD_HOSTS"] = f"job-worker-{{}}-0:{slots}"
@@ -72,6 +88,7 @@ def start(out) -> Iterator[Start]:
         workers.append(begun)
         return begun
 
+    one.port = port
     yield one
     none_is_left(workers)
     for worker in workers:
@@ -274,6 +291,33 @@ total = hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum).item()
 print(f"rank {hvd.rank()} of {hvd.size()}, local {hvd.local_rank()} of {hvd.local_size()}, sum {total:g}", flush=True)
 hvd.shutdown()
 """
+
+
+def test_a_stranger_can_neither_read_nor_change_the_rendezvous(start, out):
+    workers = [start(worker, 2, *loop("exit 3"), slots=1) for worker in (0, 1)]
+    wait_for(lambda: (out / "ready-0").exists() and (out / "ready-1").exists())
+    stranger = {"source": "127.0.0.2"}
+    assert ask(start.port, "GET", "/allranks/go", **stranger) == 403
+    assert ask(start.port, "GET", "/allranks/go", **stranger, token="guessed") == 403
+    assert ask(start.port, "PUT", "/global/0", "evil", **stranger) == 403
+    assert ask(start.port, "HEAD", "/", **stranger) == 403
+    assert ask(start.port, "GET", "/global/0") == 404, "the address of a pod that has joined is admitted"
+    assert ask(start.port, "PUT", "/allranks/go", "go") == 403, "helpers need the token in each request"
+    for worker in workers:
+        worker.terminate()
+    assert [worker.wait(SOON) for worker in workers] == [3, 3]
+
+
+def test_a_worker_without_the_secret_does_not_join(start, out):
+    first = start(0, 2, *shell("exit 0"), slots=1, HOROVOD_START_TIMEOUT="3")
+    second = start(1, 2, *shell("exit 0"), slots=1, HOROVOD_START_TIMEOUT="3", ALLRANKS_RENDEZVOUS_SECRET_FILE="")
+    assert [first.wait(SOON), second.wait(SOON)] == [1, 1]
+    assert not list(out.glob("rank-*"))
+
+
+def test_without_a_secret_the_rendezvous_works_as_before(start, out):
+    workers = [start(worker, 2, *shell("exit 0"), slots=1, ALLRANKS_RENDEZVOUS_SECRET_FILE="") for worker in (0, 1)]
+    assert [worker.wait(SOON) for worker in workers] == [0, 0]
 
 
 @pytest.mark.slow

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 
-from allranks.core.model import Pod
+from allranks.api.status import Status
+from allranks.core import root_cause
+from allranks.core.model import Exit, Pod
 from allranks.kube.pod_codec import Raw, to_cached_pod
+from support.builders import job, table
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -35,3 +39,278 @@ def test_a_deletion_was_requested_one_grace_period_before_its_deadline() -> None
 def test_a_grace_period_of_centuries_is_decoded(grace: int, gone_at: str) -> None:
     """Users may set it. These are answers of a real API server, whose own sum overflows."""
     assert decoded(deletionTimestamp=gone_at, deletionGracePeriodSeconds=grace).deleted_at == CREATED
+
+
+ERROR = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "i:1"'}}
+CONFIG = {"waiting": {"reason": "CreateContainerConfigError"}}
+INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
+CREATING = {"waiting": {"reason": "ContainerCreating"}}
+RUNS: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:05Z"}}
+DONE = {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:00:09Z"}}
+PULL = 'Back-off pulling image "i:1"'
+
+
+def containers(**states: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "state": state} for name, state in states.items()]
+
+
+def starting(init: list[dict[str, Any]], main: list[dict[str, Any]], phase: str = "Pending", **conditions: str) -> Pod:
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:02Z"}
+    given = [{"type": kind, "status": value} for kind, value in conditions.items()]
+    status = {"phase": phase, "conditions": [placed, *given]}
+    status |= {"initContainerStatuses": init, "containerStatuses": main}
+    manifest = {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}, "status": status}
+    return to_cached_pod(msgspec.json.decode(msgspec.json.encode(manifest), type=Raw)).pod
+
+
+SINCE = "since 2026-01-01T00:00:02Z"
+TRAINER = containers(trainer=INITIALIZING)
+# Sentence, init containers, containers, conditions, start error, text.
+STARTS = [
+    ("the trainer's image", [], containers(trainer=ERROR), {}, "ImagePullBackOff", PULL),
+    (
+        "the helper's image",
+        containers(**{"allranks-helper": ERROR}),
+        TRAINER,
+        {"Initialized": "False"},
+        "ImagePullBackOff",
+        f"init container allranks-helper: {PULL}",
+    ),
+    (
+        "the configuration of an init container after a sidecar that runs",
+        containers(proxy=RUNS, fetch=CONFIG),
+        TRAINER,
+        {"Initialized": "False"},
+        "CreateContainerConfigError",
+        "init container fetch: CreateContainerConfigError",
+    ),
+    (
+        "a sidecar beside a trainer that runs",
+        [],
+        containers(trainer=RUNS, logs=ERROR),
+        {},
+        "ImagePullBackOff",
+        f"container logs: {PULL}",
+    ),
+    (
+        "the trainer's image comes before a sidecar's",
+        [],
+        containers(logs=CONFIG, trainer=ERROR),
+        {},
+        "ImagePullBackOff",
+        PULL,
+    ),
+    (
+        "volumes",
+        [],
+        containers(trainer=CREATING),
+        {"PodReadyToStartContainers": "False"},
+        "PodNotReadyToStart",
+        f"waits for its volumes and its network: ContainerCreating {SINCE}; kubectl describe pod shows why",
+    ),
+    (
+        "volumes of a pod with init containers",
+        containers(fetch=INITIALIZING),
+        TRAINER,
+        {"PodReadyToStartContainers": "False", "Initialized": "False"},
+        "PodNotReadyToStart",
+        f"waits for its volumes and its network: PodInitializing {SINCE}; kubectl describe pod shows why",
+    ),
+    (
+        "an init container that runs long is no error",
+        containers(proxy=RUNS, fetch=RUNS, unpack=INITIALIZING),
+        TRAINER,
+        {"Initialized": "False", "PodReadyToStartContainers": "True"},
+        "",
+        f"waits for init container fetch: PodInitializing {SINCE}",
+    ),
+    (
+        "an image that takes long to pull is no error",
+        [],
+        containers(trainer=CREATING),
+        {"PodReadyToStartContainers": "True"},
+        "",
+        f"waits for container trainer: ContainerCreating {SINCE}",
+    ),
+    (
+        "the trainer after a sidecar that started",
+        containers(fetch=DONE, proxy=RUNS),
+        TRAINER,
+        {"Initialized": "True", "PodReadyToStartContainers": "True"},
+        "",
+        f"waits for container trainer: PodInitializing {SINCE}",
+    ),
+    ("a kubelet that is silent", [], [], {}, "", f"waits for the kubelet of its node {SINCE}"),
+]
+
+
+@table(*STARTS)
+def test_a_pending_pod_says_what_it_waits_for(case: Any) -> None:
+    init, main, conditions, error, text = case
+    pod = starting(init, main, **conditions)
+    assert (pod.start_error, pod.waiting_text) == (error, text)
+
+
+def test_a_sidecar_that_cannot_restart_is_no_start_error() -> None:
+    assert not starting([], containers(trainer=RUNS, logs=ERROR), phase="Running").start_error
+
+
+def test_an_init_container_that_fails_again_and_again_is_named() -> None:
+    message = "back-off 5m0s restarting failed container=fetch"
+    pod = starting(containers(fetch={"waiting": {"reason": "CrashLoopBackOff", "message": message}}), TRAINER)
+    assert (pod.waiting_reason, pod.start_error) == ("CrashLoopBackOff", "")
+    assert pod.waiting_text == f"init container fetch: {message}"
+
+
+# The program's end, by the states of its container and its restart policy.
+
+EXIT = {"exitCode": 3, "reason": "Error", "startedAt": "2026-01-01T00:00:10Z", "finishedAt": "2026-01-01T00:00:20Z"}
+
+
+def with_status(trainer: Mapping[str, Any], spec: Mapping[str, Any] | None = None, **status: Any) -> Pod:
+    """A pod whose training container has this state."""
+    own = {"restartPolicy": "Never", "containers": [{"name": "trainer"}, {"name": "proxy"}]}
+    beside = {"name": "proxy", "state": {"running": {"startedAt": "2026-01-01T00:00:10Z"}}}
+    labels = {"allranks.dev/role": "worker", "allranks.dev/index": "0", "allranks.dev/attempt": "0"}
+    metadata = {"name": "a", "uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    of = {
+        "metadata": {**metadata, "labels": labels},
+        "spec": {**own, **(spec or {})},
+        "status": {"phase": "Running", "containerStatuses": [{"name": "trainer", **trainer}, beside], **status},
+    }
+    return to_cached_pod(msgspec.json.decode(msgspec.json.encode(of), type=Raw)).pod
+
+
+def ended(code: int = 3, **terminated: Any) -> dict[str, Any]:
+    return {"state": {"terminated": {**EXIT, "exitCode": code, **terminated}}}
+
+
+def policy(of_container: str, *rules: Mapping[str, Any]) -> dict[str, Any]:
+    return {"containers": [{"name": "trainer", "restartPolicy": of_container, "restartPolicyRules": list(rules)}]}
+
+
+RETRY = {"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}
+OTHERS = {"action": "Restart", "exitCodes": {"operator": "NotIn", "values": [42]}}
+ALL = {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}
+
+
+@table(
+    ("a program that failed beside a sidecar has ended", 3, {}, {}, True),
+    ("also while the image of a sidecar cannot be pulled", 3, {}, {"phase": "Pending"}, True),
+    ("a program that completed beside a sidecar has ended", 0, {}, {}, True),
+    ("OnFailure: a failure is restarted in place", 3, {"restartPolicy": "OnFailure"}, {}, False),
+    ("OnFailure: a success is final", 0, {"restartPolicy": "OnFailure"}, {}, True),
+    ("OnFailure: a failure is final in a failed pod", 3, {"restartPolicy": "OnFailure"}, {"phase": "Failed"}, True),
+    ("Always: a success is not final", 0, {"restartPolicy": "Always"}, {}, False),
+    ("the container's own policy comes first", 3, policy("OnFailure"), {}, False),
+    (
+        "the container's own policy comes before that of the pod",
+        3,
+        policy("Never") | {"restartPolicy": "OnFailure"},
+        {},
+        True,
+    ),
+    ("a rule restarts its exit codes", 42, policy("Never", RETRY), {}, False),
+    ("a rule restarts all containers", 42, policy("Never", ALL), {}, False),
+    ("a rule does not restart other exit codes", 3, policy("Never", RETRY), {}, True),
+    ("a rule restarts all but its exit codes", 3, policy("Never", OTHERS), {}, False),
+)
+def test_whether_a_container_has_ended_for_good(case):
+    code, spec, status, final = case
+    found = with_status(ended(code), spec, **status)
+    assert (found.exit is not None) == final
+    assert found.succeeded == (final and code == 0)
+    assert root_cause.failed(found) == (final and code != 0)
+
+
+def test_a_failure_of_a_pod_that_is_being_deleted_is_final():
+    raw = {
+        "metadata": {"name": "a", "uid": "u", "resourceVersion": "1", "deletionTimestamp": "2026-01-01T00:01:00Z"},
+        "spec": {"restartPolicy": "OnFailure"},
+        "status": {"phase": "Running", "containerStatuses": [{"name": "trainer", **ended(143)}]},
+    }
+    found = to_cached_pod(msgspec.convert(raw, Raw)).pod
+    assert found.exit is not None
+    assert found.exit.code == 143
+
+
+def test_a_crash_loop_has_its_last_exit_and_its_number_of_restarts():
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
+    trainer = {"state": waiting, "lastState": ended(5)["state"], "restartCount": 4}
+    found = with_status(trainer, {"restartPolicy": "OnFailure"})
+    assert (found.exit, found.container_restarts) == (None, 4)
+    assert found.last_exit == Exit(5, datetime(2026, 1, 1, 0, 0, 20, tzinfo=UTC))
+    assert found.started_at == datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC)
+    judged = [root_cause.judge_crash_loop(job(restart={"maxRestarts": n}), found).exit for n in (0, 3, 4, 9_999)]
+    assert [exit and (exit.code, exit.reason) for exit in judged] == [(5, "CrashLoopBackOff")] * 2 + [None] * 2
+
+
+def test_an_init_container_in_a_crash_loop_fails_the_pod_too_but_not_a_sidecar():
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    looping = {"state": waiting, "lastState": ended(2, message="no such dataset")["state"], "restartCount": 4}
+    trainer = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    for policy, fails in ((None, True), ("Always", False)):
+        spec = {"restartPolicy": "OnFailure", "initContainers": [{"name": "fetch", "restartPolicy": policy}]}
+        statuses = [{"name": "fetch", **looping}]
+        found = with_status(trainer, spec, phase="Pending", initContainerStatuses=statuses)
+        judged = root_cause.judge_crash_loop(job(), found)
+        assert root_cause.failed(judged) == fails
+        if fails:
+            cause = root_cause.first_failure(job(), Status(), [judged], [], CREATED)
+            assert (cause.reason, cause.exit_code) == ("InitContainerFailed", None)
+            assert cause.message == "init container fetch ended with exit code 2: no such dataset"
+
+
+# Evictions for a pod's own limits, rejections and reboots.
+
+USAGE = 'Usage of EmptyDir volume "dshm" exceeds the limit "1Gi". '
+OWN_LIMIT = {"phase": "Failed", "reason": "Evicted", "message": USAGE}
+PRESSURE = {
+    "phase": "Failed",
+    "reason": "Evicted",
+    "message": "The node was low on resource: memory.",
+    "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}],
+}
+
+
+@pytest.mark.parametrize("code", [137, 143, 0, 255])
+def test_an_eviction_without_disruption_target_is_the_pods_own_limit(code: int):
+    """A program that handles SIGTERM may exit with 0: it has not completed."""
+    found = with_status(ended(code), **OWN_LIMIT)
+    assert found.exit is not None
+    assert (found.exit.code, found.exit.reason, found.exit.message) == (code or 137, "LimitExceeded", USAGE)
+    assert (found.disruption, found.succeeded, root_cause.failed(found)) == (None, False, True)
+
+
+def test_an_init_container_may_exceed_the_limit_too():
+    init = [{"name": "fetch", **ended(137)}]
+    found = with_status({"state": {"waiting": {"reason": "PodInitializing"}}}, **OWN_LIMIT, initContainerStatuses=init)
+    assert (found.exit, found.disruption, found.waiting_reason) == (None, None, "LimitExceeded")
+
+
+def test_an_eviction_with_disruption_target_is_a_disruption():
+    found = with_status(ended(137), **PRESSURE)
+    assert found.disruption is not None
+    assert found.disruption.reason == "TerminationByKubelet"
+
+
+@pytest.mark.parametrize("reason", ["Evicted", "NodeShutdown", "OutOfcpu", "UnexpectedAdmissionError", "NodeAffinity"])
+def test_a_rejected_pod_never_ran_and_does_not_count(reason: str):
+    found = with_status({}, phase="Failed", reason=reason, message="Pod was rejected", containerStatuses=[])
+    assert root_cause.failed(found)
+    cause = root_cause.first_failure(job(), Status(), [found], [], CREATED)
+    assert (cause.reason, cause.exit_code, root_cause.is_uncounted(cause.reason)) == (reason, None, True)
+
+
+@pytest.mark.parametrize(("code", "reason"), [(255, "Unknown"), (137, "ContainerStatusUnknown")])
+def test_a_container_that_a_reboot_ended_has_no_exit_code(code: int, reason: str):
+    found = with_status(ended(code, reason=reason), phase="Failed")
+    cause = root_cause.first_failure(job(), Status(), [found], [], CREATED)
+    assert (cause.reason, cause.exit_code, cause.signal) == ("ContainerStatusUnknown", None, None)
+    assert root_cause.is_uncounted(cause.reason)
+
+
+def test_exit_code_255_of_a_program_counts():
+    found = with_status(ended(255), phase="Failed")
+    cause = root_cause.first_failure(job(), Status(), [found], [], CREATED)
+    assert (cause.exit_code, root_cause.is_uncounted(cause.reason)) == (255, False)

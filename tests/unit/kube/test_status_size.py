@@ -103,3 +103,10 @@ def test_a_compact_form_has_bounded_indexes():
     """A few bytes cannot stand for millions of replicas."""
     with pytest.raises(job_codec.DecodeError, match="counts"):
         job_codec.status({"status": {"restartedIndexes": {"worker": {"counts": {"1": "0-99999999"}}}}})
+
+
+def test_the_numbers_of_restarts_without_progress_are_kept_for_all_replicas():
+    """Otherwise the replicas of a large job would restart without a backoff."""
+    kept = all_restarted(random.Random(2)).replica_restarts
+    assert sum(entry.failure is not None for entry in kept.values()) == correlation.MAX_DETAILED
+    assert all(entry.without_progress for entry in kept.values())

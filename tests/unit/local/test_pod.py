@@ -475,8 +475,9 @@ def test_on_failure_restarts_in_place_until_it_succeeds(world: World) -> None:
     assert world.log == "broke\nbroke\n"
     waiting = [status for status in world.statuses if status.waiting_reason == "CrashLoopBackOff"]
     assert [status.phase for status in waiting] == ["Running"]  # the first restart does not wait
-    assert waiting[0].exit is not None
-    assert waiting[0].exit.code == 4
+    assert waiting[0].exit is None  # it has not ended
+    assert waiting[0].last_exit is not None
+    assert (waiting[0].last_exit.code, waiting[0].container_restarts) == (4, 2)
 
 
 def test_deletion_ends_the_wait_for_a_restart(world: World) -> None:

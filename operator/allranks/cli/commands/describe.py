@@ -16,7 +16,8 @@ from allranks.cli.format.duration import age, elapsed, human
 from allranks.cli.format.events import EventGroup, group_events
 from allranks.cli.format.table import Grid, cell
 from allranks.cli.live.terminal import terminal
-from allranks.cli.options import OK, get_job, name_callback, on_cluster, use_colour
+from allranks.cli.options import OK, get_job, name_callback, on_cluster
+from allranks.cli.safe_output import use_colour
 from allranks.control_sequences import clean
 from allranks.core.model import Pod
 from allranks.core.naming import JOB_LABEL, TRAINER, replica_key

@@ -14,7 +14,8 @@ from allranks.cli.format.log_lines import label, prefixed
 from allranks.cli.format.outcome import failure_line
 from allranks.cli.format.progress import pod_state
 from allranks.cli.live.follow import Deleted, Follower, has_log
-from allranks.cli.options import FAILED, OK, Duration, get_job, joined, name_callback, on_cluster, use_colour
+from allranks.cli.options import FAILED, OK, Duration, get_job, joined, name_callback, on_cluster
+from allranks.cli.safe_output import use_colour
 from allranks.control_sequences import clean
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER, replica_key

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from allranks.cli.live.session import NOT_STARTED, Session, exit_on_ctrl_c
-from allranks.cli.options import OK, print_error, set_option, use_colour
+from allranks.cli.options import OK, print_error, set_option
+from allranks.cli.safe_output import use_colour
 from allranks.cli.script_job import is_script
 from allranks.frameworks import FRAMEWORKS
 

@@ -22,7 +22,8 @@ from allranks.cli.format.table import Grid
 from allranks.cli.live import dashboard
 from allranks.cli.live.dashboard import JobRow, data, job_row, plain
 from allranks.cli.live.terminal import FullScreen, Line, terminal
-from allranks.cli.options import FAILED, OK, Duration, get_job, name_callback, on_cluster, use_colour
+from allranks.cli.options import FAILED, OK, Duration, get_job, name_callback, on_cluster
+from allranks.cli.safe_output import use_colour
 from allranks.kube.cluster import Change, Cluster, Manifest, Watch, metadata
 from allranks.kube.paths import job_path
 

@@ -14,7 +14,8 @@ from allranks.api.status import FINISHED, Status
 from allranks.cli.format.outcome import failure_block, failure_line, summary
 from allranks.cli.live.follow import Deleted, Follower
 from allranks.cli.live.renderer import Renderer
-from allranks.cli.options import FAILED, OK, TIMED_OUT, Duration, get_job, names_callback, on_cluster, use_colour
+from allranks.cli.options import FAILED, OK, TIMED_OUT, Duration, get_job, names_callback, on_cluster
+from allranks.cli.safe_output import use_colour
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER
 from allranks.kube.cluster import Cluster, Manifest

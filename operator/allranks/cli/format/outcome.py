@@ -55,7 +55,7 @@ def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
     """The reason of the failure, the first rank that failed and its last lines; for a local run also its log file."""
     failed = status.condition("Failed")
     if failed and failed.status == "True" and failed.message:
-        yield failed.message
+        yield clean(failed.message.encode(), colour=False)
     failure = status.last_failure
     if failure is None:
         return

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import yaml
+
+_UNSAFE = re.compile("[\x85\u2028-\u202e\u2066-\u2069]")
+"""Line separators, and controls that reorder the rest of a line. PyYAML escapes all other control characters."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -16,7 +20,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = '"' if _UNSAFE.search(text) else "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)
@@ -24,7 +29,9 @@ _Dumper.add_representer(str, _text)
 
 def dump(documents: Iterable[Any]) -> str:
     """Objects as a stream of YAML documents."""
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
+    text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
+    # They are in double quotes, where an escape means the same.
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def without_empty(value: Any) -> Any:

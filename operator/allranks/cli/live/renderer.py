@@ -109,7 +109,8 @@ class Renderer:
     def message(self, text: str) -> None:
         """Prints a line with the time in front."""
         with self._lock:
-            self._messages.append((next(self._order), f"{elapsed(self.seconds):>6} {text}"))
+            safe = clean(text.encode(), colour=False)  # the message of an Event can end with a program's output
+            self._messages.append((next(self._order), f"{elapsed(self.seconds):>6} {safe}"))
             self._lock.notify()
 
     # The `Listener` of a local run.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from allranks.cli.format.plots import supports_unicode
 from allranks.cli.format.table import Grid
+from allranks.cli.safe_output import console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,11 +22,10 @@ Content = Callable[[int, int, bool], Iterable[Line | Grid]]
 def terminal(stream: TextIO, colour: bool) -> Console | None:
     """None if rich is not installed or the terminal cannot move its cursor."""
     try:
-        from rich.console import Console
+        made = console(stream, colour)
     except ImportError:
         return None
-    console = Console(file=stream, no_color=not colour, highlight=False, markup=False)
-    return None if console.is_dumb_terminal or not console.is_terminal else console
+    return None if made.is_dumb_terminal or not made.is_terminal else made
 
 
 def set_keys(number: int, *, echo: bool, lines: bool = True) -> None:

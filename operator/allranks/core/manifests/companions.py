@@ -1,5 +1,5 @@
 """The objects that an attempt's pods need beside them: a headless Service, for TensorFlow and MPI a ConfigMap, and for
-MPI a Secret.
+Horovod a Secret.
 
 Everything that grows with the number of replicas is in the ConfigMap. Each attempt has its own, because kubelets cache
 ConfigMaps: a new pod could start with the addresses of the previous attempt.
@@ -7,7 +7,7 @@ ConfigMaps: a new pod could start with the addresses of the previous attempt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from allranks.api.job import API_VERSION, KIND, Job
 from allranks.api.status import Status
@@ -19,6 +19,9 @@ _SUPERSEDED = 5
 """How many older ConfigMaps are deleted when a new one is created. Usually one exists, and more only if an operator was
 killed between creation and deletion."""
 
+SSH_AUTH = "kubernetes.io/ssh-auth"
+"""Type of the Secret with an ssh key. Any other Secret holds random text under the key `secret`."""
+
 
 def companions(job: Job, status: Status, shared: Shared) -> list[Manifest]:
     """The manifests of these objects, in the order in which they are created."""
@@ -26,7 +29,9 @@ def companions(job: Job, status: Status, shared: Shared) -> list[Manifest]:
     if data := {**shared.files, **shared.variables}:
         out.append(_config_map(job, status, data))
     if shared.ssh_key:
-        out.append(_ssh_secret(job))
+        out.append(_secret(job, ssh_secret_name(job), SSH_AUTH))
+    if shared.secret:
+        out.append(_secret(job, rendezvous_secret_name(job), "Opaque"))
     return out
 
 
@@ -68,6 +73,24 @@ def ssh_secret_name(job: Job) -> str:
     return f"{job.name}-ssh-{job.metadata.uid[:8]}"
 
 
+def rendezvous_secret_name(job: Job) -> str:
+    return f"{job.name}-rendezvous-{job.metadata.uid[:8]}"
+
+
+def network_policy(job: Job, open_ports: Collection[tuple[str, int]]) -> Manifest:
+    """Lets the job's pods reach each other on all ports, and everybody else only the open ones: (protocol, port)."""
+    own = {"matchLabels": {naming.JOB_LABEL: job.name}}
+    ingress: list[Manifest] = [{"from": [{"podSelector": own}]}]
+    if open_ports:
+        ingress.append({"ports": [{"port": port, "protocol": protocol} for protocol, port in sorted(open_ports)]})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job, job.name, {}),
+        "spec": {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress},
+    }
+
+
 def _service(job: Job) -> Manifest:
     return {
         "apiVersion": "v1",
@@ -93,11 +116,6 @@ def _config_map(job: Job, status: Status, data: Mapping[str, str]) -> Manifest:
     }
 
 
-def _ssh_secret(job: Job) -> Manifest:
-    # Without data: the executor adds a new key pair when it creates the Secret, because this function is pure.
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": metadata(job, ssh_secret_name(job), {}),
-        "type": "kubernetes.io/ssh-auth",
-    }
+def _secret(job: Job, name: str, kind: str) -> Manifest:
+    # Without data: the executor adds random data when it creates the Secret, because this function is pure.
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata(job, name, {}), "type": kind}

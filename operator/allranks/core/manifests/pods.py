@@ -18,8 +18,11 @@ from allranks.core import naming, topology
 from allranks.core.manifests import companions, pod_template, pool_template, report_env, scheduling, sizes
 from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
-from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SSH_DIR, Replica, Wiring
+from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, Replica, Wiring
 
+HELPER = "allranks-helper"
+"""Name of the init container that copies the helper files. A template may add to it, or replace its fields."""
+_COMPUTE = frozenset({"cpu", "memory", "ephemeral-storage"})
 _TRAINER_DEFAULTS: Manifest = {
     "terminationMessagePolicy": "FallbackToLogsOnError",
     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -31,7 +34,7 @@ class Objects:
     """The manifests of an attempt."""
 
     companions: list[Manifest]
-    """What the pods need beside them: the headless Service; a ConfigMap for TensorFlow and MPI; a Secret for MPI."""
+    """What the pods need beside them: the headless Service; a ConfigMap for TensorFlow, MPI; a Secret for Horovod."""
     pods: list[Manifest]
     """The requested pods, ordered by role and index."""
 
@@ -50,7 +53,22 @@ def objects(
         if replicas is None or (replica.role, replica.index) in replicas
     )
     made = companions.companions(job, status, framework.shared(context))
+    if platform.network_policies:
+        internal = {port for replica in sizes.outermost(context) for port in wire(replica).ports.values()}
+        made.append(companions.network_policy(job, _declared_ports(templates.values(), internal)))
     return Objects(made, _pods(job, status, wired, templates, platform))
+
+
+def _declared_ports(templates: Iterable[Manifest], internal: Container[int]) -> set[tuple[str, int]]:
+    """(protocol, port) that the user's containers declare, without those on which the framework connects ranks."""
+    specs = [template["spec"] for template in templates]
+    containers = [c for spec in specs for c in (*spec.get("initContainers", ()), *spec["containers"])]
+    return {
+        (str(port.get("protocol") or "TCP"), number)
+        for container in containers
+        for port in container.get("ports") or ()
+        if isinstance(number := port.get("containerPort"), int) and number not in internal
+    }
 
 
 def listening_ports(job: Job, status: Status) -> list[tuple[str, int]]:
@@ -89,9 +107,7 @@ def problems(job: Job) -> list[tuple[str, str]]:
             name = variable.get("name", "")
             if name in framework.reserved_env or name.startswith("ALLRANKS_"):
                 out.append((f"{where}.spec.containers[trainer].env", f"{name} is set by allranks: remove it"))
-        if template["spec"].get("restartPolicy", "Never") == "Always":
-            what = "must be Never or OnFailure: with Always a finished rank would run again"
-            out.append((f"{where}.spec.restartPolicy", what))
+        out += pool_template.restart_policy_problems(template, where)
     return list(dict.fromkeys(out))
 
 
@@ -136,6 +152,7 @@ def _pods(
             wiring.command,
             wiring.helper,
             wiring.ssh_key,
+            wiring.secret,
             wiring.files,
             *wiring.ports.items(),
         )
@@ -185,8 +202,14 @@ def _shared_part(job: Job, status: Status, wiring: Wiring, template: Manifest, p
     spec = dict(template["spec"])
     if volumes:
         spec["volumes"] = [*spec.get("volumes", []), *volumes]
-    if init:
-        spec["initContainers"] = [*init, *spec.get("initContainers", [])]
+    if users := spec.get("initContainers"):
+        init = merge({"initContainers": init}, {"initContainers": users})["initContainers"]
+    if init := [container for container in init if container["name"] != HELPER or container.get("image")]:
+        spec["initContainers"] = init
+    else:
+        spec.pop("initContainers", None)
+    if platform.helper_pull_secrets and any(container["name"] == HELPER for container in init):
+        spec = merge(spec, {"imagePullSecrets": [{"name": name} for name in platform.helper_pull_secrets]})
     spec |= scheduling.added(spec, status, bool(pod_template.gpus(job, template, platform)), platform)
     sidecars = [container for container in spec["containers"] if container["name"] != naming.TRAINER]
     return _Shared(spec, trainer, sidecars, report_env.environment(job, platform))
@@ -249,20 +272,31 @@ def _attachments(
     if wiring.ssh_key:
         secret = {"secretName": companions.ssh_secret_name(job), "defaultMode": 0o444}
         attach("allranks-ssh", SSH_DIR, {"secret": secret}, readOnly=True)
+    if wiring.secret:
+        # Optional: a pod can also join an attempt that an operator without this Secret started.
+        secret = {"secretName": companions.rendezvous_secret_name(job), "defaultMode": 0o444, "optional": True}
+        attach("allranks-rendezvous", SECRET_DIR, {"secret": secret}, readOnly=True)
     if token := report_env.token_volume(platform):
         attach("allranks-token", report_env.TOKEN_DIR, token, readOnly=True)
     if wiring.helper or report_env.needs_helper(job, wiring, user.get("command"), platform):
-        attach("allranks-helper", HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
-        init.append(_helper_init_container(platform))
+        attach(HELPER, HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
+        init.append(_helper_init_container(user, platform))
     return mounts, volumes, init
 
 
-def _helper_init_container(platform: Platform) -> Manifest:
+def _helper_init_container(trainer: Manifest, platform: Platform) -> Manifest:
+    """The helper has the trainer's CPU and memory: then it changes neither the pod's QoS class nor what the pod takes
+    from a quota, since init containers run before the trainer and a pod needs the larger of both."""
+    resources = {}
+    for kind in ("limits", "requests"):
+        amounts = (trainer.get("resources") or {}).get(kind) or {}
+        if own := {name: amount for name, amount in amounts.items() if name in _COMPUTE}:
+            resources[kind] = own
     return {
-        "name": "allranks-helper",
+        "name": HELPER,
         "image": platform.helper_image,
         "command": ["allranks", "inject", HELPER_DIR],
-        "volumeMounts": [{"name": "allranks-helper", "mountPath": HELPER_DIR}],
-        "resources": {"limits": {"memory": "128Mi"}, "requests": {"cpu": "10m", "memory": "32Mi"}},
+        "volumeMounts": [{"name": HELPER, "mountPath": HELPER_DIR}],
+        **({"resources": resources} if resources else {}),
         "securityContext": _TRAINER_DEFAULTS["securityContext"],
     }

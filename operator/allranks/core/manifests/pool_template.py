@@ -50,15 +50,21 @@ def problems(pool: PoolSpec) -> list[tuple[str, str]]:
     template: Any = pool.template or {}
     if out := list(template_problems(template, "spec.template")):
         return out
-    spec = template.get("spec") or {}
     for variable in _trainer(template).get("env") or ():
         if variable["name"] in RESERVED or variable["name"].startswith("ALLRANKS_"):
             where = "spec.template.spec.containers[trainer].env"
             out.append((where, f"{variable['name']} is set by allranks: remove it"))
-    if spec.get("restartPolicy") == "Always":
-        where = "spec.template.spec.restartPolicy"
-        out.append((where, "must be Never or OnFailure: with Always a finished rank would run again"))
-    return out
+    return [*out, *restart_policy_problems(template, "spec.template")]
+
+
+def restart_policy_problems(template: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
+    """(field path, message) where a template restarts a rank that has finished. `where` is the template's path."""
+    text = "must be Never or OnFailure: with Always a finished rank would run again"
+    found = {
+        "spec.restartPolicy": template.get("spec") or {},
+        "spec.containers[trainer].restartPolicy": _trainer(template),
+    }
+    return [(f"{where}.{path}", text) for path, part in found.items() if part.get("restartPolicy") == "Always"]
 
 
 def template_of(pool: PoolSpec, user: Manifest, ranked: bool) -> Manifest:

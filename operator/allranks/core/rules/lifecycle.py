@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import naming, topology, transitions
+from allranks.core import naming, places, topology, transitions
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import Event, Observed, Pod
 from allranks.core.rules import Outcome, WaitUntil, write
@@ -67,18 +67,17 @@ def succeed(snapshot: Snapshot) -> Outcome:
 
 
 def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> bool:
-    """Whether the pods that `success` selects have completed."""
-    count, ignored = topology.sizes(job, status), frozenset(status.ignored)
+    """Whether the replicas that `success` selects have completed, except for ignored ones."""
+    target = topology.target_places(job, status)
+    ignored = set(status.ignored)
+    left = [place for place in target if naming.replica_key(*place) not in ignored]
 
-    def done(role: str, index: int) -> bool:
-        pod = pods.get((role, index))
-        return naming.replica_key(role, index) in ignored or (pod is not None and pod.succeeded)
+    def done(place: tuple[str, int]) -> bool:
+        pod = pods.get(place)
+        return (pod is not None and pod.succeeded) or place[1] in places.decode(status.done.get(place[0], ""))
 
-    return all(
-        done(role, i)
-        for role, index in topology.success_target(job, status)
-        for i in ([index] if index is not None else range(count.get(role, 0)))
-    )
+    # Ignored failures alone are no success.
+    return all(map(done, left)) and (bool(left) or not target)
 
 
 def suspend(snapshot: Snapshot) -> Outcome:

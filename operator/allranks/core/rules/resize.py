@@ -36,7 +36,8 @@ def shrink_to_capacity(snapshot: Snapshot) -> Outcome:
     if now < deadline:
         return WaitUntil(deadline)
     refused = {rejection.name for rejection in snapshot.observed.refused}
-    room = elasticity.shrink_target(job, status, snapshot.replicas, snapshot.pods, refused)
+    unsettled = [r for r in snapshot.replicas if not snapshot.settled(r.role, r.index)]
+    room = elasticity.shrink_target(job, status, unsettled, snapshot.pods, refused)
     return None if room is None else _resize_to_capacity(snapshot, room, "Shrunk")
 
 

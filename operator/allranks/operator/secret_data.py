@@ -1,11 +1,22 @@
-"""The SSH key pair of an MPI job, with which the launcher connects to the sshd of its workers."""
+"""Random content of the Secrets of jobs: an SSH key pair for MPI, a secret for the rendezvous of gloo."""
 
 from __future__ import annotations
 
 import base64
+import secrets
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from allranks.core.manifests.companions import SSH_AUTH
+from allranks.core.model import Manifest
+
+
+def secret_data(manifest: Manifest) -> dict[str, str]:
+    """`data` of a new Secret, by its type."""
+    if manifest["type"] == SSH_AUTH:
+        return key_pair()
+    return {"secret": base64.b64encode(secrets.token_urlsafe(32).encode()).decode()}
 
 
 def key_pair() -> dict[str, str]:

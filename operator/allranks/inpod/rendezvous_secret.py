@@ -1,0 +1,68 @@
+"""Keeps strangers away from the rendezvous of a job: any pod of a cluster can reach its port, and Horovod unpickles
+what it receives there.
+
+Every pod of the job mounts a secret. Requests of allranks' own helpers carry a token that is derived from it. Horovod's
+clients, in C++, cannot send one: they are admitted by the address from which such a request came before.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import math
+import os
+import time
+from typing import Any
+
+FILE = "ALLRANKS_RENDEZVOUS_SECRET_FILE"
+HEADER = "X-Allranks-Token"
+
+
+@functools.cache
+def headers() -> dict[str, str]:
+    """Headers of a request to the rendezvous."""
+    mine = token()
+    return {HEADER: mine} if mine else {}
+
+
+def token() -> str:
+    """The token of this attempt; empty without a secret."""
+    try:
+        with open(os.environ.get(FILE, ""), "rb") as file:
+            secret = file.read()
+    except OSError:
+        return ""
+    return hmac.new(secret, f"attempt {os.environ.get('ALLRANKS_ATTEMPT', '')}".encode(), hashlib.sha256).hexdigest()
+
+
+def guarded(handler: Any, seconds: float = math.inf) -> Any:
+    """The HTTP request handler, but requests of strangers get 403. Without a secret, the handler itself.
+
+    `seconds`: how long an address remains admitted after its last request with the token.
+    """
+    if not token():
+        return handler
+    admitted: dict[str, float] = {}
+    accepted = {token()}
+
+    class Guarded(handler):  # type: ignore[misc]
+        def parse_request(self) -> bool:
+            if not super().parse_request():
+                return False
+            address, now = self.client_address[0], time.monotonic()
+            if self._has_token():
+                admitted[address] = now + seconds
+            elif self.path.startswith("/allranks") or admitted.get(address, now) <= now:
+                self.send_error(403)
+                return False
+            return True
+
+        def _has_token(self) -> bool:
+            given = self.headers.get(HEADER, "").encode()
+            if not given:
+                return False
+            accepted.add(token())  # a deleted Secret is created again with other data: pods of both times are peers
+            return any(hmac.compare_digest(given, one.encode()) for one in accepted if one)
+
+    return Guarded
