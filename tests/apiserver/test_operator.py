@@ -104,7 +104,11 @@ def test_after_a_kill_while_a_thousand_jobs_start_the_next_operator_completes_th
     assert {(o["status"]["attempt"], o["status"]["restarts"]["disruptions"]) for o in found} == {(0, 0)}
 
 
-def test_an_unreadable_namespace_does_not_block_others(control_plane: ControlPlane, namespace: str) -> None:
+@pytest.mark.parametrize("unreadable", ["kube-public", pytest.param("was-deleted", marks=pytest.mark.nightly)])
+def test_an_unreadable_namespace_does_not_block_others(
+    control_plane: ControlPlane, namespace: str, unreadable: str
+) -> None:
+    """A Role is deleted with its namespace: both look the same to the operator."""
     rules = [{"apiGroups": ["", "allranks.dev"], "resources": ["*"], "verbs": ["*"]}]
     group = "rbac.authorization.k8s.io"
     for kind, what in (
@@ -123,7 +127,7 @@ def test_an_unreadable_namespace_does_not_block_others(control_plane: ControlPla
     token = control_plane.kubectl("create", "token", "default", "-n", namespace).stdout.strip()
     confined = replace(live.connection(control_plane), token=token)
     with (
-        live.operator(confined, "kube-public", namespace) as operator,
+        live.operator(confined, unreadable, namespace) as operator,
         live.kubelet(live.connection(control_plane), BRIEF, namespace=namespace),
     ):
         control_plane.api.create(job(pool="gpu"), namespace)
@@ -131,8 +135,11 @@ def test_an_unreadable_namespace_does_not_block_others(control_plane: ControlPla
         eventually(lambda: phase(control_plane, namespace, "other") == "Succeeded", 40)
         [condition] = control_plane.api.get(KIND, namespace, "demo")["status"]["conditions"]
         assert condition["reason"] == "PoolsNotServed"
+        eventually(lambda: operator.session and operator.session.synced)
         assert operator.session
-        assert not operator.session.synced, "it is not ready"
+        assert operator.session.leading, "it accepts reports"
+        assert not operator.unready()
+        assert operator.metrics.registry.get_sample_value("allranks_unreadable_namespaces") == 1
 
 
 def test_a_user_without_a_name_can_run_the_operator_as_in_a_container(

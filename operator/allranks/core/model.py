@@ -154,6 +154,19 @@ class RejectedCreate:
     name: str
     reason: str
     message: str
+    tried: bool = True
+    """False: not sent, because the API server had just rejected another pod of the same role. The message is of that
+    one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedDelete:
+    """The deletion of a pod that the API server rejected, for example by an admission policy."""
+
+    name: str
+    uid: str
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +249,9 @@ class Observed:
     refused: tuple[RejectedCreate, ...] = ()
     reports: Reports | None = None
     """Progress reports of the ranks; None if there is no report server."""
+    refused_deletions: tuple[RejectedDelete, ...] = ()
+    check_companions: bool = False
+    """The last check for companions that someone else deleted or changed was long ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +283,9 @@ class Plan:
     write_ahead: bool = False
     create: tuple[Manifest, ...] = ()
     """In creation order: other objects first, then pods."""
+    restore: tuple[Manifest, ...] = ()
+    """Companions that were created before: create again those that someone else deleted, report those that someone
+    else changed. Comes before the creation of pods, and never prevents it."""
     delete: tuple[PodRef, ...] = ()
     superseded: tuple[str, ...] = ()
     """Names of ConfigMaps of past attempts: those that exist and belong to the job are deleted. The plan that creates a
@@ -279,4 +298,4 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        return not (self.status or self.create or self.delete or self.delete_job)
+        return not (self.status or self.create or self.restore or self.delete or self.delete_job)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from allranks.api.status import FINISHED, Status
 from allranks.core import elasticity, hang_detection, naming, places, root_cause, status_summary, topology
-from allranks.core.model import Observed, Pod
+from allranks.core.model import Observed, Pod, RejectedDelete
 from allranks.frameworks.base import Replica
 
 
@@ -42,6 +42,14 @@ class Snapshot:
         current = {pod.uid for pod in (*self.pods.values(), *self.placeholders.values())}
         pods = (pod for pod in self.observed.pods if pod.owned and pod.uid not in current)
         return sorted(pods, key=lambda pod: (pod.name, pod.uid))
+
+    @cached_property
+    def undeletable(self) -> list[tuple[Pod, RejectedDelete]]:
+        """Pods whose deletion the API server rejected, and which can still run. A pod that is terminating, however
+        long, is not one of them."""
+        rejected = {rejection.uid: rejection for rejection in self.observed.refused_deletions}
+        pods = [pod for pod in (*self.pods.values(), *self.outdated) if rejected and pod.uid in rejected]
+        return [(pod, rejected[pod.uid]) for pod in pods if not pod.ended and pod.deleted_at is None]
 
     @cached_property
     def placeholders(self) -> dict[str, Pod]:

@@ -207,7 +207,7 @@ def _waits_for(
     pods: Mapping[tuple[str, int], Pod], refused: Iterable[RejectedCreate], now: datetime
 ) -> tuple[str, str] | None:
     """Reason and message with the most information: a rejection by the API server, then a start error, then others."""
-    for rejection in sorted(refused, key=lambda r: (r.kind, r.name)):
+    for rejection in sorted(refused, key=lambda r: (not r.tried, r.kind, r.name)):
         return rejection.reason, f"{rejection.kind} {rejection.name}: {rejection.message}"
     pending = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and not pod.ended]
     waiting = [pod for pod in pending if _named_at_once(pod) or _is_slow(pod, now)]

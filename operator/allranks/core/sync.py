@@ -15,6 +15,9 @@ from allranks.core.snapshot import Snapshot
 from allranks.core.stragglers import newly_slow
 from allranks.frameworks.base import Replica
 
+DELETION_REFUSED = "DeletionRefused"
+"""Reason of a condition: pods that should be gone still run."""
+
 PODS_PER_PLAN = 1000
 """Pods that a plan creates at most; the next plan creates more. It bounds the memory of a plan."""
 
@@ -23,9 +26,9 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     """Creates missing pods that are due, deletes outdated ones, and updates the status from the pods."""
     o, status = snapshot.observed, snapshot.observed.status
     due, delayed_until = _due(snapshot)
-    blocked = pool_template.unavailable(o.job, o.platform) if due else None
+    blocked = (_refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)) if due else None
     summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked)
-    create = _manifests(snapshot, due) if due and not blocked else []
+    create, restore = _manifests(snapshot, [] if blocked else due)
     placeholders, probe_at = _placeholders(snapshot)
     slow = newly_slow(snapshot.persisted.progress, status.progress)
     events = [Event("Straggler", sentence, warning=True) for sentence in slow]
@@ -38,6 +41,7 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot))
     wake_at = min((time for time in times if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
+    plan = replace(plan, restore=tuple(restore))
     stall = snapshot.stall_window
     if any(manifest["kind"] == "ConfigMap" for manifest in create):
         plan = replace(plan, superseded=companions.superseded_config_maps(o.job, status))
@@ -45,8 +49,16 @@ def sync_objects(snapshot: Snapshot) -> Plan:
 
 
 def delete_pods(snapshot: Snapshot) -> Plan:
-    """Deletes all pods of a suspended job."""
-    return plan_objects(snapshot, snapshot.final_summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
+    """Deletes all pods of a suspended job, and reports pods that the API server does not allow to be deleted."""
+    summary, now = snapshot.final_summary, snapshot.observed.now
+    condition = summary.condition("Suspended")
+    if snapshot.undeletable:
+        pod, rejection = snapshot.undeletable[0]
+        message = f"pod {pod.name} still runs, because its deletion was rejected: {rejection.message}"
+        summary = status_summary.with_phase(summary, "Suspended", now, DELETION_REFUSED, message)
+    elif condition and condition.reason == DELETION_REFUSED:
+        summary = status_summary.with_phase(summary, "Suspended", now, "Suspended", "spec.suspend is true")
+    return plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
 
 
 def plan_objects(
@@ -65,6 +77,17 @@ def plan_objects(
         events=tuple(events),
         wake_at=wake_at,
     )
+
+
+def _refused_deletion(snapshot: Snapshot) -> tuple[str, str] | None:
+    """(reason, message) while a pod of an earlier attempt still runs because its deletion was rejected. New pods wait
+    for it: two attempts at once would write the same checkpoints."""
+    attempt = snapshot.observed.status.attempt
+    for pod, rejection in snapshot.undeletable:
+        if pod.attempt != attempt:
+            why = f"pod {pod.name} of attempt {pod.attempt} still runs, because its deletion was rejected"
+            return DELETION_REFUSED, f"{why}: {rejection.message}; the pods of attempt {attempt} wait for it"
+    return None
 
 
 def _due(snapshot: Snapshot) -> tuple[list[Replica], datetime | None]:
@@ -102,12 +125,17 @@ def _next_slow_start(snapshot: Snapshot) -> datetime | None:
     return min((time for time in times if time and time > snapshot.observed.now), default=None)
 
 
-def _manifests(snapshot: Snapshot, due: list[Replica]) -> list[Manifest]:
-    """The pods that are due, after the objects that they need (created with the first pods of an attempt)."""
+def _manifests(snapshot: Snapshot, due: list[Replica]) -> tuple[list[Manifest], list[Manifest]]:
+    """(objects to create, objects to restore). The pods that are due come after the objects that they need. These are
+    created with the first pods of an attempt, and restored with later ones and from time to time."""
     job, status, platform = snapshot.observed.job, snapshot.observed.status, snapshot.observed.platform
+    if not due and not (status.launched and snapshot.observed.check_companions):
+        return [], []
     now = due if platform.local else due[:PODS_PER_PLAN]
     objects = pod_manifests.objects(job, status, platform, {(replica.role, replica.index) for replica in now})
-    return [*([] if status.launched else objects.companions), *objects.pods]
+    if status.launched:
+        return objects.pods, objects.companions
+    return [*objects.companions, *objects.pods], []
 
 
 def _placeholders(snapshot: Snapshot) -> tuple[list[Manifest], datetime | None]:

@@ -46,6 +46,10 @@ class _Status(msgspec.Struct):
     details: dict[str, Any] | None = None
 
 
+_WEBHOOK_FAILED = "failed calling webhook"
+"""In the message of a 500: an admission webhook with failurePolicy Fail is away. Retries do not help soon, and the user
+needs to know, so it is a rejection."""
+
 _encode = msgspec.json.Encoder().encode
 _status = msgspec.json.Decoder(_Status).decode
 _READS = frozenset({"GET"})
@@ -200,6 +204,8 @@ class Client:
             self.connection.forget_token()
         message, reason, details = _parse_status(response.body)
         message = message or f"HTTP status {response.status}"
+        if response.status == 500 and _WEBHOOK_FAILED in message:
+            return Refused(message, response.status, reason, details)
         if response.status in (401, 429) or response.status >= 500:
             error = Unavailable(message, response.status, reason, details, context=f"{verb} {path}: {response.status}")
             error.retry_after = _retry_after(response.headers)

@@ -10,6 +10,7 @@ _OTHER_GROUPS = {"NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicie
 GROUPS = "/apis"
 GROUP_VERSION = f"/apis/{GROUP}/{VERSION}"
 """Here the API server lists the resources of our group that it serves."""
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 

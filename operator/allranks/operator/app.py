@@ -55,6 +55,8 @@ class Operator:
         )
         self.session: Session | None = None
         self._lease: Lease | None = None
+        # The same in all sessions: after a session that failed, the Lease that is still ours is not waited for.
+        self._identity = f"{os.environ.get('HOSTNAME') or os.uname().nodename}_{uuid.uuid4().hex[:8]}"
         self._gate = MetricsGate(self._review_client, self._using.clock) if settings.metrics_auth else None
         probes = {"/healthz": probe(self.unhealthy), "/readyz": probe(self.unready)}
         routes = {**probes, "/metrics": Scrapes(self.metrics.registry, self._gate).answer}
@@ -66,7 +68,7 @@ class Operator:
             ReportServer(settings, lambda: self.session, self.metrics.reported) if settings.report_url else None
         )
         self.metrics.registry.register(
-            Sampled(self._jobs, lambda: self.depth, self._ages, self._reporting, self._reports_lost)
+            Sampled(self._jobs, lambda: self.depth, self._ages, self._reporting, self._reports_lost, self._unreadable)
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -143,9 +145,8 @@ class Operator:
             observe=self.metrics.requested,
             transport=self._using.transport(connection),
         )
-        identity = f"{os.environ.get('HOSTNAME') or os.uname().nodename}_{uuid.uuid4().hex[:8]}"
         namespace = self.settings.lease_namespace or own_namespace()
-        lease = Lease(client, namespace, self.settings.lease_name, identity, seconds, self._using.clock)
+        lease = Lease(client, namespace, self.settings.lease_name, self._identity, seconds, self._using.clock)
         self._lease = lease
         acquiring = asyncio.create_task(lease.acquire(), name="lease")
         try:
@@ -189,6 +190,9 @@ class Operator:
 
     def _reporting(self) -> int:
         return self.session.reports.reporting if self.session else 0
+
+    def _unreadable(self) -> int:
+        return len(self.session.unreadable) if self.session else 0
 
     def _reports_lost(self) -> int:
         if not self.session:

@@ -1,4 +1,4 @@
-"""Applies a plan: first the objects that are no pods, then pods are created and deleted concurrently, then the status.
+"""Applies a plan: pods are deleted, then other objects and pods are created, then the status is written.
 
 Every request is idempotent: names are computed, a deletion names the UID, a status write its resourceVersion.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-from allranks.core.model import Manifest, Plan, PodRef, RejectedCreate
+from allranks.core.model import Event, Manifest, PodRef, RejectedCreate, RejectedDelete
+from allranks.core.naming import JOB_LABEL, ROLE_LABEL
 from allranks.kube import compact_jobs, paths
 from allranks.kube.client import Client
 from allranks.kube.errors import Conflict, NotFound, Refused
@@ -33,14 +34,43 @@ _ObjectKey = tuple[str, str]
 
 @dataclass
 class Rejections:
-    """Creates of one job that the API server rejected, until they succeed."""
+    """Requests for one job that the API server rejected, until they succeed."""
 
     by_object: dict[_ObjectKey, RejectedCreate] = field(default_factory=dict)
     tries: int = 0
+    deletions: dict[str, RejectedDelete] = field(default_factory=dict)
+    """By UID of the pod."""
+    deletion_tries: int = 0
+    deletions_retry_at: float | None = None
+    deletions_sent: dict[str, int] = field(default_factory=dict)
+    """UID -> how often the API server rejected it. 0: not sent, because another one had just been rejected."""
 
-    def clear(self) -> None:
+    def clear_creates(self) -> None:
         self.by_object.clear()
         self.tries = 0
+
+    def due_deletions(self, wanted: Sequence[PodRef], now: float) -> list[PodRef]:
+        """The pods to delete now: all, or during the backoff those that were not rejected."""
+        self.keep_deletions(wanted)
+        if self.deletions_retry_at is None or self.deletions_retry_at <= now:
+            return list(wanted)
+        return [pod for pod in wanted if pod.uid not in self.deletions]
+
+    def delay_deletions(self, tried: Iterable[PodRef], now: float, longest: float) -> None:
+        """Begins the backoff if some of the tried ones were rejected, and ends it if none is left."""
+        if not self.deletions:
+            self.deletion_tries, self.deletions_retry_at = 0, None
+        elif any(pod.uid in self.deletions for pod in tried):
+            unsent = 0 in self.deletions_sent.values()
+            self.deletion_tries += not unsent
+            delay = min(longest, 2.0 ** max(0, self.deletion_tries - 1))
+            self.deletions_retry_at = now + (min(1.0, delay) if unsent else delay)
+
+    def keep_deletions(self, wanted: Iterable[PodRef]) -> None:
+        """Forgets all others."""
+        uids = {reference.uid for reference in wanted}
+        self.deletions = {uid: rejected for uid, rejected in self.deletions.items() if uid in uids}
+        self.deletions_sent = {uid: count for uid, count in self.deletions_sent.items() if uid in uids}
 
 
 class Executor:
@@ -50,23 +80,107 @@ class Executor:
         self._client, self._pods, self._decode_pod = client, pods, decode
         self._decode: Callable[[bytes], Raw] = msgspec.json.Decoder(Raw).decode
 
-    async def objects(self, job: Manifest, plan: Plan, rejections: Rejections) -> None:
-        """Creates and deletes objects. Collects rejected creates. Raises Unavailable, Fenced."""
-        companions = [manifest for manifest in plan.create if manifest["kind"] != "Pod"]
-        pods = [manifest for manifest in plan.create if manifest["kind"] == "Pod"]
-        first: list[Callable[[], Awaitable[None]]] = []
+    async def create(
+        self, job: Manifest, manifests: Sequence[Manifest], rejections: Rejections, superseded: Iterable[str] = ()
+    ) -> None:
+        """Creates objects; pods only if everything else exists. Deletes the ConfigMaps `superseded`.
+
+        Raises Unavailable, Fenced.
+        """
+        companions = [manifest for manifest in manifests if manifest["kind"] != "Pod"]
+        first: list[Callable[[], Awaitable[object]]] = []
         first += [lambda m=m: self._create(job, m, rejections) for m in companions]  # type: ignore[misc]
-        first += [lambda n=n: self._delete_config_map(job, n) for n in plan.superseded]  # type: ignore[misc]
+        first += [lambda n=n: self._delete_config_map(job, n) for n in superseded]  # type: ignore[misc]
         await _gather(first)
-        if any(_key(companion) in rejections.by_object for companion in companions):
-            pods = []
-        requests: list[Callable[[], Awaitable[None]]] = []
-        # Creates come first: new pods pull their images while old ones terminate.
-        requests += [lambda m=m: self._create(job, m, rejections) for m in pods]  # type: ignore[misc]
-        requests += [lambda r=r: self._delete(job["metadata"]["namespace"], r) for r in plan.delete]  # type: ignore[misc]
-        await _gather(requests)
-        wanted = {_key(manifest) for manifest in plan.create}
+        if not any(_key(companion) in rejections.by_object for companion in companions):
+            await self._create_pods(job, [m for m in manifests if m["kind"] == "Pod"], rejections)
+        wanted = {_key(manifest) for manifest in manifests}
         rejections.by_object = {key: rejected for key, rejected in rejections.by_object.items() if key in wanted}
+
+    async def _create_pods(self, job: Manifest, pods: Sequence[Manifest], rejections: Rejections) -> None:
+        """Stops creating pods of a role when one is rejected: the others have the same template, so a quota or a policy
+        rejects them as well. After a rejection, the first pod of a role is created alone."""
+        rejected: dict[str, RejectedCreate] = {}
+        probed: set[str] = set()
+        probes, others = [], []
+        for pod in pods:
+            role = _role(pod)
+            if _key(pod) in rejections.by_object and role not in probed:
+                probed.add(role)
+                probes.append(pod)
+            else:
+                others.append(pod)
+
+        async def create(pod: Manifest) -> None:
+            key = _key(pod)
+            if because := rejected.get(_role(pod)):
+                rejections.by_object[key] = replace(because, name=key[1], tried=False)
+                return
+            await self._create(job, pod, rejections)
+            answer = rejections.by_object.get(key)
+            # These concern one pod: a name that another owner uses, a quota that concurrent requests update.
+            if answer and answer.reason not in ("AlreadyExists", "Conflict"):
+                rejected.setdefault(_role(pod), answer)
+
+        await _gather([lambda p=p: create(p) for p in probes])  # type: ignore[misc]
+        await _gather([lambda p=p: create(p) for p in others])  # type: ignore[misc]
+
+    async def delete(self, namespace: str, pods: Sequence[PodRef], rejections: Rejections) -> None:
+        """Deletes pods, those that were never rejected first. Stops at a rejection. Raises Unavailable, Fenced."""
+        sent = rejections.deletions_sent
+        because: RejectedDelete | None = None
+
+        async def delete(pod: PodRef) -> None:
+            nonlocal because
+            if because:
+                rejections.deletions.setdefault(pod.uid, replace(because, name=pod.name, uid=pod.uid))
+                sent.setdefault(pod.uid, 0)
+            elif rejected := await self._delete(namespace, pod):
+                because = rejections.deletions[pod.uid] = rejected
+                sent[pod.uid] = sent.get(pod.uid, 0) + 1
+            else:
+                rejections.deletions.pop(pod.uid, None)
+                sent.pop(pod.uid, None)
+
+        in_order = sorted(pods, key=lambda pod: sent.get(pod.uid, 0))
+        await _gather([lambda p=p: delete(p) for p in in_order])  # type: ignore[misc]
+
+    async def restore(self, job: Manifest, manifests: Sequence[Manifest]) -> list[Event]:
+        """Creates companions that someone else deleted. Those that someone else changed stay as they are, because the
+        operator has no right to change Services and ConfigMaps. Returns the Events that say so.
+
+        Raises Unavailable, Fenced. A rejection is logged: the pods that run do not depend on it.
+        """
+        events: list[Event] = []
+
+        async def restore(manifest: Manifest) -> None:
+            kind, name = _key(manifest)
+            if kind != "Secret":  # The operator may not read Secrets.
+                path = paths.item(kind, manifest["metadata"]["namespace"], name)
+                try:
+                    found = msgspec.json.decode(await self._client.get(path))
+                except NotFound:
+                    pass
+                except Refused as error:
+                    logger.warning("cannot read %s %s: %s", kind, name, error)
+                    return
+                else:
+                    if differences := _differences(manifest, found):
+                        what = f"{kind} {name} was changed by someone else ({', '.join(differences)})"
+                        advice = "delete it, and it is created again as the job needs it"
+                        events.append(Event("CompanionChanged", f"{what}: {advice}", warning=True))
+                    return
+            rejections = Rejections()
+            if await self._create(job, manifest, rejections):
+                message = f"{kind} {name} was deleted by someone else and is created again"
+                events.append(Event("CompanionRestored", message, warning=True))
+            elif rejected := rejections.by_object.get((kind, name)):
+                # For a Secret that exists, a full quota is the answer as well.
+                level = logging.DEBUG if kind == "Secret" else logging.WARNING
+                logger.log(level, "cannot restore %s %s: %s", kind, name, rejected.message)
+
+        await _gather([lambda m=m: restore(m) for m in manifests])  # type: ignore[misc]
+        return events
 
     async def status(self, job: Manifest, wanted: Manifest) -> Manifest | None:
         """Sends the changed fields and returns the updated job. None: the job changed in the meantime or is gone.
@@ -99,7 +213,8 @@ class Executor:
         except (NotFound, Conflict):
             return
 
-    async def _create(self, job: Manifest, manifest: Manifest, rejections: Rejections) -> None:
+    async def _create(self, job: Manifest, manifest: Manifest, rejections: Rejections) -> bool:
+        """Whether the object is new."""
         kind, namespace = manifest["kind"], manifest["metadata"]["namespace"]
         key = _key(manifest)
         if kind == "Secret":
@@ -116,8 +231,20 @@ class Executor:
             rejections.by_object[key] = RejectedCreate(kind, key[1], error.reason or "Refused", str(error))
         else:
             rejections.by_object.pop(key, None)
-            if kind == "Pod":
-                self._remember(answer)
+            if kind == "Pod" and (rejected := await self._keep(job, self._decode(answer))):
+                rejections.by_object[key] = rejected
+            return True
+        return False
+
+    async def _keep(self, job: Manifest, pod: Raw) -> RejectedCreate | None:
+        """Caches a pod of the job, unless its label was changed during admission: the watch selects by it."""
+        name, wanted = pod.metadata.name, job["metadata"]["name"]
+        if (pod.metadata.labels or {}).get(JOB_LABEL) == wanted:
+            self._pods.upsert(self._decode_pod(pod))
+            return None
+        await self._delete(pod.metadata.namespace, PodRef(name, pod.metadata.uid))
+        message = f"an admission policy changed its label {JOB_LABEL}, so it was deleted: exempt the pods of jobs"
+        return RejectedCreate("Pod", name, "LabelChanged", message)
 
     async def _resolve_conflict(self, job: Manifest, manifest: Manifest, error: Conflict) -> RejectedCreate | None:
         """The name exists. An object of this job is what we wanted. Any other object is left alone and reported."""
@@ -135,20 +262,26 @@ class Executor:
         if owner is None or owner.uid != job["metadata"]["uid"]:
             message = "an object with this name exists and belongs to another owner; it is left alone"
             return RejectedCreate(kind, name, "AlreadyExists", message)
-        if kind == "Pod":
-            self._pods.upsert(self._decode_pod(found))
-        return None
+        return await self._keep(job, found) if kind == "Pod" else None
 
-    async def _delete(self, namespace: str, reference: PodRef) -> None:
+    async def delete_unlabelled(self, namespace: str, pod: PodRef) -> bool:
+        """Deletes a pod that the watch no longer shows. False: it had been deleted. Raises ApiError."""
+        try:
+            await self._client.delete(paths.item("Pod", namespace, pod.name), pod.uid)
+        except (NotFound, Conflict):
+            return False
+        return True
+
+    async def _delete(self, namespace: str, reference: PodRef) -> RejectedDelete | None:
         try:
             answer = await self._client.delete(paths.item("Pod", namespace, reference.name), reference.uid)
         except (NotFound, Conflict):
-            return  # the watch reports what happened
+            return None  # the watch reports what happened
         except Refused as error:
-            # Nothing waits for the deletion: a new attempt uses other names.
-            logger.error("cannot delete pod %s/%s: %s", namespace, reference.name, error)
-            return
-        self._remember(answer)
+            return RejectedDelete(reference.name, reference.uid, error.reason or "Refused", str(error))
+        if (raw := self._decode(answer)).metadata.uid and (raw.metadata.labels or {}).get(JOB_LABEL):
+            self._pods.upsert(self._decode_pod(raw))
+        return None
 
     async def _delete_config_map(self, job: Manifest, name: str) -> None:
         """Deletes a ConfigMap of the job, if it exists."""
@@ -163,13 +296,8 @@ class Executor:
             # Nothing waits for it, and it is deleted with the job.
             logger.error("cannot delete ConfigMap %s/%s: %s", job["metadata"]["namespace"], name, error)
 
-    def _remember(self, answer: bytes) -> None:
-        raw = self._decode(answer)
-        if raw.metadata.uid and raw.metadata.name:
-            self._pods.upsert(self._decode_pod(raw))
 
-
-async def _gather(requests: list[Callable[[], Awaitable[None]]]) -> None:
+async def _gather(requests: Sequence[Callable[[], Awaitable[object]]]) -> None:
     """Runs a few requests at a time. The first error cancels the rest, which the next reconcile decides again."""
     if not requests:
         return
@@ -195,6 +323,38 @@ def unwritten_field(change: Any) -> str:
         if value is not None:
             return f"{key}.{inner}" if isinstance(value, dict) and (inner := unwritten_field(value)) else key
     return ""
+
+
+def _differences(wanted: Manifest, found: Manifest) -> list[str]:
+    """Paths of the fields that a companion depends on and that differ."""
+    parts = ("spec", "data")
+    out = [
+        f"{part}.{name}"
+        for part in parts
+        for name, value in (wanted.get(part) or {}).items()
+        if not _equals((found.get(part) or {}).get(name), value)
+    ]
+    [owner] = wanted["metadata"]["ownerReferences"]
+    owners = {reference.get("uid") for reference in found["metadata"].get("ownerReferences") or ()}
+    return out if owner["uid"] in owners else [*out, "metadata.ownerReferences"]
+
+
+def _equals(found: Any, wanted: Any) -> bool:
+    """Whether they are equal, except for fields in elements of lists that the API server adds as defaults."""
+    if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        return all(_includes(one, other) for one, other in zip(found, wanted, strict=True))
+    return bool(found == wanted)
+
+
+def _includes(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return all(_includes(found.get(name), value) for name, value in wanted.items())
+    return _equals(found, wanted)
+
+
+def _role(pod: Manifest) -> str:
+    role: str = (pod["metadata"].get("labels") or {}).get(ROLE_LABEL, "")
+    return role
 
 
 def _key(manifest: Manifest) -> _ObjectKey:

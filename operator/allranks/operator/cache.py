@@ -59,15 +59,16 @@ class _Versions:
 
 class PodCache:
     """Pods of all jobs. Calls `enqueue(job, urgent)` for each job that a change concerns; failures and deletions are
-    urgent."""
+    urgent. Before that, calls `freed(job)` when a pod ended or is gone, which returns room to a quota."""
 
     def __init__(
         self,
         enqueue: Callable[[JobKey, bool], None],
         tombstone_ttl: float = TOMBSTONE_TTL,
         clock: Clock | None = None,
+        freed: Callable[[JobKey], None] = lambda job: None,
     ) -> None:
-        self._enqueue = enqueue
+        self._enqueue, self._freed = enqueue, freed
         self._pods: dict[tuple[str, str], CachedPod] = {}
         self._by_job: defaultdict[JobKey, dict[str, CachedPod]] = defaultdict(dict)
         self._versions = _Versions(tombstone_ttl, clock or Clock())
@@ -110,7 +111,10 @@ class PodCache:
             for name in cached.jobs:
                 self._by_job[(cached.namespace, name)][cached.pod.name] = cached
         urgent = _is_urgent(cached.pod, deleted) and not (before and _is_urgent(before.pod))
+        freed = deleted or (cached.pod.ended and not (before and before.pod.ended))
         for name in cached.jobs | (before.jobs if before else frozenset()):
+            if freed:
+                self._freed((cached.namespace, name))
             self._enqueue((cached.namespace, name), urgent)
 
     def relist(self, present: Sequence[CachedPod], version: int, namespace: str | None) -> None:

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
-from allranks.api.status import Status
-from allranks.core.model import Event, Manifest, Observed, Plan
+from allranks.api.status import FINISHED, Status
+from allranks.core.model import Event, Manifest, Observed, Plan, PodRef
 from allranks.core.reconcile import reconcile
+from allranks.core.sync import DELETION_REFUSED
 from allranks.kube import job_codec
-from allranks.kube.errors import ApiError, Fenced, Unavailable
+from allranks.kube.errors import ApiError, Fenced, Refused, Unavailable
 from allranks.operator.apply import Executor, Rejections
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.job_queue import JobQueue
 from allranks.operator.observer import Decoded, Observer
-from allranks.operator.status_writer import StatusWriter, WriteState
+from allranks.operator.status_writer import FieldDropped, StatusWriter, WriteState
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import ShutDown
 
@@ -41,6 +43,7 @@ class Meter(Protocol):
 
     def reconciled(self, seconds: float) -> None: ...
     def wrote(self, job: Job, before: Status, after: Status) -> None: ...
+    def field_dropped(self) -> None: ...
 
 
 @dataclass
@@ -49,13 +52,18 @@ class _KeyState:
 
     rejections: Rejections = field(default_factory=Rejections)
     create_blocked: bool = False
-    """A create was rejected and nothing has changed since; our own status write must not trigger a retry."""
+    """A create was rejected, and neither the job changed nor a pod ended since: nothing else makes room in a quota."""
+    companions_due: float | None = None
+    """When to check the companions of a running job again."""
+    check_companions: bool = False
     retry_at: float | None = None
     wake_at: float | None = None
     """When the plan asks for the next reconcile."""
     writes: WriteState = field(default_factory=WriteState)
     invalid: str = ""
     """Why the job cannot be decoded or evaluated, once it is reported."""
+    status_rejected: str = ""
+    """Why the status could not be written; already reported."""
     decoded: Decoded = field(default_factory=Decoded)
 
     def begin(self, now: float) -> bool:
@@ -65,6 +73,10 @@ class _KeyState:
             self.retry_at, due = None, True
         if self.wake_at is not None and self.wake_at <= now:
             self.wake_at, due = None, True
+        if self.companions_due is not None and self.companions_due <= now:
+            self.companions_due, self.check_companions = None, True
+        if self.rejections.deletions_retry_at is not None and self.rejections.deletions_retry_at <= now:
+            self.rejections.deletions_retry_at = None
         self.writes.due = None
         return due
 
@@ -90,6 +102,8 @@ class Controller:
         self._decide, self._timing, self._clock = decide, timing, clock
         self._writer = StatusWriter(executor, jobs, timing, clock)
         self._states: dict[JobKey, _KeyState] = {}
+        self._dropped: set[str] = set()
+        """Dropped fields that were logged."""
         self._workers: set[asyncio.Task[None]] = set()
         self.listed_in: set[str | None] = set()
         """Namespaces (None: all of them) whose jobs have been listed."""
@@ -155,6 +169,12 @@ class Controller:
         except Unavailable as error:
             logger.warning("%s", error, extra=_log_fields(key, state))
             self._retry(key, state, self._timing.unavailable_retry_max)
+        except FieldDropped as error:
+            self._meter.field_dropped()
+            level = logging.DEBUG if str(error) in self._dropped else logging.ERROR
+            self._dropped.add(str(error))
+            logger.log(level, "%s: apply crds/ of this version", error, extra=_log_fields(key, state))
+            self._retry(key, state)
         except ApiError as error:
             logger.error("API request rejected: %s", error, extra=_log_fields(key, state))
             self._retry(key, state)
@@ -177,7 +197,8 @@ class Controller:
         began = time.perf_counter()
         try:
             rejected = tuple(state.rejections.by_object.values())
-            observed = self._observer.observe(key, raw, state.decoded, rejected)
+            deletions = tuple(state.rejections.deletions.values())
+            observed = self._observer.observe(key, raw, state.decoded, rejected, deletions, state.check_companions)
             plan = self._timed(key, observed, began)
         except job_codec.DecodeError as error:
             await self._report_invalid(key, raw, state, "InvalidSpec", str(error))
@@ -191,9 +212,10 @@ class Controller:
         self._set_wake_at(state, plan.wake_at)
         if plan.stack_dump_id and (reports := self._observer.reports):
             reports.stack_dump_id(key, plan.stack_dump_id)
+        self._set_companions_due(state, observed, plan)
         if plan.write_ahead:
             state.create_blocked = False
-        elif await self._sync_objects(key, raw, state, plan):
+        elif await self._sync_objects(key, raw, state, observed, plan):
             self.queue.add(key)  # One status write then covers the new objects as well.
             return True
         if plan.status is not None and not self._writer.postpone(state.writes, observed, plan):
@@ -211,18 +233,22 @@ class Controller:
         self._meter.reconciled(ended - decides)
         return plan
 
-    async def _sync_objects(self, key: JobKey, raw: Manifest, state: _KeyState, plan: Plan) -> bool:
-        """Creates and deletes. Whether there were creates and all of them succeeded."""
+    async def _sync_objects(self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, plan: Plan) -> bool:
+        """Deletes and creates. Whether there were creates and all of them succeeded."""
         rejections = state.rejections
-        if not plan.create and not plan.delete:
-            rejections.clear()
+        may_create = await self._delete_pods(key, raw, state, observed, plan.delete)
+        if plan.restore:
+            events = await self._executor.restore(raw, plan.restore)
+            self._emit_events(key, raw, observed.status, events)
+        if not plan.create:
+            rejections.clear_creates()
+            state.create_blocked = False
             return False
-        if state.create_blocked:
-            await self._executor.objects(raw, replace(plan, create=(), superseded=()), Rejections())
+        if state.create_blocked or not may_create:
             return False
         before = dict(rejections.by_object)
         state.create_blocked = True  # An exception leaves it set until the retry.
-        await self._executor.objects(raw, plan, rejections)
+        await self._executor.create(raw, plan.create, rejections, plan.superseded)
         state.create_blocked = bool(rejections.by_object)
         if rejections.by_object:
             rejections.tries += 1
@@ -234,9 +260,43 @@ class Controller:
             self.queue.add(key)
         return bool(plan.create) and not rejections.by_object
 
+    async def _delete_pods(
+        self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, pods: Sequence[PodRef]
+    ) -> bool:
+        """Deletes pods; rejected deletions are retried with a backoff. False: there are new rejections, and the core
+        decides first whether new pods wait for them."""
+        rejections = state.rejections
+        pods = rejections.due_deletions(pods, self._clock.monotonic())
+        before = set(rejections.deletions)
+        if pods:
+            await self._executor.delete(raw["metadata"]["namespace"], pods, rejections)
+        rejections.delay_deletions(pods, self._clock.monotonic(), self._timing.deletion_retry_max)
+        new = rejections.deletions.keys() - before
+        if new and not before:
+            rejected = rejections.deletions[min(new)]
+            message = f"the deletion of pod {rejected.name} was rejected: {rejected.message}"
+            self._emit_events(key, raw, observed.status, [Event(DELETION_REFUSED, message, warning=True)])
+        if rejections.deletions.keys() != before:
+            self.queue.add(key)
+        return not new
+
     async def _write_status(self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, plan: Plan) -> None:
         assert plan.status is not None
-        if await self._writer.write(key, raw, state.writes, plan.status):
+        try:
+            written = await self._writer.write(key, raw, state.writes, plan.status)
+        except FieldDropped as error:
+            if error.stored:
+                self._emit_events(key, raw, plan.status, plan.events)
+            raise
+        except Refused as error:
+            # An Event is the only way left to say so.
+            if state.status_rejected != str(error):
+                state.status_rejected = str(error)
+                event = Event("StatusRefused", f"the status cannot be written: {error}", warning=True)
+                self._emit_events(key, raw, observed.status, [event])
+            raise
+        state.status_rejected = ""
+        if written:
             self._meter.wrote(observed.job, observed.status, plan.status)
             self._emit_events(key, raw, plan.status, plan.events)
         self.queue.add(key)
@@ -297,11 +357,26 @@ class Controller:
         if moment:
             state.wake_at = self._clock.monotonic() + max(0.0, (moment - self._clock.now()).total_seconds())
 
+    def _set_companions_due(self, state: _KeyState, observed: Observed, plan: Plan) -> None:
+        if not observed.status.launched or observed.status.phase in (*FINISHED, "Suspended"):
+            state.companions_due = None
+        elif state.companions_due is None or plan.restore:
+            interval = self._timing.companion_check * random.uniform(0.75, 1.25)
+            state.companions_due = self._clock.monotonic() + interval
+        state.check_companions = state.check_companions and plan.write_ahead
+
     def _retry(self, key: JobKey, state: _KeyState, longest: float = float("inf")) -> None:
         state.retry_at = self._clock.monotonic() + self.queue.add_rate_limited(key, longest)
 
     def _schedule(self, key: JobKey, state: _KeyState) -> None:
-        deadlines = [at for at in (state.wake_at, state.retry_at, state.writes.due) if at is not None]
+        moments = (
+            state.wake_at,
+            state.retry_at,
+            state.writes.due,
+            state.companions_due,
+            state.rejections.deletions_retry_at,
+        )
+        deadlines = [at for at in moments if at is not None]
         if deadlines:
             self.queue.add_after(key, min(deadlines) - self._clock.monotonic())
 

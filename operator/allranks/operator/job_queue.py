@@ -28,8 +28,16 @@ class JobQueue(WorkQueue[JobKey]):
         self._open.add(namespace)
 
     def enqueue(self, key: JobKey, urgent: bool = True) -> None:
-        """The job, its pods or its pool changed. What is not urgent is debounced."""
+        """The job or its pool changed. What is not urgent is debounced."""
+        self.mark_changed(key)
+        self.enqueue_pod_event(key, urgent)
+
+    def mark_changed(self, key: JobKey) -> None:
+        """The next reconcile sends rejected creates again, without waiting for their backoff."""
         self._changed.add(key)
+
+    def enqueue_pod_event(self, key: JobKey, urgent: bool) -> None:
+        """A pod of the job changed. Rejected creates keep their backoff, unless `mark_changed` is called as well."""
         cost = self._cost.get(key)
         if urgent or cost is None:
             self._enqueue_now(key)

@@ -22,6 +22,9 @@ from allranks.operator.timing import Clock
 
 logger = logging.getLogger(__name__)
 
+_CONFLICTS = 3
+"""Conflicts in a row after which a try ends."""
+
 
 class Lease:
     """`client` must not be fenced by this lease."""
@@ -71,27 +74,37 @@ class Lease:
         if not self.held or self._held is None:
             return
         self._valid_until = float("-inf")
-        body = {**self._held, "spec": {**self._held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
         try:
-            await self._ask("PUT", self._name, body)
+            found = await self._read() or self._held  # a renewal whose answer was lost made ours outdated
+            if found["spec"].get("holderIdentity") == self.identity:
+                spec = {**found["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
+                await self._ask("PUT", self._name, {**found, "spec": spec})
         except ApiError as error:
             logger.warning("cannot release the lease: %s", error)
 
     async def _try(self) -> bool:
-        """Acquires or renews the Lease. After an API error the answer is whether it is still held."""
-        began = self._clock.boottime()
-        try:
-            found = await self._read()
-            written = await (self._create() if found is None else self._take(found))
-        except ApiError as error:
-            logger.debug("lease: %s", error)
-            return self.held
-        if written is None:
-            return False
-        self._held = written
-        # Renew deadline: a third of the duration remains before another replica may take over.
-        self._valid_until = began + self._seconds * 2 / 3
-        return True
+        """Acquires or renews the Lease. After an API error the answer is whether it is still held.
+
+        A conflict says only that the Lease changed since it was read: it may be our own write, whose answer was lost,
+        or that of a tool that edits annotations. The holder decides.
+        """
+        for _ in range(_CONFLICTS):
+            began = self._clock.boottime()
+            try:
+                found = await self._read()
+                written = await (self._create() if found is None else self._take(found))
+            except Conflict:
+                continue
+            except ApiError as error:
+                logger.debug("lease: %s", error)
+                return self.held
+            if written is None:
+                return False
+            self._held = written
+            # Renew deadline: a third of the duration remains before another replica may take over.
+            self._valid_until = began + self._seconds * 2 / 3
+            return True
+        return self.held
 
     async def _read(self) -> Manifest | None:
         try:
@@ -99,28 +112,22 @@ class Lease:
         except NotFound:
             return None
 
-    async def _create(self) -> Manifest | None:
+    async def _create(self) -> Manifest:
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {"name": self._name, "namespace": self._namespace},
             "spec": self._spec({}),
         }
-        return await self._write("POST", "", body)
+        return await self._ask("POST", "", body)
 
     async def _take(self, found: Manifest) -> Manifest | None:
+        """None: another replica holds it."""
         spec = found.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         if holder not in ("", self.identity) and not self._expired(found, spec):
             return None
-        return await self._write("PUT", self._name, {**found, "spec": self._spec(spec)})
-
-    async def _write(self, verb: str, name: str, body: Manifest) -> Manifest | None:
-        """None: another replica was faster."""
-        try:
-            return await self._ask(verb, name, body)
-        except Conflict:
-            return None
+        return await self._ask("PUT", self._name, {**found, "spec": self._spec(spec)})
 
     async def _ask(self, verb: str, name: str, body: Manifest | None = None) -> Manifest:
         path = paths.lease(self._namespace, name)

@@ -99,6 +99,11 @@ class Metrics:
             self.stragglers.labels(framework)
         for outcome in sorted({*_OUTCOMES.values(), _WRONG}):
             self.reports.labels(outcome)
+        self.crds_outdated = Gauge(
+            "allranks_crds_outdated",
+            "1 if the CustomResourceDefinitions are older than the operator and do not store all its fields.",
+            registry=registry,
+        )
         self.leader = Gauge("allranks_leader", "1 while this replica is the leader.", registry=registry)
         Gauge("allranks_build_info", "Version of the operator.", ["version"], registry=registry).labels(
             __version__
@@ -108,6 +113,10 @@ class Metrics:
         self.requests.labels(verb, code).inc()
         if verb != "WATCH":
             self.latency.labels(verb).observe(seconds)
+
+    def field_dropped(self) -> None:
+        """The API server did not store a field of a status."""
+        self.crds_outdated.set(1)
 
     def reconciled(self, seconds: float) -> None:
         self.reconcile.observe(seconds)
@@ -158,9 +167,10 @@ class Sampled(Collector):
         ages: Callable[[], Iterable[tuple[str, float]]],
         reporting: Callable[[], int] = lambda: 0,
         reports_lost: Callable[[], int] = lambda: 0,
+        unreadable: Callable[[], int] = lambda: 0,
     ) -> None:
         self._jobs, self._depth, self._ages = jobs, depth, ages
-        self._reporting, self._reports_lost = reporting, reports_lost
+        self._reporting, self._reports_lost, self._unreadable = reporting, reports_lost, unreadable
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         jobs = GaugeMetricFamily("allranks_jobs", "Jobs by framework and phase.", labels=["framework", "phase"])
@@ -170,6 +180,11 @@ class Sampled(Collector):
         depth = self._depth()
         yield GaugeMetricFamily("allranks_queue_depth", "Jobs that are queued or being reconciled.", value=depth)
         yield GaugeMetricFamily("allranks_reporting_ranks", "Ranks that report.", value=self._reporting())
+        yield GaugeMetricFamily(
+            "allranks_unreadable_namespaces",
+            "Namespaces that the operator shall serve and cannot read: deleted, or without its Role.",
+            value=self._unreadable(),
+        )
         lost = self._reports_lost()
         yield GaugeMetricFamily("allranks_jobs_reports_lost", "Jobs whose condition ReportsLost is True.", value=lost)
         ages = GaugeMetricFamily(

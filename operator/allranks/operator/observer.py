@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
-from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, Reports
+from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.timing import Clock
@@ -46,7 +46,15 @@ class Observer:
     clock: Clock
     reports: ReportReader | None = None
 
-    def observe(self, key: JobKey, raw: Manifest, decoded: Decoded, rejected: tuple[RejectedCreate, ...]) -> Observed:
+    def observe(
+        self,
+        key: JobKey,
+        raw: Manifest,
+        decoded: Decoded,
+        rejected: tuple[RejectedCreate, ...],
+        rejected_deletions: tuple[RejectedDelete, ...] = (),
+        check_companions: bool = False,
+    ) -> Observed:
         """Raises DecodeError."""
         metadata = raw["metadata"]
         same = (*(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp")),)
@@ -68,6 +76,8 @@ class Observer:
             platform=self.platform(job),
             refused=rejected,
             reports=self._read_reports(key, metadata["uid"], status),
+            refused_deletions=rejected_deletions,
+            check_companions=check_companions,
         )
 
     def _read_reports(self, key: JobKey, uid: str, status: Status) -> Reports | None:

@@ -7,11 +7,11 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from allranks.api.job import GROUP, PLURAL, Job
-from allranks.core.model import Manifest, Platform
+from allranks.api.job import GROUP, KIND, PLURAL, Job
+from allranks.core.model import Manifest, Platform, PodRef
 from allranks.core.naming import JOB_LABEL
 from allranks.kube import compact_jobs, paths, pod_codec
 from allranks.kube.auth import Connection
@@ -19,7 +19,7 @@ from allranks.kube.client import Client
 from allranks.kube.errors import NotFound
 from allranks.kube.transport import Transport
 from allranks.kube.watch import Watch
-from allranks.operator import job_watch
+from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, PodCache
 from allranks.operator.controller import Controller
@@ -32,6 +32,7 @@ from allranks.operator.pool_cache import Pools
 from allranks.operator.report_auth import Reviews
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock, Timing
+from allranks.operator.unlabelled_pods import UnlabelledPods
 from allranks.telemetry.store import ReportStore
 
 logger = logging.getLogger("allranks.operator")
@@ -68,24 +69,28 @@ class Session:
         self.queue = JobQueue(timing, clock)
         tombstone_ttl = 4 * settings.request_timeout
         self.jobs = JobCache(tombstone_ttl, clock)
-        self.pods = PodCache(self.queue.enqueue, tombstone_ttl, clock)
+        self.pods = PodCache(self.queue.enqueue_pod_event, tombstone_ttl, clock, self.queue.mark_changed)
         self.pools = Pools(self.client, settings, self.enqueue_users)
         self.reports = ReportStore(
             clock.now, self.queue.enqueue_report, monotonic=clock.monotonic, later=clock.call_later
         )
         self.reviews = Reviews(self.client, self.pods, self.jobs.get, timing=timing, clock=clock)
         self.recorder = Recorder(self.client)
+        executor = Executor(self.client, self.pods, using.decode_pod)
+        self.unlabelled = UnlabelledPods(executor, self.recorder, self.jobs, clock)
         self.controller = Controller(
             self.queue,
             self.jobs,
             Observer(self.pods, self._platform, clock, self.reports if settings.report_url else None),
-            Executor(self.client, self.pods, using.decode_pod),
+            executor,
             self.recorder,
             using.metrics,
             timing=timing,
             clock=clock,
         )
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
+        self.unreadable: set[str | None] = set()
+        """Namespaces whose pods the API server does not let us list."""
         self.watches = {f"pods{f' in {ns}' if ns else ''}": self._watch(ns) for ns in self._namespaces}
         self._jobs_active_at: float | None = None
         self._began: float | None = None
@@ -94,9 +99,14 @@ class Session:
 
     @property
     def synced(self) -> bool:
-        """Whether all caches are filled."""
-        jobs = self.controller.listed_in.issuperset(self._namespaces)
-        return jobs and self.pools.synced.is_set() and all(w.synced.is_set() for w in self.watches.values())
+        """Whether all caches are filled. A namespace that cannot be read, for example because it was deleted, does not
+        count unless there is no other."""
+        listed = self.controller.listed_in
+        synced = {ns for ns, watch in self._by_namespace() if ns in listed and watch.synced.is_set()}
+        return self.pools.synced.is_set() and bool(synced) and synced | self.unreadable >= set(self._namespaces)
+
+    def _by_namespace(self) -> Iterable[tuple[str | None, Watch[pod_codec.Raw]]]:
+        return zip(self._namespaces, self.watches.values(), strict=True)
 
     @property
     def leading(self) -> bool:
@@ -127,7 +137,8 @@ class Session:
             self._began = self._using.clock.monotonic()
             runs = [watch.run() for watch in self.watches.values()]
             runs += [self.pools.run(), self.recorder.run(), self.controller.run()]
-            runs += [self._begin(ns, watch) for ns, watch in zip(self._namespaces, self.watches.values(), strict=True)]
+            runs += [self._begin(ns, watch) for ns, watch in self._by_namespace()]
+            runs.append(crd_check.run(self.client, self._using.metrics, self._using.timing.crd_check))
             self._tasks += [asyncio.create_task(run) for run in runs]
             ends: list[asyncio.Task[None] | asyncio.Task[bool]] = [*self._tasks, stopping]
             # kopf cancels every task that was started after it, so it starts last.
@@ -146,6 +157,7 @@ class Session:
             self._stop.set()
             self.controller.close()
             self.reviews.close()
+            self.unlabelled.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -175,10 +187,18 @@ class Session:
         decode = self._using.decode_pod
 
         def listed(found: Sequence[pod_codec.Raw], version: int) -> None:
+            self.unreadable.discard(namespace)
             self.pods.relist([decode(raw) for raw in found], version, namespace)
 
         def changed(raw: pod_codec.Raw, deleted: bool) -> None:
-            self.pods.upsert(decode(raw), deleted)
+            pod = decode(raw)
+            self.pods.upsert(pod, deleted)
+            # The object of a pod that was deleted has a deletionTimestamp.
+            if deleted and raw.metadata.deletion_timestamp is None and not pod.pod.ended:
+                for owner in raw.metadata.owner_references:
+                    if owner.controller and owner.kind == KIND:
+                        reference = PodRef(pod.pod.name, pod.pod.uid)
+                        self.unlabelled.delete((pod.namespace, owner.name), owner.uid, reference)
 
         return Watch(
             self.client,
@@ -188,6 +208,7 @@ class Session:
             changed=changed,
             parameters={"labelSelector": JOB_LABEL},
             renewed_after=self._settings.watch_timeout,
+            forbidden=lambda _: self.unreadable.add(namespace),
         )
 
     async def _watch_jobs(self, stop: asyncio.Event) -> None:

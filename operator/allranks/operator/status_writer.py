@@ -26,6 +26,14 @@ class WriteState:
     """When the postponed status is to be written."""
 
 
+class FieldDropped(ApiError):
+    """The API server did not store a field. `stored` says whether it stored the rest just now."""
+
+    def __init__(self, path: str, stored: bool) -> None:
+        super().__init__(f"{path} was dropped: the CustomResourceDefinitions are older than the operator")
+        self.stored = stored
+
+
 class StatusWriter:
     """Writes statuses with optimistic concurrency and keeps `jobs` up to date with the responses."""
 
@@ -56,7 +64,7 @@ class StatusWriter:
         return max(state.written_at + timing.counts_min_interval, state.counts_since + timing.counts_debounce)
 
     async def write(self, key: JobKey, raw: Manifest, state: WriteState, status: Status) -> bool:
-        """False: the job changed in the meantime or is gone. Raises ApiError when the API server drops a field."""
+        """False: the job changed in the meantime or is gone. Raises FieldDropped and other ApiErrors."""
         wanted = job_codec.encode(status)
         written = await self._executor.status(raw, wanted)
         if written is None:
@@ -65,8 +73,9 @@ class StatusWriter:
                 return False
             # Our own write succeeded and only its response was lost.
         elif field := unwritten_field(diff(written.get("status") or {}, wanted)):
-            older = "the CustomResourceDefinitions are older than the operator"
-            raise ApiError(f"status.{field} was dropped: {older}")
+            stored = written["metadata"]["resourceVersion"] != raw["metadata"]["resourceVersion"]
+            self._jobs.upsert(written)
+            raise FieldDropped(f"status.{field}", stored)
         state.written_at, state.counts_since = self._clock.monotonic(), None
         self._jobs.upsert(written)
         return True

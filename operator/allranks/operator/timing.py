@@ -31,10 +31,16 @@ class Timing:
     unavailable_retry_max: float = 30.0
     """Limit of the backoff while the API server is unavailable: after an outage of any length, work resumes this
     soon."""
+    deletion_retry_max: float = 60.0
+    """Limit of the backoff of a rejected deletion: the pod holds GPUs that others wait for."""
+    companion_check: float = 300.0
+    """Interval of the check for Services and the like that someone else deleted or changed, per running job."""
     session_backoff_max: float = 30.0
     watch_margin: float = 120.0
     """A watch is renewed every `watch_timeout`. One that shows no activity for this much longer hangs."""
     crd_poll: float = 5.0
+    crd_check: float = 300.0
+    """Interval of the comparison of the installed CRDs with those that this operator was built for."""
     events_flush: float = 2.0
     """At shutdown, queued Events are sent for this long."""
     kopf_shutdown: float = 15.0

@@ -2,8 +2,8 @@
 
 It executes a plan as the operator on a cluster does:
 1. a plan with `write_ahead` writes status, at the version that was observed, and nothing else;
-2. otherwise objects other than pods are created first, and older ConfigMaps are deleted: if a creation fails, no pods
-   are created;
+2. otherwise objects other than pods are restored and created first, and older ConfigMaps are deleted: if a creation
+   fails, no pods are created;
 3. then pods are created and deleted, in any order;
 4. then status is written, and Events are recorded.
 After a conflict the job is read and reconciled again.
@@ -167,7 +167,10 @@ class Controller:
             return
         companions = [manifest for manifest in plan.create if manifest["kind"] != "Pod"]
         pods = [manifest for manifest in plan.create if manifest["kind"] == "Pod"]
-        first: list[Callable[[], None]] = [lambda m=m: self._create(key, job, m) for m in companions]  # type: ignore[misc]
+        first: list[Callable[[], None]] = [
+            lambda m=m: self._create(key, job, m)  # type: ignore[misc]
+            for m in (*plan.restore, *companions)
+        ]
         first += [lambda n=n: self._delete_config_map(job, n) for n in plan.superseded]  # type: ignore[misc]
         self._send(first)
         if any(key_of(companion) in self._rejected.get(key, {}) for companion in companions):

@@ -138,6 +138,7 @@ ALLOWED = {
     ("networking.k8s.io", "networkpolicies"): {"create", "get"},
     ("coordination.k8s.io", "leases"): {"create", "get", "update"},
     ("authentication.k8s.io", "tokenreviews"): {"create"},
+    ("apiextensions.k8s.io", "customresourcedefinitions"): {"get"},
 }
 """All rights of the operator."""
 FULL: Manifest = {"replicas": 2, "networkPolicy": {"jobs": True}}
@@ -197,6 +198,11 @@ def test_probes_have_a_port_that_is_in_no_service_and_no_policy(release: list[Ma
     for manifest in of_kind(release, "Service", "NetworkPolicy"):
         assert "probes" not in json.dumps(manifest["spec"])
         assert str(ports["probes"]) not in json.dumps(manifest["spec"])
+
+
+def test_the_operator_reads_no_other_crds(helm: Helm) -> None:
+    [rule] = [r for r in rules(helm.template({})) if "customresourcedefinitions" in r["resources"]]
+    assert rule["resourceNames"] == ["distributedtrainings.allranks.dev", "trainingpools.allranks.dev"]
 
 
 def test_rights_for_the_lease_exist_only_with_leader_election_and_for_this_lease(release: list[Manifest]) -> None:

@@ -77,7 +77,7 @@ NOTHING_POSTPONED = Timing(status_min_interval=0.0, counts_min_interval=0.0, cou
 def controller_of(client: Client, timing: Timing = NOTHING_POSTPONED, **how: Any) -> Controller:
     clock, reports = Clock(), how.pop("reports", None)
     queue = JobQueue(timing, clock)
-    pods = PodCache(queue.enqueue)
+    pods = PodCache(queue.enqueue_pod_event, freed=queue.mark_changed)
     observer = Observer(pods, lambda job: Platform(helper_image="x"), clock, reports)
     executor = Executor(client, pods, pod_codec.to_cached_pod)
     return Controller(
@@ -175,6 +175,24 @@ def test_a_status_field_that_the_api_server_prunes_is_not_written_again_and_agai
             return [body for verb, _, _, body in asked.asked if verb == "PATCH"]
 
     assert len(asyncio.run(scenario())) <= 5
+
+
+def test_an_operator_that_is_newer_than_its_crds_records_events(caplog: pytest.LogCaptureFixture) -> None:
+    """And logs a dropped field once."""
+
+    async def scenario() -> list[str]:
+        api = Api(unknown="selector")
+        async with client_of(api) as (client, _), running(controller_of(client), api.job) as controller:
+            while not controller._recorder._queue.qsize():
+                await asyncio.sleep(0.01)
+            controller.queue.add(("ns", "demo"))
+            while caplog.text.count("older than the operator") < 1:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            return [controller._recorder._queue.get_nowait()["reason"]]
+
+    assert asyncio.run(scenario()) == ["PodsCreated"]
+    assert caplog.text.count("older than the operator") == 1
 
 
 def test_the_first_reconciles_of_many_jobs_yield_to_other_tasks() -> None:

@@ -105,3 +105,35 @@ def test_while_the_crds_are_missing_the_lease_is_renewed() -> None:
     assert len(holders) > 2
     assert len(set(holders[:-1])) == 1
     assert holders[-1] == "", "the lease is released"
+
+
+@pytest.mark.parametrize(
+    ("listed", "unreadable", "ready"),
+    [
+        (["a", "b"], [], True),
+        (["a"], [], False),
+        (["a"], ["b"], True),
+        ([], ["a", "b"], False),
+        ([], [], False),
+    ],
+)
+def test_readiness_needs_every_namespace_that_can_be_read_and_at_least_one(
+    listed: list[str], unreadable: list[str], ready: bool
+) -> None:
+    """A deleted namespace must not keep the others from reporting."""
+
+    async def scenario() -> None:
+        settings, connection = Settings(namespaces=("a", "b"), pools=False), Connection("http://127.0.0.1:1")
+        operator = Operator(settings, connection)
+        session = operator.session = Session(Dependencies(settings, connection, operator.metrics), None)
+        for namespace in listed:
+            session.controller.on_job_list(set(), 1, namespace)
+            session.watches[f"pods in {namespace}"].synced.set()
+        session.unreadable.update(unreadable)
+        assert session.synced is session.leading is ready
+        assert bool(operator.unready()) is not ready
+        shown = generate_latest(operator.metrics.registry).decode()
+        assert f"allranks_unreadable_namespaces {len(unreadable)}.0" in shown
+        await session.client.close()
+
+    asyncio.run(scenario())

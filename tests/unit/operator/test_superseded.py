@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from allranks.core.model import Plan
 from allranks.kube import pod_codec
 from allranks.operator.apply import Executor, Rejections
 from allranks.operator.cache import PodCache
@@ -29,7 +28,7 @@ def apply(*answers: Answer) -> Scripted:
     async def scenario() -> Scripted:
         async with client_of(*answers) as (client, asked):
             executor = Executor(client, PodCache(lambda _: None), pod_codec.to_cached_pod)
-            await executor.objects(JOB, Plan(superseded=("job-files-0",)), Rejections())
+            await executor.create(JOB, (), Rejections(), ("job-files-0",))
             return asked
 
     return asyncio.run(scenario())

@@ -1,0 +1,235 @@
+"""The controller and an API server that rejects creations and deletions: how many requests it sends, what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from allranks.core.model import PodRef
+from allranks.kube import pod_codec
+from allranks.operator.apply import JOB_CONCURRENCY, Rejections
+from allranks.operator.controller import Controller
+from support.scripted import client_of, says, status
+
+from .test_controller import NOTHING_POSTPONED, controller_of, merged, running
+
+Object = dict[str, Any]
+
+
+class Cluster:
+    """Keeps one job and its objects. `quota` is the number of pods, `frozen` rejects deletions."""
+
+    def __init__(self, workers: int, quota: int = 10_000) -> None:
+        self.quota, self.frozen = quota, False
+        self.objects: dict[str, Object] = {}
+        """By path."""
+        self.refused: Counter[str] = Counter()
+        """By verb."""
+        self.events: list[Object] = []
+        self._versions = itertools.count(2)
+        self.job: Object = {
+            "metadata": {"name": "demo", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"},
+            "spec": {
+                "framework": "pytorch",
+                "image": "x",
+                "command": ["a"],
+                "roles": {"worker": {"replicas": workers}},
+            },
+        }
+
+    @property
+    def pods(self) -> list[Object]:
+        return [found for path, found in self.objects.items() if "/pods/" in path]
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        text = await request.text()
+        body = json.loads(text) if text else {}
+        version = str(next(self._versions))
+        if request.path.endswith("/status"):
+            after = merged(self.job.get("status", {}), body["status"])
+            self.job = self.job | {"status": after, "metadata": self.job["metadata"] | {"resourceVersion": version}}
+            return await says(self.job)(request)
+        if request.path.endswith("/events"):
+            self.events.append(body)
+            return await says(body)(request)
+        if request.method == "POST":
+            return await self._create(request, body, version)
+        found = self.objects.get(request.path)
+        if found is None:
+            return await status(404, "NotFound")(request)
+        if request.method == "DELETE":
+            if self.frozen:
+                self.refused["DELETE"] += 1
+                return await status(403, "Forbidden", "change freeze")(request)
+            times = {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": version}
+            found = self.objects[request.path] = found | {"metadata": found["metadata"] | times}
+        return await says(found)(request)
+
+    async def _create(self, request: web.Request, body: Object, version: str) -> web.StreamResponse:
+        path = f"{request.path}/{body['metadata']['name']}"
+        if path in self.objects:
+            return await status(409, "AlreadyExists")(request)
+        if request.path.endswith("/pods") and len(self.pods) >= self.quota:
+            self.refused["POST"] += 1
+            return await status(403, "Forbidden", "exceeded quota: pods")(request)
+        body["metadata"] |= {"uid": body["metadata"]["name"], "resourceVersion": version}
+        self.objects[path] = body
+        return await says(body)(request)
+
+    def changed(self, controller: Controller, pod: Object, phase: str = "Running", deleted: bool = False) -> None:
+        """An event of the pod watch."""
+        meta = pod["metadata"] | {"resourceVersion": str(next(self._versions))}
+        raw = {**pod, "metadata": meta, "status": {"phase": phase}}
+        if deleted:
+            del self.objects[f"/api/v1/namespaces/ns/pods/{meta['name']}"]
+        decoded = pod_codec.to_cached_pod(msgspec.convert(raw, pod_codec.Raw))
+        controller._observer.pods.upsert(decoded, deleted)
+
+
+@asynccontextmanager
+async def controlled(cluster: Cluster, **timing: float) -> AsyncIterator[Controller]:
+    async with (
+        client_of(cluster) as (client, _),
+        running(controller_of(client, replace(NOTHING_POSTPONED, **timing)), cluster.job) as controller,
+    ):
+        recorder = asyncio.create_task(controller._recorder.run())
+        try:
+            yield controller
+        finally:
+            recorder.cancel()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_quota_that_admits_a_part_costs_a_bounded_number_of_rejected_creations() -> None:
+    wanted, admitted, changes = 100, 20, 40
+
+    async def scenario() -> None:
+        cluster = Cluster(wanted, admitted)
+        # Retries would come after 1, 2, 4, ... seconds; here only changes of pods can cause them.
+        async with controlled(cluster) as controller:
+            await until(lambda: "exceeded quota" in str(cluster.job.get("status")))
+            first = cluster.refused["POST"]
+            assert 1 <= first <= JOB_CONCURRENCY
+            for pod, _ in zip(itertools.cycle(cluster.pods), range(changes)):
+                cluster.changed(controller, pod)
+                await asyncio.sleep(0.001)
+            await until(lambda: controller.idle)
+            # At most a few retries of one request each, by the clock.
+            assert cluster.refused["POST"] <= first + 5
+            assert len(cluster.pods) == admitted
+
+    asyncio.run(scenario())
+
+
+def test_a_conflict_of_the_quota_does_not_stop_the_other_pods() -> None:
+    """Concurrent creations update the same ResourceQuota: the API server then answers 409 for one of them."""
+
+    async def scenario() -> None:
+        cluster, once = Cluster(60), iter([True])
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if request.path.endswith("/pods") and request.method == "POST" and next(once, False):
+                return await status(409, "Conflict", "cannot be fulfilled on resourcequotas")(request)
+            return await cluster(request)
+
+        async with client_of(answer) as (client, _):
+            labels = {"allranks.dev/job-name": "demo", "allranks.dev/role": "worker"}
+            pods = [
+                {"kind": "Pod", "metadata": {"name": f"demo-{number}", "namespace": "ns", "labels": labels}}
+                for number in range(60)
+            ]
+            rejections = Rejections()
+            await controller_of(client)._executor.create(cluster.job, pods, rejections)
+            assert len(cluster.pods) == 59
+            assert len(rejections.by_object) == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_end_and_the_deletion_of_a_pod_return_room_at_once() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(4, 2)
+        async with controlled(cluster, deletion_retry_max=60.0) as controller:
+            await until(lambda: "exceeded quota" in str(cluster.job.get("status")))
+            key = ("ns", "demo")
+            for _ in range(8):
+                controller._states[key].rejections.tries += 1  # the next retry by the clock is far away
+            controller._states[key].retry_at = controller._clock.monotonic() + 300
+            before = cluster.refused["POST"]
+            cluster.changed(controller, cluster.pods[0])
+            await until(lambda: controller.idle)
+            assert cluster.refused["POST"] == before
+            cluster.changed(controller, cluster.pods[0], "Succeeded")
+            await until(lambda: cluster.refused["POST"] > before)
+            before = cluster.refused["POST"]
+            cluster.changed(controller, cluster.pods[0], deleted=True)
+            await until(lambda: len(cluster.pods) == 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_rejected_deletion_is_retried_and_holds_back_the_pods_of_the_next_attempt() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(2)
+        async with controlled(cluster, deletion_retry_max=0.2) as controller:
+            await until(lambda: len(cluster.pods) == 2)
+            await until(lambda: controller.idle and "phase" in cluster.job.get("status", {}))
+            cluster.frozen = True
+            old = {pod["metadata"]["name"] for pod in cluster.pods}
+            cluster.changed(controller, cluster.pods[0], "Failed")
+            await until(lambda: cluster.refused["DELETE"] > 4)  # it is tried again
+            assert {pod["metadata"]["name"] for pod in cluster.pods} == old, "no pod of the next attempt"
+            await until(lambda: "DeletionRefused" in str(cluster.job["status"]["conditions"]))
+            await until(lambda: any(event["reason"] == "DeletionRefused" for event in cluster.events))
+            assert "change freeze" in str(cluster.job["status"]["conditions"])
+            cluster.frozen = False
+            await until(lambda: len(cluster.pods) == 4)
+            await until(lambda: "DeletionRefused" not in str(cluster.job["status"]["conditions"]))
+            assert [e["reason"] for e in cluster.events].count("DeletionRefused") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_job_with_many_undeletable_pods_sends_few_requests_per_try_and_reaches_each_pod() -> None:
+    pods, protected = 200, 60
+
+    async def scenario() -> None:
+        denied: Counter[str] = Counter()
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            name = request.path.rsplit("/", 1)[1]
+            if int(name) < protected:
+                denied[name] += 1
+                return await status(403, "Forbidden", "protected")(request)
+            return await status(404, "NotFound")(request)
+
+        async with client_of(answer) as (client, asked):
+            controller = controller_of(client)
+            executor, rejections = controller._executor, Rejections()
+            wanted = [PodRef(str(number), f"uid-{number}") for number in range(pods)]
+            left, tries = wanted, 0
+            while len(left) > protected:
+                tries += 1
+                before = sum(denied.values())
+                await executor.delete("ns", left, rejections)
+                assert sum(denied.values()) - before <= JOB_CONCURRENCY
+                gone = {path.rsplit("/", 1)[1] for _, path, *_ in asked.asked} - set(denied)
+                left = [pod for pod in left if pod.name not in gone]
+                rejections.keep_deletions(left)
+                assert tries < 10
+
+    asyncio.run(scenario())
