@@ -507,7 +507,7 @@ def run_operator(bare: ControlPlane, namespace: str, folder: Path, port: int) ->
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(json.dumps(config))
     env |= {"ALLRANKS_PORT": str(port), "ALLRANKS_REPORT_PORT": "0", "ALLRANKS_ADDRESS": "127.0.0.1"}
-    env |= {"KUBECONFIG": str(kubeconfig)}
+    env |= {"ALLRANKS_PROBE_PORT": "0", "KUBECONFIG": str(kubeconfig)}
     program, *arguments = container["command"]
     assert program == "allranks"
     with process([sys.executable, "-m", program, *arguments], folder / f"operator-{port}.log", env=env) as running:

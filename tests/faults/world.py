@@ -237,7 +237,7 @@ class FaultyWorld(KubernetesWorld):
             return value
         if _TIME.fullmatch(value):
             return (datetime.fromisoformat(value) - self.began).total_seconds()
-        plain = re.sub(r"-ssh-[0-9a-f]{8}", "-ssh-UID", value.replace(self.namespace, "NAMESPACE"))
+        plain = re.sub(r"-(ssh|rendezvous)-[0-9a-f]{8}", r"-\1-UID", value.replace(self.namespace, "NAMESPACE"))
         plain = _TIME_OF_DAY.sub(r"HOUR:\1 UTC", plain)
         # When a quota admits only some pods of a role, the order of requests decides which ones.
         return re.sub(r"\b(demo-[a-z]+)-\d+-", r"\1-N-", plain) if self._scarce else plain

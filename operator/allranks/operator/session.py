@@ -138,7 +138,8 @@ class Session:
             runs = [watch.run() for watch in self.watches.values()]
             runs += [self.pools.run(), self.recorder.run(), self.controller.run()]
             runs += [self._begin(ns, watch) for ns, watch in self._by_namespace()]
-            runs.append(crd_check.run(self.client, self._using.metrics, self._using.timing.crd_check))
+            if None in self._namespaces:  # Roles in single namespaces cannot have the right to read CRDs
+                runs.append(crd_check.run(self.client, self._using.metrics, self._using.timing.crd_check))
             self._tasks += [asyncio.create_task(run) for run in runs]
             ends: list[asyncio.Task[None] | asyncio.Task[bool]] = [*self._tasks, stopping]
             # kopf cancels every task that was started after it, so it starts last.
