@@ -374,7 +374,7 @@ def test_a_user_other_than_root_gets_an_error(tmp_path):
 def test_down_leaves_nothing(cluster, before):
     cluster.apply(pod("running", "sleep 600"))
     cluster.wait("pod/running", "--for=condition=Ready")
-    assert "no process, mount, network interface, cgroup or file of it is left" in cluster.down()
+    assert "no process, mount, network interface, cgroup or file is left" in cluster.down()
     after = machine()
     left = {what: [entry for entry in after[what] - before[what] if not of_another(entry, cluster)] for what in after}
     assert {what: entries for what, entries in left.items() if entries} == {}
