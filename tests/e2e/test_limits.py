@@ -29,7 +29,9 @@ def test_an_image_that_does_not_exist_fails_the_job_after_its_deadline(team: Tea
 
 
 def test_the_image_of_an_init_container_that_does_not_exist_fails_the_job_and_is_named(team: Team) -> None:
-    template = {"spec": {"initContainers": [{"name": "fetch", "image": f"{PREFIX}/pytorch:nowhere"}]}}
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}  # as the namespace requires
+    fetch = {"name": "fetch", "image": f"{PREFIX}/pytorch:nowhere", "securityContext": restricted}
+    template = {"spec": {"initContainers": [fetch]}}
     job = team.start(training("init", *GOES_WELL, template=template, startupDeadlineSeconds=20))
     team.reports(job, "init container fetch")
     team.wait(f"dt/{job}", "--for=condition=Failed")
