@@ -106,18 +106,6 @@ def failures(
         )
 
 
-def first_failure(
-    job: Job,
-    status: Status,
-    pods: Iterable[Pod],
-    missing: Iterable[Replica],
-    now: datetime,
-    platform: Platform = _ELSEWHERE,
-) -> Failure:
-    """The earliest of the `failures`."""
-    return next(failures(job, status, pods, missing, now, platform))
-
-
 _DELETED = "the pod was deleted by someone"
 
 

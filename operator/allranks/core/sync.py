@@ -110,7 +110,7 @@ def _not_before(status: Status, replica: Replica) -> datetime | None:
 
 
 def _start_errors(before: Status, after: Status) -> list[Event]:
-    """An Event when a job that ran before begins to wait for a pod that cannot start; its deadline tells a new job."""
+    """An Event when a job that ran before begins to wait for a pod that cannot start. A new job has a deadline."""
     then, now = before.condition("Running"), after.condition("Running")
     waits = now is not None and now.reason in _WAITS and (then is None or then.reason not in _WAITS)
     return [Event(now.reason, now.message, warning=True)] if now and waits and after.ever_ran else []

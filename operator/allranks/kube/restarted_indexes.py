@@ -6,11 +6,11 @@ Only the stored status has it: in memory, all restarted replicas are in `replica
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 
 from allranks.api.status import ReplicaRestarts, RestartedIndexes, Status
-from allranks.core import naming
+from allranks.core import naming, places
 from allranks.core.correlation import MAX_DETAILED
 
 
@@ -41,10 +41,10 @@ def _fold_role(found: list[tuple[int, ReplicaRestarts]]) -> RestartedIndexes:
         if entry.without_progress:
             idle[entry.without_progress].append(index)
     return RestartedIndexes(
-        counts={str(count): _ranges(counts[count]) for count in sorted(counts)},
-        unlaunched=_ranges(index for index, entry in found if not entry.launched),
-        without_progress={str(count): _ranges(idle[count]) for count in sorted(idle)},
-        restart_times={time.isoformat().replace("+00:00", "Z"): _ranges(times[time]) for time in sorted(times)},
+        counts={str(count): places.encode(counts[count]) for count in sorted(counts)},
+        unlaunched=places.encode(index for index, entry in found if not entry.launched),
+        without_progress={str(count): places.encode(idle[count]) for count in sorted(idle)},
+        restart_times={time.isoformat().replace("+00:00", "Z"): places.encode(times[time]) for time in sorted(times)},
     )
 
 
@@ -62,15 +62,17 @@ def unfold(status: Status) -> Status:
 
 
 def _unfold_role(compact: RestartedIndexes) -> Iterator[tuple[int, ReplicaRestarts]]:
-    unlaunched = set(_indexes(compact.unlaunched))
+    unlaunched = places.decode(compact.unlaunched)
     times = {
         index: datetime.fromisoformat(time)
         for time, indexes in compact.restart_times.items()
-        for index in _indexes(indexes)
+        for index in places.decode(indexes)
     }
-    idle = {index: int(count) for count, indexes in compact.without_progress.items() for index in _indexes(indexes)}
+    idle = {
+        index: int(count) for count, indexes in compact.without_progress.items() for index in places.decode(indexes)
+    }
     for count, indexes in compact.counts.items():
-        for index in _indexes(indexes):
+        for index in sorted(places.decode(indexes)):
             launched = index not in unlaunched
             yield (
                 index,
@@ -81,20 +83,3 @@ def _unfold_role(compact: RestartedIndexes) -> Iterator[tuple[int, ReplicaRestar
                     without_progress=idle.get(index),
                 ),
             )
-
-
-def _ranges(indexes: Iterable[int]) -> str:
-    """`0-99,105` of ascending indexes."""
-    ranges: list[list[int]] = []
-    for index in indexes:
-        if ranges and ranges[-1][1] == index - 1:
-            ranges[-1][1] = index
-        else:
-            ranges.append([index, index])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
-
-
-def _indexes(ranges: str) -> Iterator[int]:
-    for part in ranges.split(",") if ranges else ():
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)

@@ -58,7 +58,7 @@ def _scene(dice: random.Random) -> Snapshot:
         if dice.random() < 0.3:
             code, message = dice.choice(CODES)
             before = failed(each.role, each.index, after=dice.choice([5, 40, 90]), code=code, message=message)
-            found = root_cause.first_failure(of, life.status, [before], (), at(95))
+            found = next(root_cause.failures(of, life.status, [before], (), at(95)))
             count, counted = dice.randint(1, 2), dice.random() < 0.5
             launched, restart_time = dice.random() < 0.8, at(95)
             entry = ReplicaRestarts(
@@ -110,7 +110,7 @@ def _one_by_one(snapshot: Snapshot, limit: int) -> Plan | None:
 def _first(snapshot: Snapshot) -> tuple[str, Status, list[Any]]:
     o = snapshot.observed
     of, status, now = o.job, o.status, o.now
-    first = root_cause.first_failure(of, status, snapshot.failed, snapshot.deleted_replicas, now, o.platform)
+    first = next(root_cause.failures(of, status, snapshot.failed, snapshot.deleted_replicas, now, o.platform))
     described = describe_failure(first)
 
     def event(why: str) -> Any:

@@ -332,7 +332,7 @@ def test_a_pool_that_the_job_does_not_name_has_no_effect():
 def test_rank_of_a_failure(case):
     where, rank = case
     of = job(pool="gpu")
-    found = root_cause.first_failure(of, Status(), [failed("worker", 1)], [], at(60), where)
+    found = next(root_cause.failures(of, Status(), [failed("worker", 1)], [], at(60), where))
     assert found.rank == rank
 
 

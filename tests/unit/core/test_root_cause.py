@@ -17,7 +17,7 @@ PS_JOB = {"framework": "tensorflow", "roles": {"chief": 1, "worker": 1, "ps": 2}
 
 
 def first(of, *pods, status=None, missing=()):
-    return root_cause.first_failure(of, status or Status(), pods, missing, at(300))
+    return next(root_cause.failures(of, status or Status(), pods, missing, at(300)))
 
 
 def oom(index, after):

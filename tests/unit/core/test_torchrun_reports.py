@@ -19,7 +19,7 @@ LOGS = Path(__file__).parent / "fixtures"
 
 
 def first(of, *pods):
-    return root_cause.first_failure(of, Status(), pods, (), at(300))
+    return next(root_cause.failures(of, Status(), pods, (), at(300)))
 
 
 def log(name: str) -> str:

@@ -256,7 +256,7 @@ def test_an_init_container_in_a_crash_loop_fails_the_pod_too_but_not_a_sidecar()
         judged = root_cause.judge_crash_loop(job(), found)
         assert root_cause.failed(judged) == fails
         if fails:
-            cause = root_cause.first_failure(job(), Status(), [judged], [], CREATED)
+            cause = next(root_cause.failures(job(), Status(), [judged], [], CREATED))
             assert (cause.reason, cause.exit_code) == ("InitContainerFailed", None)
             assert cause.message == "init container fetch ended with exit code 2: no such dataset"
 
@@ -298,19 +298,19 @@ def test_an_eviction_with_disruption_target_is_a_disruption():
 def test_a_rejected_pod_never_ran_and_does_not_count(reason: str):
     found = with_status({}, phase="Failed", reason=reason, message="Pod was rejected", containerStatuses=[])
     assert root_cause.failed(found)
-    cause = root_cause.first_failure(job(), Status(), [found], [], CREATED)
+    cause = next(root_cause.failures(job(), Status(), [found], [], CREATED))
     assert (cause.reason, cause.exit_code, root_cause.is_uncounted(cause.reason)) == (reason, None, True)
 
 
 @pytest.mark.parametrize(("code", "reason"), [(255, "Unknown"), (137, "ContainerStatusUnknown")])
 def test_a_container_that_a_reboot_ended_has_no_exit_code(code: int, reason: str):
     found = with_status(ended(code, reason=reason), phase="Failed")
-    cause = root_cause.first_failure(job(), Status(), [found], [], CREATED)
+    cause = next(root_cause.failures(job(), Status(), [found], [], CREATED))
     assert (cause.reason, cause.exit_code, cause.signal) == ("ContainerStatusUnknown", None, None)
     assert root_cause.is_uncounted(cause.reason)
 
 
 def test_exit_code_255_of_a_program_counts():
     found = with_status(ended(255), phase="Failed")
-    cause = root_cause.first_failure(job(), Status(), [found], [], CREATED)
+    cause = next(root_cause.failures(job(), Status(), [found], [], CREATED))
     assert (cause.exit_code, root_cause.is_uncounted(cause.reason)) == (255, False)
