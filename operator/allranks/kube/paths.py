@@ -50,5 +50,9 @@ def pools() -> str:
     return _path(GROUP_VERSION, None, "trainingpools")
 
 
+def namespace(name: str) -> str:
+    return _path("/api/v1", name)
+
+
 def lease(namespace: str, name: str = "") -> str:
     return _path("/apis/coordination.k8s.io/v1", namespace, "leases", name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,12 +39,20 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """`platform` returns the facts about where a job runs. Without `reports` no rank is listened to."""
+    """`platform` returns the facts about where a job runs, after `read_namespace(namespace, new_job)` has read what it
+    needs. Without `reports` no rank is listened to."""
 
     pods: PodCache
     platform: Callable[[Job], Platform]
     clock: Clock
     reports: ReportReader | None = None
+    read_namespace: Callable[[str, bool], Awaitable[None]] | None = None
+
+    async def prepare(self, raw: Manifest) -> None:
+        """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
+        if self.read_namespace:
+            status, namespace = raw.get("status"), raw["metadata"].get("namespace", "")
+            await self.read_namespace(namespace, not (isinstance(status, dict) and status.get("startTime")))
 
     def observe(
         self,
