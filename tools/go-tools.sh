@@ -100,7 +100,12 @@ build_helm() {
 }
 
 build_helm3() {
-  compile '-X helm.sh/helm/v3/internal/version.version=v3.22.0' helm.sh/helm/v3/cmd/helm
+  # `helm template` renders for this version of Kubernetes; without it, for v1.20, which the chart does not support.
+  local package flags=
+  for package in chartutil lint/rules; do
+    flags+=" -X helm.sh/helm/v3/pkg/$package.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/$package.k8sVersionMinor=37"
+  done
+  compile "-X helm.sh/helm/v3/internal/version.version=v3.22.0$flags" helm.sh/helm/v3/cmd/helm
 }
 
 build_untt() {

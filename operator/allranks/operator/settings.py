@@ -60,7 +60,8 @@ class Settings(BaseSettings):
         None, description="Largest activeDeadlineSeconds of a job, and the default if there is none. Empty: no limit."
     )
     max_pods: Annotated[int, Field(ge=0, le=10_000)] | None = Field(
-        None, description="Largest number of pods of a job, including the maxReplicas of an elastic job. Empty: no limit."
+        None,
+        description="Largest number of pods of a job, including the maxReplicas of an elastic job. Empty: no limit.",
     )
     allowed_pools: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="TrainingPools that jobs may use (comma-separated). Empty: all of them."

@@ -78,6 +78,13 @@ SETTINGS = {
     "log_format": "settings.logFormat",
     "lease_seconds": "leaderElection.leaseSeconds",
 }
+POLICY = {
+    "default_ttl_seconds_after_finished": "policy.defaults.ttlSecondsAfterFinished",
+    "default_active_deadline_seconds": "policy.defaults.activeDeadlineSeconds",
+    "default_run_as_user": "policy.defaults.runAsUser",
+    "max_active_deadline_seconds": "policy.limits.activeDeadlineSeconds",
+    "max_pods": "policy.limits.pods",
+}
 """Field of Settings -> the value that sets it."""
 
 
@@ -90,6 +97,17 @@ def test_a_setting_has_the_operators_default_and_bounds(name: str) -> None:
     assert value == setting["default"]
     bounds = ("minimum", "maximum", "exclusiveMinimum", "enum")
     assert {key: schema.get(key) for key in bounds} == {key: setting.get(key) for key in bounds}
+
+
+@pytest.mark.parametrize("name", POLICY)
+def test_a_default_or_limit_has_the_operators_bounds_and_is_not_set(name: str) -> None:
+    setting = Settings.model_json_schema()["properties"][name]
+    value, schema = VALUES, SCHEMA
+    for key in POLICY[name].split("."):
+        value, schema = value[key], schema["properties"][key]
+    assert value is setting["default"] is None
+    [number] = [each for each in setting["anyOf"] if each["type"] == "integer"]
+    assert [schema["minimum"], schema["maximum"]] == [number["minimum"], number["maximum"]]
 
 
 def test_every_setting_is_passed_to_the_operator_and_no_other() -> None:

@@ -103,7 +103,12 @@ VIOLATIONS = [
         "too many pods of all roles",
         {"max_pods": 2},
         {"roles": {"master": 1, "worker": 2}},
-        [("spec.roles", f"3 pods (master: 1, worker: 2) are more than 2 ({SET} `max_pods`): use fewer replicas, {ASK}")],
+        [
+            (
+                "spec.roles",
+                f"3 pods (master: 1, worker: 2) are more than 2 ({SET} `max_pods`): use fewer replicas, {ASK}",
+            )
+        ],
     ),
     (
         "an elastic job counts with its largest size",
