@@ -30,7 +30,7 @@ def with_defaults(job: Job, policy: Policy) -> Job:
         update["active_deadline_seconds"] = min(number for number in (deadline, longest) if number)
     if spec.pool is None and policy.default_pool:
         update["pool"] = policy.default_pool
-    return job.model_copy(update={"spec": spec.model_copy(update=update)}) if update else job
+    return Job(metadata=job.metadata, spec=type(spec)(**(dict(spec) | update))) if update else job
 
 
 def violations(job: Job, platform: Platform) -> list[tuple[str, str]]:

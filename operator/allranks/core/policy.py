@@ -1,4 +1,4 @@
-"""Defaults and limits of the platform team for jobs: operator-wide from settings, replaced by a Namespace's annotations.
+"""Defaults and limits of the platform team for jobs: the operator's settings, and annotations of a Namespace.
 
 The author of a job cannot change either: editing a Namespace is a right of cluster administrators.
 """

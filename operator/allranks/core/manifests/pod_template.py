@@ -9,7 +9,7 @@ from allranks.api.job import Job, RoleSpec
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.core import naming, topology
-from allranks.core.manifests import pool_template, report_env, scheduling
+from allranks.core.manifests import pod_metadata, pool_template, report_env, scheduling
 from allranks.core.manifests.strategic_merge import merge, without_nulls
 from allranks.core.model import Manifest, Platform
 from allranks.frameworks.base import AttemptContext, ElasticBounds
@@ -105,7 +105,10 @@ def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool
     template = merge(merge(below, {"spec": scheduling.requested(job, user["spec"])}), user)
     if tolerations := below["spec"].get("tolerations"):
         template["spec"]["tolerations"] = pool_template.union(tolerations, user["spec"].get("tolerations"))
-    return {"metadata": template.get("metadata") or {}, "spec": merge(defaults, template["spec"])}
+    return {
+        "metadata": pod_metadata.with_defaults(template.get("metadata") or {}),
+        "spec": merge(defaults, template["spec"]),
+    }
 
 
 def _trainer_from_fields(job: Job, role: RoleSpec) -> Manifest:
