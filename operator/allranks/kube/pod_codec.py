@@ -248,7 +248,7 @@ def _crash_loop(raw: Raw, trainer: Container | None) -> Container | None:
 
 
 def _init_containers(raw: Raw) -> list[Container]:
-    """Without native sidecars (`restartPolicy: Always`), which end by a signal when the program has ended."""
+    """Skips native sidecars (`restartPolicy: Always`), which end by a signal when the program has ended."""
     sidecars = {c.name for c in raw.spec.init_containers if c.restart_policy == "Always"}
     return [c for c in raw.status.init_container_statuses if c.name not in sidecars]
 

@@ -391,8 +391,7 @@ class Controller:
     def _forget(self, key: JobKey) -> None:
         self._states.pop(key, None)
         self.queue.remove(key)
-        if self._observer.reports:
-            self._observer.reports.forget(key)
+        self._observer.forget(key)
 
 
 def _log_fields(key: JobKey, state: _KeyState) -> dict[str, Any]:

@@ -26,6 +26,13 @@ class ReportReader(Protocol):
     def forget(self, job: JobKey) -> None: ...
 
 
+class GpuMeter(Protocol):
+    """Counts the GPUs of jobs for metrics."""
+
+    def note(self, key: JobKey, observed: Observed) -> None: ...
+    def forget(self, key: JobKey) -> None: ...
+
+
 @dataclass
 class Decoded:
     """The last decoded job and status: decoding costs more than deciding. Nothing is kept of a job that is finished or
@@ -47,6 +54,8 @@ class Observer:
     clock: Clock
     reports: ReportReader | None = None
     read_namespace: Callable[[str, bool], Awaitable[None]] | None = None
+
+    gpus: GpuMeter | None = None
 
     async def prepare(self, raw: Manifest) -> None:
         """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
@@ -76,7 +85,7 @@ class Observer:
             decoded.job = None
         if resting:
             decoded.status = None
-        return Observed(
+        observed = Observed(
             job=job,
             status=status,
             pods=self.pods.for_job(key, metadata["uid"]),
@@ -87,6 +96,15 @@ class Observer:
             refused_deletions=rejected_deletions,
             check_companions=check_companions,
         )
+        if self.gpus:
+            self.gpus.note(key, observed)
+        return observed
+
+    def forget(self, key: JobKey) -> None:
+        """The job was deleted."""
+        for part in (self.reports, self.gpus):
+            if part:
+                part.forget(key)
 
     def _read_reports(self, key: JobKey, uid: str, status: Status) -> Reports | None:
         if self.reports is None:

@@ -24,6 +24,7 @@ from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, PodCache
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
+from allranks.operator.job_metrics import GpuCounts
 from allranks.operator.job_queue import JobQueue
 from allranks.operator.leader_election import Lease
 from allranks.operator.metrics import Metrics
@@ -78,6 +79,7 @@ class Session:
         )
         self.reviews = Reviews(self.client, self.pods, self.jobs.get, timing=timing, clock=clock)
         self.recorder = Recorder(self.client)
+        self.gpus = GpuCounts()
         executor = Executor(self.client, self.pods, using.decode_pod)
         self.unlabelled = UnlabelledPods(executor, self.recorder, self.jobs, clock)
         self.controller = Controller(
@@ -89,6 +91,7 @@ class Session:
                 clock,
                 self.reports if settings.report_url else None,
                 self.namespaces.prepare,
+                self.gpus,
             ),
             executor,
             self.recorder,

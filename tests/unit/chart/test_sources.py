@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 
 from allranks.api.validation import parse
 from allranks.core.manifests import pods
+from allranks.operator.job_metrics import JobSample
 from allranks.operator.metrics import Metrics, Sampled
 from allranks.operator.settings import ENV_PREFIX, Settings
 from support.helm import CHART, ROOT
@@ -115,10 +116,13 @@ def test_every_setting_is_passed_to_the_operator_and_no_other() -> None:
     assert {name.lower() for name in passed} == set(Settings.model_fields) - {"address"}
 
 
+SAMPLE = JobSample("team", "pytorch", "Pending", "Unschedulable", 60.0, "gpu", 8, 0)
+
+
 def metrics() -> dict[str, str]:
     """Each metric of the operator -> its type."""
     meters = Metrics()
-    meters.registry.register(Sampled(lambda: [("pytorch", "Running")], lambda: 0, lambda: [("jobs", 0.0)]))
+    meters.registry.register(Sampled(lambda: [SAMPLE], lambda: 0, lambda: [("jobs", 0.0)]))
     lines = generate_latest(meters.registry).decode().splitlines()
     types = dict(line.split()[2:] for line in lines if line.startswith("# TYPE "))
     return {name: kind for name, kind in types.items() if not name.endswith("_created")}

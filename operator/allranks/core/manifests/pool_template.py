@@ -39,7 +39,8 @@ def unavailable(job: Job, platform: Platform) -> tuple[str, str] | None:
             return "PoolsNotServed", platform.pool_refused
         what = "create it (kubectl get trainingpools lists those that exist), or make a new job that names another"
         return "PoolNotFound", f'TrainingPool "{name}" does not exist: {what}'
-    if platform.pool.namespace_selector and platform.namespace_labels is None:
+    selector = platform.pool.namespace_selector
+    if platform.namespace_labels is None and selector and (selector.match_labels or selector.match_expressions):
         why = "its namespaceSelector needs the operator's setting `namespace_policies`, which is off"
         return "PoolNotAllowed", f'TrainingPool "{name}" cannot be used: {why}'
     if refused := not_admitted(job, platform):

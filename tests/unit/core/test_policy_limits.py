@@ -307,6 +307,11 @@ def test_a_selector_admits_nothing_while_the_operator_reads_no_namespaces():
     assert not life.pods
 
 
+def test_an_empty_selector_needs_no_labels():
+    platform = replace(CLUSTER, pool=pool(namespaceSelector={}))
+    assert started(job(pool="gpu"), platform=platform).status.phase == "Running"
+
+
 # --- annotations of a namespace --------------------------------------------------------------------------------------
 
 
