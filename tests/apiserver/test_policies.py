@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support import live
+from support.api import ApiError
 from support.controlplane import ControlPlane
 from support.kubelet import Program
 from support.live import eventually, job, phase
@@ -87,3 +88,23 @@ def test_a_pool_is_for_the_namespaces_that_it_selects(
                 assert f"does not admit jobs of namespace {namespace}" in refused["message"]
     finally:
         api.delete("TrainingPool", None, pool["metadata"]["name"])
+
+
+def test_a_disruption_budget_refuses_the_eviction_of_a_rank(control_plane: ControlPlane, namespace: str) -> None:
+    api, connection = control_plane.api, live.connection(control_plane)
+    with (
+        live.operator(connection, namespace, disruption_budgets=True),
+        live.kubelet(connection, Program(seconds=None), namespace=namespace),
+    ):
+        api.create(job(), namespace)
+        eventually(lambda: phase(control_plane, namespace) == "Running")
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "demo-worker-0-0"}}
+        with pytest.raises(ApiError) as refused:
+            api.request("POST", f"/api/v1/namespaces/{namespace}/pods/demo-worker-0-0/eviction", eviction)
+        assert refused.value.code == 429
+        # A second attempt finds the budget.
+        api.patch("DistributedTraining", namespace, "demo", {"spec": {"suspend": True}})
+        eventually(lambda: phase(control_plane, namespace) == "Suspended")
+        api.patch("DistributedTraining", namespace, "demo", {"spec": {"suspend": False}})
+        eventually(lambda: phase(control_plane, namespace) == "Running")
+        assert len(api.list("PodDisruptionBudget", namespace)) == 1

@@ -31,6 +31,8 @@
   value: "8081"
 - name: ALLRANKS_NETWORK_POLICIES
   value: {{ include "allranks.jobPolicies" . | default "false" | quote }}
+- name: ALLRANKS_DISRUPTION_BUDGETS
+  value: {{ .Values.podDisruptionBudget.jobs | quote }}
 - name: ALLRANKS_CONCURRENCY
   value: {{ .Values.settings.concurrency | int | quote }}
 - name: ALLRANKS_REQUEST_TIMEOUT

@@ -190,6 +190,8 @@ class Platform:
     """URL for progress reports of ranks, authenticated with a token of their pod; empty: no reports."""
     network_policies: bool = False
     """Whether each job gets a NetworkPolicy that lets only its own pods reach its ports."""
+    disruption_budgets: bool = False
+    """Whether each job gets a PodDisruptionBudget that blocks the eviction of its pods."""
     pool_refused: str = ""
     """Why this operator serves no pools, as a sentence for users."""
     policy: Policy = field(default_factory=Policy)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from allranks.api.job import GROUP, PLURAL, VERSION
 
 _COLLECTIONS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "Event": "events"}
-_OTHER_GROUPS = {"NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies")}
+_OTHER_GROUPS = {
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+}
 
 GROUPS = "/apis"
 GROUP_VERSION = f"/apis/{GROUP}/{VERSION}"

@@ -245,6 +245,7 @@ class Session:
             node_lost_seconds=settings.node_lost_seconds,
             report_url=settings.report_url,
             network_policies=settings.network_policies,
+            disruption_budgets=settings.disruption_budgets,
             pool=self.pools.get(pool) if pool else None,
             pool_refused=self.pools.refused if pool else "",
             policy=policy,

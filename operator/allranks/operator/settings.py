@@ -115,6 +115,11 @@ class Settings(BaseSettings):
         description="Create a NetworkPolicy for each job: only the job's own pods reach its pods, except on ports that "
         "the containers of the job's template declare.",
     )
+    disruption_budgets: bool = Field(
+        False,
+        description="Create a PodDisruptionBudget for each job, which blocks the eviction of its pods: a drain waits "
+        "until the job has finished. Needs `create` and `get` of poddisruptionbudgets.",
+    )
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(
         32, description="Maximum number of concurrent requests to the API server."
     )

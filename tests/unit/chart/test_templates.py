@@ -139,12 +139,13 @@ ALLOWED = {
     ("", "namespaces"): {"get"},
     ("", "events"): {"create", "patch"},
     ("networking.k8s.io", "networkpolicies"): {"create", "get"},
+    ("policy", "poddisruptionbudgets"): {"create", "get"},
     ("coordination.k8s.io", "leases"): {"create", "get", "update"},
     ("authentication.k8s.io", "tokenreviews"): {"create"},
     ("apiextensions.k8s.io", "customresourcedefinitions"): {"get"},
 }
 """All rights of the operator."""
-FULL: Manifest = {"replicas": 2, "networkPolicy": {"jobs": True}}
+FULL: Manifest = {"replicas": 2, "networkPolicy": {"jobs": True}, "podDisruptionBudget": {"jobs": True}}
 OPTIONAL = {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
 """With metrics.authentication."""
 
@@ -178,6 +179,13 @@ def test_namespaces_are_read_unless_the_policy_is_operator_wide_only(helm: Helm)
     made = helm.template({"policy": {"readNamespaces": False}})
     assert ("", "namespaces") not in granted(made)
     assert environment(made)["ALLRANKS_NAMESPACE_POLICIES"] == "false"
+
+
+@pytest.mark.parametrize("jobs", [False, True])
+def test_budgets_of_jobs_come_with_the_right_to_create_them(helm: Helm, jobs: bool) -> None:
+    made = helm.template({"podDisruptionBudget": {"jobs": jobs}})
+    assert (("policy", "poddisruptionbudgets") in granted(made)) is jobs
+    assert environment(made)["ALLRANKS_DISRUPTION_BUDGETS"] == str(jobs).lower()
 
 
 def test_the_settings_that_the_chart_passes_are_valid(helm: Helm) -> None:

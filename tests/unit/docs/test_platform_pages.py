@@ -18,7 +18,7 @@ IMAGE = re.compile(r"^\s*(?:- )?image: (\S+)$", re.MULTILINE)
 
 
 def repository(image: str) -> str:
-    """Without tag and digest."""
+    """The image without tag and digest."""
     return re.sub(r"(@.*|:[^/:]*)$", "", image)
 
 
