@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
+from allranks.core import limits
 from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
+from allranks.core.policy import Policy
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.timing import Clock
@@ -40,6 +42,8 @@ class Decoded:
 
     job: tuple[Any, Job] | None = field(default=None, repr=False)
     """(parts of the manifest that it depends on, job)"""
+    complete: tuple[Job, Policy, Job] | None = field(default=None, repr=False)
+    """(job, policy, the job with the policy's defaults)"""
     status: tuple[str, Status] | None = field(default=None, repr=False)
     """(resourceVersion, status)"""
 
@@ -80,9 +84,13 @@ class Observer:
         if decoded.status is None or decoded.status[0] != metadata["resourceVersion"]:
             decoded.status = (metadata["resourceVersion"], job_codec.status(raw))
         job, status = decoded.job[1], decoded.status[1]
+        platform = self.platform(job)
+        if decoded.complete is None or decoded.complete[0] is not job or decoded.complete[1] is not platform.policy:
+            decoded.complete = job, platform.policy, limits.with_defaults(job, platform.policy)
+        job = decoded.complete[2]
         resting = status.phase in FINISHED or status.phase == "Suspended"
         if resting or (status.phase != "Running" and len(compact_jobs.spec_of(raw).json) > _KEPT_BYTES):
-            decoded.job = None
+            decoded.job = decoded.complete = None
         if resting:
             decoded.status = None
         observed = Observed(
@@ -90,7 +98,7 @@ class Observer:
             status=status,
             pods=self.pods.for_job(key, metadata["uid"]),
             now=self.clock.now(),
-            platform=self.platform(job),
+            platform=platform,
             refused=rejected,
             reports=self._read_reports(key, metadata["uid"], status),
             refused_deletions=rejected_deletions,

@@ -464,6 +464,10 @@ BAD: dict[str, tuple[Manifest, str]] = {
     "reports from a string": ({"reports": {"from": "all"}}, "/reports/from.*got string, want array"),
     "several that act": ({"replicas": 2, "leaderElection": {"enabled": False}}, "several operators would act"),
     "a user that is root": ({"policy": {"defaults": {"runAsUser": 0}}}, "/runAsUser.*minimum: got 0, want 1"),
+    "a default pool that is refused": (
+        {"policy": {"defaults": {"pool": "a"}, "limits": {"pools": ["b"]}}},
+        "policy.limits.pools does not allow",
+    ),
     "pools without pools.enabled": ({"namespaces": ["a"], "pools": {"create": {"p": {}}}}, "set pools.enabled=true"),
 }
 
