@@ -443,6 +443,8 @@ def test_every_alert_has_a_severity_and_an_instruction(helm: Helm) -> None:
         assert alert["labels"]["severity"] in {"critical", "warning", "info"}
         assert alert["annotations"]["summary"]
         assert alert["annotations"]["description"]
+        runbook = f"https://allranks.dev/platform/runbooks/#{alert['alert'].lower()}"
+        assert alert["annotations"]["runbook_url"] == runbook
         assert 'namespace="sys"' in alert["expr"]
         assert "{{" not in re.sub(r"\{\{ \$(value|labels\.\w+)( \| \w+)? \}\}", "", alert["annotations"]["summary"])
 
