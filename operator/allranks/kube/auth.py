@@ -134,19 +134,29 @@ def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
     if prefer_pod and in_pod and not named and not context:
         return _service_account()
-    named = named or str(Path.home() / ".kube" / "config")
-    files = [Path(file).expanduser() for file in named.split(os.pathsep) if file]
-    present = [file for file in files if file.exists()]
+    present = kubeconfig_files(kubeconfig)
     if present:
         return _from_context(kubeconfigs.read(present, context))
     if kubeconfig:
         raise LoginError(f"--kubeconfig {kubeconfig}: there is no such file")
     if in_pod and not prefer_pod:
         return _service_account()
+    named = named or _default_kubeconfig()
     raise NotConfigured(
         f"no cluster is configured: there is no {named}, and this is not a pod: "
         "give --kubeconfig FILE, or set KUBECONFIG"
     )
+
+
+def kubeconfig_files(kubeconfig: str | None) -> list[Path]:
+    """The existing files of `--kubeconfig`, $KUBECONFIG or ~/.kube/config."""
+    named = kubeconfig or os.environ.get("KUBECONFIG") or _default_kubeconfig()
+    files = [Path(file).expanduser() for file in named.split(os.pathsep) if file]
+    return [file for file in files if file.exists()]
+
+
+def _default_kubeconfig() -> str:
+    return str(Path.home() / ".kube" / "config")
 
 
 def own_namespace() -> str:

@@ -83,6 +83,11 @@ def read(files: Sequence[Path], wanted: str | None) -> Context:
     return found
 
 
+def context_names(files: Sequence[Path]) -> list[str]:
+    """The names of all contexts. Raises LoginError."""
+    return sorted(_merged(files)[1])
+
+
 def _named(entries: Mapping[str, Entry], kind: str, context: Entry, name: str, chain: str) -> Entry:
     wanted = context.get(kind)
     if wanted in entries:

@@ -13,6 +13,7 @@ from allranks.kube.cluster import Cluster
 
 @click.command(
     name="list",
+    hidden=True,
     epilog="""\b
 Examples:
   allranks list
@@ -23,5 +24,5 @@ Examples:
 @table_options
 @on_cluster
 async def list_(cluster: Cluster, all_namespaces: bool, **options: Any) -> int:
-    """Print the jobs of a namespace. This is allranks get without names."""
+    """Print the jobs of a namespace: an alias of allranks get."""
     return await print_jobs(cluster, (), None if all_namespaces else cluster.namespace, **options)
