@@ -36,11 +36,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name -> (module:attribute, one-line help). The module is imported when the command is used."""
 
 HIDDEN = {
-    "list": "allranks.cli.commands.list:list_",
+    "list": "allranks.cli.commands.get:get",
     "operator": "allranks.cli.commands.operator:operator",
     "inject": "allranks.cli.commands.inject:inject",
 }
-"""Name -> module:attribute of commands that the help does not list: programs of pods, and the old name of get."""
+"""Name -> module:attribute of commands that the help does not list: programs of pods, and another name of get."""
 
 IN_PODS = ("operator", "inject")
 """Commands that images and the chart run. The reference describes them."""

@@ -209,8 +209,12 @@ async def _nodes(cluster: Cluster) -> list[Finding]:
     if not gpus:
         cure = "if there should be some, install the vendor's device plugin, for example the NVIDIA GPU Operator"
         return [note("nodes", f"{text}; none has GPUs", cure)]
-    listed = ", ".join(f"{count} {name} on {holders[name]} nodes" for name, count in sorted(gpus.items()))
+    listed = ", ".join(f"{count} {name} on {_nodes_text(holders[name])}" for name, count in sorted(gpus.items()))
     return [ok("nodes", f"{text}; {listed}")]
+
+
+def _nodes_text(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"
 
 
 def _is_ready(node: Manifest) -> bool:
@@ -242,7 +246,7 @@ def _pool(pool: Manifest, nodes: Sequence[Manifest]) -> Finding:
         wanted = ", ".join(f"{key}={value}" for key, value in selector.items())
         cure = f"label the nodes, or change nodeSelector: kubectl edit trainingpool {name}"
         return problem("pools", f"{name} matches no node: none has {wanted}", cure)
-    return ok("pools", f"{name} matches {count} node{'s' * (count != 1)}")
+    return ok("pools", f"{name} matches {_nodes_text(count)}")
 
 
 async def _storage(cluster: Cluster) -> list[Finding]:
