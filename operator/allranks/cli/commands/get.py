@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Any
 
 import click
 
 from allranks.cli.completers import complete_jobs
-from allranks.cli.format.objects import render_objects
+from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.format.table import Table
 from allranks.cli.options import OK, get_job, names_callback, on_cluster, with_suggestion
 from allranks.errors import ClusterError
 from allranks.kube.cluster import TABLE, Change, Cluster, Manifest, Watch, metadata
 from allranks.kube.paths import job_path
 
-OUTPUTS = ["wide", "name", "yaml", "json"]
-
-
-_TABLE_OPTIONS = (
-    click.option("-w", "--watch", is_flag=True, help="Watch for changes and print them, until Ctrl-C."),
-    click.option("-o", "--output", type=click.Choice(OUTPUTS), help="The output format. [default: a table]"),
-    click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels, for example team=nlp."),
-    click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces."),
-    click.option("--no-headers", is_flag=True, help="Print the table without headers."),
-)
-
-
-def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_TABLE_OPTIONS):
-        command = option(command)
-    return command
+OUTPUTS = ("wide", *OBJECT_OUTPUTS)
 
 
 @click.command(
@@ -48,7 +33,11 @@ Exit status:
 """
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", callback=names_callback, shell_complete=complete_jobs)
-@table_options
+@click.option("-w", "--watch", is_flag=True, help="Watch for changes and print them, until Ctrl-C.")
+@click.option("-o", "--output", type=click.Choice(OUTPUTS), help="The output format. [default: a table]")
+@click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels, for example team=nlp.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
+@click.option("--no-headers", is_flag=True, help="Print the table without headers.")
 @on_cluster
 async def get(cluster: Cluster, names: tuple[str, ...], all_namespaces: bool, **options: Any) -> int:
     """Print the named jobs, or all jobs of the namespace."""
