@@ -63,9 +63,9 @@ def _in_time(find: Callable[[], Iterable[str]]) -> list[str]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Without stdin and stderr, login programs do not ask the user, and their messages are not printed."""
+    """Login programs do not ask the user without stdin, and print no messages without stderr."""
     before = sys.stdin, sys.stderr
-    sys.stdin = sys.stderr = None  # type: ignore[assignment]
+    sys.stdin = sys.stderr = None
     try:
         yield
     finally:

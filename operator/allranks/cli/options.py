@@ -209,7 +209,7 @@ async def with_suggestion(cluster: Cluster, name: str, error: ClusterError) -> C
 
 
 object_output_option = click.option(
-    "-o", "--output", type=click.Choice(OBJECT_OUTPUTS), help="Print the jobs in this format instead of messages."
+    "-o", "--output", type=click.Choice(OBJECT_OUTPUTS), help="Print the jobs in this format, as they are at the end."
 )
 
 

@@ -26,7 +26,7 @@ class SuggestingGroup(click.Group):
 
 
 def suggestions(name: str, commands: Iterable[str], synonyms: Mapping[str, str]) -> list[str]:
-    """At most three commands."""
+    """The commands that are most like the name, at most three."""
     word = name.lower()
     if word in synonyms:
         return [synonyms[word]]

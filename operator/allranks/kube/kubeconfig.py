@@ -89,7 +89,7 @@ def context_names(files: Sequence[Path]) -> list[str]:
 
 
 def _named(entries: Mapping[str, Entry], kind: str, context: Entry, name: str, chain: str) -> Entry:
-    wanted = context.get(kind)
+    wanted = str(context.get(kind) or "")
     if wanted in entries:
         return entries[wanted]
     what = f"{kind} {wanted}" if wanted else f"no {kind}"
@@ -189,7 +189,7 @@ def _type(value: Any) -> str:
     types = ((bool, "a boolean"), (dict, "a mapping"), (list, "a list"), (str, "a string"), ((int, float), "a number"))
     if value is None or value == "":
         return "empty"
-    return next((name for kind, name in types if isinstance(value, kind)), f"a {type(value).__name__}")  # type: ignore[arg-type]
+    return next((name for kind, name in types if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
 def _why(error: OSError) -> str:

@@ -209,7 +209,7 @@ def test_a_directory_that_is_not_writable_is_a_problem(folder, monkeypatch):
 
 def test_a_host_name_without_an_address_is_a_note(folder):
     def unresolved() -> str:
-        raise socket.gaierror(-2, "Name or service not known")
+        raise socket.gaierror(-2, "No address associated with hostname")
 
     findings = list(folder.machine(host_address=unresolved)._network())
     assert [one.status for one in findings] == ["ok", "note"]

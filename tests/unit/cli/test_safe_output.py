@@ -84,7 +84,7 @@ def test_colours_end_with_their_line(lines, colour):
 
 @given(st.lists(st.one_of(st.sampled_from(INVISIBLE), st.text(max_size=3))).map("".join), st.booleans())
 def test_no_invisible_character_passes_the_filter(text, colour):
-    """Among them are those of https://trojansource.codes, and characters of zero width."""
+    """They include those of https://trojansource.codes, and characters of zero width."""
     assert_safe(clean_text(text, colour), colour=colour)
     assert_safe(clean(text.replace("\n", "").encode(errors="replace"), colour), colour=colour)
 
