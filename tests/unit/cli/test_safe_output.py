@@ -321,6 +321,14 @@ ON_CLUSTER = (
         f"logs {NAME}",
         f"logs {NAME} --timestamps",
     ),
+    *(
+        f"describe {NAME} -o yaml",
+        f"describe {NAME} -o json",
+        f"logs {NAME} -o json",
+        "top -o yaml",
+        "doctor --cluster",
+    ),
+    *(f"wait {NAME} -o yaml", "suspend walrus -o json", "delete walrus -o yaml", f"logs {NAME} --all-attempts"),
     *(f"wait {NAME}", f"wait {NAME} --logs", "submit FILES/valid.yaml", "submit FILES/invalid.yaml"),
     *("suspend walrus", "resume walrus", "scale walrus 2", "delete walrus", "describe forbidden", "report forbidden"),
 )

@@ -114,6 +114,11 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path, text, messag
         connect(str(file))
 
 
+def test_a_directory_is_not_a_kubeconfig(tmp_path) -> None:
+    with pytest.raises(LoginError, match=f"^{tmp_path} cannot be read: is a directory$"):
+        connect(str(tmp_path))
+
+
 def test_without_any_configuration_the_message_says_what_to_give() -> None:
     with pytest.raises(LoginError, match=r"no cluster is configured.*give --kubeconfig FILE, or set KUBECONFIG"):
         connect()

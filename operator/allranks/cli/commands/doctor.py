@@ -12,6 +12,7 @@ from allranks.cli.doctor import cluster as of_cluster
 from allranks.cli.doctor import machine as of_machine
 from allranks.cli.doctor.findings import Finding, not_checked, problem, run_checks
 from allranks.cli.format.objects import DATA_OUTPUTS, render_data
+from allranks.cli.format.table import cell
 from allranks.cli.options import FAILED, OK, cluster_options, run_on_cluster
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Where
@@ -111,9 +112,9 @@ class _Result:
 
 def _lines(finding: Finding) -> Iterator[str]:
     style: dict[str, Any] = {"fg": COLOURS[finding.status], "bold": finding.status == "problem"}
-    yield f"  {click.style(f'{finding.status:<7}', **style)}  {finding.check:<13}  {finding.message}"
+    yield f"  {click.style(f'{finding.status:<7}', **style)}  {finding.check:<13}  {cell(finding.message)}"
     if finding.cure:
-        yield f"{'':<26}cure: {finding.cure}"
+        yield f"{'':<26}cure: {cell(finding.cure)}"
 
 
 def _count(number: int, what: str) -> str:
