@@ -112,6 +112,7 @@ def test_without_a_cluster_nothing_is_printed_and_local_runs_are_completed(here,
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.timeout(15)
 def test_a_cluster_that_does_not_answer_is_not_waited_for(monkeypatch):
     waiting = threading.Event()
     monkeypatch.setattr(completers, "ANSWER_SECONDS", 0.1)

@@ -40,9 +40,10 @@ def statuses(findings: Iterable[Finding]) -> dict[str, tuple[str, str, str]]:
 
 
 def test_a_check_that_fails_or_hangs_does_not_hide_the_others():
-    hanging = threading.Event()
+    hanging, daemons = threading.Event(), []
 
     def hangs() -> Iterator[Finding]:
+        daemons.append(threading.current_thread().daemon)
         hanging.wait(30)
         yield ok("hangs", "late")
 
@@ -55,6 +56,7 @@ def test_a_check_that_fails_or_hangs_does_not_hide_the_others():
     checks = {"hangs": hangs, "fails": fails, "denied": denied, "works": lambda: [ok("works", "fine")]}
     found = statuses(run_checks(checks, 0.3))
     hanging.set()
+    assert daemons == [True], "the end of the command would wait for it"
     assert found == {
         "hangs": ("note", "not checked: there was no answer within 0.3 s", ""),
         "fails": ("note", "not checked: ValueError: a b", ""),

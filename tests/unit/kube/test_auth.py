@@ -26,6 +26,7 @@ from cryptography.x509.oid import NameOID
 from allranks.kube import auth, exec_login
 from allranks.kube.auth import Connection, connect
 from allranks.kube.client import Client
+from allranks.kube.client_certificate import ClientCertificate
 from allranks.kube.errors import LOGIN_FAILED, LoginError, Unavailable
 from allranks.operator.app import Operator
 from allranks.operator.settings import Settings
@@ -387,7 +388,9 @@ def embedded(certificate: bytes, key: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("memory", [True, False])
 def test_an_embedded_key_leaves_no_file(memory, tmp_path, monkeypatch, pems) -> None:
-    if not memory:
+    if memory:
+        monkeypatch.setattr(tempfile, "TemporaryDirectory", None)
+    else:
         monkeypatch.delattr(os, "memfd_create")
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -445,13 +448,17 @@ def test_an_authority_or_a_token_that_cannot_be_read_is_one_sentence(tmp_path) -
         connection.headers()
 
 
-def test_a_login_program_renews_its_client_certificate(tmp_path, pems) -> None:
+def test_a_login_program_renews_its_client_certificate(tmp_path, pems, monkeypatch) -> None:
     data = {"clientCertificateData": pems[0].decode(), "clientKeyData": pems[1].decode()}
     connection = connect(login_by(tmp_path, f"show({data!r})"))
     assert isinstance(connection.ssl_context(), ssl.SSLContext)
-    connection.client_certificate = None
-    connection.headers()
+    context, connection.client_certificate = connection.ssl_context(), None
+    loaded: list[object] = []
+    monkeypatch.setattr(ClientCertificate, "load", lambda _self, into: loaded.append(into))
+    for _ in range(2):
+        connection.headers()
     assert connection.client_certificate == (pems[0], pems[1])
+    assert loaded == [context]
 
 
 def login_by(folder: Path, text: str, **changes: Any) -> str:
