@@ -60,7 +60,16 @@ def test_commands_are_completed_without_those_that_the_help_hides():
 @pytest.mark.parametrize(
     "line",
     [
-        *("run jo", "validate ", "render ./", "submit a.yaml b", "run -f ", "validate --filename ", "report -f "),
+        *(
+            "run jo",
+            "convert a",
+            "validate ",
+            "render ./",
+            "submit a.yaml b",
+            "run -f ",
+            "validate --filename ",
+            "report -f ",
+        ),
         *("get --kubeconfig ", "report --output "),
     ],
 )

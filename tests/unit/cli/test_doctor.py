@@ -353,10 +353,15 @@ def test_without_an_answer_of_the_api_server_nothing_else_is_asked(monkeypatch):
     monkeypatch.setattr(of_cluster, "CHECK_SECONDS", 0.1)
     assert examined(version="hangs")["api server"][0] == "problem"
     assert examined(version=403)["api server"][0] == "note"
-    assert examined(version={"gitVersion": "v1.28.3-eks"})["api server"] == (
-        *("problem", "https://api:6443 (context prod) is Kubernetes v1.28.3-eks"),
-        "upgrade it: allranks needs 1.29",
+    assert examined(version={"gitVersion": "v1.29.3-eks"})["api server"] == (
+        *("problem", "https://api:6443 (context prod) is Kubernetes v1.29.3-eks"),
+        "upgrade it: allranks needs 1.30",
     )
+
+
+def test_the_oldest_version_of_kubernetes_is_that_of_the_chart():
+    chart = yaml.safe_load((Path(__file__).parents[3] / "charts" / "allranks" / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={'.'.join(map(str, of_cluster.OLDEST))}.0-0"
 
 
 def changed_crd(change: Any) -> dict[str, Any]:

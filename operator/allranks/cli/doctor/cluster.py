@@ -21,8 +21,8 @@ from allranks.version import __version__
 SECTION = "cluster"
 CHECK_SECONDS = 15.0
 """Time limit of each check."""
-OLDEST = (1, 29)
-"""Kubernetes version in which CEL rules in CRDs are stable."""
+OLDEST = (1, 30)
+"""The Kubernetes version that the chart requires."""
 
 INSTALL = "install the operator: docs/platform/install.md"
 RIGHTS = (
