@@ -12,6 +12,7 @@ import yaml
 
 from support.builders import manifest
 from support.commands import JobOnCluster, failure, kubeconfig_of_service_account, stamp, text
+from support.live import eventually
 
 
 def named(name: str, **metadata: object) -> dict[str, object]:
@@ -113,10 +114,14 @@ def test_a_shell_completes_names_of_jobs_and_namespaces(control_plane, job, name
         command = [sys.executable, "-m", "allranks"]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
-    jobs = completed(f"describe --kubeconfig CONFIG -n {namespace} pen")
-    assert (jobs.stdout, jobs.stderr) == ("plain,penguins\n", "")
-    namespaces = completed("get --kubeconfig CONFIG -n test-")
-    assert f"plain,{namespace}\n" in namespaces.stdout
+    def answers(line: str, expected: str) -> bool:
+        """On a busy machine an answer may take longer than a user waits."""
+        done = completed(line)
+        assert done.stderr == ""
+        return expected in done.stdout.splitlines()
+
+    eventually(lambda: answers(f"describe --kubeconfig CONFIG -n {namespace} pen", "plain,penguins"), 60)
+    eventually(lambda: answers("get --kubeconfig CONFIG -n test-", f"plain,{namespace}"), 60)
     config = kubeconfig_of_service_account(control_plane, namespace, tmp_path)
     denied = completed(f"describe --kubeconfig CONFIG -n {namespace} pen", config)
     assert (denied.stdout.strip(), denied.stderr) == ("", "")

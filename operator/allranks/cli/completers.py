@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 if TYPE_CHECKING:
     from allranks.kube.cluster import Where
 
-ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 3.0
 """A user waits for the answer after pressing Tab."""
 LIMIT = 500
 

@@ -240,6 +240,13 @@ class Password:
     def forget(self) -> None: ...
 
 
+_REMOVED = {
+    "gcp": "gcloud container clusters get-credentials CLUSTER",
+    "azure": "az aks get-credentials --name CLUSTER",
+}
+"""Providers that kubectl no longer supports -> the command that writes a kubeconfig with a login program."""
+
+
 class ProviderLogin:
     """Credentials of a kubeconfig user with an `auth-provider`, from the official client."""
 
@@ -262,11 +269,16 @@ class ProviderLogin:
 
     def _login(self) -> Any:
         title = self._context.title
+        provider = self._context.user["auth-provider"].get("name") or "without a name"
+        if provider in _REMOVED:
+            raise LoginError(
+                f"{title} logs in with the auth-provider {provider}, which Kubernetes 1.26 "
+                f"replaced by a login program: create the kubeconfig again with {_REMOVED[provider]}"
+            )
         try:
             from kubernetes import config as untyped
             from kubernetes.client import Configuration
         except ImportError as error:
-            provider = self._context.user["auth-provider"].get("name") or "without a name"
             raise LoginError(
                 f"{title} logs in with the auth-provider {provider}, which needs the official Kubernetes client "
                 f"({error}): pip install 'allranks[login]', or use a context with a login program (exec), a token or a "
@@ -277,8 +289,8 @@ class ProviderLogin:
         try:
             with _logged() as complaints:
                 config.load_kube_config(self._context.files, self._context.name, configuration)
-        except (config.ConfigException, OSError, TypeError, KeyError, ValueError) as error:
-            raise LoginError(f"logging in as {title} failed: {error}") from error
+        except Exception as error:  # the client raises what its libraries raise
+            raise LoginError(f"logging in as {title} failed: {' '.join(str(error).split())}") from error
         if complaints and not (configuration.api_key or configuration.cert_file):
             raise LoginError(f"logging in as {title} failed: {'; '.join(complaints)}")
         self._login_at = time.monotonic()

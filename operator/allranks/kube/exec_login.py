@@ -103,7 +103,7 @@ class ExecLogin:
         except OSError as error:
             raise LoginError(f"{command} cannot be started: {(error.strerror or str(error)).lower()}") from error
         if done.returncode:
-            said = _last_lines(done.stderr or b"") or "its output is above"
+            said = _reason(done.stderr or b"") or "its output is above"
             raise LoginError(f"{command} ended with exit code {done.returncode}: {said}")
         return done.stdout.decode(errors="replace")
 
@@ -174,6 +174,8 @@ def _time(text: Any) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _last_lines(text: bytes, count: int = 3) -> str:
-    lines = [clean(line, colour=False).strip() for line in text.splitlines()]
-    return " / ".join([line for line in lines if line][-count:])
+def _reason(output: bytes) -> str:
+    """The lines that begin with the first error, in one; without the word, the last lines."""
+    lines = [line for line in (clean(line, colour=False).strip() for line in output.splitlines()) if line]
+    first = next((number for number, line in enumerate(lines) if "error" in line.lower()), None)
+    return " / ".join(lines[-3:] if first is None else lines[first : first + 5])

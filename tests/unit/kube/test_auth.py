@@ -261,6 +261,26 @@ def test_a_provider_without_the_official_client_says_what_to_install(tmp_path, m
         connect(config)
 
 
+@pytest.mark.parametrize(("provider", "command"), [("gcp", "gcloud container"), ("azure", "az aks")])
+def test_a_provider_that_kubectl_removed_says_what_replaces_it(provider, command, tmp_path) -> None:
+    config = write(tmp_path / "config", **user(**{"auth-provider": {"name": provider}}))
+    with pytest.raises(LoginError, match=f"{provider}, which Kubernetes 1.26 replaced.*create .* again with {command}"):
+        connect(config)
+
+
+def test_an_error_of_the_official_client_is_one_sentence(tmp_path) -> None:
+    config = {
+        "idp-issuer-url": "http://127.0.0.1:1",
+        "client-id": "c",
+        "id-token": token_until(0),
+        "refresh-token": "r",
+    }
+    file = write(tmp_path / "config", **user(**{"auth-provider": {"name": "oidc", "config": config}}))
+    with pytest.raises(LoginError, match=r"^logging in as context a of .* failed: ") as raised:
+        connect(file)
+    assert "\n" not in str(raised.value)
+
+
 def test_a_provider_logs_in_with_the_official_client(tmp_path) -> None:
     config = {"idp-issuer-url": "http://127.0.0.1:1", "client-id": "c", "id-token": token_until(4102444800)}
     file = write(tmp_path / "config", **user(**{"auth-provider": {"name": "oidc", "config": config}}))
@@ -302,6 +322,11 @@ PRINTS = {
         "print('no session', file=sys.stderr); sys.exit(3)",
         {},
         "ended with exit code 3: no session",
+    ),
+    "an error among other lines": (
+        "print('loading\\nERROR: you have no account.\\nRun: login\\n', file=sys.stderr); sys.exit(1)",
+        {},
+        "ended with exit code 1: ERROR: you have no account. / Run: login$",
     ),
     "a missing program": (
         "",
