@@ -115,7 +115,7 @@ def test_a_shell_completes_names_of_jobs_and_namespaces(control_plane, job, name
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
     def answers(line: str, expected: str) -> bool:
-        """On a busy machine an answer may take longer than a user waits."""
+        """Tries again: on a busy machine an answer may take longer than a user waits."""
         done = completed(line)
         assert done.stderr == ""
         return expected in done.stdout.splitlines()
