@@ -6,6 +6,7 @@ import io
 import re
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from rich.console import Console
 from allranks.api.status import CurvePoint, Failure, ProgressStatus, RestartCounts, Status
 from allranks.cli.format.duration import elapsed
 from allranks.cli.format.outcome import ended_how
-from allranks.cli.live import renderer
+from allranks.cli.live import renderer, shutdown_noise
 from allranks.cli.live.renderer import Renderer
 from allranks.cli.live.summary import Summary
 from allranks.core.model import Event, Exit, Pod
+from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks.base import Framework
 from support.builders import NOW, table
 
 
@@ -32,10 +35,10 @@ def status(phase: Any, ready: str = "0/2", attempt: int = 0, **fields: Any) -> S
 class Output:
     """A renderer without a terminal."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, framework: Framework | None = None, log_dir: Path | None = None, **options: Any) -> None:
         self.stream = io.StringIO()
         self.renderer = Renderer(self.stream, live=False, colour=False, on_closed=lambda: None, **options)
-        self.renderer.begin("job")
+        self.renderer.begin("job", framework, log_dir)
 
     def lines(self) -> list[str]:
         self.renderer.end()
@@ -155,7 +158,7 @@ def test_summary_has_a_line_for_each_rank_and_the_last_failure() -> None:
         pod("worker", 1, "Running", deleted_at=NOW),
     )
     pods = tuple(Pod(**{**{f: getattr(p, f) for f in p.__slots__}, "attempt": 1}) for p in pods)
-    lines = drawn(Summary("job", 61.5, now, pods, {"master-0": b"saved " + b"x" * 99, "worker-1": b" 40%\r"}, {}))
+    lines = drawn(Summary("job", 61.5, now, pods, {"job-master-0-0": b"saved " + b"x" * 99, "job-worker-1-0": b" 40%\r"}, {}))
     assert lines == [
         "job  Running  2/3 pods running  attempt 1  61.5s  ────────────────────",
         " master-0  Succeeded         75.0s  saved xxxxxxxxxxxxxxxxxxxxxxxxxxx…",
@@ -218,3 +221,93 @@ def test_summary_has_a_line_of_progress() -> None:
     assert drawn(shown, width=60)[1].endswith("…")
     many = [pod("worker", n) for n in range(16)]
     assert len(drawn(Summary("job", 5, progressed(450), many, {}, {}))) <= 24 - 8 + 2
+
+
+def test_a_line_of_the_attempt_before_is_not_shown_beside_a_running_rank() -> None:
+    shown = Renderer(io.StringIO(), live=False, colour=False, on_closed=lambda: None)
+    shown.begin("job")
+    before, after = pod("worker", 0), Pod("job-worker-0-1", "v", "worker", 0, 1, phase="Running")
+    shown.status(status("Running", attempt=0), (before,))
+    shown.output(before, "trainer", b"RuntimeError: CUDA error\n")
+    shown.status(status("Restarting", attempt=1), (after,))
+    assert "RuntimeError" not in "".join(drawn(shown._summary()))
+    shown.output(after, "trainer", b"step 1\n")
+    assert "step 1" in drawn(shown._summary())[1]
+    shown.end()
+
+
+NOISE = (Path(__file__).parents[1] / "frameworks/torchrun/exit_barrier.log").read_bytes()
+LINES = NOISE.decode().splitlines()
+
+
+class Ending:
+    """Two ranks under torchrun; the second one prints the noise of its shutdown between two lines of its own."""
+
+    def __init__(self) -> None:
+        self.output = Output(framework=FRAMEWORKS["pytorch"], log_dir=Path("logs"))
+        self.pods = [pod("worker", 0, "Succeeded", exit=Exit(0, NOW)), pod("worker", 1)]
+        self.status("Running")
+        self.feed(b"trained\n")
+        for at in range(0, len(NOISE), 1000):
+            self.feed(NOISE[at : at + 1000])
+        self.feed(b"bye\n")
+
+    def feed(self, data: bytes) -> None:
+        self.output.renderer.output(self.pods[1], "trainer", data)
+
+    def status(self, phase: Any, exit_code: int | None = None, attempt: int = 0) -> None:
+        if exit_code is not None:
+            done = "Failed" if exit_code else "Succeeded"
+            self.pods[1] = pod("worker", 1, done, exit=Exit(exit_code, NOW))
+        self.output.renderer.status(status(phase, "1/2", attempt), self.pods)
+
+    def shown(self) -> list[str]:
+        """The lines of the log, and those that are in place of some."""
+        lines = [line.removeprefix("worker-1 | ") for line in self.output.lines() if "worker-1 |" in line]
+        return [line.rstrip() for line in lines]
+
+
+FOLDED = [f"... {len(LINES)} lines of torchrun's shutdown, see logs/job-worker-1-0.log"]
+WHOLE = ["trained", *LINES, "bye"]
+
+
+def test_the_noise_of_a_shutdown_is_folded_after_a_success() -> None:
+    ending = Ending()
+    ending.status("Running", exit_code=0)
+    ending.status("Succeeded")
+    assert ending.shown() == ["trained", "bye", *FOLDED]
+
+
+def test_the_noise_of_a_rank_that_is_terminated_after_a_success_is_folded() -> None:
+    ending = Ending()
+    ending.status("Succeeded")
+    ending.status("Succeeded", exit_code=143)
+    assert sorted(ending.shown()) == sorted(["trained", "bye", *FOLDED])
+
+
+@table(
+    ("the rank itself failed", [("Running", 1, 0)]),
+    ("another rank failed later", [("Running", 0, 0), ("Failed", None, 0)]),
+    ("the job restarted", [("Running", 0, 0), ("Restarting", None, 1)]),
+    ("the run was interrupted", []),
+)
+def test_without_a_success_nothing_is_folded(case: list[Any]) -> None:
+    ending = Ending()
+    for phase, exit_code, attempt in case[0]:
+        ending.status(phase, exit_code, attempt)
+    assert sorted(ending.shown()) == sorted(WHOLE)
+
+
+def test_a_rank_that_still_runs_prints_its_warning_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown_noise, "HOLD_SECONDS", 0.0)
+    ending = Ending()
+    ending.status("Running")
+    ending.status("Succeeded", exit_code=0)
+    assert ending.shown() == WHOLE
+
+
+def test_a_rank_that_prints_much_is_not_held_back() -> None:
+    ending = Ending()
+    ending.feed(b"line\n" * shutdown_noise.HELD_LINES)
+    ending.status("Succeeded", exit_code=0)
+    assert ending.shown() == WHOLE + ["line"] * shutdown_noise.HELD_LINES

@@ -58,7 +58,7 @@ class Summary:
     status: Status
     pods: Sequence[Pod]
     latest: Mapping[str, bytes]
-    """Replica -> its last output."""
+    """Pod -> the last line of its log."""
     places: Mapping[str, int]
     """Replica -> its position among the ranks, which selects its colour."""
 
@@ -112,7 +112,7 @@ class Summary:
                 until = pod.exit.finished_at if pod.exit and pod.phase != "Running" else now
                 age = elapsed(max(0.0, (until - pod.started_at).total_seconds()))
             state, colour = pod_state(pod), COLOURS[self.places.get(name, 0) % len(COLOURS)]
-            output = clean(self.latest.get(name, b"").rstrip(b"\r"), colour=False)
+            output = clean(self.latest.get(pod.name, b"").rstrip(b"\r"), colour=False)
             if pod in others:
                 name, output = f"{name} (attempt {pod.attempt})", ""
             yield (
