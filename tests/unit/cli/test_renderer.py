@@ -14,7 +14,7 @@ from rich.console import Console
 
 from allranks.api.status import CurvePoint, Failure, ProgressStatus, RestartCounts, Status
 from allranks.cli.format.duration import elapsed
-from allranks.cli.format.outcome import ended_how
+from allranks.cli.format.outcome import ended_how, failure_block
 from allranks.cli.live import renderer, shutdown_noise
 from allranks.cli.live.renderer import Renderer
 from allranks.cli.live.summary import Summary
@@ -140,6 +140,21 @@ def test_durations(case: tuple[float, str]) -> None:
 )
 def test_how_a_rank_ended(case: tuple[tuple[int | None, int | None, str], str]) -> None:
     assert ended_how(*case[0]) == case[1]
+
+
+@table(
+    ("reads from the standard input", "Traceback\nEOFError: EOF when reading a line\n", 1),
+    ("another error", "EOFError: Ran out of input", 0),
+    ("no log", "", 0),
+)
+def test_a_failure_by_input_has_a_hint(case: tuple[str, int]) -> None:
+    message, count = case
+    failure = Failure(attempt=0, role="worker", index=1, exit_code=1, message=message, time=NOW)
+    lines = [line for line in failure_block(status("Failed", last_failure=failure)) if line.startswith("Hint: ")]
+    assert lines == count * [
+        "Hint: the standard input of a rank is always empty; pass values as arguments or environment variables "
+        "instead of input()"
+    ]
 
 
 def drawn(summary: Summary, width: int = 70, height: int = 24) -> list[str]:
