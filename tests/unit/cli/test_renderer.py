@@ -17,7 +17,7 @@ from allranks.cli.format.duration import elapsed
 from allranks.cli.format.outcome import ended_how, failure_block
 from allranks.cli.live import renderer, shutdown_noise
 from allranks.cli.live.renderer import Renderer
-from allranks.cli.live.summary import Summary
+from allranks.cli.live.summary import Summary, progress_line
 from allranks.core.model import Event, Exit, Pod
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import Framework
@@ -228,14 +228,40 @@ def test_quiet_prints_no_progress() -> None:
 def test_summary_has_a_line_of_progress() -> None:
     shown = Summary("job", 5, progressed(450), (pod("worker", 0),), {}, {})
     lines = drawn(shown, width=120)
-    assert (
-        lines[1]
-        == " ████████░░░░░░░░  450/900 50%  10 steps/s  810.5 samples/s  ETA 3m  loss 0.3068  █▃▁▁  accuracy 0.9"
+    assert lines[1] == (
+        " ██████████████░░░░░░░░░░░░░░  450/900 50%  10 steps/s  810.5 samples/s  ETA 3m  loss 0.3068  ███▃▃▃▁▁▁▁▁▁  "
+        "accuracy 0.9"
     )
     assert lines[2].startswith(" worker-0  Running")
-    assert drawn(shown, width=60)[1].endswith("…")
     many = [pod("worker", n) for n in range(16)]
     assert len(drawn(Summary("job", 5, progressed(450), many, {}, {}))) <= 24 - 8 + 2
+
+
+@pytest.mark.parametrize("width", range(12, 240, 6))
+def test_the_line_of_progress_uses_the_width_and_cuts_no_number(width: int) -> None:
+    parts = progress_line(progressed(450), True, width, NOW)
+    line = "".join(text for text, _ in parts)
+    assert len(line) <= width
+    texts = ["450/900 50%", "10 steps/s", "810.5 samples/s", "ETA 3m", "loss 0.3068", "accuracy 0.9"]
+    words = [text for text, style in parts if style not in ("green", "cyan") and text.strip()]
+    assert words == [text for text in texts if text in words]
+    assert "450/900 50%" in words
+    assert width < 36 or "loss 0.3068" in words
+    bar = next((len(text) for text, style in parts if style == "green"), 0)
+    assert width < 25 or bar >= 8
+    if width >= 180:
+        assert (words, bar) == (texts, 60)
+
+
+def test_the_line_of_progress_says_how_old_it_is() -> None:
+    def shown(seconds: float, **fields: Any) -> str:
+        now = progressed(450, **fields)
+        assert now.progress
+        progress = now.progress.model_copy(update={"last_report": NOW - timedelta(seconds=seconds)})
+        return "".join(t for t, _ in progress_line(now.model_copy(update={"progress": progress}), True, 200, NOW))
+
+    assert "450/900 50%  12s ago  10 steps/s" in shown(12)
+    assert "ago" not in shown(2)
 
 
 def test_a_line_of_the_attempt_before_is_not_shown_beside_a_running_rank() -> None:
