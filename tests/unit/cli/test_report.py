@@ -34,7 +34,7 @@ Command     python3 train.py
 Created     2026-03-04 10:00:00 UTC
 Ended       2026-03-04 10:15:00 UTC, after 15:00
 Progress    1310/1310 100%, epoch 20, loss 0.0871, accuracy 0.985
-Throughput  519 samples/s on average
+Throughput  518.8 samples/s on average
 Goodput     73.8% (productive / all but queued, by reports)
 Restarts    2 after failures of the program
 
@@ -62,7 +62,7 @@ loss
             0:00                                                               15:00
 
 Throughput in samples/s
-       527    **************************************           *********************
+       527    *********************  ***************           ********************
 
          0
   restarts                          ^                        ^
@@ -111,7 +111,12 @@ def test_report_on_a_running_job_covers_the_time_until_now():
 
 def test_goodput_without_reports_is_marked():
     lines = text(reported.silent(), 500).splitlines()
-    assert "Goodput     98.4% (no reports: all running time counts as productive)" in lines
+    assert (
+        "Goodput     not measured: no rank has reported a step; at most 98.4%, if all running time was productive"
+        in lines
+    )
+    assert any(line.split()[1:] == ["running", "8:00", "96.0%"] for line in lines)
+    assert not any(line.split()[1:2] == ["productive"] for line in lines)
     assert not any("loss" in line or "Throughput" in line for line in lines)
 
 
@@ -431,13 +436,35 @@ def test_unquoted_yaml_timestamps_are_read(tmp_path):
     assert allranks("-f", "-", stdin=bare.replace("Z\n", "\n")).stdout == text(reported.finished(), 5000)
 
 
-def test_format_follows_the_suffix_of_the_output_file(tmp_path):
+@pytest.mark.parametrize("option", ["-o", "--output"])
+def test_output_is_a_format_or_a_file_in_the_format_of_its_suffix(tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
     job = json.dumps(reported.finished())
     for name, begins in (("a.html", "<!DOCTYPE html>"), ("a.json", "{"), ("a.txt", "penguins Succeeded")):
-        result = allranks("-f", "-", "--output", str(tmp_path / name), stdin=job)
-        assert (result.exit_code, result.output) == (0, "")
-        assert (tmp_path / name).read_text().startswith(begins)
-    assert allranks("-f", "-", "-o", "html", stdin=job).stdout.startswith("<!DOCTYPE html>")
+        result = allranks("-f", "-", option, name, stdin=job)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"wrote {name}\n")
+        assert Path(name).read_text().startswith(begins)
+    before = sorted(tmp_path.iterdir())
+    for form, begins in (("html", "<!DOCTYPE html>"), ("json", "{"), ("text", "penguins Succeeded")):
+        assert allranks("-f", "-", option, form, stdin=job).stdout.startswith(begins)
+    assert sorted(tmp_path.iterdir()) == before
+    # The form that earlier versions took.
+    assert allranks("-f", "-", "-o", "html", "--output", "page", stdin=job).stderr == "wrote page\n"
+    assert Path("page").read_text().startswith("<!DOCTYPE html>")
+
+
+@table(
+    ("an unknown suffix", ["-o", "a.pdf"], "a.pdf: specify text, html or json, or a file whose name ends in .txt"),
+    ("no suffix", ["-o", "htlm"], "htlm: specify text, html or json, or a file"),
+    ("two formats", ["-o", "html", "-o", "json"], "html, json: specify one format and one file at most."),
+    ("two files", ["-o", "a.html", "-o", "b.html"], "a.html, b.html: specify one format and one file at most."),
+)
+def test_an_output_that_is_neither_a_format_nor_a_file_is_refused(case, tmp_path, monkeypatch):
+    args, sentence = case
+    monkeypatch.chdir(tmp_path)
+    result = allranks("-f", "-", *args)
+    assert (result.exit_code, result.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert sentence in " ".join(result.stderr.split())
 
 
 def test_json_has_the_same_data():
@@ -477,10 +504,10 @@ def test_json_has_the_same_data():
     ),
     (
         "a file that cannot be written",
-        ["-f", "-", "--output", "no/such/file"],
+        ["-f", "-", "--output", "no/such/file.txt"],
         yaml.safe_dump(reported.finished()),
         1,
-        "cannot write no/such/file: No such file or directory",
+        "cannot write no/such/file.txt: No such file or directory",
     ),
 )
 def test_errors(case, tmp_path, monkeypatch):
