@@ -48,7 +48,8 @@ class ProgressLog:
 
     def _write(self, status: Status) -> None:
         progress = status.progress
-        if progress is None or progress.last_report is None or progress.step is None:
+        # A new attempt begins with the progress of the one before, without the time of a first step.
+        if progress is None or progress.last_report is None or progress.step is None or not progress.first_step_time:
             return
         step = status.attempt, progress.step
         if step == self._step:

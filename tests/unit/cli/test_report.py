@@ -15,8 +15,10 @@ from click.testing import CliRunner, Result
 
 from allranks.cli.commands.report import rendered
 from allranks.cli.format import plots
-from allranks.cli.job_report import html
+from allranks.cli.job_report import html, run_files
+from allranks.cli.job_report import plots as drawn_plots
 from allranks.cli.job_report.model import JobReport, build_report
+from allranks.cli.job_report.run_files import read_run_files
 from allranks.cli.main import cli
 from support import reported
 from support.builders import table
@@ -34,7 +36,7 @@ Command     python3 train.py
 Created     2026-03-04 10:00:00 UTC
 Ended       2026-03-04 10:15:00 UTC, after 15:00
 Progress    1310/1310 100%, epoch 20, loss 0.0871, accuracy 0.985
-Throughput  518.8 samples/s on average
+Throughput  519.1 samples/s on average
 Goodput     73.8% (productive / all but queued, by reports)
 Restarts    2 after failures of the program
 
@@ -62,7 +64,7 @@ loss
             0:00                                                               15:00
 
 Throughput in samples/s
-       527    *********************  ***************           ********************
+       527     ********************   **************            *******************
 
          0
   restarts                          ^                        ^
@@ -278,7 +280,7 @@ def test_every_plot_has_a_title_a_description_and_a_table():
     parsed, made = page(reported.finished())
     ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    drawn = [attributes for tag, attributes in parsed.tags if tag == "svg"]
+    drawn = [attributes for tag, attributes in parsed.tags if tag == "svg" and attributes.get("class") != "strokes"]
     assert len(drawn) == 5
     for attributes in drawn:
         assert attributes["role"] == "img"
@@ -305,6 +307,146 @@ def test_html_has_attempts_times_curves_causes_and_the_outcome():
     assert bars[:5] == ["queued", "queued", "starting", "productive", "lost"]
     assert made.count('class="curve"') == 6  # three attempts in two plots: curves are interrupted between attempts
     assert made.count('class="mark"') == 4
+
+
+def tiles(made: str) -> dict[str, str]:
+    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)<small>", made))
+
+
+def test_a_job_that_never_trained_has_no_goodput_and_no_empty_plots():
+    job = failed()
+    job["status"].pop("progress")
+    job["status"]["times"]["measured"] = False
+    parsed, made = page(job)
+    assert tiles(made)["Goodput"] == "not measured"
+    assert "at most 73.8%, if all running time was productive" in made
+    assert "productive</li>" not in made
+    headings = [words for tag, words in parsed.texts if tag == "h2"]
+    assert headings[:3] == ["Timeline of attempts", "Where the time went", "Lost time by cause"]
+    found = json.loads(rendered(job, "json", at(5000)))
+    assert (found["goodput"], found["goodputLimit"], found["measured"]) == (None, 0.7376, False)
+
+
+def test_the_failure_is_the_first_part_of_the_page():
+    _, made = page(failed())
+    assert 0 < made.index("First failure: worker-1") < made.index('<dl class="tiles">') < made.index("<svg")
+
+
+def test_labels_of_a_logarithmic_axis_are_powers_of_ten_and_fit():
+    job = reported.finished()
+    for number, point in enumerate(job["status"]["progress"]["curve"]):
+        point["value"] = 9.7 * 10 ** (-number / 12)
+    made = report(job)
+    strokes = made.strokes(lambda point: point.value)
+    plot = drawn_plots.curve("id", "", "", strokes, made.seconds)
+    assert [label for _, label in plot.y_labels] == ["0.001", "0.01", "0.1", "1"]
+
+
+@pytest.mark.parametrize("values", [[0.0001874] * 2, [-0.0001874, 0.0001], [1e-7, 1.5e-7], [123456.0, 9876543.0]])
+def test_labels_of_the_y_axis_fit_beside_the_plot(values):
+    plot = drawn_plots.curve("id", "", "", [list(enumerate(values))], 2.0)
+    assert plot.y_labels
+    assert all(len(label) <= drawn_plots.MOST_CHARACTERS for _, label in plot.y_labels)
+
+
+def test_plots_are_as_wide_as_the_page_and_labels_are_not_scaled():
+    _, made = page(reported.finished())
+    outer = [tag for tag in re.findall(r"<svg[^>]*>", made) if 'class="strokes"' not in tag]
+    assert not any("viewBox" in tag or "width" in tag for tag in outer)
+    ends = [float(x) for x in re.findall(r'x2="([\d.]+)%"', made)]
+    assert max(ends) == 100
+
+
+def test_durations_of_a_short_job_have_one_format():
+    _, made = page(reported.silent(), 90)
+    assert tiles(made)["Duration"] == "90.0s"
+    assert not re.search(r"\d:\d\d\b", made.replace("10:01:30 UTC", "").replace("10:00:00 UTC", ""))
+    assert ">30s</text>" in made
+
+
+def test_throughput_leaves_out_the_ends_of_an_attempt_where_only_some_ranks_ran():
+    job = reported.finished()
+    curve = job["status"]["progress"]["curve"]
+    for place in (0, 19, 20, 39):
+        curve[place]["samplesPerSecond"] = 128
+    found = report(job)
+    rates = [point.samples_per_second for point in found.points]
+    assert 128 not in rates
+    assert (rates.count(None), len(rates)) == (6, 60)
+    assert float(tiles(page(job)[1])["samples/s"]) > 512
+
+
+# --- local runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stored run with three metrics, a commit and two logs; the working directory is above it."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "runs" / "penguins" / "20260304-100000"
+    (directory / "logs").mkdir(parents=True)
+    job = reported.finished()
+    job["spec"] |= {"args": ["--lr", "3 e"], "env": [{"name": "TOKEN", "value": "s3cret"}]}
+    job["spec"]["roles"]["worker"]["env"] = [{"name": "A", "value": "s3cret"}]
+    (directory / "job.json").write_text(json.dumps(job))
+    points = [
+        {"time": reported.stamp(30 + n), "attempt": 0, "step": n, "metrics": {"lr": 1 / (n + 1), "loss": 5 - n / 50, "a<b": n}}
+        for n in range(200)
+    ]
+    (directory / "progress.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points) + '{"time": "2')
+    (directory / "code.json").write_text(json.dumps({"commit": "5" * 40, "dirty": True}))
+    for name in ("penguins-worker-0-0", "penguins-worker-1-0"):
+        (directory / "logs" / f"{name}.log").write_text("x")
+    (directory.parent / "latest").symlink_to(directory.name)
+    return directory
+
+
+def test_report_on_a_local_run_has_all_metrics_points_the_commit_and_names_of_variables(run_dir):
+    found = json.loads(allranks("--run-dir", "runs/penguins", "-o", "json").stdout)
+    assert len(found["points"]) == 200
+    assert found["points"][1]["metrics"] == {"lr": 0.5, "loss": 4.98, "a<b": 1.0}
+    assert (found["commit"], found["dirty"], found["environment"]) == ("5" * 40, True, ["A", "TOKEN"])
+    assert [Path(log).name for log in found["logs"]] == ["penguins-worker-0-0.log", "penguins-worker-1-0.log"]
+    lines = allranks("--run-dir", "runs/penguins").stdout.splitlines()
+    assert "Command     python3 train.py --lr '3 e'" in lines
+    assert f"Code        commit {'5' * 40} with uncommitted changes" in lines
+    assert [line.split() for line in lines if line.startswith("  lr ")] == [["lr", "1", "0.005", "0.005", "1"]]
+    for form in ("text", "html", "json"):
+        assert "s3cret" not in allranks("--run-dir", str(run_dir), "-o", form).stdout
+
+
+def test_html_of_a_local_run_has_a_plot_of_each_metric_and_links_to_the_logs(run_dir):
+    assert allranks("--run-dir", "runs/penguins", "-o", "out.html").stderr == "wrote out.html\n"
+    made = Path("out.html").read_text()
+    parsed = Page(made)
+    headings = [words for tag, words in parsed.texts if tag == "h2"]
+    assert headings[2:6] == ["loss", "Throughput in steps/s", "a<b", "lr"]
+    assert {tag for tag, _ in parsed.tags} <= TAGS | {"a"}
+    links = [str(attributes["href"]) for tag, attributes in parsed.tags if tag == "a"]
+    assert links == [f"./runs/penguins/20260304-100000/logs/penguins-worker-{n}-0.log" for n in (0, 1)]
+    assert all(Path(link).exists() for link in links)
+    assert "Table: 100 of 200 points" in made
+    printed = Page(allranks("--run-dir", str(run_dir), "-o", "html").stdout)
+    addresses = [str(attributes["href"]) for tag, attributes in printed.tags if tag == "a"]
+    assert addresses == [path.as_uri() for path in sorted((run_dir / "logs").iterdir())]
+
+
+def test_many_points_are_thinned_but_not_the_end_of_an_attempt(tmp_path):
+    lines = [
+        {"time": reported.stamp(30 + n), "attempt": n // 2500, "step": n, "metrics": {"loss": float(n)}}
+        for n in range(5000)
+    ]
+    (tmp_path / "progress.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    steps = [sample.step for sample in read_run_files(tmp_path).samples]
+    assert run_files.MOST_POINTS <= len(steps) <= run_files.MOST_POINTS + 2
+    assert {0, 2499, 4999} <= set(steps)
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", "3", '{"time": "x"}', '{"time": "2026-03-04T10:00:00", "attempt": 0, "step": 1}'])
+def test_damaged_files_of_a_run_are_left_out(tmp_path, line):
+    for name in ("progress.jsonl", "code.json"):
+        (tmp_path / name).write_text(line)
+    assert read_run_files(tmp_path) == run_files.RunFiles()
 
 
 def test_html_supports_light_dark_and_print():

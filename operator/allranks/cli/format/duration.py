@@ -25,7 +25,9 @@ def clock(seconds: float) -> str:
 
 def moment(seconds: float, whole: float) -> str:
     """A point on a time axis of `whole` seconds, in the same unit as `elapsed(whole)`: `12.3s`, `0:12`."""
-    return f"{round(seconds, 1):g}s" if whole < 100 else clock(seconds)
+    if whole >= 100:
+        return clock(seconds)
+    return f"{seconds}s" if isinstance(seconds, int) else f"{seconds:.1f}s"
 
 
 def human(seconds: float) -> str:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
 """A second line of defence: the browser runs no script and sends no request."""
+X_SCALE = 1000
+"""Units of a curve's own coordinates: points of a polyline cannot be percentages."""
 MOST_METRICS = 16
 """Further metrics are in a table."""
 MOST_ROWS = 100
@@ -48,6 +50,7 @@ def page(report: JobReport, folder: Path | None = None) -> str:
         footer=f"allranks {__version__}, report of {text.timestamp(report.until)}",
         bar_height=plots.BAR,
         axis_height=plots.AXIS,
+        x_scale=X_SCALE,
     )
 
 
@@ -220,7 +223,7 @@ def _times(report: JobReport) -> Iterator[Section]:
     description = ", ".join(f"{name} {took} ({share})" for name, took, share in shares)
     yield Section(
         title,
-        plots.bars("times", title, description, [Row("", bars)], total, axis=False, left=2),
+        plots.bars("times", title, description, [Row("", bars)], total, axes=False),
         notes=[f"Goodput: {text.goodput(report)}."],
         table=Grid(["Kind", "Time", "Share"], shares),
         kinds=list(report.times),
@@ -243,9 +246,7 @@ def _curve(
         return
     first, last, low, high = map(progress_text.number, (values[0], values[-1], min(values), max(values)))
     description = f"{len(values)} points: from {first} to {last}, minimum {low}, maximum {high}"
-    width = plots.HALF if half else plots.WIDTH
-    title_of_plot = f"{name} over time"
-    plot = plots.curve(id, title_of_plot, description, strokes, report.seconds, report.ends, from_zero, width)
+    plot = plots.curve(id, f"{name} over time", description, strokes, report.seconds, report.ends, from_zero)
     rows = [
         [moment(point.at, report.seconds), point.attempt, point.step, progress_text.number(y)]
         for point in report.points
@@ -274,5 +275,5 @@ def _lost(report: JobReport) -> Iterator[Section]:
         for (cause, took, _), seconds in zip(shares, report.lost.values(), strict=True)
     ]
     title, description = "Lost time by cause", ", ".join(f"{cause} {took}" for cause, took, _ in shares)
-    plot = plots.bars("lost", title, description, rows, max(report.lost.values()), axis=False, left=2)
+    plot = plots.bars("lost", title, description, rows, max(report.lost.values()), axes=False)
     yield Section(title, plot, table=Grid(["Cause", "Lost", "Share"], shares))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +19,10 @@ from allranks.cli.format.outcome import failure_block, summary
 from allranks.cli.job_report.run_files import RunFiles, Sample
 from allranks.cli.job_report.timeline import Attempt, Cause, Segment, Timeline, cause_of
 from allranks.kube.job_codec import status_of
+
+
+FEWEST_FOR_PARTIAL = 4
+"""An attempt with fewer points keeps the rates of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Point:
     value: float | None
     samples_per_second: float | None
     steps_per_second: float | None
-    """Both rates are missing for the last point of an attempt that has ended: its ranks end one after the other."""
+    """Both rates are missing at the ends of an attempt, where only some ranks ran: they start and end one by one."""
     metrics: Mapping[str, float]
     """All metrics. A job on a cluster has only that of the curve over time."""
 
@@ -277,13 +281,10 @@ def _samples(progress: ProgressStatus | None) -> list[Sample]:
 def _points(
     samples: Sequence[Sample], progress: ProgressStatus | None, attempts: Sequence[Attempt], began: datetime
 ) -> Iterator[Point]:
-    ended = {attempt.number for attempt in attempts if attempt.over}
     metric, before = progress.curve_metric if progress else "", None
+    partial_places = set(_partial(samples, {attempt.number for attempt in attempts if attempt.over}))
     for place, sample in enumerate(samples):
-        at = max(0.0, (sample.time - began).total_seconds())
-        last = place + 1 == len(samples) or samples[place + 1].attempt != sample.attempt
-        partial = last and sample.attempt in ended and bool(before) and before.attempt == sample.attempt
-        rate = None
+        at, partial, rate = max(0.0, (sample.time - began).total_seconds()), place in partial_places, None
         if before and before.attempt == sample.attempt and at > before.at and sample.step >= before.step:
             rate = (sample.step - before.step) / (at - before.at)
         before = Point(
@@ -296,6 +297,16 @@ def _points(
             sample.metrics,
         )
         yield before
+
+
+def _partial(samples: Sequence[Sample], ended: Collection[int]) -> Iterator[int]:
+    """The first sample of each attempt that has a rate, and the last one of each attempt that has ended."""
+    for attempt in {sample.attempt for sample in samples}:
+        places = [place for place, sample in enumerate(samples) if sample.attempt == attempt]
+        rated = [place for place in places if samples[place].samples_per_second is not None]
+        if len(places) >= FEWEST_FOR_PARTIAL:
+            yield from rated[:1]
+            yield from places[-1:] if attempt in ended else ()
 
 
 def _stamp(moment: datetime) -> str:
