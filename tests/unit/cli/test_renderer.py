@@ -173,7 +173,9 @@ def test_summary_has_a_line_for_each_rank_and_the_last_failure() -> None:
         pod("worker", 1, "Running", deleted_at=NOW),
     )
     pods = tuple(Pod(**{**{f: getattr(p, f) for f in p.__slots__}, "attempt": 1}) for p in pods)
-    lines = drawn(Summary("job", 61.5, now, pods, {"job-master-0-0": b"saved " + b"x" * 99, "job-worker-1-0": b" 40%\r"}, {}))
+    lines = drawn(
+        Summary("job", 61.5, now, pods, {"job-master-0-0": b"saved " + b"x" * 99, "job-worker-1-0": b" 40%\r"}, {})
+    )
     assert lines == [
         "job  Running  2/3 pods running  attempt 1  61.5s  ────────────────────",
         " master-0  Succeeded         75.0s  saved xxxxxxxxxxxxxxxxxxxxxxxxxxx…",

@@ -390,7 +390,12 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     job["spec"]["roles"]["worker"]["env"] = [{"name": "A", "value": "s3cret"}]
     (directory / "job.json").write_text(json.dumps(job))
     points = [
-        {"time": reported.stamp(30 + n), "attempt": 0, "step": n, "metrics": {"lr": 1 / (n + 1), "loss": 5 - n / 50, "a<b": n}}
+        {
+            "time": reported.stamp(30 + n),
+            "attempt": 0,
+            "step": n,
+            "metrics": {"lr": 1 / (n + 1), "loss": 5 - n / 50, "a<b": n},
+        }
         for n in range(200)
     ]
     (directory / "progress.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points) + '{"time": "2')
@@ -442,7 +447,9 @@ def test_many_points_are_thinned_but_not_the_end_of_an_attempt(tmp_path):
     assert {0, 2499, 4999} <= set(steps)
 
 
-@pytest.mark.parametrize("line", ["", "[]", "{}", "3", '{"time": "x"}', '{"time": "2026-03-04T10:00:00", "attempt": 0, "step": 1}'])
+@pytest.mark.parametrize(
+    "line", ["", "[]", "{}", "3", '{"time": "x"}', '{"time": "2026-03-04T10:00:00", "attempt": 0, "step": 1}']
+)
 def test_damaged_files_of_a_run_are_left_out(tmp_path, line):
     for name in ("progress.jsonl", "code.json"):
         (tmp_path / name).write_text(line)

@@ -48,9 +48,9 @@ def test_a_traceback_of_the_program_during_the_shutdown_is_not_noise() -> None:
 
 def test_nccls_warnings_at_the_end_are_noise() -> None:
     warnings = [
-        "[rank0]:[W1124 02:34:43.153826752 ProcessGroupNCCL.cpp:1553] Warning: WARNING: destroy_process_group() was not "
-        "called before program exit, which can leak resources.",
-        '[rank1]:[W1124 02:34:43.153826752 ProcessGroupNCCL.cpp:1771] [PG ID 0 PG GUID 0 Rank 1] Failed to check the '
+        "[rank0]:[W1124 02:34:43.153826752 ProcessGroupNCCL.cpp:1553] Warning: WARNING: destroy_process_group() was "
+        "not called before program exit, which can leak resources.",
+        "[rank1]:[W1124 02:34:43.153826752 ProcessGroupNCCL.cpp:1771] [PG ID 0 PG GUID 0 Rank 1] Failed to check the "
         '"should dump" flag on TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe',
     ]
     assert noise_in(*warnings) == warnings

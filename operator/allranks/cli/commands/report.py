@@ -42,7 +42,7 @@ def output_option(command: Callable[..., None]) -> Callable[..., None]:
         multiple=True,
         metavar="FORMAT|FILE",
         callback=lambda _context, _parameter, values: parse_output(values),
-        help="Print text, html or json, or write FILE in the format of its suffix (.txt, .html, .json). [default: text]",
+        help="Print text, html or json, or write FILE in the format of its suffix: .txt, .html, .json. [default: text]",
     )(command)
 
 
@@ -53,7 +53,7 @@ def parse_output(values: Sequence[str]) -> Output:
     if len(forms) > 1 or len(files) > 1:
         raise click.BadParameter(f"{', '.join(values)}: specify one format and one file at most.")
     if not files:
-        return Output(*forms)
+        return Output(forms[0] if forms else "text")
     form = forms[0] if forms else SUFFIXES.get(files[0].suffix.lower())
     if form is None:
         raise click.BadParameter(
@@ -84,7 +84,7 @@ Exit status:
     "--run-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Report on a local run: the run directory of allranks run. The job may still run.",
+    help="Report on a local run: the run directory of allranks run, or runs/JOB for the newest one. The job may run.",
 )
 @click.option(
     "-f",

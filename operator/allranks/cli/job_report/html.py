@@ -103,7 +103,9 @@ def _sections(report: JobReport, folder: Path | None) -> Iterator[Section]:
     others = [name for name in report.metric_names() if name != report.metric]
     for place, name in enumerate(others[:MOST_METRICS]):
         value = partial(_metric, name)
-        yield from _curve(report, f"metric-{place}", name + text.scale(map(value, report.points)), name, value, half=True)
+        yield from _curve(
+            report, f"metric-{place}", name + text.scale(map(value, report.points)), name, value, half=True
+        )
     if len(others) > MOST_METRICS:
         yield Section("Further metrics", table=text.metrics(report))
     yield from _lost(report)
@@ -129,7 +131,6 @@ def _link(log: Path, folder: Path | None) -> tuple[str, str]:
 def _tiles(report: JobReport) -> Iterator[tuple[str, str, str]]:
     """(title, value, note)"""
     progress = report.progress
-    goodput = progress_text.percent(report.goodput) or "not available"
     if report.goodput is not None:
         yield "Goodput", progress_text.percent(report.goodput), ""
     elif report.goodput_limit is not None:

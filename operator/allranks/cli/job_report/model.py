@@ -20,7 +20,6 @@ from allranks.cli.job_report.run_files import RunFiles, Sample
 from allranks.cli.job_report.timeline import Attempt, Cause, Segment, Timeline, cause_of
 from allranks.kube.job_codec import status_of
 
-
 FEWEST_FOR_PARTIAL = 4
 """An attempt with fewer points keeps the rates of all."""
 

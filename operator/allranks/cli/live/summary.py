@@ -58,7 +58,9 @@ def progress_line(status: Status, unicode: bool, width: int, now: datetime) -> l
             texts.remove(text)
     room = width - len(summary) - sum(GAP + len(text) for text in texts)
     curve_width = min(CURVE_WIDTH, 4 * len(curve), (room - smallest) // 2 - GAP)
-    drawn = plots.sparkline(curve, curve_width, unicode, stretch=True).strip() if curve_width >= min(4, len(curve)) else ""
+    drawn = (
+        plots.sparkline(curve, curve_width, unicode, stretch=True).strip() if curve_width >= min(4, len(curve)) else ""
+    )
     room -= len(drawn) + GAP * bool(drawn)
     parts = [(summary, "bold"), *((text, "") for text in texts)]
     if drawn:
