@@ -232,5 +232,5 @@ class Framework(ABC):
 
     def shutdown_noise(self, lines: Sequence[str]) -> frozenset[int]:
         """The lines, by index, in which a launcher or library only complains that other ranks have already ended. They
-        mean nothing if the job succeeded, and may show the cause if it failed."""
+        mean nothing if the job succeeded, and may show the cause if it failed. More lines may follow."""
         return frozenset()

@@ -123,8 +123,9 @@ class PyTorch(Framework):
             if _SHUTDOWN.match(lines[place]):
                 inside = True
             elif inside and lines[place] == _TRACEBACK:
+                # One without an end may still turn out to be of the shutdown.
                 end = _end_of_traceback(lines, place)
-                inside = end <= len(lines) and _SHUTDOWN_ERROR.match(lines[end - 1]) is not None
+                inside = end == place + 1 or lines[end - 1].startswith(" ") or _SHUTDOWN_ERROR.match(lines[end - 1]) is not None
             else:
                 inside = inside and _SHUTDOWN_DETAIL.match(lines[place]) is not None
             if inside:
@@ -210,11 +211,11 @@ def _own_lines(message: str) -> str:
 
 
 def _end_of_traceback(lines: Sequence[str], begin: int) -> int:
-    """The index after the line with the exception; more than `len(lines)` if there is none."""
+    """The index after the line with the exception, or the number of lines if there is none."""
     for place in range(begin + 1, len(lines)):
         if not lines[place].startswith(" "):
             return place + 1
-    return len(lines) + 1
+    return len(lines)
 
 
 def _local_time(text: str) -> datetime | None:

@@ -346,11 +346,33 @@ def test_a_rank_that_still_runs_prints_its_warning_after_a_while(monkeypatch: py
     ending = Ending()
     ending.status("Running")
     ending.status("Succeeded", exit_code=0)
-    assert ending.shown() == WHOLE
+    assert sorted(ending.shown()) == sorted(WHOLE)
+
+
+def test_lines_of_the_program_are_not_held_back() -> None:
+    ending = Ending()
+    for text in (b"epoch 2\n", b"\n", b"Traceback (most recent call last):\n", b"  File 'x'\n", b"ValueError: 3\n"):
+        ending.feed(text)
+    time.sleep(3 * renderer.DRAW_SECONDS)
+    shown = ending.output.stream.getvalue()
+    assert "bye" in shown
+    assert "epoch 2" in shown
+    assert "ValueError: 3" in shown
+    assert "frame #0" not in shown
+    ending.status("Succeeded", exit_code=0)
+    own = ["epoch 2", "", "Traceback (most recent call last):", "  File 'x'", "ValueError: 3"]
+    assert ending.shown() == ["trained", "bye", *own, *FOLDED]
 
 
 def test_a_rank_that_prints_much_is_not_held_back() -> None:
     ending = Ending()
     ending.feed(b"line\n" * shutdown_noise.HELD_LINES)
     ending.status("Succeeded", exit_code=0)
-    assert ending.shown() == WHOLE + ["line"] * shutdown_noise.HELD_LINES
+    assert ending.shown() == ["trained", "bye", *["line"] * shutdown_noise.HELD_LINES, *FOLDED]
+
+
+def test_only_so_much_noise_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown_noise, "HELD_LINES", len(LINES) - 1)
+    ending = Ending()
+    ending.status("Succeeded", exit_code=0)
+    assert sorted(ending.shown()) == sorted(WHOLE)

@@ -13,8 +13,9 @@ from allranks.cli.format.log_lines import Line
 from allranks.core.model import Pod
 from allranks.frameworks.base import Framework
 
-HOLD_SECONDS = 5.0
-"""A rank that still runs after this time is not shutting down: its lines are printed."""
+HOLD_SECONDS = 30.0
+"""A rank that still runs after this time is not shutting down: the lines are printed. torchrun can take ten seconds to
+exit on a busy machine."""
 HELD_LINES = 1000
 
 
@@ -24,61 +25,53 @@ class ShutdownNoise:
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
         self._held: list[Line] = []
+        self._open = False
+        """Whether the next line can continue the held ones."""
         self._since = 0.0
-        self._ended = False
-        """The container has ended well, and only noise is held."""
         self.folded = 0
         """Number of lines left out since this was last set to 0."""
 
     def pass_on(self, lines: Sequence[Line], now: float) -> list[Line]:
-        """The lines that need not be held. `now`: seconds of any clock."""
+        """The lines that are no noise. `now`: seconds of any clock."""
+        first = 0 if self._open else next((n for n, line in enumerate(lines) if self._begins(line)), len(lines))
+        before, rest = list(lines[:first]), lines[first:]
+        if not rest:
+            return before
         if not self._held:
-            first = next((n for n, line in enumerate(lines) if self._begins(line)), len(lines))
-            lines, self._held, self._since = lines[:first], list(lines[first:]), now
-            self._ended = False
-            return list(lines)
-        self._held += lines
-        return self._release() if len(self._held) > HELD_LINES else []
+            self._since = now
+        held = self._held if self._open else []
+        closed = [] if self._open else self._held
+        found = [*held, *rest]
+        noise = self._framework.shutdown_noise([_text(line) for line in found])
+        self._open = len(found) - 1 in noise
+        self._held = [*closed, *(line for place, line in enumerate(found) if place in noise)]
+        other = [line for place, line in enumerate(found) if place not in noise]
+        return before + (sorted(self._release() + other, key=lambda line: line.place) if len(self._held) > HELD_LINES else other)
 
     def decide(self, phase: str, pod: Pod | None, current: bool, now: float) -> list[Line]:
-        """The lines to print now. `pod`: None if it is gone. `current`: it belongs to the current attempt."""
-        if not self._held:
-            return []
-        ended = pod is None or pod.exit is not None
+        """The held lines to print now. `pod`: None if it is gone. `current`: it belongs to the current attempt."""
         late = now - self._since > HOLD_SECONDS
         if phase == "Succeeded":
             return self._fold() if late else []  # until then the rest of a traceback may follow
         if phase in FINISHED or not current or (pod and pod.exit and pod.exit.code != 0):
             return self._release()
-        if not ended:
-            return self._release() if late else []
-        # It ended well, but other ranks still run: the job may yet fail.
-        if self._ended:
-            return []
-        self._ended = True
-        noise = self._noise()
-        rest = [line for place, line in enumerate(self._held) if place not in noise]
-        self._held = [line for place, line in enumerate(self._held) if place in noise]
-        return rest
+        # A rank that ended well waits for the others, because the job may yet fail.
+        return self._release() if late and pod and not pod.exit else []
 
     def end(self, phase: str) -> list[Line]:
-        """The remaining lines to print at the end of the run."""
+        """The held lines to print at the end of the run."""
         return self._fold() if phase == "Succeeded" else self._release()
 
     def _begins(self, line: Line) -> bool:
         return self._framework.begins_shutdown_noise(_text(line))
 
-    def _noise(self) -> frozenset[int]:
-        return self._framework.shutdown_noise([_text(line) for line in self._held])
-
     def _release(self) -> list[Line]:
-        lines, self._held = self._held, []
+        lines, self._held, self._open = self._held, [], False
         return lines
 
     def _fold(self) -> list[Line]:
-        noise = self._noise()
-        self.folded += len(noise)
-        return [line for place, line in enumerate(self._release()) if place not in noise]
+        self.folded += len(self._release())
+        return []
 
 
 def _text(line: Line) -> str:
