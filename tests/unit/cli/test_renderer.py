@@ -332,6 +332,8 @@ def test_the_noise_of_a_rank_that_is_terminated_after_a_success_is_folded() -> N
     ("the rank itself failed", [("Running", 1, 0)]),
     ("another rank failed later", [("Running", 0, 0), ("Failed", None, 0)]),
     ("the job restarted", [("Running", 0, 0), ("Restarting", None, 1)]),
+    ("the job restarted and succeeded", [("Running", 0, 0), ("Restarting", None, 1), ("Succeeded", None, 1)]),
+    ("the rank failed and the job succeeded", [("Running", 1, 0), ("Succeeded", None, 0)]),
     ("the run was interrupted", []),
 )
 def test_without_a_success_nothing_is_folded(case: list[Any]) -> None:

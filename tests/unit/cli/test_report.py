@@ -342,7 +342,7 @@ def test_labels_of_a_logarithmic_axis_are_powers_of_ten_and_fit():
     assert [label for _, label in plot.y_labels] == ["0.001", "0.01", "0.1", "1"]
 
 
-@pytest.mark.parametrize("values", [[0.0001874] * 2, [-0.0001874, 0.0001], [1e-7, 1.5e-7], [123456.0, 9876543.0]])
+@pytest.mark.parametrize("values", [[0.0001874] * 2, [-0.0001874] * 2, [1e-7, 1.5e-7], [123456.0, 9876543.0]])
 def test_labels_of_the_y_axis_fit_beside_the_plot(values):
     plot = drawn_plots.curve("id", "", "", [list(enumerate(values))], 2.0)
     assert plot.y_labels

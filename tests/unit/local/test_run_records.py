@@ -54,7 +54,8 @@ def test_points_are_not_too_close_but_the_last_one_of_an_attempt_is_stored(tmp_p
 def test_the_progress_that_a_new_attempt_begins_with_is_no_point(tmp_path: Path) -> None:
     log = ProgressLog(tmp_path / "p")
     log.note(status(9, 1))
-    begun = status(9, 1, attempt=1)
+    log.note(status(9, 3))  # another rank has reached the same step
+    begun = status(9, 3, attempt=1)
     assert begun.progress
     log.note(begun.model_copy(update={"progress": begun.progress.model_copy(update={"first_step_time": None})}))
     log.note(status(5, 9, attempt=1))
