@@ -125,7 +125,11 @@ class PyTorch(Framework):
             elif inside and lines[place] == _TRACEBACK:
                 # One without an end may still turn out to be of the shutdown.
                 end = _end_of_traceback(lines, place)
-                inside = end == place + 1 or lines[end - 1].startswith(" ") or _SHUTDOWN_ERROR.match(lines[end - 1]) is not None
+                inside = (
+                    end == place + 1
+                    or lines[end - 1].startswith(" ")
+                    or _SHUTDOWN_ERROR.match(lines[end - 1]) is not None
+                )
             else:
                 inside = inside and _SHUTDOWN_DETAIL.match(lines[place]) is not None
             if inside:

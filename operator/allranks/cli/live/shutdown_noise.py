@@ -46,7 +46,9 @@ class ShutdownNoise:
         self._open = len(found) - 1 in noise
         self._held = [*closed, *(line for place, line in enumerate(found) if place in noise)]
         other = [line for place, line in enumerate(found) if place not in noise]
-        return before + (sorted(self._release() + other, key=lambda line: line.place) if len(self._held) > HELD_LINES else other)
+        return before + (
+            sorted(self._release() + other, key=lambda line: line.place) if len(self._held) > HELD_LINES else other
+        )
 
     def decide(self, phase: str, pod: Pod | None, current: bool, now: float) -> list[Line]:
         """The held lines to print now. `pod`: None if it is gone. `current`: it belongs to the current attempt."""
