@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from allranks.api.job import KIND
+from allranks.cli.completers import complete_files, complete_jobs_and_runs
 from allranks.cli.options import FAILED, OK, cluster_options, get_job, name_callback, print_error, run_on_cluster
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Manifest, Where
@@ -42,8 +44,14 @@ def output_option(command: Callable[..., None]) -> Callable[..., None]:
         multiple=True,
         metavar="FORMAT|FILE",
         callback=lambda _context, _parameter, values: parse_output(values),
+        shell_complete=_complete_output,
         help="Print text, html or json, or write FILE in the format of its suffix: .txt, .html, .json. [default: text]",
     )(command)
+
+
+def _complete_output(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    forms = [CompletionItem(form) for form in FORMS if form.startswith(incomplete)]
+    return forms or [CompletionItem(incomplete, type="file")]
 
 
 def parse_output(values: Sequence[str]) -> Output:
@@ -78,7 +86,7 @@ Exit status:
   0 printed, also for a failed job, 1 the job does not exist or cannot be read.
 """
 )
-@click.argument("name", required=False, metavar="[JOB]", callback=name_callback)
+@click.argument("name", required=False, metavar="[JOB]", callback=name_callback, shell_complete=complete_jobs_and_runs)
 @output_option
 @click.option(
     "--run-dir",
@@ -91,6 +99,7 @@ Exit status:
     "--filename",
     "source",
     metavar="FILE",
+    shell_complete=complete_files,
     help="Report on a job in FILE, the output of kubectl get dt JOB -o yaml or json; - for standard input.",
 )
 @cluster_options

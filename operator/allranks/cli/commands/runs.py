@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.commands.report import Output, output_option
+from allranks.cli.completers import complete_runs
 from allranks.cli.format.duration import age, elapsed
 from allranks.cli.options import FAILED, Duration, print_error
+from allranks.cli.suggestions import SuggestingGroup
 from allranks.errors import AllranksError
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.group(
+    cls=SuggestingGroup,
     invoke_without_command=True,
     epilog="""\b
 Examples:
@@ -73,7 +76,7 @@ def list_(root: Path, output: str | None) -> None:
 
 @runs.command()
 @root_option
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.option("--replica", metavar="ROLE-INDEX", help="Print the logs of this replica only, for example worker-0.")
 def logs(root: Path, run: str, replica: str | None) -> None:
     """Print the logs of a run, pod by pod: each line begins with the pod."""
@@ -96,7 +99,7 @@ def logs(root: Path, run: str, replica: str | None) -> None:
 
 @runs.command()
 @root_option
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @output_option
 def report(root: Path, run: str, output: Output) -> None:
     """Print the report on a run, as allranks report does."""
@@ -109,7 +112,7 @@ def report(root: Path, run: str, output: Output) -> None:
 
 @runs.command()
 @root_option
-@click.argument("names", nargs=-1, required=True, metavar="RUN...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_runs)
 @click.option("--all", "every", is_flag=True, help="With JOB, remove all runs of the job and not only the newest.")
 def rm(root: Path, names: tuple[str, ...], every: bool) -> None:
     """Remove runs: their logs, volumes and status."""
