@@ -36,6 +36,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Name -> (module:attribute, one-line help). The module is imported when the command is used."""
 
+HIDDEN = {"operator-frontend": "allranks.cli.commands.operator_frontend:operator_frontend"}
+"""Commands that only the chart runs. They are not in the help."""
+
 SECTIONS = {
     "On this machine": ("run", "runs", "validate", "render"),
     "On a cluster": (
@@ -53,9 +56,10 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        target = HIDDEN.get(cmd_name) or COMMANDS.get(cmd_name, ("", ""))[0]
+        if not target:
             return None
-        module, name = COMMANDS[cmd_name][0].split(":")
+        module, name = target.split(":")
         try:
             command: click.Command = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
@@ -81,7 +85,7 @@ def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
     package = (error.name or "").partition(".")[0]
     if package in ("", "allranks"):
         raise error
-    extra = "operator" if command == "operator" else "cli"
+    extra = "operator" if command.startswith("operator") else "cli"
     raise click.ClickException(
         f"allranks {command} needs the Python package {package}, which is not installed: "
         f"pip install 'allranks[{extra}]'"
