@@ -158,7 +158,7 @@ class SocketClient:
             async with asyncio.timeout(seconds):
                 reply = await call
         except TimeoutError:
-            raise NoAnswer(f"the operator did not answer for {seconds:.0f} s") from None
+            raise NoAnswer(f"the operator did not answer for {seconds:g} s") from None
         finally:
             del self._calls[request.id]
         if reply.failed:
