@@ -524,9 +524,13 @@ def run_operator(bare: ControlPlane, namespace: str, folder: Path, port: int) ->
             processes[name] = running.enter_context(process(command, log, env=env | changed[name] | sources))
         for probe in ("startupProbe", "livenessProbe"):
             _, *arguments, _ = containers["operator"][probe]["exec"]["command"]
-            eventually(lambda arguments=arguments: not subprocess.run(
-                [sys.executable, *arguments, check], capture_output=True, timeout=60, check=False).returncode)  # fmt: skip
+            check_command = [sys.executable, *arguments, check]
+            eventually(lambda command=check_command: succeeds(command))
         yield processes["operator"]
+
+
+def succeeds(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
 def run_kubelet(bare: ControlPlane, folder: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
