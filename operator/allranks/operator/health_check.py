@@ -11,7 +11,7 @@ import sys
 
 from allranks.operator import socket_protocol as protocol
 
-SECONDS = 5.0
+SECONDS = 4.0
 
 
 def check(path: str) -> str:

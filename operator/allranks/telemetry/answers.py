@@ -1,4 +1,4 @@
-"""Who sent a report, and the response to it. Without the store, so that a process that only speaks HTTP stays small."""
+"""The sender of a report and the response to it. Without the store: a process that only speaks HTTP stays small."""
 
 from __future__ import annotations
 
