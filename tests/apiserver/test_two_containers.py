@@ -129,7 +129,10 @@ FLOODS = {
 }
 
 
-@pytest.mark.parametrize("name", FLOODS)
+@pytest.mark.parametrize(
+    "name",
+    ["garbage", *(pytest.param(name, marks=pytest.mark.nightly) for name in FLOODS if name != "garbage")],
+)
 def test_a_flood_of_the_socket_does_not_stop_the_operator(name: str, world: World, path: str) -> None:
     check = f"{path}c"
     with (

@@ -23,6 +23,7 @@ from allranks.telemetry.answers import Answer, Denied
 from allranks.telemetry.rate_limit import Bucket
 
 _LOG_INTERVAL = 60.0
+_TASK_BYTES = 4096
 
 logger = logging.getLogger("allranks.operator")
 
@@ -42,10 +43,10 @@ class SocketLimits:
     rate: float = 6000.0
     """Requests per second in the long run: two for each report at four times the rate of the report store's target, and
     a burst of as many."""
-    reply_cost: int = 4096
-    """A reply of this many bytes counts as another request: a page of metrics is large."""
+    unit_bytes: int = 4096
+    """So many bytes of a request and its reply count as another request: long tokens and pages of metrics cost time."""
     in_flight_bytes: int = 16 * 1024 * 1024
-    """Of requests that wait for the API server. Each counts for at least 1 KiB."""
+    """Of requests that wait for the API server. Each counts for at least 4 KiB, about the size of its task."""
 
 
 class SocketServer:
@@ -113,12 +114,12 @@ class SocketServer:
             data = await protocol.read_frame(reader, protocol.REQUEST_BYTES)
             request = protocol.decode_request(data)
             if isinstance(request, protocol.Identify | protocol.Admits):
-                await self._start(request, max(1024, len(data)), writer)
+                await self._start(request, max(_TASK_BYTES, len(data)), writer)
                 replied = 0
             else:
                 replied = await self._answer(request, writer)
             await writer.drain()  # A frontend that reads no replies gets no further ones.
-            await self._throttle(1.0 + replied / self._limits.reply_cost)
+            await self._throttle(1.0 + (len(data) + replied) / self._limits.unit_bytes)
             handled += 1
             if handled % self._limits.per_iteration == 0:
                 await asyncio.sleep(0)

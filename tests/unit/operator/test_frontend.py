@@ -322,13 +322,25 @@ def test_the_rate_of_requests_is_bounded_for_all_connections_together(tmp_path: 
 def test_large_replies_count_as_several_requests(tmp_path: Path) -> None:
     async def scenario() -> None:
         began = time.monotonic()
-        async with serving(tmp_path, rate=1000.0, reply_cost=1000) as world:
+        async with serving(tmp_path, rate=1000.0, unit_bytes=1000) as world:
             world.backend.page = bytes(100_000)
             reader, writer = await world.wire()
             writer.write(b"".join(request_frame(Metrics(number)) for number in range(1000)))
             for number in range(15):
                 assert (await reply(reader)).id == number
             assert 1000 + 1000 * (time.monotonic() - began) >= 14 * 100
+
+    run(scenario())
+
+
+def test_long_requests_count_as_several(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        began = time.monotonic()
+        async with serving(tmp_path, rate=1000.0, unit_bytes=100) as world:
+            _, writer = await world.wire()
+            writer.write(request_frame(Report(1, "x" * 5000, b"{}")) * 200)
+            await until(lambda: len(world.backend.reports) >= 30)
+            assert 1000 + 1000 * (time.monotonic() - began) >= 29 * 50
 
     run(scenario())
 
@@ -398,7 +410,7 @@ def test_the_frontend_connects_again_and_answers_503_meanwhile(tmp_path: Path) -
                 waiting = asyncio.create_task(client.identify("right"))
                 await until(lambda: world.server._waiting)
                 await world.server.stop()
-                with pytest.raises(Denied) as denied:
+                with pytest.raises(Denied, match="the operator restarts") as denied:
                     await waiting
                 assert (denied.value.answer.status, denied.value.answer.retry_after) == (503, 1.0)
                 assert (await client.report("right", b"{}")).status == 503
