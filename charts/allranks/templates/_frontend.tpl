@@ -21,8 +21,6 @@ livenessProbe:
 {{- end }}
 
 {{- define "allranks.operatorMounts" -}}
-- name: tmp
-  mountPath: /tmp
 - name: socket
   mountPath: /run/allranks
 - name: token
@@ -91,10 +89,7 @@ livenessProbe:
       readOnly: true
 {{- end }}
 
-{{- define "allranks.volumes" -}}
-- name: tmp
-  emptyDir:
-    sizeLimit: 64Mi
+{{- define "allranks.frontendVolumes" -}}
 - name: socket
   emptyDir:
     sizeLimit: 1Mi
