@@ -42,12 +42,14 @@ class FakeBackend:
     def __init__(self) -> None:
         self.reports: list[tuple[str, bytes]] = []
         self.counts: dict[int, int] = {}
-        self.checks = 0
+        self.checks = self.identified = 0
         self.page = b"up 1\n"
+        self.stored = STORED
         self.wrong = ""
         self.hold: asyncio.Event | None = None
 
     async def identify(self, token: str) -> None:
+        self.identified += 1
         if self.hold:
             await self.hold.wait()
         if token != "right":
@@ -55,7 +57,7 @@ class FakeBackend:
 
     async def report(self, token: str, body: bytes) -> Answer:
         self.reports.append((token, body))
-        return STORED
+        return self.stored
 
     async def check(self, name: str) -> str:
         self.checks += 1
@@ -169,6 +171,39 @@ def test_a_token_that_is_no_ascii_text_is_rejected_without_a_call(tmp_path: Path
             assert (await client.report("\udce9", b"{}")).status == 401
             assert await client.admits("Bearer \udce9", "a") == 401
             assert world.backend.reports == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("status", [401, 403, 503])
+def test_an_accepted_token_is_identified_again_only_after_a_rejection(tmp_path: Path, status: int) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as world, connected(world.path) as client:
+            for _ in range(5):
+                await client.identify("right")
+                await client.report("right", b"{}")
+            assert (world.backend.identified, len(world.backend.reports)) == (1, 5)
+            for _ in range(2):
+                with pytest.raises(Denied):
+                    await client.identify("wrong")
+            assert world.backend.identified == 3, "a rejection is not remembered here"
+            world.backend.stored = Answer(status, {"error": "not accepted"})
+            assert (await client.report("right", b"{}")).status == status
+            await client.identify("right")
+            assert world.backend.identified == 4
+
+    run(scenario())
+
+
+def test_accepted_tokens_are_bounded_and_expire(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as world, connected(world.path, accepted=1, accepted_seconds=0.0) as client:
+            for count in (1, 2):
+                await client.identify("right")
+                assert world.backend.identified == count
+            client._accepted[b"another"] = 0.0
+            await client.identify("right")
+            assert len(client._accepted) == 1
 
     run(scenario())
 
@@ -406,8 +441,9 @@ def test_the_frontend_connects_again_and_answers_503_meanwhile(tmp_path: Path) -
         async with serving(tmp_path) as world:
             path = world.path
             async with connected(path) as client:
+                await client.identify("right")
                 world.backend.hold = asyncio.Event()
-                waiting = asyncio.create_task(client.identify("right"))
+                waiting = asyncio.create_task(client.identify("wrong"))
                 await until(lambda: world.server._waiting)
                 await world.server.stop()
                 with pytest.raises(Denied, match="the operator restarts") as denied:
@@ -422,6 +458,7 @@ def test_the_frontend_connects_again_and_answers_503_meanwhile(tmp_path: Path) -
                 async with serving(tmp_path) as second:
                     await until(lambda: client.connected)
                     await client.identify("right")
+                    assert second.backend.identified == 1, "the new controller has accepted no token yet"
                     await until(lambda: second.backend.counts == {503: 1})
 
     run(scenario())
