@@ -449,7 +449,7 @@ def test_the_frontend_connects_again_and_answers_503_meanwhile(tmp_path: Path) -
                 with pytest.raises(Denied, match="the operator restarts") as denied:
                     await waiting
                 assert (denied.value.answer.status, denied.value.answer.retry_after) == (503, 1.0)
-                assert (await client.report("right", b"{}")).status == 503
+                assert (await client.report("other", b"{}")).status == 503
                 assert await client.check("readyz") == "the operator does not answer: it starts or restarts"
                 with pytest.raises(NoAnswer):
                     await client.metrics()
