@@ -18,17 +18,16 @@
       fieldPath: metadata.namespace
 - name: ALLRANKS_LEASE_SECONDS
   value: {{ .Values.leaderElection.leaseSeconds | int | quote }}
-- name: ALLRANKS_PORT
-  value: "8080"
-- name: ALLRANKS_PROBE_PORT
-  value: "8082"
+{{- /* The container `frontend` serves the ports. */}}
+- name: ALLRANKS_SOCKET
+  value: /run/allranks/operator.sock
+- name: ALLRANKS_CHECK_SOCKET
+  value: /tmp/check.sock
 - name: ALLRANKS_METRICS_AUTH
   value: {{ .Values.metrics.authentication | quote }}
 {{- /* Address of the Service, without the cluster domain, which differs between clusters. */}}
 - name: ALLRANKS_REPORT_URL
   value: {{ if include "allranks.reports" . }}{{ printf "http://%s.%s.svc:8081/v1/report" (include "allranks.fullname" .) .Release.Namespace | quote }}{{ else }}""{{ end }}
-- name: ALLRANKS_REPORT_PORT
-  value: "8081"
 - name: ALLRANKS_NETWORK_POLICIES
   value: {{ include "allranks.jobPolicies" . | default "false" | quote }}
 - name: ALLRANKS_DISRUPTION_BUDGETS

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from allranks.api.job import Job
@@ -16,6 +17,7 @@ from allranks.api.status import FINISHED, Status, Times
 from allranks.core import hang_detection
 from allranks.core.stragglers import newly_slow
 from allranks.frameworks import FRAMEWORKS
+from allranks.operator.backend import Page
 from allranks.operator.job_metrics import MAX_NAMESPACES, BoundedLabel, Families, JobSample
 from allranks.version import __version__
 
@@ -135,9 +137,13 @@ class Metrics:
     def reconciled(self, seconds: float) -> None:
         self.reconcile.observe(seconds)
 
-    def reported(self, code: int) -> None:
-        """Counts a report by the HTTP code of its response."""
-        self.reports.labels(_OUTCOMES.get(code, _WRONG)).inc()
+    def reported(self, code: int, count: int = 1) -> None:
+        """Counts reports by the HTTP code of their response."""
+        self.reports.labels(_OUTCOMES.get(code, _WRONG)).inc(count)
+
+    async def page(self) -> Page:
+        """Takes up to a second with very many series."""
+        return Page(CONTENT_TYPE_LATEST, generate_latest(self.registry))
 
     def wrote(self, job: Job, before: Status, after: Status) -> None:
         """Counts the difference between two persisted statuses."""

@@ -110,6 +110,16 @@ class Settings(BaseSettings):
     report_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8081, description="Port that receives reports; 0 selects a free port."
     )
+    socket: str = Field(
+        "",
+        description="Path of a Unix socket for `allranks operator-frontend`, which then serves the ports above in a "
+        "process without rights. The operator itself opens no port. Empty: the operator serves the ports.",
+    )
+    check_socket: str = Field(
+        "",
+        description="Path of a Unix socket for the liveness check in the operator's own container "
+        "(`python3 -m allranks.operator.health_check PATH`). Only this container may reach it.",
+    )
     network_policies: bool = Field(
         False,
         description="Create a NetworkPolicy for each job: only the job's own pods reach its pods, except on ports that "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from allranks.core.model import RankReport, Reports
 from allranks.core.report_loss import SILENCE
 from allranks.telemetry import schema
+from allranks.telemetry.answers import Answer, ReportSource
 from allranks.telemetry.rate_limit import JOB_INTERVAL, Bucket, Job, Notifier
 
 
@@ -50,31 +51,6 @@ class StoreLimits:
 
 
 _WINDOW_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReportSource:
-    """The pod of a token. Nothing of it comes from the message."""
-
-    job: Job
-    """(namespace, name)"""
-    job_uid: str
-    pod: str
-    pod_uid: str
-    role: str
-    index: int
-    attempt: int
-    restart: int
-    node: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`status` is the HTTP code. What the sender does then: 400 drop the message, 409 stop, 429 and 503 retry later."""
-
-    status: int
-    body: Mapping[str, Any]
-    retry_after: float = 0.0
 
 
 @dataclass(slots=True)

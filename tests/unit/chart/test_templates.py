@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
+from allranks.cli.commands.operator_frontend import operator_frontend
 from allranks.core.policy import Policy
+from allranks.operator import health_check
 from allranks.operator.settings import Settings
 from allranks.telemetry.server import PATH as REPORT_PATH
 from support.helm import CHART, ROOT, Helm, HelmError, Manifest, built
@@ -65,9 +68,13 @@ def pods(objects: list[Manifest]) -> list[Manifest]:
 
 def environment(objects: list[Manifest]) -> dict[str, str | None]:
     """Variables of the operator that have plain values."""
+    return {variable["name"]: variable.get("value") for variable in containers(objects)["operator"]["env"]}
+
+
+def containers(objects: list[Manifest]) -> dict[str, Manifest]:
+    """Those of the Deployment by their names."""
     [deployment] = of_kind(objects, "Deployment")
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
-    return {variable["name"]: variable.get("value") for variable in container["env"]}
+    return {container["name"]: container for container in deployment["spec"]["template"]["spec"]["containers"]}
 
 
 def rules(objects: list[Manifest]) -> list[Manifest]:
@@ -117,14 +124,61 @@ def test_every_pod_satisfies_the_restricted_standard(release: list[Manifest]) ->
             assert container["resources"]["requests"]
             assert container["resources"]["limits"]
         assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(spec)
-        assert all("emptyDir" in volume for volume in spec.get("volumes", ()))
+        for volume in spec.get("volumes", ()):
+            assert volume["emptyDir"]["sizeLimit"] if volume["name"] != "token" else "projected" in volume
 
 
-def test_only_the_operators_pod_gets_a_token(release: list[Manifest]) -> None:
+def test_only_the_operators_container_gets_a_token_and_it_opens_no_port(release: list[Manifest]) -> None:
     assert all(account["automountServiceAccountToken"] is False for account in of_kind(release, "ServiceAccount"))
-    tokens = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in pods(release)
-              if pod["spec"]["automountServiceAccountToken"]}  # fmt: skip
-    assert tokens == {"operator"}
+    with_token = []
+    for pod in pods(release):
+        spec = pod["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert not spec.get("initContainers")
+        assert not spec.get("shareProcessNamespace"), "a process could read the token of another"
+        tokens = {volume["name"] for volume in spec.get("volumes", ()) if "emptyDir" not in volume}
+        with_token += [
+            container
+            for container in spec["containers"]
+            if any(mount["name"] in tokens for mount in container.get("volumeMounts", ()))
+        ]
+    [container] = with_token
+    assert (container["name"], container["command"]) == ("operator", ["allranks", "operator"])
+    assert "ports" not in container
+    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "token"]
+    assert mount == {
+        "name": "token",
+        "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount",
+        "readOnly": True,
+    }
+
+
+def test_the_token_has_the_files_that_the_operator_reads(release: list[Manifest]) -> None:
+    [deployment] = of_kind(release, "Deployment")
+    [volume] = [v for v in deployment["spec"]["template"]["spec"]["volumes"] if v["name"] == "token"]
+    files = set()
+    for source in volume["projected"]["sources"]:
+        [(kind, content)] = source.items()
+        files |= {content["path"]} if kind == "serviceAccountToken" else {item["path"] for item in content["items"]}
+    assert files == {"token", "ca.crt", "namespace"}
+
+
+def test_the_frontend_connects_to_the_socket_of_the_operator_and_cannot_replace_it(release: list[Manifest]) -> None:
+    frontend = containers(release)["frontend"]
+    variables = {variable["name"]: variable["value"] for variable in frontend["env"]}
+    operator = environment(release)
+    socket = Path(str(operator["ALLRANKS_SOCKET"]))
+    assert variables["ALLRANKS_SOCKET"] == str(socket)
+    assert frontend["volumeMounts"] == [{"name": "socket", "mountPath": str(socket.parent), "readOnly": True}]
+    mounts = {mount["mountPath"]: mount["name"] for mount in containers(release)["operator"]["volumeMounts"]}
+    assert mounts[str(socket.parent)] == "socket"
+    check = str(operator["ALLRANKS_CHECK_SOCKET"])
+    assert mounts[str(Path(check).parent)] == "tmp", "the frontend does not mount it"
+    # Each option of the frontend is set here, and each variable is one of its options.
+    options = {option.envvar for option in operator_frontend.params if option.name != "help"}
+    assert options - {"ALLRANKS_ADDRESS"} == set(variables) | {"ALLRANKS_REPORT_PORT"}
+    assert ("ALLRANKS_REPORT_PORT" in variables) == bool(operator["ALLRANKS_REPORT_URL"])
+    assert operator["ALLRANKS_LOG_LEVEL"] == variables["ALLRANKS_LOG_LEVEL"]
 
 
 ALLOWED = {
@@ -268,13 +322,15 @@ def test_extra_volumes_hosts_and_probes_are_those_of_the_values(helm: Helm) -> N
     }
     [deployment] = of_kind(helm.template(values), "Deployment")
     spec = deployment["spec"]["template"]["spec"]
-    container = next(each for each in spec["containers"] if each["name"] == "operator")
+    container, frontend = spec["containers"]
     assert volume in spec["volumes"]
     assert mount in container["volumeMounts"]
     assert spec["hostAliases"] == values["hostAliases"]
     assert spec["dnsPolicy"] == "Default"
-    assert (container["livenessProbe"]["periodSeconds"], container["livenessProbe"]["timeoutSeconds"]) == (60, 9)
-    assert container["readinessProbe"]["timeoutSeconds"] == 9
+    assert mount not in frontend["volumeMounts"]
+    for probe in (container["livenessProbe"], frontend["livenessProbe"]):
+        assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (60, 9)
+    assert frontend["readinessProbe"]["timeoutSeconds"] == 9
 
 
 def test_extra_objects_are_objects_or_text_with_template_syntax(helm: Helm) -> None:
@@ -307,15 +363,28 @@ def test_access_to_metrics_is_reviewed_only_with_authentication(release: list[Ma
 
 
 def test_probes_have_a_port_that_is_in_no_service_and_no_policy(release: list[Manifest]) -> None:
-    [deployment] = of_kind(release, "Deployment")
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert str(ports["probes"]) == environment(release)["ALLRANKS_PROBE_PORT"]
-    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container[kind]["httpGet"]["port"] == "probes"
+    frontend = containers(release)["frontend"]
+    ports = {port["name"]: port["containerPort"] for port in frontend["ports"]}
+    variables = {variable["name"]: variable["value"] for variable in frontend["env"]}
+    assert str(ports["probes"]) == variables["ALLRANKS_PROBE_PORT"]
+    assert str(ports["http"]) == variables["ALLRANKS_PORT"]
+    for kind, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+        assert frontend[kind]["httpGet"] == {"path": path, "port": "probes"}
     for manifest in of_kind(release, "Service", "NetworkPolicy"):
         assert "probes" not in json.dumps(manifest["spec"])
         assert str(ports["probes"]) not in json.dumps(manifest["spec"])
+
+
+def test_a_failure_of_the_frontend_does_not_restart_the_operator(release: list[Manifest]) -> None:
+    """The kubelet runs the check in the container of the operator, on a socket that the frontend cannot reach."""
+    operator = containers(release)["operator"]
+    for kind in ("startupProbe", "livenessProbe"):
+        module = operator[kind]["exec"]["command"][2]
+        assert importlib.import_module(module).main
+        path = environment(release)["ALLRANKS_CHECK_SOCKET"]
+        assert operator[kind]["exec"]["command"] == ["python3", "-m", module, path]
+        assert operator[kind]["timeoutSeconds"] > health_check.SECONDS
+    assert "readinessProbe" not in operator, "that of the frontend asks the operator"
 
 
 def test_the_operator_reads_no_other_crds(helm: Helm) -> None:
@@ -358,8 +427,7 @@ def test_confined_to_namespaces_only_requested_objects_are_cluster_wide(name: st
 def test_pods_get_the_address_of_the_service_at_which_the_operator_listens(release: list[Manifest]) -> None:
     env = environment(release)
     [service] = of_kind(release, "Service")
-    [deployment] = of_kind(release, "Deployment")
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    container = containers(release)["frontend"]
     led = {port["port"]: port["targetPort"] for port in service["spec"]["ports"] if port["name"] == "reports"}
     opened = {port["name"]: port["containerPort"] for port in container["ports"] if port["name"] == "reports"}
     url = env["ALLRANKS_REPORT_URL"]
@@ -369,7 +437,8 @@ def test_pods_get_the_address_of_the_service_at_which_the_operator_listens(relea
     name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
     [port] = led
     assert url == f"http://{name}.{namespace}.svc:{port}{REPORT_PATH}"
-    assert opened == {led[port]: int(env["ALLRANKS_REPORT_PORT"] or 0)}
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert opened == {led[port]: int(variables["ALLRANKS_REPORT_PORT"])}
 
 
 def test_a_confined_operator_gets_the_namespaces_in_which_it_has_rights(helm: Helm) -> None:
