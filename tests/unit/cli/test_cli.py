@@ -122,8 +122,7 @@ def test_pools_are_validated_alone_or_with_jobs():
     (
         "by its rules",
         {"env": [{"name": "TF_CONFIG", "value": "x"}]},
-        "spec.env: variables by which the ranks of tensorflow find one another are set by allranks: remove any of "
-        "TF_CONFIG",
+        "spec.env: variables by which the ranks of tensorflow find one another are set by allranks: remove TF_CONFIG",
     ),
     (
         "inside its template",
