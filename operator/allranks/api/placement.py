@@ -49,7 +49,7 @@ def in_spec(name: str, place: str, roles: frozenset[str], fields: frozenset[str]
     if place == "spec.roles":
         return _among_roles(name, fields)
     if name in roles:
-        return f"is a role: it belongs under spec.roles.{name}"
+        return f"a role belongs under spec.roles: spec.roles.{name}"
     return _pod_part(name, place) or _job_part(name, place, fields)
 
 
@@ -77,7 +77,8 @@ def _pod_part(name: str, place: str) -> str | None:
     if name in POD_FIELDS:
         return f"belongs under {place}.template.spec.{name}"
     if name in CONTAINER_FIELDS:
-        return f"belongs to the container named trainer: {place}.template.spec.containers: [{{name: trainer, {name}: ...}}]"
+        container = f"{place}.template.spec.containers: [{{name: trainer, {name}: ...}}]"
+        return f"belongs to the training container: {container}"
     if name in _GPUS:
         return f"GPUs of each pod belong under {place}.resources.limits[nvidia.com/gpu]"
     if name in _AMOUNTS or "/" in name:
@@ -88,7 +89,7 @@ def _pod_part(name: str, place: str) -> str | None:
 
 
 def _job_part(name: str, place: str, fields: frozenset[str]) -> str | None:
-    if name in _REPLICAS:
+    if name in _REPLICAS or (name == "replica" and place == "spec"):
         return f"the number of pods belongs under {place if place != 'spec' else 'spec.roles.worker'}.replicas"
     if name in _PROCESSES:
         return "belongs under spec.pytorch.processesPerNode"

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from allranks.cli.checks import quantities
 
-_TRAINER = "containers, in the container named trainer"
+_CONTAINER = re.compile(r"\.(containers|initContainers)\[\d+\]$")
 
 
-def in_template(name: str, kind: str, fields: Callable[[str], Mapping[str, str]]) -> str | None:
-    """`belongs under ...` for a field that `kind` does not have; None if Kubernetes has it at no other usual place.
+def in_template(name: str, kind: str, path: str, fields: Callable[[str], Mapping[str, str]]) -> str | None:
+    """`belongs under ...` for a field that `kind`, at `path`, does not have; None if there is no other usual place.
 
     `fields`: the fields of a type of Kubernetes.
     """
     match kind:
         case "PodTemplateSpec":
             if name in ("labels", "annotations"):
-                return f"belongs under metadata.{name} of the template"
+                return f"belongs under {path}.metadata.{name}"
             if name in fields("PodSpec"):
-                return f"belongs under spec.{name} of the template"
+                return f"belongs under {path}.spec.{name}"
             if name in fields("Container"):
-                return f"belongs under spec.{_TRAINER}"
+                return f"belongs to a container: {path}.spec.containers: [{{name: trainer, {name}: ...}}]"
         case "PodSpec":
             if name in ("labels", "annotations"):
-                return f"belongs under metadata.{name} of the template, beside its spec"
+                return f"belongs under {path.removesuffix('.spec')}.metadata.{name}"
             if name in fields("Container"):
-                return f"belongs to a container: under {_TRAINER}"
+                return f"belongs to a container: {path}.containers: [{{name: trainer, {name}: ...}}]"
         case "Container":
             if name in fields("ResourceRequirements"):
-                return f"belongs under resources.{name}"
+                return f"belongs under {path}.resources.{name}"
             if name in fields("PodSpec"):
-                return f"belongs to the pod: under spec.{name} of the template, beside containers"
+                return f"belongs to the pod: {_CONTAINER.sub('', path)}.{name}"
         case "ResourceRequirements":
             if quantities.is_resource(name):
                 return f"put it under limits, as in limits: {{{name}: ...}}"

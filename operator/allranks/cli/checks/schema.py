@@ -191,18 +191,20 @@ def _unknown_value(value: str, allowed: list[str], path: str) -> Problem:
     listed = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
     if near := similar(value, allowed):
         return Problem(path, f"must be {listed}, not {value!r}: did you mean {near}?")
-    what = f"is none of the values of Kubernetes {kubernetes().version}, whose API server refuses it: {listed}"
-    return Problem(path, f"{value!r} {what}", "warning")
+    version = kubernetes().version
+    what = f"Kubernetes {version} has no value {value!r} here, and its API server refuses it: use {listed}"
+    return Problem(path, what, "warning")
 
 
 def _unknown(name: str, kind: str, path: str) -> Problem:
     at = below(path, name)
     types = kubernetes()
-    if place := placement.in_template(name, kind, types.fields):
+    if place := placement.in_template(name, kind, path, types.fields):
         return Problem(at, f"unknown field: {place}")
     if near := similar(name, types.fields(kind)):
         return Problem(at, f"unknown field, did you mean {near}?")
-    return Problem(at, f"Kubernetes {types.version}, whose API server ignores it, has no such field here", "warning")
+    what = f"Kubernetes {types.version} has no such field here, and its API server ignores it"
+    return Problem(at, what, "warning")
 
 
 def similar(word: str, candidates: Sequence[str] | dict[str, str]) -> str | None:
