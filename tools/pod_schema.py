@@ -78,7 +78,9 @@ def notation(schema: dict[str, Any]) -> str:
 
 def text(schema: dict[str, Any]) -> str:
     """JSON with one type in a line, so that differences can be read."""
-    types = ",\n".join(f"{json.dumps(name)}:{json.dumps(of, separators=(',', ':'))}" for name, of in schema["types"].items())
+    types = ",\n".join(
+        f"{json.dumps(name)}:{json.dumps(of, separators=(',', ':'))}" for name, of in schema["types"].items()
+    )
     return f'{{"kubernetes":{json.dumps(schema["kubernetes"])},"types":{{\n{types}\n}}}}\n'
 
 

@@ -59,7 +59,9 @@ def _duplicates(items: Iterable[tuple[str, tuple[int, dict[str, Any]]]], key: st
         if not isinstance(value, str):
             continue
         if value in first:
-            yield Problem(f"{at}.{key}", f"another {what} has the same {key}, {value} ({first[value]}): rename one of them")
+            yield Problem(
+                f"{at}.{key}", f"another {what} has the same {key}, {value} ({first[value]}): rename one of them"
+            )
         first.setdefault(value, at)
 
 
