@@ -1,4 +1,4 @@
-"""Writes the schema of pod templates that `allranks validate` uses: `tools/pod_schema.py`, after an update of Kubernetes.
+"""Writes the types of pod templates that `allranks validate` uses: `tools/pod_schema.py`, for a new Kubernetes version.
 
 The source is the OpenAPI document of the API server that `tools/controlplane.sh` builds. Kept are the names, types,
 required fields and values of everything that a PodTemplateSpec can contain; descriptions are not.
@@ -60,7 +60,7 @@ def compact(document: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 def notation(schema: dict[str, Any]) -> str:
-    """The type of a field. Raises ValueError for a construct that OpenAPI documents of Kubernetes did not have so far."""
+    """The type of a field. Raises ValueError for a construct that this notation cannot express."""
     if references := [*schema.get("allOf", ()), *([schema] if "$ref" in schema else ())]:
         name = references[0]["$ref"].rpartition(".")[2]
         return SPECIAL.get(name, name)

@@ -9,8 +9,8 @@ POD_FIELDS = frozenset(
     "ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname "
     "hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead preemptionPolicy priority "
     "priorityClassName readinessGates resourceClaims restartPolicy runtimeClassName schedulerName schedulingGates "
-    "schedulingGroup securityContext serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain "
-    "terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes".split()
+    "schedulingGroup securityContext serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace "
+    "subdomain terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes".split()
 )
 CONTAINER_FIELDS = frozenset(
     "envFrom imagePullPolicy lifecycle livenessProbe ports readinessProbe resizePolicy restartPolicyRules "

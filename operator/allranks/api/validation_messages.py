@@ -65,10 +65,10 @@ def quotes_hint(value: Any, wanted: str) -> str:
         case "string":
             return "" if isinstance(value, dict | list) or value is None else ": put it in quotes"
         case "integer":
-            whole = isinstance(value, str) and re.fullmatch(r"-?\d+", value)
+            unquoted = isinstance(value, str) and re.fullmatch(r"-?\d+", value) is not None
         case _:
-            whole = value in ("true", "false")
-    return ": remove the quotes" if whole else ""
+            unquoted = value in ("true", "false")
+    return ": remove the quotes" if unquoted else ""
 
 
 def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> str:
@@ -82,7 +82,7 @@ def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> s
     context = detail.get("ctx", {})
     match detail["type"]:
         case "missing":
-            return "is required"
+            return "is required, or generateName" if location == ["metadata", "name"] else "is required"
         case "extra_forbidden":
             return "unknown field" + _suggestion(str(location[-1]), location[:-1], root)
         case "string_type":
@@ -122,8 +122,11 @@ def _list_hint(given: Any, location: list[int | str]) -> str:
     if isinstance(given, str) and field in ("command", "args"):
         return f": write {_argument_list(given, str(field))}"
     if isinstance(given, dict) and field == "env":
-        written = ", ".join(f"{{name: {name}, value: {json.dumps(str(value))}}}" for name, value in given.items())
-        return f": write [{written}]" if len(written) < 120 else ": write - {name: NAME, value: VALUE} for each"
+        texts = {
+            name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in given.items()
+        }
+        written = ", ".join(f"{{name: {name}, value: {json.dumps(text)}}}" for name, text in texts.items())
+        return f": write [{written}]" if len(written) < 120 else ": write {name: NAME, value: VALUE} for each"
     return ""
 
 

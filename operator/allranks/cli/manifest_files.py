@@ -14,7 +14,7 @@ _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SHOWN_COLUMNS = 100
 _HINTS = {
     "did not find expected key": "keys of the same mapping must begin in the same column",
-    "mapping values are not allowed in this context": "check the indentation, and put text that contains ': ' in quotes",
+    "mapping values are not allowed in this context": "check the indentation, and put text with ': ' in quotes",
     "did not find expected '-' indicator": "items of the same list must begin in the same column",
     "could not find expected ':'": "a key is followed by ': '",
 }

@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from allranks.api.job import Job
 from allranks.core.naming import TRAINER
@@ -48,10 +48,11 @@ _USUAL_NAMES = frozenset({"main", "train", "training", "worker", "master", "chie
 def _about_sidecars(job: Job) -> Iterator[Note]:
     """A container is merged into the training container only if it has its name; with any other it runs beside it."""
     parts = [("spec", job.spec), *((f"spec.roles.{role}", part) for role, part in job.spec.roles.items())]
+    templates: list[tuple[str, Any]] = [(path, part.template or {}) for path, part in parts]
     containers = [
         (f"{path}.template.spec.containers[{number}].name", str(container["name"]))
-        for path, part in parts
-        for number, container in enumerate(((part.template or {}).get("spec") or {}).get("containers") or ())
+        for path, template in templates
+        for number, container in enumerate((template.get("spec") or {}).get("containers") or ())
     ]
     if any(name == TRAINER for _, name in containers):
         return

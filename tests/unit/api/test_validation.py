@@ -368,7 +368,11 @@ TYPES = [
     ("a block is a mapping", {"pytorch": 3}, ("spec.pytorch", "must be a mapping, not 3")),
     ("a template is a mapping", {"template": "x"}, ("spec.template", "must be a mapping, not a string")),
     ("yes is not a boolean", {"suspend": "yes"}, ("spec.suspend", "must be true or false, not a string")),
-    ("a working directory is absolute", {"workingDir": "x"}, ("spec.workingDir", "must be an absolute path, which begins with /")),
+    (
+        "a working directory is absolute",
+        {"workingDir": "x"},
+        ("spec.workingDir", "must be an absolute path, which begins with /"),
+    ),
     ("a name is a string", {"name": 3}, ("metadata.name", "must be a string, not 3: put it in quotes")),
     (
         "half a CPU needs quotes",
@@ -521,7 +525,11 @@ TEMPLATES = [
         {"spec": {"terminationGracePeriodSeconds": "30"}},
         ("spec.template.spec.terminationGracePeriodSeconds", "must be a whole number, not a string: remove the quotes"),
     ),
-    ("variables are a list", trainer(env={"X": "1"}), (f"{TRAINER}.env", 'must be a list, not a mapping: write [{name: X, value: "1"}]')),
+    (
+        "variables are a list",
+        trainer(env={"X": "1"}),
+        (f"{TRAINER}.env", 'must be a list, not a mapping: write [{name: X, value: "1"}]'),
+    ),
     ("a variable is a mapping", trainer(env=[1]), (f"{TRAINER}.env[0]", "must be a mapping, not 1")),
     ("a variable has a name", trainer(env=[{"value": "1"}]), (f"{TRAINER}.env[0].name", "is required")),
     ("mounts are a list", trainer(volumeMounts={}), (f"{TRAINER}.volumeMounts", "must be a list, not a mapping")),

@@ -170,7 +170,7 @@ UNREADABLE: list[tuple[str, str | bytes, str]] = [
         "an extra colon",
         "spec:\n  a: b: c",
         "stdin:2:7: is not YAML: mapping values are not allowed in this context: check the indentation, and put text "
-        "that contains ': ' in quotes\n  1 | spec:\n  2 |   a: b: c\n    |       ^",
+        "with ': ' in quotes\n  1 | spec:\n  2 |   a: b: c\n    |       ^",
     ),
     (
         "a tab",

@@ -23,8 +23,9 @@ def written(document: Mapping[str, Any], job: Job | None = None) -> list[Problem
     spec = document.get("spec")
     if not isinstance(spec, dict):
         return []
-    roles = spec.get("roles") if isinstance(spec.get("roles"), dict) else {}
-    parts = [("spec", spec), *((f"spec.roles.{role}", part) for role, part in roles.items() if isinstance(part, dict))]
+    roles: Any = spec.get("roles")
+    named = roles.items() if isinstance(roles, dict) else ()
+    parts = [("spec", spec), *((f"spec.roles.{role}", part) for role, part in named if isinstance(part, dict))]
     merged = pod_template.role_templates(job, pod_template.ANY_PLATFORM) if job else None
     layers = sum(isinstance(part.get("template"), dict) for _, part in parts)
     out: list[Problem] = []
@@ -57,7 +58,10 @@ def written_pool(document: Mapping[str, Any]) -> list[Problem]:
 
 
 def finished(job: Job, pool: PoolSpec | None) -> list[Problem]:
-    """Problems of the pods, and notes, of a job without errors. `pool`: the one that it names, if it is in the files."""
+    """Problems of the pods, and notes, of a job that has no other errors.
+
+    `pool`: the pool that it names, None if that is not in the files.
+    """
     notes = (Problem(note.path, note.message, note.severity) for note in notes_of(job))
     return [*pods.problems(job, pool), *notes]
 

@@ -79,7 +79,7 @@ def _conflicts(resources: Manifest) -> Iterator[tuple[str, str]]:
         elif device and _differ(amount, limit):
             yield name, f"must be equal to the limit, {limit}, not {amount}: a device or huge page is not shared"
         elif not device and _differ(amount, limit) > 0:
-            yield name, f"must not be larger than the limit, {limit}, is {amount}"
+            yield name, f"must not be larger than the limit: {amount} is more than {limit}"
 
 
 def _differ(one: Any, other: Any) -> int:

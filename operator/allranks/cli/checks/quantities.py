@@ -85,11 +85,9 @@ def _name_problems(path: str, name: str) -> Iterator[Problem]:
         if near and name not in _VENDORS and not name.startswith(tuple(f"{vendor}." for vendor in _VENDORS)):
             yield Problem(path, f"is not a usual device, did you mean {near[0]}?", "warning")
         return
-    if meant := DEVICES.get(name.lower()):
-        yield Problem(path, f"is not a resource, did you mean {meant}?")
-    elif meant := _NICKNAMES.get(name.lower()) or next(
-        iter(difflib.get_close_matches(name.lower(), STANDARD, n=1, cutoff=0.75)), None
-    ):
+    lower = name.lower()
+    near = difflib.get_close_matches(lower, STANDARD, n=1, cutoff=0.75)
+    if meant := DEVICES.get(lower) or _NICKNAMES.get(lower) or (near[0] if near else None):
         yield Problem(path, f"is not a resource, did you mean {meant}?")
     else:
         yield Problem(path, "is not a resource: names of devices begin with their vendor, as in nvidia.com/gpu")

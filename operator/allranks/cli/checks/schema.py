@@ -155,10 +155,17 @@ def _union(value: dict[str, Any], union: OneOf, path: str, merged: list[Any]) ->
 
 
 _BESIDE_UNION = frozenset(
-    "prefix failureThreshold initialDelaySeconds periodSeconds successThreshold terminationGracePeriodSeconds "
-    "timeoutSeconds".split()  # noqa: SIM905
+    {
+        "prefix",
+        "failureThreshold",
+        "initialDelaySeconds",
+        "periodSeconds",
+        "successThreshold",
+        "terminationGracePeriodSeconds",
+        "timeoutSeconds",
+    }
 )
-"""Other fields of these types. With a field that Kubernetes 1.36 does not have, a newer API server may be content."""
+"""Other fields of these types. An unknown field may be the member of the union that a newer Kubernetes has."""
 
 
 def _scalar(value: Any, kind: str, path: str) -> Iterator[Problem]:

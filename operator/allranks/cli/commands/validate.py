@@ -66,4 +66,4 @@ def _print(loaded: Loaded | None, findings: Sequence[Finding], output: str) -> N
             click.echo(f"{pool.name} is valid: a TrainingPool")
         for job, title in zip(loaded.jobs, loaded.titles, strict=True):
             pods = sum(role.replicas for _, role in job.spec.roles.items())
-            click.echo(f"{title} is valid: {job.spec.framework}, {pods} pods")
+            click.echo(f"{title} is valid: {job.spec.framework}, {pods} pod{'' if pods == 1 else 's'}")
