@@ -51,9 +51,30 @@ def limits(**amounts: Any) -> Template:
     )
 
 
+def field(path: str) -> dict[str, Any]:
+    return {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def node_affinity(**expression: Any) -> dict[str, Any]:
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", **expression}]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
 MOUNT = {"name": "data", "mountPath": "/data"}
 
 GOOD: list[tuple[str, Template]] = [
+    ("an empty service account", pod(serviceAccountName="")),
+    (
+        "a field and a resource as variables",
+        trainer(
+            env=[
+                field("metadata.labels['a']"),
+                {"name": "B", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
+            ]
+        ),
+    ),
+    ("an affinity to nodes", pod(affinity=node_affinity(operator="In", values=["h100"]))),
+    ("an empty projection", volume({"projected": {"sources": [{}]}})),
     ("an empty template", {}),
     ("an empty spec", {"spec": {}}),
     ("null fields", {"metadata": None, "spec": {"nodeSelector": None}}),
@@ -187,6 +208,22 @@ BAD: list[tuple[str, Template]] = [
     ("a probe with two actions", trainer(livenessProbe={"exec": {"command": ["a"]}, "tcpSocket": {"port": 1}})),
     ("a claim without its name", volume({"persistentVolumeClaim": {}})),
     ("a claim of devices that the pod does not have", trainer(resources={"claims": [{"name": "gpu"}]})),
+]
+
+BAD += [
+    ("a selected label's value with a space", pod(nodeSelector={"a": "b c"})),
+    ("an empty name of a claim", volume({"persistentVolumeClaim": {"claimName": ""}})),
+    ("a config map without its name", volume({"configMap": {"items": []}})),
+    ("a secret's variables without its name", trainer(envFrom=[{"secretRef": {}}])),
+    ("a hook without a command", trainer(lifecycle={"preStop": {"exec": {}}})),
+    ("a port that is too large", trainer(ports=[{"containerPort": 70000}])),
+    ("a field that no container can read", trainer(env=[field("status.podIPp")])),
+    (
+        "a resource without limits or requests",
+        trainer(env=[{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "memory"}}}]),
+    ),
+    ("an operator without values", pod(affinity=node_affinity(operator="In"))),
+    ("an operator with values that it does not use", pod(affinity=node_affinity(operator="Exists", values=["a"]))),
 ]
 
 NEWER: list[tuple[str, Template]] = [

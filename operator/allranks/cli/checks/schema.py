@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from allranks.api.validation_messages import json_type, quotes_hint
-from allranks.cli.checks import placement, quantities
+from allranks.cli.checks import placement, quantities, undocumented
 from allranks.cli.checks.problem import Problem, below, last_key
 from allranks.core.manifests.strategic_merge import MERGE_KEYS
 
@@ -48,8 +48,8 @@ class Kubernetes(NamedTuple):
         """The API documents these unions in prose only (Source: pkg/apis/core/validation)."""
         if kind == "Volume":
             return OneOf(frozenset(self.fields(kind)) - {"name"}, False)  # none is an emptyDir
-        if kind in ("EnvVarSource", "VolumeProjection", "LifecycleHandler"):
-            return OneOf(frozenset(self.fields(kind)), True)
+        if kind in ("EnvVarSource", "LifecycleHandler", "VolumeProjection"):
+            return OneOf(frozenset(self.fields(kind)), kind != "VolumeProjection")
         if kind == "EnvFromSource":
             return OneOf(frozenset({"configMapRef", "secretRef"}), True)
         if kind == "Probe":
@@ -123,13 +123,16 @@ def _object(value: Any, kind: str, path: str, merged: list[Any]) -> Iterator[Pro
     fields = kubernetes().fields(kind)
     for name, one in value.items():
         if name in fields:
-            yield from _problems(one, fields[name], below(path, name), _members(merged, name))
+            of = undocumented.VALUES.get((kind, name), fields[name])
+            yield from _problems(one, of, below(path, name), _members(merged, name))
         else:
             yield _unknown(str(name), kind, path)
-    required = kubernetes().types[kind].get("required", ())
-    for name in required:
-        if name not in _FROM_ELSEWHERE.get(kind, ()) and any(_absent(node, name) for node in merged):
+    for name in (*kubernetes().types[kind].get("required", ()), *undocumented.REQUIRED.get(kind, ())):
+        if value.get(name) == "" and name not in undocumented.MAY_BE_EMPTY:
+            yield Problem(below(path, name), "must not be empty")
+        elif name not in _FROM_ELSEWHERE.get(kind, ()) and any(_absent(node, name) for node in merged):
             yield Problem(below(path, name), "is required")
+    yield from undocumented.problems(value, kind, path)
     if union := kubernetes().one_of(kind):
         yield from _union(value, union, path, merged)
     if kind == "ResourceRequirements":

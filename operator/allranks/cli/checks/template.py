@@ -23,11 +23,12 @@ def problems(template: Any, path: str) -> Iterator[Problem]:
     """Problems of a template at `path`. Parts of a wrong type are skipped; the schema reports them."""
     if not isinstance(template, dict):
         return
-    yield from _labels(template.get("metadata"), f"{path}.metadata")
+    yield from _labels(template.get("metadata"), "labels", f"{path}.metadata")
     spec = template.get("spec")
     if not isinstance(spec, dict):
         return
     path = f"{path}.spec"
+    yield from _labels(spec, "nodeSelector", path)
     named = [(f"{path}.{kind}", item) for kind in CONTAINER_LISTS for item in _items(spec, kind)]
     yield from _duplicates(named, "name", "container")
     for kind in CONTAINER_LISTS:
@@ -36,7 +37,7 @@ def problems(template: Any, path: str) -> Iterator[Problem]:
     yield from _volumes(spec, path)
     yield from tolerations(spec, path)
     for field in ("serviceAccountName", "priorityClassName", "runtimeClassName"):
-        if isinstance(name := spec.get(field), str) and not _SUBDOMAIN.fullmatch(name):
+        if (name := spec.get(field)) and isinstance(name, str) and not _SUBDOMAIN.fullmatch(name):
             yield Problem(f"{path}.{field}", f"{name!r} is not a name: use lower-case letters, digits, '-' and '.'")
 
 
@@ -65,15 +66,16 @@ def _duplicates(items: Iterable[tuple[str, tuple[int, dict[str, Any]]]], key: st
         first.setdefault(value, at)
 
 
-def _labels(metadata: Any, path: str) -> Iterator[Problem]:
-    labels = metadata.get("labels") if isinstance(metadata, dict) else None
+def _labels(part: Any, field: str, path: str) -> Iterator[Problem]:
+    labels = part.get(field) if isinstance(part, dict) else None
     for name, value in labels.items() if isinstance(labels, dict) else ():
-        at = below(f"{path}.labels", str(name))
+        at = below(f"{path}.{field}", str(name))
         if not _LABEL_NAME.fullmatch(str(name)):
             yield Problem(at, f"{name!r} is not the name of a label: use letters, digits, '-', '_', '.' and one '/'")
         if isinstance(value, str) and not _LABEL_VALUE.fullmatch(value):
             rule = "at most 63 letters, digits, '-', '_' and '.', beginning and ending with a letter or digit"
-            yield Problem(at, f"{value!r} is not the value of a label: {rule}; an annotation can have any text")
+            annotation = "; an annotation can have any text" if field == "labels" else ""
+            yield Problem(at, f"{value!r} is not the value of a label: {rule}{annotation}")
 
 
 def _container(container: dict[str, Any], path: str) -> Iterator[Problem]:
