@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from allranks.api import placement
+from allranks.api import old_form, placement
 from allranks.api.crd import Schema
 from allranks.frameworks import FRAMEWORKS
 
@@ -74,6 +74,8 @@ def quotes_hint(value: Any, wanted: str) -> str:
 def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> str:
     given = detail["input"]
     schema = _schema_at(location, root)
+    if sentence := old_form.sentence(location, given):
+        return sentence
     if schema.get("x-kubernetes-int-or-string") and detail["type"] != "missing":
         if word := schema.get("pattern", "").strip("^$"):
             return f"must be a whole number from {schema['minimum']} to {schema['maximum']}, or {word}"
