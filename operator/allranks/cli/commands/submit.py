@@ -74,6 +74,7 @@ async def submit(
 
     try:
         loaded = load(files, sets, pools_suffice=True)
+        documents = loaded.documents
     except InvalidManifest as error:
         print_error(error)
         return BAD_MANIFEST
@@ -83,7 +84,7 @@ async def submit(
     status = OK
     jobs: list[Manifest] = []
     stored: list[Manifest] = []
-    for document in loaded.documents:
+    for document in documents:
         try:
             done, answer = await session.apply(document)
         except ClusterError as error:
