@@ -115,7 +115,7 @@ def _about_variables(message: str, field: str, value: Any) -> str:
         return message
     for step in filter(None, field.split(".")):
         value = (value or {}).get(step)
-    names = {variable.get("name") for variable in value or ()}
+    names = [variable.get("name") for variable in value or () if isinstance(variable, dict)]
     found = [name for name in listed.split(", ") if name in names]
     return f"{what}remove {', '.join(found)}" if found else message
 

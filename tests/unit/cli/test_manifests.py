@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -225,6 +229,64 @@ def test_a_pool_is_checked():
         ),
         ("-: gpu: spec.rdma[rdma/hca]", "'one' is not a quantity: write a whole number, such as 1"),
     ]
+
+
+# --- odd values ------------------------------------------------------------------------------------------------------
+
+FULL = manifest(
+    env=[{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+    resources={"limits": {"cpu": "1", "nvidia.com/gpu": 1}, "requests": {"cpu": 1}},
+    checkpoint={"volume": {"persistentVolumeClaim": {"claimName": "a"}}},
+    roles={"worker": {"replicas": 2, "template": probe(httpGet={"port": 80})}},
+    template={
+        "metadata": {"labels": {"a": "b"}},
+        "spec": {
+            "nodeSelector": {"a": "b"},
+            "tolerations": [{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute"}],
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}]
+                    }
+                }
+            },
+            "volumes": [{"name": "d", "projected": {"sources": [{"configMap": {"name": "a"}}]}}],
+            "containers": [
+                {
+                    "name": "trainer",
+                    "ports": [{"containerPort": 80, "name": "http"}],
+                    "envFrom": [{"secretRef": {"name": "s"}}],
+                    "volumeMounts": [{"name": "d", "mountPath": "/d"}],
+                    "livenessProbe": {"httpGet": {"port": "http"}},
+                },
+                {"name": "logger", "image": "x", "resources": {"claims": [{"name": "a"}]}},
+            ],
+        },
+    },
+)
+ODD = [None, True, -1, 1.5, "", "x", "4GB", "MASTER_PORT", [], {}, ["x"], [["x"]], {"x": "y"}, [{}], [None]]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_odd_values_have_messages_and_no_traceback(seed):
+    source = random.Random(seed)
+    every = list(places(FULL))
+    for _ in range(40):
+        document = copy.deepcopy(FULL)
+        for path in source.sample(every, 2):
+            here = document
+            with contextlib.suppress(TypeError, KeyError, IndexError):  # the first value may have removed the place
+                for step in path[:-1]:
+                    here = here[step]
+                here[path[-1]] = copy.deepcopy(source.choice(ODD))
+        with contextlib.suppress(InvalidManifest):
+            load_documents([("-", document)])
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ _FIELD_PATHS = (
     "status.podIP",
     "status.podIPs",
 )
-_NEEDS_VALUES = frozenset({"In", "NotIn"})
-_NO_VALUES = frozenset({"Exists", "DoesNotExist"})
+_NEEDS_VALUES = ("In", "NotIn")
+_NO_VALUES = ("Exists", "DoesNotExist")
 
 
 def problems(value: dict[str, Any], kind: str, path: str) -> Iterator[Problem]:
