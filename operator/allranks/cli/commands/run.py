@@ -187,6 +187,8 @@ def run(
     others += [("TrainingPool", pool.name) for pool in loaded.pools if pool.name not in named]
     for text in (*texts, *(f"{kind} {name} is not used here" for kind, name in others)):
         _note(human, text, quiet, colour)
+    for severity, text in loaded.notes():
+        _note(human, text, quiet, colour, severity)
     session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet)
     for number, (one, its_notes) in enumerate(zip(runs, notes, strict=True)):
         for text in its_notes:
@@ -223,7 +225,7 @@ _Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions) -> Loaded:
     from allranks.cli.manifests import Additions, load
 
-    return load(files, sets, additions=Additions(*additions))
+    return load(files, sets, additions=Additions(*additions), random_names=True)
 
 
 def _load_script(
@@ -326,6 +328,7 @@ def _print_pods(runs: Iterable[LocalRun]) -> None:
     click.echo(dump([pod for one in runs for pod in one.preview()]), nl=False)
 
 
-def _note(human: TextIO, text: str, quiet: bool, colour: bool) -> None:
+def _note(human: TextIO, text: str, quiet: bool, colour: bool, label: str = "note") -> None:
     if not quiet:
-        click.echo(f"{click.style('note:', dim=True) if colour else 'note:'} {text}", file=human, color=colour)
+        style = {"fg": "yellow"} if label == "warning" else {"dim": True}
+        click.echo(f"{click.style(f'{label}:', **style) if colour else f'{label}:'} {text}", file=human, color=colour)
