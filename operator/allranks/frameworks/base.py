@@ -7,7 +7,7 @@ kopf, nor on local processes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel
 
 from allranks.fields import Rule
+from allranks.frameworks.launcher_options import Note
 
 Scope = Literal["group", "pod"]
 Elasticity = Literal["restarts", "absorbs"]
@@ -219,6 +220,12 @@ class Framework(ABC):
     def ranks_are_pods(self) -> bool:
         """Each pod runs exactly one process, so its rank follows from its node rank."""
         return type(self).processes is Framework.processes
+
+    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
+        """(index, sentence with the cure) for arguments of a valid command that contradict what `wire` sets, such as the
+        rendezvous. `arguments`: the command line of the role's program, before `Wiring.prefix`. `own_command`: it is in
+        the role's section of the manifest."""
+        return []
 
     def root_cause(self, message: str) -> RootCause | None:
         """Parses a launcher's failure report out of the last lines of a pod's log; None if there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib import resources
@@ -28,6 +28,7 @@ from allranks.frameworks.base import (
     Wire,
     Wiring,
 )
+from allranks.frameworks.launcher_options import Note, mpi_notes
 
 
 class HorovodOptions(Model):
@@ -108,6 +109,9 @@ class Horovod(Framework):
 
     def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return frozenset({"worker"} if replicas.get("launcher") else ())  # they run sshd
+
+    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
+        return mpi_notes(arguments, own_launcher=role == "launcher" and own_command)
 
     def root_cause(self, message: str) -> RootCause | None:
         return read_mpirun_report(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
@@ -12,6 +12,7 @@ from pydantic import Field
 
 from allranks.fields import Model, Port
 from allranks.frameworks.base import AttemptContext, Framework, Replica, RoleKind, RootCause, Wire, Wiring
+from allranks.frameworks.launcher_options import Note, torchrun_notes
 
 
 class PyTorchOptions(Model):
@@ -105,6 +106,9 @@ class PyTorch(Framework):
 
     def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("master", 0) if replicas.get("master") else ("worker", None)
+
+    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
+        return torchrun_notes(arguments)
 
     def root_cause(self, message: str) -> RootCause | None:
         return read_torchrun_report(message)

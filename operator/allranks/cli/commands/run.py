@@ -294,13 +294,15 @@ def _mapped(volumes: Sequence[str]) -> dict[str, Path]:
 
 def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
     """The notes on each job. Raises InvalidManifest with every reason why a job cannot run here."""
+    from allranks.core.manifests import command_notes
     from allranks.errors import CannotRun, InvalidManifest
 
     notes: list[list[str]] = []
     problems: list[tuple[str, str]] = []
     for one in runs:
         try:
-            notes.append(one.check())
+            about_command = [f"{path}: {sentence}" for path, sentence in command_notes.notes(one.job)]
+            notes.append([*about_command, *one.check()])
         except CannotRun as error:
             problems += [(one.job.name, line) for line in str(error).splitlines()]
     names = {name for one in runs for name in one.volume_names}

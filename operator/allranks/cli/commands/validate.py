@@ -33,6 +33,7 @@ def validate(files: tuple[str, ...], sets: tuple[str, ...], output: str) -> None
     FILE can be - for standard input.
     """
     from allranks.cli.manifests import load
+    from allranks.core.manifests import command_notes
 
     try:
         loaded = load(files, sets, pools_suffice=True)
@@ -52,3 +53,6 @@ def validate(files: tuple[str, ...], sets: tuple[str, ...], output: str) -> None
         for job in loaded.jobs:
             pods = sum(role.replicas for _, role in job.spec.roles.items())
             click.echo(f"{job.name} is valid: {job.spec.framework}, {pods} pods")
+    for job in loaded.jobs:
+        for path, note in command_notes.notes(job):
+            click.echo(f"note: {job.name}: {path}: {note}", err=True)
