@@ -52,10 +52,20 @@ def decide_restart(job: Job, status: Status, failure: Failure, local: bool = Fal
     if unexecuted:
         return RestartDecision("fail", unexecuted.why, failure.reason, unexecuted.named)
     action, why = _by_default(_just_before(job, status, failure), failure, _made_steps(status))
-    if local and action == "restart" and not trained and not _restarts_requested(job):
-        restarts = f"--restarts {job.spec.restart.max_restarts} restarts it"
-        return RestartDecision("fail", f"not restarted: it failed before its first step ({restarts})", failure.reason)
+    if local and action == "restart" and not trained and not restarts_requested(job):
+        return not_restarted(job, failure)
     return within_budget(job, status, failure, action, why)
+
+
+def restarts_requested(job: Job) -> bool:
+    """Whether the manifest or the command line sets `restart.maxRestarts`, be it to its default."""
+    return "max_restarts" in job.spec.restart.model_fields_set
+
+
+def not_restarted(job: Job, failure: Failure) -> RestartDecision:
+    """A failure before the first step in a local run: the user is there, and corrects the program."""
+    restarts = f"--restarts {job.spec.restart.max_restarts} restarts it"
+    return RestartDecision("fail", f"not restarted: it failed before its first step ({restarts})", failure.reason)
 
 
 def within_budget(job: Job, status: Status, failure: Failure, action: Action, why: str) -> RestartDecision:
@@ -159,11 +169,6 @@ def _has_trained(status: Status, failure: Failure) -> bool:
     since = status.first_running_time
     ran = max(failure.ran_seconds or 0.0, (failure.time - since).total_seconds() if since else 0.0)
     return ran >= NO_PROGRESS_SECONDS
-
-
-def _restarts_requested(job: Job) -> bool:
-    """Whether the manifest or the command line sets `restart.maxRestarts`, be it to its default."""
-    return "max_restarts" in job.spec.restart.model_fields_set
 
 
 def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tuple[Action, str]:
