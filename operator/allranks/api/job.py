@@ -97,8 +97,8 @@ class RestartRule(Model):
     )
     signals: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=64)] | None = Field(
         None,
-        description="Signals that ended the rank that failed first, as numbers, for example 9. Exit code 128 + n matches "
-        "as well, because container runtimes report a signal in this way.",
+        description="Signals that ended the rank that failed first, as numbers, for example 9. Exit code 128 + n "
+        "matches as well, because container runtimes report a signal in this way.",
     )
     reasons: Annotated[list[Reason], Field(min_length=1, max_length=32)] | None = Field(
         None, description="Reasons of the failure, for example OOMKilled, Evicted, NodeLost, Deleted."

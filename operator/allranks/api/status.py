@@ -71,8 +71,8 @@ class Failure(Model):
     )
     signal: Annotated[int, Field(ge=1, le=128)] | None = Field(
         None,
-        description="Signal that ended the program, if that is certain: the kernel or a launcher reported it. A container "
-        "runtime reports only exit code 128 + n, which a program can also exit with.",
+        description="Signal that ended the program, if that is certain: the kernel or a launcher reported it. A "
+        "container runtime reports only exit code 128 + n, which a program can also exit with.",
     )
     reason: Reason = Field("Error", description="OOMKilled, Evicted, NodeLost, Deleted, Error, ...")
     message: Message = Field("", description="The last lines of the program's output.")

@@ -80,7 +80,7 @@ _SHELL: _Patterns = (
     # bash, dash, busybox, ksh: `sh: 1: torchrn: not found`; zsh; env; the helper in the pod (inpod/watch.py).
     (re.compile(r": ([^\s:/]+): (?:command )?not found$"), _NOT_ON_PATH),
     (re.compile(r"command not found: ([^\s/]+)$"), _NOT_ON_PATH),
-    (re.compile(r"^(?:\S*/)?env: ['‘\"]?([^\s/'’\"]+)['’\"]?: No such file or directory$"), _NOT_ON_PATH),
+    (re.compile(r"^(?:\S*/)?env: [^\w./-]?([\w.+-]+)[^\w./-]?: No such file or directory$"), _NOT_ON_PATH),
     (re.compile(r"cannot start ([^\s/:]+): No such file or directory$"), _NOT_ON_PATH),
     (re.compile(r"cannot start (.+): (?:Permission denied|Is a directory)$"), _REFUSED),
     (re.compile(r"cannot start (.+): Exec format error$"), _FORMAT),

@@ -100,8 +100,8 @@ def _announces_steps(ranks: Sequence[RankReport]) -> bool:
 
 
 UNREPORTED = (
-    "hang: no rank has reported yet; a hang cannot be detected without reports (call report(step=...) in the program, or "
-    "set progress.logPattern)"
+    "hang: no rank has reported yet; a hang cannot be detected without reports (call report(step=...) in the program, "
+    "or set progress.logPattern)"
 )
 
 
@@ -138,9 +138,7 @@ def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now:
     )
 
 
-def decide_restart(
-    job: Job, status: Status, failure: Failure, local: bool = False
-) -> restart_policy.RestartDecision:
+def decide_restart(job: Job, status: Status, failure: Failure, local: bool = False) -> restart_policy.RestartDecision:
     """Applies the user's rules for reason Hang or NoFirstStep, then `hang.action`, then the default without `hang`.
 
     `local`: as for `restart_policy.decide_restart`."""
@@ -198,7 +196,8 @@ def _message(job: Job, reports: Reports, lagging: list[RankReport], stall: Stall
     furthest = max(rank.step or 0 for rank in reports.ranks)
     if all(rank.step is None for rank in active):
         limit = job.spec.startup_deadline_seconds
-        return f"no rank completed a first step within {limit} s (startupDeadlineSeconds); ranks that report: {named}; raise the limit if the start takes longer"
+        what = f"no rank completed a first step within {limit} s"
+        return f"{what} (startupDeadlineSeconds: raise it if the start takes longer); ranks that report: {named}"
     stalled = f"no rank has completed a step since {stall.moved_at:%H:%M:%S} UTC"
     if (lagging[0].step or 0) < furthest:
         return f"{stalled}: {named} at step {lagging[0].step or 0}, the others at {furthest}"

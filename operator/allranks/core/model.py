@@ -42,7 +42,7 @@ class Exit:
     """Termination of the training container for good. A container that its kubelet restarts in place has none."""
 
     code: int
-    """Exit code as kubelet reports it: 128 + n for a process that signal n ended, and also for one that exits with it."""
+    """Exit code as kubelet reports it: 128 + n for a process that signal n ended, or that exited with this code."""
     finished_at: datetime
     reason: str = "Error"
     """`Completed`, `Error`, `OOMKilled`, ... as kubelet reports it."""

@@ -222,9 +222,9 @@ class Framework(ABC):
         return type(self).processes is Framework.processes
 
     def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
-        """(index, sentence with the cure) for arguments of a valid command that contradict what `wire` sets, such as the
-        rendezvous. `arguments`: the command line of the role's program, before `Wiring.prefix`. `own_command`: it is in
-        the role's section of the manifest."""
+        """(index, sentence with the cure) for arguments of a valid command that contradict what `wire` sets, such as
+        the rendezvous. `arguments`: the command line of the role's program, before `Wiring.prefix`. `own_command`: it
+        is in the role's section of the manifest."""
         return []
 
     def root_cause(self, message: str) -> RootCause | None:

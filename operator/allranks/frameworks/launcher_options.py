@@ -75,5 +75,7 @@ def mpi_notes(arguments: Sequence[str], own_launcher: bool) -> list[Note]:
     if not own_launcher:
         program = arguments[0].rpartition("/")[2]
         return [(0, f"allranks starts the ranks of Horovod: remove {program} and its options, and keep the program")]
-    hosts = [i for i, argument in enumerate(arguments) if argument.startswith("-") and argument.lstrip("-") in _MPI_HOSTS]
+    hosts = [
+        i for i, argument in enumerate(arguments) if argument.startswith("-") and argument.lstrip("-") in _MPI_HOSTS
+    ]
     return [(i, f"allranks writes the hostfile of mpirun: remove {arguments[i]} and its value") for i in hosts]

@@ -156,7 +156,7 @@ class Watch:
                 os.kill(self._process.pid, number)
 
     def _wait(self) -> int:
-        """Waits for the program; returns its exit code, -n for signal n. Reaps orphans, since this process may be PID 1.
+        """Waits for the program; returns its exit code, -n for signal n. Reaps orphans: this process may be PID 1.
         Signals, including SIGCHLD, wake it through a pipe: a signal right before a blocking waitpid would be forwarded
         too late."""
         assert self._process is not None

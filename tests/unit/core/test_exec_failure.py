@@ -64,7 +64,11 @@ CASES = [
     ("dash", failure(exit_code=127, message="loading\nsh: 1: torchrn: not found"), "torchrn is not on PATH"),
     ("zsh", failure(exit_code=127, message="zsh:1: command not found: torchrn"), "torchrn is not on PATH"),
     ("busybox", failure(exit_code=127, message="sh: torchrn: not found"), "torchrn is not on PATH"),
-    ("env", failure(exit_code=127, message="env: ‘torchrn’: No such file or directory"), "torchrn is not on PATH"),
+    (
+        "env",
+        failure(exit_code=127, message="env: \u2018torchrn\u2019: No such file or directory"),
+        "torchrn is not on PATH",
+    ),
     (
         "the helper in the pod",
         failure(exit_code=127, message="allranks: cannot start torchrn: No such file or directory"),

@@ -26,7 +26,7 @@ SAME_SIGNAL = RestartDecision(
 BROKEN_NODE = {
     "reason": "StartError",
     "exit_code": 128,
-    "message": "failed to create containerd task: OCI runtime create failed: nvidia-container-cli: initialization error",
+    "message": "OCI runtime create failed: nvidia-container-cli: initialization error",
     "ran_seconds": 0.0,
 }
 OOM = {"reason": "OOMKilled", "exit_code": 137, "signal": 9}
@@ -167,7 +167,12 @@ DEFAULTS = [
         SIGNAL,
     ),
     *(
-        (f"{name} twice of the same rank before any progress is a bug", failure(attempt=1, **ended), failure(**ended), SAME_SIGNAL)
+        (
+            f"{name} twice of the same rank before any progress is a bug",
+            failure(attempt=1, **ended),
+            failure(**ended),
+            SAME_SIGNAL,
+        )
         for name, ended in (
             ("SIGSEGV", {"exit_code": 139, "signal": 11}),
             ("SIGSEGV as an exit code", {"exit_code": 139}),

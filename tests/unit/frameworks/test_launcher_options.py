@@ -65,7 +65,12 @@ CASES = [
     (
         "allranks starts the ranks of Horovod",
         {"framework": "horovod", "command": ["horovodrun", "-np", "2", "python3", "train.py"]},
-        [("spec.command[0]", "allranks starts the ranks of Horovod: remove horovodrun and its options, and keep the program")],
+        [
+            (
+                "spec.command[0]",
+                "allranks starts the ranks of Horovod: remove horovodrun and its options, and keep the program",
+            )
+        ],
     ),
     (
         "a launcher of the user's own uses the hosts of allranks",

@@ -1,4 +1,4 @@
-"""Notes on commands that contradict what allranks sets: the job is valid, and probably does something else than meant."""
+"""Notes on commands that contradict what allranks sets. The job is valid, but its ranks may not form one group."""
 
 from __future__ import annotations
 
