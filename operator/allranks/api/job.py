@@ -259,7 +259,8 @@ class SpecBase(Container):
     startup_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = Field(
         600,
         description="Fail the job if an image cannot be pulled, a container's configuration is invalid or volumes "
-        "cannot be mounted for this long. Once all pods have run, the job waits instead.",
+        "cannot be mounted for this long. Once all pods have run, the job waits instead. It is also the limit for the "
+        "first step of ranks that announced their steps, or of all ranks that report if hang is set.",
         json_schema_extra=rules(*cel.FIXED),
     )
     scheduling: Scheduling = Field(
