@@ -303,6 +303,30 @@ def test_a_signal_is_what_the_kernel_reports_and_no_exit_code(
     assert {name: last[name] for name in ("exitCode", "signal") if name in last} == failure
 
 
+def test_that_hang_has_no_effect_without_reports_is_said_once(cli: Cli) -> None:
+    cli.job("sh", "-c", MEET, hang={"timeoutSeconds": 1})
+    process = cli.start()
+    assert process.stdout
+    said = "hang: no rank has reported yet; a hang cannot be detected without reports"
+    for line in process.stdout:
+        if said in line:
+            break
+    (cli.directory / "go").touch()
+    out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out
+    assert said not in out
+
+
+def test_an_option_that_contradicts_allranks_is_noted(cli: Cli) -> None:
+    cli.job("torchrun", "--standalone", "train.py", roles={"worker": {"replicas": 2}})
+    note = "note: spec.command[1]: each pod would train alone; allranks connects the ranks: remove --standalone\n"
+    assert note in cli.run("job.yaml").stdout
+    validated = subprocess.run(
+        [sys.executable, "-m", "allranks", "validate", "job.yaml"], cwd=cli.directory, text=True, capture_output=True
+    )
+    assert (validated.returncode, validated.stderr) == (0, note.replace("note: ", "note: job: "))
+
+
 def test_the_same_signal_twice_of_the_same_rank_fails_the_job_as_a_bug(cli: Cli) -> None:
     cli.job("sh", "-c", "kill -SEGV $$", roles={"worker": {}}, restart={"maxRestarts": 3, "backoffSeconds": 0})
     done = cli.run()
