@@ -45,7 +45,7 @@ class EarlierFailures:
         """The failure of an individually restarted replica, already counted, that caused this one."""
         killed = possible_signal(failure.exit_code, failure.signal) == SIGKILL
         noticed = failure.reason == "Error" and failure.exit_code is not None and not killed
-        if not noticed or scope(self._job, failure.role, failure.index) != "group":
+        if not noticed or scope(self._job, failure.role, failure.index) != "Group":
             return None
         if self._before and same_way(self._before, failure):
             return None  # the previous attempt failed in the same way without an upstream failure
@@ -62,7 +62,7 @@ class EarlierFailures:
 
     def counted(self, failure: Failure) -> bool:
         """Whether another individually restarted replica failed in the same way just before, and was counted."""
-        if failure.reason != "Error" or scope(self._job, failure.role, failure.index) == "group":
+        if failure.reason != "Error" or scope(self._job, failure.role, failure.index) == "Group":
             return False
         began = failure.time - timedelta(seconds=failure.ran_seconds or 0.0)
         own = naming.replica_key(failure.role, failure.index)

@@ -145,7 +145,7 @@ def decide_restart(job: Job, status: Status, failure: Failure, local: bool = Fal
     if by_user := restart_policy.by_rules(job.spec.restart.rules or [], failure):
         return restart_policy.within_budget(job, status, failure, *by_user)
     action, why = _default_action(job, status, failure)
-    if local and action == "restart" and job.spec.hang is None and not restart_policy.restarts_requested(job):
+    if local and action == "Restart" and job.spec.hang is None and not restart_policy.restarts_requested(job):
         return restart_policy.not_restarted(job, failure)
     return restart_policy.within_budget(job, status, failure, action, why)
 
@@ -158,8 +158,8 @@ def _default_action(job: Job, status: Status, failure: Failure) -> tuple[restart
         return job.spec.hang.action, why
     before = status.attempt_failure
     if before and before.reason == NO_FIRST_STEP:
-        return "fail", f"{why}, twice in a row"
-    return "restart", why
+        return "Fail", f"{why}, twice in a row"
+    return "Restart", why
 
 
 def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
@@ -172,7 +172,7 @@ def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
 
 
 def already_recorded(status: Status, stall: StallWindow) -> bool:
-    """Whether `status.lastFailure` is this stall. With action `ignore` it is recorded only once."""
+    """Whether `status.lastFailure` is this stall. With action `Ignore` it is recorded only once."""
     last = status.last_failure
     return last is not None and last.reason in (REASON, NO_FIRST_STEP) and last.time >= stall.moved_at - _JITTER
 

@@ -15,7 +15,7 @@ from allranks.core.model import LIMIT_EXCEEDED
 from allranks.core.root_cause import is_uncounted, same_way
 from allranks.frameworks.base import Scope
 
-Action = Literal["restart", "restartUncounted", "fail", "ignore"]
+Action = Literal["Restart", "RestartUncounted", "Fail", "Ignore"]
 
 MAX_BACKOFF_SECONDS = 300
 NO_PROGRESS_SECONDS = 120
@@ -32,7 +32,7 @@ class RestartDecision:
     action: Action
     why: str
     reason: str = ""
-    """For `fail`: the reason of condition Failed."""
+    """For `Fail`: the reason of condition Failed."""
     names_cause: bool = False
     """The sentence names the cause, so that the last line of the log adds nothing."""
 
@@ -44,15 +44,15 @@ def decide_restart(job: Job, status: Status, failure: Failure, local: bool = Fal
     """
     rules = job.spec.restart.rules or []
     if topology.is_last_of_target(job, status, failure.role, failure.index):
-        rules = [rule for rule in rules if rule.action != "ignore"]  # no other replica can complete the job
+        rules = [rule for rule in rules if rule.action != "Ignore"]  # no other replica can complete the job
     if by_user := by_rules(rules, failure):
         return within_budget(job, status, failure, *by_user)
     trained = _has_trained(status, failure)
     unexecuted = None if trained else exec_failure.explain(job, failure, local)
     if unexecuted:
-        return RestartDecision("fail", unexecuted.why, failure.reason, unexecuted.named)
+        return RestartDecision("Fail", unexecuted.why, failure.reason, unexecuted.named)
     action, why = _by_default(_just_before(job, status, failure), failure, _made_steps(status))
-    if local and action == "restart" and not trained and not restarts_requested(job):
+    if local and action == "Restart" and not trained and not restarts_requested(job):
         return not_restarted(job, failure)
     return within_budget(job, status, failure, action, why)
 
@@ -65,21 +65,21 @@ def restarts_requested(job: Job) -> bool:
 def not_restarted(job: Job, failure: Failure) -> RestartDecision:
     """A failure before the first step in a local run: the user is there, and corrects the program."""
     restarts = f"--restarts {job.spec.restart.max_restarts} restarts it"
-    return RestartDecision("fail", f"not restarted: it failed before its first step ({restarts})", failure.reason)
+    return RestartDecision("Fail", f"not restarted: it failed before its first step ({restarts})", failure.reason)
 
 
 def within_budget(job: Job, status: Status, failure: Failure, action: Action, why: str) -> RestartDecision:
     """Turns a counted restart that exceeds maxRestarts into a failure of the job, and so an uncounted one after
     MAX_IDLE_RESTARTS."""
     counted = status.restarts.counted
-    if action == "restart" and counted >= job.spec.restart.max_restarts:
+    if action == "Restart" and counted >= job.spec.restart.max_restarts:
         allowed = job.spec.restart.max_restarts
         budget = (
             "restart.maxRestarts is 0" if not allowed else f"all {allowed} restarts of restart.maxRestarts are used"
         )
-        return RestartDecision("fail", budget, "MaxRestartsExceeded")
-    if action == "restartUncounted" and _is_exhausted(job, status, failure):
-        return RestartDecision("fail", f"{MAX_IDLE_RESTARTS} restarts in a row without progress", "NoProgress")
+        return RestartDecision("Fail", budget, "MaxRestartsExceeded")
+    if action == "RestartUncounted" and _is_exhausted(job, status, failure):
+        return RestartDecision("Fail", f"{MAX_IDLE_RESTARTS} restarts in a row without progress", "NoProgress")
     return RestartDecision(action, why, failure.reason)
 
 
@@ -103,7 +103,7 @@ def idle_restarts(job: Job, status: Status, failure: Failure, alone: bool) -> in
 
 def _is_exhausted(job: Job, status: Status, failure: Failure) -> bool:
     """An elastic worker that restarts alone is never exhausted: the other workers continue without it."""
-    alone = scope(job, failure.role, failure.index) == "pod"
+    alone = scope(job, failure.role, failure.index) == "Pod"
     if alone and topology.elasticity(job) == "absorbs":
         return False
     return idle_restarts(job, status, failure, alone) > MAX_IDLE_RESTARTS
@@ -151,7 +151,7 @@ def scope(job: Job, role: str, index: int) -> Scope:
 def _just_before(job: Job, status: Status, failure: Failure) -> Failure | None:
     """The replica's previous failure in this attempt if it restarts individually; else the previous attempt's."""
     alone = status.replica_restarts.get(naming.replica_key(failure.role, failure.index))
-    if alone and alone.failure and scope(job, failure.role, failure.index) == "pod":
+    if alone and alone.failure and scope(job, failure.role, failure.index) == "Pod":
         return alone.failure
     return status.attempt_failure
 
@@ -173,31 +173,31 @@ def _has_trained(status: Status, failure: Failure) -> bool:
 
 def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tuple[Action, str]:
     if is_uncounted(failure.reason):
-        return "restartUncounted", "a disruption, not a failure of the program"
+        return "RestartUncounted", "a disruption, not a failure of the program"
     if failure.reason == LIMIT_EXCEEDED:
-        return "restart", "the pod exceeded a limit of its own"
+        return "Restart", "the pod exceeded a limit of its own"
     if failure.reason == "OOMKilled":
         if before and before.reason == "OOMKilled":
-            return "fail", "out of memory twice in a row"
-        return "restart", "out of memory for the first time"
+            return "Fail", "out of memory twice in a row"
+        return "Restart", "out of memory for the first time"
     signal = possible_signal(failure.exit_code, failure.signal)
     unstarted = failure.reason in exec_failure.CANNOT_START
     failed = failure.exit_code is not None and 1 <= failure.exit_code <= 127 and signal is None
     idle = not stepped and before is not None and _no_progress(before) and _no_progress(failure)
     if before and idle and same_way(before, failure):
         if failed or unstarted:
-            return "fail", "failed the same way twice before any progress: a bug in the program, not a fault"
+            return "Fail", "failed the same way twice before any progress: a bug in the program, not a fault"
         if signal in FAULTS and (before.role, before.index) == (failure.role, failure.index):
-            return "fail", "ended by the same signal twice before any progress: a bug in the program, not a fault"
+            return "Fail", "ended by the same signal twice before any progress: a bug in the program, not a fault"
     if unstarted:
-        return "restart", "its container could not be started"
+        return "Restart", "its container could not be started"
     if failed:
-        return "restart", "the program failed"
+        return "Restart", "the program failed"
     if failure.exit_code is None:
-        return "restart", "the pod failed before its program ran"
+        return "Restart", "the pod failed before its program ran"
     if failure.signal is not None:
-        return "restart", f"the program was ended by {signal_name(failure.signal)}"
-    return "restart", "the program was ended by a signal, or asked to be run again"
+        return "Restart", f"the program was ended by {signal_name(failure.signal)}"
+    return "Restart", "the program was ended by a signal, or asked to be run again"
 
 
 def _no_progress(failure: Failure) -> bool:

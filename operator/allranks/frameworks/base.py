@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from allranks.fields import Rule
 from allranks.frameworks.launcher_options import Note
 
-Scope = Literal["group", "pod"]
+Scope = Literal["Group", "Pod"]
 Elasticity = Literal["restarts", "absorbs"]
 
 
@@ -28,8 +28,8 @@ class RoleKind:
     description: str
     max_replicas: int | None = None
     """None: as many as the API allows."""
-    scope: Scope = "group"
-    """Default restart scope. `group` for ranks that communicate, because the peers of a dead rank only hang; `pod` for
+    scope: Scope = "Group"
+    """Default restart scope. `Group` for ranks that communicate, because the peers of a dead rank only hang; `Pod` for
     replicas that can be replaced alone, such as parameter servers."""
     ranked: bool = True
     """Whether pods of this role hold ranks."""

@@ -128,7 +128,7 @@ def test_the_message_names_what_was_not_found_and_where(case):
 def test_a_program_that_is_not_found_fails_the_job_at_once(local, why, ended):
     """Not even a restart that is asked for would find it."""
     of = job(image="example.org/train:1", restart={"maxRestarts": 3})
-    assert decide_restart(of, Status(), ended, local) == RestartDecision("fail", why, ended.reason, names_cause=True)
+    assert decide_restart(of, Status(), ended, local) == RestartDecision("Fail", why, ended.reason, names_cause=True)
 
 
 TRAINED = [
@@ -141,4 +141,4 @@ TRAINED = [
 def test_after_progress_a_program_that_is_not_found_is_a_failure_as_any_other(case):
     (status,) = case
     ended = failure(exit_code=127, message="sh: 1: evaluate: not found", time=at(60))
-    assert decide_restart(job(), status, ended) == RestartDecision("restart", "the program failed", "Error")
+    assert decide_restart(job(), status, ended) == RestartDecision("Restart", "the program failed", "Error")

@@ -105,26 +105,26 @@ AGAIN = [PastAttempt(attempt=0, end_time=NOW, reason="NoFirstStep", failure=LATE
 
 
 @table(
-    ("it restarts, and counts", {}, [], False, "restart", WHY),
-    ("the second time in a row fails the job", {}, AGAIN, False, "fail", f"{WHY}, twice in a row"),
+    ("it restarts, and counts", {}, [], False, "Restart", WHY),
+    ("the second time in a row fails the job", {}, AGAIN, False, "Fail", f"{WHY}, twice in a row"),
     (
         "a local run does not restart it",
         {},
         [],
         True,
-        "fail",
+        "Fail",
         "not restarted: it failed before its first step (--restarts 3 restarts it)",
     ),
-    ("a local run restarts it on request", {"restart": {"maxRestarts": 3}}, [], True, "restart", WHY),
+    ("a local run restarts it on request", {"restart": {"maxRestarts": 3}}, [], True, "Restart", WHY),
     (
         "a rule of the user comes first",
-        {"restart": {"rules": [{"reasons": ["NoFirstStep"], "action": "restartUncounted"}]}},
+        {"restart": {"rules": [{"reasons": ["NoFirstStep"], "action": "RestartUncounted"}]}},
         AGAIN,
         True,
-        "restartUncounted",
-        "restart.rules[0] says restartUncounted",
+        "RestartUncounted",
+        "restart.rules[0] says RestartUncounted",
     ),
-    ("with hang, its action applies", {"hang": {"timeoutSeconds": 60, "action": "ignore"}}, AGAIN, True, "ignore", WHY),
+    ("with hang, its action applies", {"hang": {"timeoutSeconds": 60, "action": "Ignore"}}, AGAIN, True, "Ignore", WHY),
 )
 def test_what_a_missing_first_step_leads_to(case: Any) -> None:
     fields, history, local, action, why = case

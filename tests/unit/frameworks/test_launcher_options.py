@@ -76,7 +76,7 @@ CASES = [
         "a launcher of the user's own uses the hosts of allranks",
         {
             "framework": "horovod",
-            "horovod": {"controller": "mpi"},
+            "horovod": {"controller": "MPI"},
             "command": ["python3", "train.py"],
             "roles": {
                 "launcher": {"command": ["mpirun", "-np", "2", "--hostfile", "hosts", "python3", "train.py"]},
