@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel
 
 from allranks.fields import Rule
-from allranks.frameworks.launcher_options import Note
 
 Scope = Literal["Group", "Pod"]
 Elasticity = Literal["restarts", "absorbs"]
@@ -141,6 +140,9 @@ class Shared:
 Wire = Callable[[Replica], Wiring]
 """Returns the wiring of one replica of an attempt."""
 
+
+Note = tuple[int, str]
+"""(index of an argument of a command, a sentence with the cure)"""
 
 FILES_DIR = "/etc/allranks"
 SSH_DIR = "/etc/allranks-ssh"
