@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from allranks.api.job import Job
+from allranks.core.manifests import command_notes
 from allranks.core.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
 
@@ -29,7 +30,8 @@ class Note:
 
 def notes_of(job: Job) -> list[Note]:
     """All notes on a job for which `pods.problems` is empty."""
-    return [*_about_log_pattern(job), *_about_sidecars(job)]
+    about_commands = (Note(path, message, "warning") for path, message in command_notes.notes(job))
+    return [*_about_log_pattern(job), *_about_sidecars(job), *about_commands]
 
 
 def _about_log_pattern(job: Job) -> Iterator[Note]:
