@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from allranks.api import cel_rules, job, pool
 from allranks.api.job import API_VERSION, GROUP, VERSION
+from allranks.api.merged_rules import merged
 from allranks.api.status import Status
 from allranks.fields import Rule
 
@@ -105,7 +106,7 @@ def crd(kind: str = job.KIND) -> Schema:
         "served": True,
         "storage": True,
         "additionalPrinterColumns": columns,
-        "schema": {"openAPIV3Schema": root_schema(resource.kind)},
+        "schema": {"openAPIV3Schema": merged(root_schema(resource.kind))},
     }
     names = {
         "kind": resource.kind,
