@@ -86,8 +86,8 @@ RESOURCES: Mapping[str, Resource] = {
         columns=(
             ("Framework", "string", ".spec.framework", "Framework of the job.", 0),
             ("Phase", "string", ".status.phase", "State of the job.", 0),
-            ("Ready", "string", ".status.ready", "Ready pods and all pods.", 0),
-            ("Restarts", "integer", ".status.restarts.counted", "Restarts that count against maxRestarts.", 0),
+            ("Ready", "string", ".status.ready", "Pods that run or have succeeded, and all pods.", 0),
+            ("Restarts", "string", ".status.restartSummary", "All restarts, and how many disruptions caused.", 0),
             ("Progress", "string", ".status.progress.summary", "Completed and total steps.", 0),
             ("ETA", "string", ".status.progress.eta", "Estimated time to the last step.", 0),
             _AGE,

@@ -250,6 +250,9 @@ class Status(Model):
         False, description="All pods of the attempt were observed. If one is missing afterwards, it was deleted."
     )
     restarts: RestartCounts = Field(default_factory=RestartCounts, description="Numbers of restarts of the job.")
+    restart_summary: Reason | None = Field(
+        None, description="For kubectl get: all restarts, and how many of them disruptions caused: 3 (1 disrupted)."
+    )
     replica_restarts: Annotated[dict[Name, ReplicaRestarts], Field(max_length=10_000)] = Field(
         default_factory=dict, description="Replicas (role-index) that were restarted alone in the current attempt."
     )
@@ -270,7 +273,7 @@ class Status(Model):
         default_factory=dict, description="Numbers of pods in the current attempt, by role."
     )
     ready: Annotated[str, StringConstraints(max_length=32)] = Field(
-        "", description="Ready pods and all pods, for example 5/5."
+        "", description="Pods that run or have succeeded, and all pods: 5/5."
     )
     avoided_nodes: Annotated[list[Name], Field(max_length=10)] = Field(
         default_factory=list,
