@@ -26,7 +26,7 @@ from support.kubelet import Hand, Program
 from support.live import eventually, job, phase
 
 ROOT = Path(__file__).parents[2]
-PREVIOUS = "1ead104"
+PREVIOUS = "1ca16f4"
 """Commit of the previous version."""
 SETTLED = {"running": "Running", "elastic": "Running", "suspended": "Suspended", "finished": "Succeeded"}
 
