@@ -4,6 +4,7 @@ tokens.
 
 python bench/reports.py                          # 1,000 jobs of 8 ranks, each way of sending for 30 s
 python bench/reports.py --jobs 100 --seconds 10
+python bench/reports.py --frontend               # with the HTTP server in a process of its own, as in the chart
 
 steady: each rank sends at the requested interval, like the library in a program that calls report() every second.
 every second: each rank sends once per second, regardless of the requested interval.
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -25,142 +25,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from allranks.api.status import Status
-from allranks.api.validation import parse
-from allranks.core import naming
-from allranks.core.manifests.report_env import AUDIENCE
-from allranks.core.model import Observed, Platform, Pod
-from allranks.core.reconcile import reconcile
-from allranks.kube.pod_codec import Meta, Owner, Raw, RawSpec, RawStatus, to_cached_pod
-from allranks.operator.cache import PodCache
-from allranks.operator.report_auth import Reviews
-from allranks.operator.timing import Clock, Timing
-from allranks.telemetry.server import PATH, Server
-from allranks.telemetry.store import ReportStore
+from report_receiver import token
+
+from allranks.telemetry.server import PATH
 
 WAYS = ("steady", "every second", "hostile")
 HOSTILE_CONNECTIONS = 300
 CLOCK = os.sysconf("SC_CLK_TCK")
-
-
-def pod_uid(job: int, rank: int) -> str:
-    return f"00000000-0000-4000-{job:04x}-{rank:012x}"
-
-
-def token(job: int, rank: int) -> str:
-    """A token with the size of a real one."""
-    claims = {
-        "aud": [AUDIENCE],
-        "exp": 2**33,
-        "iss": "https://kubernetes.default.svc",
-        "sub": "system:serviceaccount:bench:default",
-        "kubernetes.io": {
-            "namespace": "bench",
-            "pod": {"name": naming.pod_name(f"job-{job}", "worker", rank, 0), "uid": pod_uid(job, rank)},
-            "serviceaccount": {"name": "default", "uid": pod_uid(0, 0)},
-        },
-    }
-    parts = [{"alg": "RS256", "kid": "x" * 40}, claims]
-    return ".".join(
-        [base64.urlsafe_b64encode(json.dumps(p).encode()).decode().rstrip("=") for p in parts] + ["s" * 342]
-    )
-
-
-# The server's process
-
-
-class YesMan:
-    """Replaces the client of the API server."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    async def request(self, verb: str, path: str, body: Any, retry_timeout: float) -> bytes:
-        self.asked += 1
-        await asyncio.sleep(0.002)  # latency of a real one
-        payload = body["spec"]["token"].split(".")[1]
-        pod = json.loads(base64.urlsafe_b64decode(payload + "==="))["kubernetes.io"]["pod"]
-        extra = {
-            "authentication.kubernetes.io/pod-name": [pod["name"]],
-            "authentication.kubernetes.io/pod-uid": [pod["uid"]],
-        }
-        user = {"username": "system:serviceaccount:bench:default", "extra": extra}
-        return json.dumps({"status": {"authenticated": True, "audiences": [AUDIENCE], "user": user}}).encode()
-
-
-class Core:
-    """Reconciles jobs on request, and keeps the status that would have been written."""
-
-    def __init__(self, jobs: int, ranks: int) -> None:
-        document = {
-            "apiVersion": "allranks.dev/v1alpha1",
-            "kind": "DistributedTraining",
-            "metadata": {"name": "job", "namespace": "bench", "uid": "u"},
-            "spec": {"framework": "pytorch", "image": "x", "command": ["x"], "roles": {"worker": {"replicas": ranks}}},
-        }
-        now = datetime.now(UTC)
-        start = Observed(parse(document), Status(), (), now, Platform("operator:1", report_url="http://x/v1/report"))
-        for _ in range(3):
-            start = replace(start, status=reconcile(start).status or start.status)
-        pods = tuple(
-            Pod(naming.pod_name("job", "worker", rank, 0), pod_uid(0, rank), "worker", rank, 0, phase="Running",
-                started_at=now, placed_at=now, created_at=now, node="n")
-            for rank in range(ranks)
-        )  # fmt: skip
-        running = replace(start, pods=pods)
-        self.observed = {
-            ("bench", f"job-{job}"): replace(running, status=reconcile(running).status or running.status)
-            for job in range(jobs)
-        }
-        self.decisions = self.writes = 0
-
-    def decide(self, job: tuple[str, str], hub: ReportStore) -> None:
-        observed = replace(self.observed[job], now=datetime.now(UTC), reports=hub.snapshot(job, f"uid-{job[1]}", 0))
-        status = reconcile(observed).status
-        self.decisions += 1
-        if status is not None:
-            self.writes += 1
-            self.observed[job] = replace(observed, status=status, reports=None)
-
-
-async def serve(jobs: int, ranks: int) -> None:
-    pods, core, api = PodCache(lambda key, urgent: None), Core(jobs, ranks), YesMan()
-    manifests = {("bench", f"job-{job}"): {"metadata": {"uid": f"uid-job-{job}"}} for job in range(jobs)}
-    for job in range(jobs):
-        for rank in range(ranks):
-            labels = {naming.JOB_LABEL: f"job-{job}", naming.ROLE_LABEL: "worker", naming.INDEX_LABEL: str(rank),
-                      naming.ATTEMPT_LABEL: "0"}  # fmt: skip
-            owner = Owner("DistributedTraining", f"job-{job}", f"uid-job-{job}", True)
-            meta = Meta(
-                naming.pod_name(f"job-{job}", "worker", rank, 0), "bench", pod_uid(job, rank), "1", labels, [owner]
-            )
-            pods.upsert(to_cached_pod(Raw(meta, RawSpec("node"), RawStatus("Running"))))
-    hub = ReportStore(lambda: datetime.now(UTC), lambda job: core.decide(job, hub))
-    reviews = Reviews(api, pods, manifests.get, timing=Timing(), clock=Clock())  # type: ignore[arg-type]
-    answers: Counter[int] = Counter()
-
-    def count(status: int) -> None:
-        answers[status] += 1
-
-    server = Server(reviews.identify, hub.ingest, address="127.0.0.1", count=count)
-    await server.start()
-    loop = asyncio.get_running_loop()
-    print(json.dumps({"port": server.port}), flush=True)
-    while await loop.run_in_executor(None, sys.stdin.readline):
-        kept = sum(len(hub.snapshot(job, f"uid-{job[1]}", 0).ranks) for job in manifests)
-        print(json.dumps({
-            "answers": answers, "reviews": api.asked, "ranks_kept": kept, "decisions": core.decisions,
-            "status_writes": core.writes, "connections": server.connections, "interval": hub.interval,
-        }), flush=True)  # fmt: skip
-    await server.stop()
-
-
-# The senders' process
 
 
 class Rank(asyncio.Protocol):
@@ -284,10 +158,19 @@ def memory(pid: int) -> float:
     return round(int(found[0].split()[1]) / 1024, 1)
 
 
+def processors(pids: dict[str, int]) -> Counter[str]:
+    return Counter({name: processor(pid) for name, pid in pids.items()})
+
+
+def memories(pids: dict[str, int]) -> dict[str, float]:
+    return {name: memory(pid) for name, pid in pids.items()}
+
+
 @contextlib.contextmanager
-def server_process(jobs: int, ranks: int) -> Iterator[tuple[int, int, Callable[[], Any]]]:
-    """Yields (pid, port, a function that returns its statistics)."""
-    command = [sys.executable, __file__, "--serve", f"--jobs={jobs}", f"--ranks={ranks}"]
+def server_process(jobs: int, ranks: int, separate: bool) -> Iterator[tuple[dict[str, int], int, Callable[[], Any]]]:
+    """Yields (process IDs by name, port, a function that returns its statistics)."""
+    receiver = Path(__file__).with_name("report_receiver.py")
+    command = [sys.executable, receiver, f"--jobs={jobs}", f"--ranks={ranks}", *(["--frontend"] if separate else [])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
         assert process.stdout
@@ -299,7 +182,9 @@ def server_process(jobs: int, ranks: int) -> Iterator[tuple[int, int, Callable[[
             return json.loads(stdout.readline())
 
         try:
-            yield process.pid, json.loads(stdout.readline())["port"], ask
+            address = json.loads(stdout.readline())
+            pids = {"operator": process.pid} | {name: address[name] for name in ("frontend",) if name in address}
+            yield pids, address["port"], ask
         finally:
             stdin.close()
             try:
@@ -308,11 +193,11 @@ def server_process(jobs: int, ranks: int) -> Iterator[tuple[int, int, Callable[[
                 process.kill()
 
 
-async def measure(way: str, jobs: int, ranks: int, seconds: float) -> dict[str, Any]:
+async def measure(way: str, jobs: int, ranks: int, seconds: float, separate: bool) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
     tally = Counter[str]()
-    with server_process(jobs, ranks) as (pid, port, ask):
-        before = memory(pid)
+    with server_process(jobs, ranks, separate) as (pids, port, ask):
+        before = memories(pids)
         fleet, spread = Fleet(port, 1.0 if way == "every second" else None), random.Random(1)
         crew = [Rank(fleet, job, rank) for job in range(jobs) for rank in range(ranks)]
         for rank in crew:
@@ -324,10 +209,10 @@ async def measure(way: str, jobs: int, ranks: int, seconds: float) -> dict[str, 
             attackers = [asyncio.create_task(attack(port, fleet, tally)) for _ in range(HOSTILE_CONNECTIONS)]
         fleet.reset()
         first, fleet.lost = ask(), 0
-        after, used, own, began = memory(pid), processor(pid), time.process_time(), time.monotonic()
+        after, used, own, began = memories(pids), processors(pids), time.process_time(), time.monotonic()
         await asyncio.sleep(seconds)
         took = time.monotonic() - began
-        used, own, end = processor(pid) - used, time.process_time() - own, memory(pid)
+        used, own, end = processors(pids) - used, time.process_time() - own, memories(pids)
         statuses, latencies = dict(fleet.statuses), sorted(fleet.latencies)
         now = ask()
         fleet.over = True
@@ -343,9 +228,9 @@ async def measure(way: str, jobs: int, ranks: int, seconds: float) -> dict[str, 
         "way": way,
         "ranks": jobs * ranks,
         "requested_interval": now["interval"],
-        "processor_share": round(used / took, 3),
+        "processor_share": {name: round(seconds / took, 3) for name, seconds in used.items()},
         "messages_per_second": round(taken / took),
-        "milliseconds_per_message": round(1000 * used / max(1, taken), 3),
+        "milliseconds_per_message": round(1000 * used.total() / max(1, taken), 3),
         "answers_to_ranks": statuses,
         "latency_ms": {str(p): round(1000 * latencies[int(len(latencies) * p / 100)], 1) for p in (50, 99)},
         "memory_mb": {"empty": before, "all ranks reported": after, "end": end},
@@ -365,13 +250,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8, help="ranks per job (default 8)")
     parser.add_argument("--seconds", type=float, default=30.0, help="duration of each measurement (default 30)")
     parser.add_argument("--way", choices=WAYS, action="append", help="run only this mode; can be repeated")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--frontend", action="store_true", help="run the HTTP server in a process of its own")
     given = parser.parse_args()
-    if given.serve:
-        asyncio.run(serve(given.jobs, given.ranks))
-        return
     for way in given.way or WAYS:
-        print(json.dumps(asyncio.run(measure(way, given.jobs, given.ranks, given.seconds)), indent=2), flush=True)
+        measured = asyncio.run(measure(way, given.jobs, given.ranks, given.seconds, given.frontend))
+        print(json.dumps(measured, indent=2), flush=True)
 
 
 if __name__ == "__main__":

@@ -268,7 +268,7 @@ NEEDED = [
     *((verb, "pods") for verb in ("create", "get", "list", "watch", "delete")),
     *((verb, what) for what in ("services", "configmaps") for verb in ("create", "get")),
     ("delete", "configmaps"),
-    *(("create", "secrets"), ("create", "events"), ("patch", "events")),
+    *(("create", "secrets"), ("create", "events"), ("patch", "events"), ("get", "namespaces")),
 ]
 FORBIDDEN = [
     *((verb, "secrets") for verb in ("get", "list", "watch", "update", "patch", "delete")),
@@ -282,7 +282,8 @@ FORBIDDEN = [
         ("delete", "services"),
         ("create", "serviceaccounts"),
     ),
-    *(("get", "namespaces"), ("list", "nodes"), ("create", "roles.rbac.authorization.k8s.io")),
+    *((verb, "namespaces") for verb in ("list", "watch", "create", "update", "patch", "delete")),
+    *(("list", "nodes"), ("create", "roles.rbac.authorization.k8s.io")),
     *(("list", "customresourcedefinitions.apiextensions.k8s.io"), ("create", POOL), ("delete", POOL)),
     *(("get", "leases.coordination.k8s.io"), ("create", "leases.coordination.k8s.io")),
 ]
@@ -497,21 +498,40 @@ def test_the_operator_does_all_its_work_with_these_rights_and_settings(
 
 @contextlib.contextmanager
 def run_operator(bare: ControlPlane, namespace: str, folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts the operator like the Deployment, with the token of its ServiceAccount, but locally and on another
-    port."""
-    [container] = deployment(bare, namespace)["spec"]["template"]["spec"]["containers"]
-    env = {v["name"]: namespace if "valueFrom" in v else v.get("value", "") for v in container["env"]}
+    """Starts both containers of the Deployment, with the token of its ServiceAccount for the operator, but locally and
+    on other ports. Yields the operator's process."""
+    containers = {c["name"]: c for c in deployment(bare, namespace)["spec"]["template"]["spec"]["containers"]}
     config = json.loads(bare.kubeconfig.read_text())
     token = bare.kubectl("create", "token", "allranks", f"--namespace={namespace}").stdout.strip()
     config["users"][0]["user"] = {"token": token}
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(json.dumps(config))
-    env |= {"ALLRANKS_PORT": str(port), "ALLRANKS_REPORT_PORT": "0", "ALLRANKS_ADDRESS": "127.0.0.1"}
-    env |= {"ALLRANKS_PROBE_PORT": "0", "KUBECONFIG": str(kubeconfig)}
-    program, *arguments = container["command"]
-    assert program == "allranks"
-    with process([sys.executable, "-m", program, *arguments], folder / f"operator-{port}.log", env=env) as running:
-        yield running
+    check = str(folder / f"c{port}")
+    sockets = {"ALLRANKS_SOCKET": str(folder / f"s{port}"), "ALLRANKS_CHECK_SOCKET": check}
+    changed = {
+        "operator": {**sockets, "KUBECONFIG": str(kubeconfig)},
+        "frontend": {**sockets, "ALLRANKS_PORT": str(port), "ALLRANKS_PROBE_PORT": "0", "ALLRANKS_REPORT_PORT": "0",
+                     "ALLRANKS_ADDRESS": "127.0.0.1"},
+    }  # fmt: skip
+    with contextlib.ExitStack() as running:
+        processes = {}
+        sources = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+        for name, container in containers.items():
+            env = {v["name"]: namespace if "valueFrom" in v else v.get("value", "") for v in container["env"]}
+            program, *arguments = container["command"]
+            assert program == "allranks"
+            command = [sys.executable, "-m", program, *arguments]
+            log = folder / f"{name}-{port}.log"
+            processes[name] = running.enter_context(process(command, log, env=env | changed[name] | sources))
+        for probe in ("startupProbe", "livenessProbe"):
+            _, *arguments, _ = containers["operator"][probe]["exec"]["command"]
+            check_command = [sys.executable, *arguments, check]
+            eventually(lambda command=check_command: succeeds(command))
+        yield processes["operator"]
+
+
+def succeeds(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
 def run_kubelet(bare: ControlPlane, folder: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:

@@ -171,7 +171,7 @@ class RunningOperator:
             await transport.die()
 
     async def _close(self) -> None:
-        for server in (self.operator.reports, self.operator.server):
+        for server in (self.operator.reports, self.operator.server, *self.operator._sockets):
             with contextlib.suppress(Exception):
                 if server:
                     await server.stop()

@@ -39,11 +39,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 HIDDEN = {
     "list": "allranks.cli.commands.get:get",
     "operator": "allranks.cli.commands.operator:operator",
+    "operator-frontend": "allranks.cli.commands.operator_frontend:operator_frontend",
     "inject": "allranks.cli.commands.inject:inject",
 }
 """Name -> module:attribute of commands that the help does not list: programs of pods, and another name of get."""
 
-IN_PODS = ("operator", "inject")
+IN_PODS = ("operator", "operator-frontend", "inject")
 """Commands that images and the chart run. The reference describes them."""
 
 SECTIONS = {

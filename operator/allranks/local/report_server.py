@@ -17,7 +17,7 @@ from allranks.core.naming import TRAINER
 from allranks.pod_bundle import copy_library
 
 if TYPE_CHECKING:
-    from allranks.telemetry import server, store
+    from allranks.telemetry import answers, server, store
 
 EXAMPLE_URL = "http://127.0.0.1:8081/v1/report"
 """A placeholder for manifests that are only printed."""
@@ -28,9 +28,9 @@ class LocalReports:
 
     def __init__(self, job: tuple[str, str], uid: str, node: str, run_dir: Path, wake: Callable[[], None]) -> None:
         self._job, self._uid, self._node, self._run_dir, self._wake = job, uid, node, run_dir, wake
-        self._sources: dict[str, store.ReportSource] = {}
+        self._sources: dict[str, answers.ReportSource] = {}
         self._store: store.ReportStore | None = None
-        self._server: server.Server | None = None
+        self._server: server.Server[answers.ReportSource] | None = None
         self.url = ""
         """Empty without a server: aiohttp is not installed (`pip install 'allranks[cli]'`)."""
 
@@ -39,7 +39,9 @@ class LocalReports:
             from allranks.telemetry import server, store
         except ImportError:
             return
-        self._store = store.ReportStore(lambda: datetime.now(UTC), lambda _: self._wake())
+        # A person watches a single job: few ranks report more often than on a cluster, many ranks as often as there.
+        limits = store.StoreLimits(interval_min=2.0, interval_max=5.0, job_interval=1.0, target_rate=50.0)
+        self._store = store.ReportStore(lambda: datetime.now(UTC), lambda _: self._wake(), limits=limits)
         self._server = server.Server(self._identify, self._store.ingest, address="127.0.0.1")
         await self._server.start()
         self.url = f"http://127.0.0.1:{self._server.port}{server.PATH}"
@@ -65,7 +67,7 @@ class LocalReports:
         """The manifest with a token for the pod, and with the report library on its PYTHONPATH."""
         if not self._store:
             return manifest
-        from allranks.telemetry.store import ReportSource
+        from allranks.telemetry.answers import ReportSource
 
         token = secrets.token_urlsafe(32)
         path = self._run_dir / "tokens" / pod.name
@@ -97,5 +99,5 @@ class LocalReports:
             own["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         return {**container, "env": [*env, *({"name": name, "value": value} for name, value in own.items())]}
 
-    async def _identify(self, token: str) -> store.ReportSource | None:
+    async def _identify(self, token: str) -> answers.ReportSource | None:
         return self._sources.get(token)

@@ -16,18 +16,20 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from allranks.core import report_loss
-from allranks.kube import compact_jobs, pod_codec
+from allranks.kube import pod_codec
 from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError
 from allranks.kube.transport import Transport
+from allranks.operator.http_servers import HttpServers, Ports
+from allranks.operator.job_metrics import JobSample
 from allranks.operator.leader_election import Lease
+from allranks.operator.local_backend import LocalBackend
 from allranks.operator.metrics import Metrics, Sampled
 from allranks.operator.metrics_auth import MetricsGate
-from allranks.operator.probes import METRICS_LIMITS, PROBE_LIMITS, Scrapes, Server, probe
-from allranks.operator.report_server import ReportServer
 from allranks.operator.session import Dependencies, Session, dict_field, stop_on_signals
 from allranks.operator.settings import Settings
+from allranks.operator.socket_server import SocketServer
 from allranks.operator.timing import Clock, Timing
 
 _LONG_SESSION = 60.0
@@ -58,40 +60,39 @@ class Operator:
         # The same in all sessions: after a session that failed, the Lease that is still ours is not waited for.
         self._identity = f"{os.environ.get('HOSTNAME') or os.uname().nodename}_{uuid.uuid4().hex[:8]}"
         self._gate = MetricsGate(self._review_client, self._using.clock) if settings.metrics_auth else None
-        probes = {"/healthz": probe(self.unhealthy), "/readyz": probe(self.unready)}
-        routes = {**probes, "/metrics": Scrapes(self.metrics.registry, self._gate).answer}
-        self.server = Server(settings.address, settings.port, routes, METRICS_LIMITS)
-        self.probes = (
-            None if settings.probe_port is None else Server(settings.address, settings.probe_port, probes, PROBE_LIMITS)
-        )
-        self.reports = (
-            ReportServer(settings, lambda: self.session, self.metrics.reported) if settings.report_url else None
-        )
+        checks = {"healthz": self.unhealthy, "readyz": self.unready}
+        backend = LocalBackend(lambda: self.session, checks, self.metrics, self._gate)
+        self._http = None if settings.socket else HttpServers(_ports(settings), backend)
+        self.server = self._http.metrics if self._http else None
+        self.probes = self._http.probes if self._http else None
+        self.reports = self._http.reports if self._http else None
+        self._sockets = [SocketServer(path, backend) for path in (settings.socket, settings.check_socket) if path]
         self.metrics.registry.register(
-            Sampled(self._jobs, lambda: self.depth, self._ages, self._reporting, self._reports_lost, self._unreadable)
+            Sampled(
+                self._jobs,
+                lambda: self.depth,
+                self._ages,
+                self._reporting,
+                self._reports_lost,
+                self._unreadable,
+                self.metrics.namespaces,
+            )
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs until `stop` is set or SIGTERM or SIGINT arrives. Raises OSError when a port is in use."""
+        """Runs until `stop` is set or SIGTERM or SIGINT arrives. Raises OSError when a port is in use, SocketError when
+        a socket cannot be created."""
         stop_on_signals(stop)
         stopping = asyncio.create_task(stop.wait(), name="stop")
-        await self.server.start()
-        logger.info("serving /metrics, /healthz and /readyz on port %s", self.server.port)
+        servers: list[SocketServer | HttpServers] = [*self._sockets, *([self._http] if self._http else [])]
         try:
-            if self.probes:
-                await self.probes.start()
-                logger.info("serving probes on port %s", self.probes.port)
-            if self.reports:
-                await self.reports.start()
-                logger.info("receiving reports on port %s", self.reports.port)
+            for server in servers:
+                await server.start()
             await self._sessions(stop, stopping)
         finally:
             stopping.cancel()
-            if self.reports:
-                await self.reports.stop()
-            if self.probes:
-                await self.probes.stop()
-            await self.server.stop()
+            for server in reversed(servers):
+                await server.stop()
             if self._gate:
                 await self._gate.close()
         logger.info("stopped")
@@ -181,12 +182,9 @@ class Operator:
             return ""  # A standby is ready.
         return "" if self.session and self.session.synced else "caches are not synced yet"
 
-    def _jobs(self) -> Iterator[tuple[str, str]]:
-        if self.session:
-            for key in self.session.jobs:
-                job = self.session.jobs.get(key) or {}
-                framework = compact_jobs.spec_of(job).framework
-                yield framework, str(dict_field(job, "status").get("phase") or "Pending")
+    def _jobs(self) -> Iterator[JobSample]:
+        if session := self.session:
+            yield from session.gpus.samples(session.jobs, session.jobs.get, self._using.clock.now())
 
     def _reporting(self) -> int:
         return self.session.reports.reporting if self.session else 0
@@ -202,6 +200,11 @@ class Operator:
 
     def _ages(self) -> Iterable[tuple[str, float]]:
         return self.session.ages() if self.session else ()
+
+
+def _ports(settings: Settings) -> Ports:
+    reports = settings.report_port if settings.report_url else None
+    return Ports(settings.address, settings.port, settings.probe_port, reports)
 
 
 def _is_true(conditions: Any, kind: str) -> bool:

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Any, Protocol
 
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
-from allranks.api.status import FINISHED, Status
+from allranks.api.status import Status
 from allranks.core.model import Event, Manifest, Observed, Plan, PodRef
 from allranks.core.reconcile import reconcile
 from allranks.core.sync import DELETION_REFUSED
 from allranks.kube import job_codec
 from allranks.kube.errors import ApiError, Fenced, Refused, Unavailable
-from allranks.operator.apply import Executor, Rejections
+from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.job_queue import JobQueue
-from allranks.operator.observer import Decoded, Observer
-from allranks.operator.status_writer import FieldDropped, StatusWriter, WriteState
+from allranks.operator.job_state import JobState
+from allranks.operator.namespace_cache import NamespaceNotUsable
+from allranks.operator.observer import Observer
+from allranks.operator.status_writer import FieldDropped, StatusWriter
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import ShutDown
 
@@ -44,41 +44,6 @@ class Meter(Protocol):
     def reconciled(self, seconds: float) -> None: ...
     def wrote(self, job: Job, before: Status, after: Status) -> None: ...
     def field_dropped(self) -> None: ...
-
-
-@dataclass
-class _KeyState:
-    """What is kept about a job between two reconciles. Losing it costs a little work."""
-
-    rejections: Rejections = field(default_factory=Rejections)
-    create_blocked: bool = False
-    """A create was rejected, and neither the job changed nor a pod ended since: nothing else makes room in a quota."""
-    companions_due: float | None = None
-    """When to check the companions of a running job again."""
-    check_companions: bool = False
-    retry_at: float | None = None
-    wake_at: float | None = None
-    """When the plan asks for the next reconcile."""
-    writes: WriteState = field(default_factory=WriteState)
-    invalid: str = ""
-    """Why the job cannot be decoded or evaluated, once it is reported."""
-    status_rejected: str = ""
-    """Why the status could not be written; already reported."""
-    decoded: Decoded = field(default_factory=Decoded)
-
-    def begin(self, now: float) -> bool:
-        """Clears deadlines that have passed. Whether any of them permits further creates."""
-        due = False
-        if self.retry_at is not None and self.retry_at <= now:
-            self.retry_at, due = None, True
-        if self.wake_at is not None and self.wake_at <= now:
-            self.wake_at, due = None, True
-        if self.companions_due is not None and self.companions_due <= now:
-            self.companions_due, self.check_companions = None, True
-        if self.rejections.deletions_retry_at is not None and self.rejections.deletions_retry_at <= now:
-            self.rejections.deletions_retry_at = None
-        self.writes.due = None
-        return due
 
 
 class Controller:
@@ -101,7 +66,7 @@ class Controller:
         self._observer, self._executor, self._recorder, self._meter = observer, executor, recorder, meter
         self._decide, self._timing, self._clock = decide, timing, clock
         self._writer = StatusWriter(executor, jobs, timing, clock)
-        self._states: dict[JobKey, _KeyState] = {}
+        self._states: dict[JobKey, JobState] = {}
         self._dropped: set[str] = set()
         """Dropped fields that were logged."""
         self._workers: set[asyncio.Task[None]] = set()
@@ -153,14 +118,12 @@ class Controller:
             worker.cancel()
 
     async def _worker(self, key: JobKey) -> None:
-        state = self._states.setdefault(key, _KeyState())
-        changed, due = self.queue.begin(key), state.begin(self._clock.monotonic())
-        state.create_blocked = state.create_blocked and not (changed or due)
+        state = self._states.setdefault(key, JobState())
+        state.begin(self._clock.monotonic(), changed=self.queue.begin(key))
         try:
             if await self._reconcile_once(key, state):
                 self.queue.forget(key)
-                if not state.rejections.by_object:
-                    state.retry_at = None
+                state.end()
             else:
                 self._retry(key, state)
         except Fenced:
@@ -188,10 +151,17 @@ class Controller:
             else:
                 self._schedule(key, state)
 
-    async def _reconcile_once(self, key: JobKey, state: _KeyState) -> bool:
+    async def _reconcile_once(self, key: JobKey, state: JobState) -> bool:
         """False: the core raised, so the job is tried again with a backoff."""
         raw = self.jobs.get(key)
         if raw is None:
+            return True
+        try:
+            await self._observer.prepare(raw)
+        except NamespaceNotUsable as error:
+            await self._report_invalid(key, raw, state, "NamespacePolicyInvalid", str(error))
+            return False
+        if (raw := self.jobs.get(key)) is None:
             return True
         observed: Observed | None = None
         began = time.perf_counter()
@@ -209,10 +179,10 @@ class Controller:
             await self._report_raised(key, raw, state, observed, error)
             return False
         state.invalid = ""
-        self._set_wake_at(state, plan.wake_at)
+        state.set_wake_at(plan.wake_at, self._clock)
         if plan.stack_dump_id and (reports := self._observer.reports):
             reports.stack_dump_id(key, plan.stack_dump_id)
-        self._set_companions_due(state, observed, plan)
+        state.set_companions_due(observed, plan, self._clock, self._timing)
         if plan.write_ahead:
             state.create_blocked = False
         elif await self._sync_objects(key, raw, state, observed, plan):
@@ -233,7 +203,7 @@ class Controller:
         self._meter.reconciled(ended - decides)
         return plan
 
-    async def _sync_objects(self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, plan: Plan) -> bool:
+    async def _sync_objects(self, key: JobKey, raw: Manifest, state: JobState, observed: Observed, plan: Plan) -> bool:
         """Deletes and creates. Whether there were creates and all of them succeeded."""
         rejections = state.rejections
         may_create = await self._delete_pods(key, raw, state, observed, plan.delete)
@@ -249,19 +219,13 @@ class Controller:
         before = dict(rejections.by_object)
         state.create_blocked = True  # An exception leaves it set until the retry.
         await self._executor.create(raw, plan.create, rejections, plan.superseded)
-        state.create_blocked = bool(rejections.by_object)
-        if rejections.by_object:
-            rejections.tries += 1
-            delay = min(self._timing.retry_max, 2.0 ** (rejections.tries - 1))
-            state.retry_at = self._clock.monotonic() + delay
-        else:
-            rejections.tries = 0
+        state.created(self._clock, self._timing)
         if rejections.by_object != before:
             self.queue.add(key)
         return bool(plan.create) and not rejections.by_object
 
     async def _delete_pods(
-        self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, pods: Sequence[PodRef]
+        self, key: JobKey, raw: Manifest, state: JobState, observed: Observed, pods: Sequence[PodRef]
     ) -> bool:
         """Deletes pods; rejected deletions are retried with a backoff. False: there are new rejections, and the core
         decides first whether new pods wait for them."""
@@ -280,7 +244,7 @@ class Controller:
             self.queue.add(key)
         return not new
 
-    async def _write_status(self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed, plan: Plan) -> None:
+    async def _write_status(self, key: JobKey, raw: Manifest, state: JobState, observed: Observed, plan: Plan) -> None:
         assert plan.status is not None
         try:
             written = await self._writer.write(key, raw, state.writes, plan.status)
@@ -309,7 +273,7 @@ class Controller:
             logger.log(level, "%s", event.message, extra=fields)
 
     async def _report_raised(
-        self, key: JobKey, raw: Manifest, state: _KeyState, observed: Observed | None, error: Exception
+        self, key: JobKey, raw: Manifest, state: JobState, observed: Observed | None, error: Exception
     ) -> None:
         """A rule or a codec raised. Marks the job, or names its pool."""
         what = f"{type(error).__name__}: {error}"
@@ -317,7 +281,7 @@ class Controller:
         message = f"the operator cannot evaluate this job ({what}): correct its spec, or report a bug of the operator"
         if observed and self._pool_raised(observed):
             reason = "InvalidPool"
-            message = f'TrainingPool "{observed.job.spec.pool}" cannot be used until it is corrected ({what})'
+            message = f'TrainingPool "{observed.pool_name}" cannot be used until it is corrected ({what})'
         await self._report_invalid(key, raw, state, reason, message, error)
 
     def _pool_raised(self, observed: Observed) -> bool:
@@ -331,7 +295,7 @@ class Controller:
         return True
 
     async def _report_invalid(
-        self, key: JobKey, raw: Manifest, state: _KeyState, reason: str, message: str, error: Exception | None = None
+        self, key: JobKey, raw: Manifest, state: JobState, reason: str, message: str, error: Exception | None = None
     ) -> None:
         """Marks a job that cannot be decoded or evaluated. Other jobs are not affected."""
         message = job_codec.shortened(message)
@@ -352,41 +316,19 @@ class Controller:
             await self._writer.read_again(key, raw)
             self.queue.add(key)
 
-    def _set_wake_at(self, state: _KeyState, moment: datetime | None) -> None:
-        state.wake_at = None
-        if moment:
-            state.wake_at = self._clock.monotonic() + max(0.0, (moment - self._clock.now()).total_seconds())
-
-    def _set_companions_due(self, state: _KeyState, observed: Observed, plan: Plan) -> None:
-        if not observed.status.launched or observed.status.phase in (*FINISHED, "Suspended"):
-            state.companions_due = None
-        elif state.companions_due is None or plan.restore:
-            interval = self._timing.companion_check * random.uniform(0.75, 1.25)
-            state.companions_due = self._clock.monotonic() + interval
-        state.check_companions = state.check_companions and plan.write_ahead
-
-    def _retry(self, key: JobKey, state: _KeyState, longest: float = float("inf")) -> None:
+    def _retry(self, key: JobKey, state: JobState, longest: float = float("inf")) -> None:
         state.retry_at = self._clock.monotonic() + self.queue.add_rate_limited(key, longest)
 
-    def _schedule(self, key: JobKey, state: _KeyState) -> None:
-        moments = (
-            state.wake_at,
-            state.retry_at,
-            state.writes.due,
-            state.companions_due,
-            state.rejections.deletions_retry_at,
-        )
-        deadlines = [at for at in moments if at is not None]
-        if deadlines:
-            self.queue.add_after(key, min(deadlines) - self._clock.monotonic())
+    def _schedule(self, key: JobKey, state: JobState) -> None:
+        if (deadline := state.deadline) is not None:
+            self.queue.add_after(key, deadline - self._clock.monotonic())
 
     def _forget(self, key: JobKey) -> None:
         self._states.pop(key, None)
         self.queue.remove(key)
-        if self._observer.reports:
-            self._observer.reports.forget(key)
+        self._observer.forget(key)
 
 
-def _log_fields(key: JobKey, state: _KeyState) -> dict[str, Any]:
+def _log_fields(key: JobKey, state: JobState) -> dict[str, Any]:
     attempt = state.decoded.status[1].attempt if state.decoded.status else 0
     return {"job": "/".join(key), "attempt": attempt}

@@ -7,17 +7,16 @@ sends its request immediately, is answered whatever others do.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from allranks.operator.backend import Gate, NoAnswer, Page
 from allranks.telemetry.connections import Connection, Limits
 from allranks.telemetry.listener import Listener
 
@@ -50,17 +49,10 @@ _RENDER_SHARE = 0.05
 
 logger = logging.getLogger("allranks.operator")
 
-Check = Callable[[], str]
+Check = Callable[[], Awaitable[str]]
 """Returns what is wrong, empty if nothing is."""
 Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
 """(request, address of the peer) -> response"""
-
-
-class Gate(Protocol):
-    """Decides who may read /metrics."""
-
-    async def admits(self, authorization: str, peer: str) -> int:
-        """200, or the code of the rejection."""
 
 
 class Server(Listener):
@@ -87,33 +79,54 @@ class Server(Listener):
 
 def probe(check: Check) -> Handler:
     async def answer(_: web.BaseRequest, peer: str) -> web.StreamResponse:
-        wrong = check()
+        wrong = await check()
         return _text(wrong or "ok", 503 if wrong else 200)
 
     return answer
 
 
-class Scrapes:
-    """/metrics. `gate` None: everyone may read it."""
+class SharedPage:
+    """Renders the page at most once a second, or less often if this takes long. All readers share one rendering."""
 
-    def __init__(
-        self, registry: CollectorRegistry, gate: Gate | None = None, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._registry, self._gate, self._monotonic = registry, gate, monotonic
-        self._body, self._fresh_until = b"", float("-inf")
+    def __init__(self, render: Callable[[], Awaitable[Page]], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._render, self._monotonic = render, monotonic
+        self._fresh_until = float("-inf")
+        self._rendering: asyncio.Future[Page] | None = None
+
+    async def __call__(self) -> Page:
+        """Raises what `render` raises."""
+        if self._rendering is None or (self._rendering.done() and self._monotonic() >= self._fresh_until):
+            self._rendering = asyncio.ensure_future(self._timed())
+        return await asyncio.shield(self._rendering)
+
+    async def _timed(self) -> Page:
+        began = self._monotonic()
+        page = await self._render()
+        seconds = self._monotonic() - began
+        self._fresh_until = began + max(SCRAPE_SECONDS, seconds / _RENDER_SHARE)
+        return page
+
+
+class Scrapes:
+    """/metrics, for those whom the gate admits."""
+
+    def __init__(self, page: Callable[[], Awaitable[Page]], gate: Gate) -> None:
+        self._page, self._gate = page, gate
         self._sending: Counter[str] = Counter()
 
     async def answer(self, request: web.BaseRequest, peer: str) -> web.StreamResponse:
-        if self._gate:
-            code = await self._gate.admits(request.headers.get("Authorization", ""), peer)
-            if code != 200:
-                return _text(_REJECTIONS[code], code)
+        code = await self._gate.admits(request.headers.get("Authorization", ""), peer)
+        if code != 200:
+            return _text(_REJECTIONS[code], code)
         if self._sending.total() >= SCRAPES or self._sending[peer] >= SCRAPES_OF_PEER:
             return _text("too many scrapes at the same time", 503)
         self._sending[peer] += 1
         try:
-            body = self._render()
-            response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE_LATEST, "Server": "allranks"})
+            try:
+                content_type, body = await self._page()
+            except NoAnswer as error:
+                return _text(str(error), 503)
+            response = web.StreamResponse(headers={"Content-Type": content_type, "Server": "allranks"})
             response.content_length = len(body)
             await response.prepare(request)
             if request.method != "HEAD":
@@ -123,14 +136,6 @@ class Scrapes:
         finally:
             self._sending[peer] -= 1
             self._sending += Counter()  # drops zeros
-
-    def _render(self) -> bytes:
-        began = self._monotonic()
-        if began >= self._fresh_until:
-            self._body = generate_latest(self._registry)
-            seconds = self._monotonic() - began
-            self._fresh_until = began + max(SCRAPE_SECONDS, seconds / _RENDER_SHARE)
-        return self._body
 
 
 _REJECTIONS = {

@@ -26,8 +26,7 @@ from allranks.kube.errors import ApiError, Fenced, Unavailable
 from allranks.kube.pod_codec import CachedPod
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.timing import Clock, Timing
-from allranks.telemetry.server import Denied
-from allranks.telemetry.store import ReportSource
+from allranks.telemetry.answers import Denied, ReportSource
 
 RETRY_AFTER_SECONDS = 5.0
 """Sent with a 503 while the API server is unavailable or too many tokens wait."""
@@ -119,10 +118,18 @@ class Reviews:
 
     async def identify(self, token: str) -> ReportSource:
         """Raises Denied."""
-        key = hashlib.sha256(token.encode(errors="replace")).digest()
+        key = _key(token)
         identity = self._cached(key)
         if identity is None:
             identity = await self._review_once(key, token)
+        return self._source(key, identity)
+
+    def accepted(self, token: str) -> ReportSource:
+        """The sender of a token that `identify` accepted. Starts no review. Raises Denied."""
+        key = _key(token)
+        identity = self._cached(key)
+        if identity is None:
+            raise Denied(503, "the token was not checked in this session of the operator yet", 1.0)
         return self._source(key, identity)
 
     def close(self) -> None:
@@ -239,6 +246,10 @@ class Reviews:
         return ReportSource(
             name, cached.owner, pod.name, pod.uid, pod.role, pod.index, pod.attempt, pod.restart, pod.node
         )
+
+
+def _key(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
 def _attempt(job: Manifest) -> int:

@@ -12,42 +12,34 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from allranks.telemetry.answers import Answer, Denied
 from allranks.telemetry.connections import Connection, Limits
 from allranks.telemetry.listener import Listener
 from allranks.telemetry.rate_limit import Bucket
 from allranks.telemetry.schema import BODY_BYTES
-from allranks.telemetry.store import Answer, ReportSource
 
 PATH = "/v1/report"
 _LOG_INTERVAL = 60.0
 
 logger = logging.getLogger("allranks.reports")
 
-Identify = Callable[[str], Awaitable[ReportSource | None]]
-"""Token -> sender; None: invalid token. Raises Denied."""
+Sender = TypeVar("Sender")
 
 
-class Denied(Exception):
-    """401: invalid token. 403: not the token of a rank. 503: try again, or another replica. The message is for the
-    sender."""
-
-    def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
-        super().__init__(message)
-        self.answer = Answer(status, {"error": message}, retry_after)
-
-
-class Server(Listener):
-    """`port` 0 selects a free port, which `port` has after `start`. `count` is called with the status of each
+class Server(Listener, Generic[Sender]):
+    """`identify`: token -> sender; None: invalid token; raises Denied. `ingest` answers a message of a sender, at once
+    or later. `port` 0 selects a free port, which `port` has after `start`. `count` is called with the status of each
     response."""
 
     def __init__(
         self,
-        identify: Identify,
-        ingest: Callable[[ReportSource, bytes], Answer],
+        identify: Callable[[str], Awaitable[Sender | None]],
+        ingest: Callable[[Sender, bytes], Answer | Awaitable[Answer]],
         *,
         address: str = "",
         port: int = 0,
@@ -92,9 +84,12 @@ class Server(Listener):
         if isinstance(sender, Answer):
             return sender
         body = await _body(request)
-        return _TOO_LONG if body is None else self._ingest(sender, body)
+        if body is None:
+            return _TOO_LONG
+        answer = self._ingest(sender, body)
+        return answer if isinstance(answer, Answer) else await answer
 
-    async def _authenticate(self, token: str, connection: Connection) -> ReportSource | Answer:
+    async def _authenticate(self, token: str, connection: Connection) -> Sender | Answer:
         """After many invalid tokens from an address, tokens of its new connections are not checked."""
         limits, peer = self._limits, connection.peer
         bucket = self._rejections.get(peer)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,7 +18,8 @@ from typing import Any
 from allranks.core.model import RankReport, Reports
 from allranks.core.report_loss import SILENCE
 from allranks.telemetry import schema
-from allranks.telemetry.rate_limit import Bucket, Job, Notifier
+from allranks.telemetry.answers import Answer, ReportSource
+from allranks.telemetry.rate_limit import JOB_INTERVAL, Bucket, Job, Notifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class StoreLimits:
     interval_max: float = 30.0
     """Seconds between two messages of a rank, which the response contains: short enough to detect a hang and to request
     stack dumps."""
+    job_interval: float = JOB_INTERVAL
+    """Minimum seconds between two reconciles of a job because of reports."""
     target_rate: float = 1000.0
     """Desired messages per second of all ranks together: beyond 5,000 ranks the interval grows with their number."""
     max_rate: float = 1500.0
@@ -48,31 +51,6 @@ class StoreLimits:
 
 
 _WINDOW_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReportSource:
-    """The pod of a token. Nothing of it comes from the message."""
-
-    job: Job
-    """(namespace, name)"""
-    job_uid: str
-    pod: str
-    pod_uid: str
-    role: str
-    index: int
-    attempt: int
-    restart: int
-    node: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`status` is the HTTP code. What the sender does then: 400 drop the message, 409 stop, 429 and 503 retry later."""
-
-    status: int
-    body: Mapping[str, Any]
-    retry_after: float = 0.0
 
 
 @dataclass(slots=True)
@@ -120,7 +98,7 @@ class ReportStore:
     ) -> None:
         self._now, self._monotonic = now, monotonic
         self._limits = limits or StoreLimits()
-        self._notifier = Notifier(reconcile, monotonic, later or _call_later)
+        self._notifier = Notifier(reconcile, monotonic, later or _call_later, self._limits.job_interval)
         self._jobs: OrderedDict[Job, _Job] = OrderedDict()
         """Ordered by the time of the last message."""
         self._ranks = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -15,6 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from allranks.cli.commands.operator_frontend import operator_frontend
+from allranks.core.policy import Policy
+from allranks.operator import health_check
+from allranks.operator.settings import Settings
 from allranks.telemetry.server import PATH as REPORT_PATH
 from support.helm import CHART, ROOT, Helm, HelmError, Manifest, built
 
@@ -63,9 +68,13 @@ def pods(objects: list[Manifest]) -> list[Manifest]:
 
 def environment(objects: list[Manifest]) -> dict[str, str | None]:
     """Variables of the operator that have plain values."""
+    return {variable["name"]: variable.get("value") for variable in containers(objects)["operator"]["env"]}
+
+
+def containers(objects: list[Manifest]) -> dict[str, Manifest]:
+    """Those of the Deployment by their names."""
     [deployment] = of_kind(objects, "Deployment")
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
-    return {variable["name"]: variable.get("value") for variable in container["env"]}
+    return {container["name"]: container for container in deployment["spec"]["template"]["spec"]["containers"]}
 
 
 def rules(objects: list[Manifest]) -> list[Manifest]:
@@ -115,14 +124,61 @@ def test_every_pod_satisfies_the_restricted_standard(release: list[Manifest]) ->
             assert container["resources"]["requests"]
             assert container["resources"]["limits"]
         assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(spec)
-        assert all("emptyDir" in volume for volume in spec.get("volumes", ()))
+        for volume in spec.get("volumes", ()):
+            assert volume["emptyDir"]["sizeLimit"] if volume["name"] != "token" else "projected" in volume
 
 
-def test_only_the_operators_pod_gets_a_token(release: list[Manifest]) -> None:
+def test_only_the_operators_container_gets_a_token_and_it_opens_no_port(release: list[Manifest]) -> None:
     assert all(account["automountServiceAccountToken"] is False for account in of_kind(release, "ServiceAccount"))
-    tokens = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in pods(release)
-              if pod["spec"]["automountServiceAccountToken"]}  # fmt: skip
-    assert tokens == {"operator"}
+    with_token = []
+    for pod in pods(release):
+        spec = pod["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert not spec.get("initContainers")
+        assert not spec.get("shareProcessNamespace"), "a process could read the token of another"
+        tokens = {volume["name"] for volume in spec.get("volumes", ()) if "emptyDir" not in volume}
+        with_token += [
+            container
+            for container in spec["containers"]
+            if any(mount["name"] in tokens for mount in container.get("volumeMounts", ()))
+        ]
+    [container] = with_token
+    assert (container["name"], container["command"]) == ("operator", ["allranks", "operator"])
+    assert "ports" not in container
+    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "token"]
+    assert mount == {
+        "name": "token",
+        "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount",
+        "readOnly": True,
+    }
+
+
+def test_the_token_has_the_files_that_the_operator_reads(release: list[Manifest]) -> None:
+    [deployment] = of_kind(release, "Deployment")
+    [volume] = [v for v in deployment["spec"]["template"]["spec"]["volumes"] if v["name"] == "token"]
+    files = set()
+    for source in volume["projected"]["sources"]:
+        [(kind, content)] = source.items()
+        files |= {content["path"]} if kind == "serviceAccountToken" else {item["path"] for item in content["items"]}
+    assert files == {"token", "ca.crt", "namespace"}
+
+
+def test_the_frontend_connects_to_the_socket_of_the_operator_and_cannot_replace_it(release: list[Manifest]) -> None:
+    frontend = containers(release)["frontend"]
+    variables = {variable["name"]: variable["value"] for variable in frontend["env"]}
+    operator = environment(release)
+    socket = Path(str(operator["ALLRANKS_SOCKET"]))
+    assert variables["ALLRANKS_SOCKET"] == str(socket)
+    assert frontend["volumeMounts"] == [{"name": "socket", "mountPath": str(socket.parent), "readOnly": True}]
+    mounts = {mount["mountPath"]: mount["name"] for mount in containers(release)["operator"]["volumeMounts"]}
+    assert mounts[str(socket.parent)] == "socket"
+    check = str(operator["ALLRANKS_CHECK_SOCKET"])
+    assert mounts[str(Path(check).parent)] == "tmp", "the frontend does not mount it"
+    # Each option of the frontend is set here, and each variable is one of its options.
+    options = {option.envvar for option in operator_frontend.params if option.name != "help"}
+    assert options - {"ALLRANKS_ADDRESS"} == set(variables) | {"ALLRANKS_REPORT_PORT"}
+    assert ("ALLRANKS_REPORT_PORT" in variables) == bool(operator["ALLRANKS_REPORT_URL"])
+    assert operator["ALLRANKS_LOG_LEVEL"] == variables["ALLRANKS_LOG_LEVEL"]
 
 
 ALLOWED = {
@@ -134,14 +190,16 @@ ALLOWED = {
     ("", "services"): {"create", "get"},
     ("", "configmaps"): {"create", "get", "delete"},
     ("", "secrets"): {"create"},
+    ("", "namespaces"): {"get"},
     ("", "events"): {"create", "patch"},
     ("networking.k8s.io", "networkpolicies"): {"create", "get"},
+    ("policy", "poddisruptionbudgets"): {"create", "get"},
     ("coordination.k8s.io", "leases"): {"create", "get", "update"},
     ("authentication.k8s.io", "tokenreviews"): {"create"},
     ("apiextensions.k8s.io", "customresourcedefinitions"): {"get"},
 }
 """All rights of the operator."""
-FULL: Manifest = {"replicas": 2, "networkPolicy": {"jobs": True}}
+FULL: Manifest = {"replicas": 2, "networkPolicy": {"jobs": True}, "podDisruptionBudget": {"jobs": True}}
 OPTIONAL = {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
 """With metrics.authentication."""
 
@@ -168,6 +226,122 @@ def test_policies_of_jobs_follow_the_charts_own_policy_unless_set(helm: Helm, en
     assert environment(made)["ALLRANKS_NETWORK_POLICIES"] == str(creates).lower()
 
 
+def test_namespaces_are_read_unless_the_policy_is_operator_wide_only(helm: Helm) -> None:
+    confined = helm.template({"namespaces": ["team-a"]})
+    assert granted(confined)[("", "namespaces")] == {"get"}
+    assert {role["kind"] for role in confined if role["kind"].endswith("Role")} == {"Role"}
+    made = helm.template({"policy": {"readNamespaces": False}})
+    assert ("", "namespaces") not in granted(made)
+    assert environment(made)["ALLRANKS_NAMESPACE_POLICIES"] == "false"
+
+
+@pytest.mark.parametrize("jobs", [False, True])
+def test_budgets_of_jobs_come_with_the_right_to_create_them(helm: Helm, jobs: bool) -> None:
+    made = helm.template({"podDisruptionBudget": {"jobs": jobs}})
+    assert (("policy", "poddisruptionbudgets") in granted(made)) is jobs
+    assert environment(made)["ALLRANKS_DISRUPTION_BUDGETS"] == str(jobs).lower()
+
+
+def test_the_settings_that_the_chart_passes_are_valid(helm: Helm) -> None:
+    values = {
+        "policy": {
+            "defaults": {
+                "ttlSecondsAfterFinished": 0,
+                "activeDeadlineSeconds": 315360000,
+                "pool": "gpu",
+                "runAsUser": 1000,
+            },
+            "limits": {"pods": 16, "pools": ["gpu", "cpu"], "imagePrefixes": ["ghcr.io/team/"]},
+        }
+    }
+    for release, policy in (
+        ({}, Policy()),
+        (
+            values,
+            Policy(
+                default_ttl_seconds_after_finished=0,
+                default_active_deadline_seconds=315_360_000,
+                default_pool="gpu",
+                default_run_as_user=1000,
+                max_pods=16,
+                allowed_pools=("gpu", "cpu"),
+                image_prefixes=("ghcr.io/team/",),
+            ),
+        ),
+    ):
+        env = {name: text for name, text in environment(helm.template(release)).items() if text is not None}
+        with pytest.MonkeyPatch.context() as patch:
+            for name, text in env.items():
+                patch.setenv(name, text)
+            settings = Settings()
+        assert settings.policy == policy
+        assert settings.namespace_policies
+
+
+@pytest.mark.parametrize(
+    ("repository", "image"),
+    [
+        ("ghcr.io/allranks/operator", "mirror.example:5000/ml/allranks/operator:0.1.0"),
+        ("allranks/operator", "mirror.example:5000/ml/allranks/operator:0.1.0"),
+        ("operator", "mirror.example:5000/ml/operator:0.1.0"),
+    ],
+)
+def test_a_global_registry_replaces_that_of_every_image(helm: Helm, repository: str, image: str) -> None:
+    values = {
+        "global": {"imageRegistry": "mirror.example:5000/ml"},
+        "image": {"repository": repository, "tag": "0.1.0"},
+    }
+    release = helm.template(values)
+    assert {container["image"] for pod in pods(release) for container in _containers(pod)} == {image}
+    assert environment(release)["ALLRANKS_HELPER_IMAGE"] == image
+
+
+def _containers(pod: Manifest) -> list[Manifest]:
+    return [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+
+
+def test_common_annotations_are_on_every_object_beside_its_own(helm: Helm) -> None:
+    values = {**FULL, **ALL, "commonAnnotations": {"team": "ml"}, "deploymentAnnotations": {"team": "x", "own": "y"}}
+    release = helm.template(values)
+    [deployment] = of_kind(release, "Deployment")
+    assert deployment["metadata"]["annotations"] == {"team": "x", "own": "y"}
+    for manifest in release:
+        if manifest is not deployment:
+            assert manifest["metadata"]["annotations"]["team"] == "ml", (manifest["kind"], manifest["metadata"]["name"])
+
+
+def test_extra_volumes_hosts_and_probes_are_those_of_the_values(helm: Helm) -> None:
+    volume = {"name": "ca", "configMap": {"name": "ca"}}
+    mount = {"name": "ca", "mountPath": "/etc/ca"}
+    values = {
+        "extraVolumes": [volume],
+        "extraVolumeMounts": [mount],
+        "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["registry"]}],
+        "dnsPolicy": "Default",
+        "probes": {"livenessPeriodSeconds": 60, "timeoutSeconds": 9},
+    }
+    [deployment] = of_kind(helm.template(values), "Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    container, frontend = spec["containers"]
+    assert volume in spec["volumes"]
+    assert mount in container["volumeMounts"]
+    assert spec["hostAliases"] == values["hostAliases"]
+    assert spec["dnsPolicy"] == "Default"
+    assert mount not in frontend["volumeMounts"]
+    for probe in (container["livenessProbe"], frontend["livenessProbe"]):
+        assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (60, 9)
+    assert frontend["readinessProbe"]["timeoutSeconds"] == 9
+
+
+def test_extra_objects_are_objects_or_text_with_template_syntax(helm: Helm) -> None:
+    extra = [
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "{{ .Release.Name }}-a"}},
+        "apiVersion: v1\nkind: Secret\nmetadata: {name: '{{ .Release.Namespace }}-b'}",
+    ]
+    made = of_kind(helm.template({"extraObjects": extra}), "Secret")
+    assert [secret["metadata"]["name"] for secret in made] == ["allranks-a", "sys-b"]
+
+
 def test_the_documentation_lists_the_rights(helm: Helm) -> None:
     table = re.findall(r"^\| ([\w, /]+) \| ([\w, ;]+) \|", INSTALL.read_text(), re.MULTILINE)
     described: dict[str, set[str]] = {}
@@ -189,15 +363,28 @@ def test_access_to_metrics_is_reviewed_only_with_authentication(release: list[Ma
 
 
 def test_probes_have_a_port_that_is_in_no_service_and_no_policy(release: list[Manifest]) -> None:
-    [deployment] = of_kind(release, "Deployment")
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert str(ports["probes"]) == environment(release)["ALLRANKS_PROBE_PORT"]
-    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container[kind]["httpGet"]["port"] == "probes"
+    frontend = containers(release)["frontend"]
+    ports = {port["name"]: port["containerPort"] for port in frontend["ports"]}
+    variables = {variable["name"]: variable["value"] for variable in frontend["env"]}
+    assert str(ports["probes"]) == variables["ALLRANKS_PROBE_PORT"]
+    assert str(ports["http"]) == variables["ALLRANKS_PORT"]
+    for kind, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+        assert frontend[kind]["httpGet"] == {"path": path, "port": "probes"}
     for manifest in of_kind(release, "Service", "NetworkPolicy"):
         assert "probes" not in json.dumps(manifest["spec"])
         assert str(ports["probes"]) not in json.dumps(manifest["spec"])
+
+
+def test_a_failure_of_the_frontend_does_not_restart_the_operator(release: list[Manifest]) -> None:
+    """The kubelet runs the check in the container of the operator, on a socket that the frontend cannot reach."""
+    operator = containers(release)["operator"]
+    for kind in ("startupProbe", "livenessProbe"):
+        module = operator[kind]["exec"]["command"][2]
+        assert importlib.import_module(module).main
+        path = environment(release)["ALLRANKS_CHECK_SOCKET"]
+        assert operator[kind]["exec"]["command"] == ["python3", "-m", module, path]
+        assert operator[kind]["timeoutSeconds"] > health_check.SECONDS
+    assert "readinessProbe" not in operator, "that of the frontend asks the operator"
 
 
 def test_the_operator_reads_no_other_crds(helm: Helm) -> None:
@@ -240,8 +427,7 @@ def test_confined_to_namespaces_only_requested_objects_are_cluster_wide(name: st
 def test_pods_get_the_address_of_the_service_at_which_the_operator_listens(release: list[Manifest]) -> None:
     env = environment(release)
     [service] = of_kind(release, "Service")
-    [deployment] = of_kind(release, "Deployment")
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    container = containers(release)["frontend"]
     led = {port["port"]: port["targetPort"] for port in service["spec"]["ports"] if port["name"] == "reports"}
     opened = {port["name"]: port["containerPort"] for port in container["ports"] if port["name"] == "reports"}
     url = env["ALLRANKS_REPORT_URL"]
@@ -251,7 +437,8 @@ def test_pods_get_the_address_of_the_service_at_which_the_operator_listens(relea
     name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
     [port] = led
     assert url == f"http://{name}.{namespace}.svc:{port}{REPORT_PATH}"
-    assert opened == {led[port]: int(env["ALLRANKS_REPORT_PORT"] or 0)}
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert opened == {led[port]: int(variables["ALLRANKS_REPORT_PORT"])}
 
 
 def test_a_confined_operator_gets_the_namespaces_in_which_it_has_rights(helm: Helm) -> None:
@@ -325,6 +512,8 @@ def test_every_alert_has_a_severity_and_an_instruction(helm: Helm) -> None:
         assert alert["labels"]["severity"] in {"critical", "warning", "info"}
         assert alert["annotations"]["summary"]
         assert alert["annotations"]["description"]
+        runbook = f"https://allranks.dev/platform/runbooks/#{alert['alert'].lower()}"
+        assert alert["annotations"]["runbook_url"] == runbook
         assert 'namespace="sys"' in alert["expr"]
         assert "{{" not in re.sub(r"\{\{ \$(value|labels\.\w+)( \| \w+)? \}\}", "", alert["annotations"]["summary"])
 
@@ -345,6 +534,11 @@ BAD: dict[str, tuple[Manifest, str]] = {
     "pools as a list": ({"pools": {"create": [{"name": "a"}]}}, "/pools/create.*got array, want object"),
     "reports from a string": ({"reports": {"from": "all"}}, "/reports/from.*got string, want array"),
     "several that act": ({"replicas": 2, "leaderElection": {"enabled": False}}, "several operators would act"),
+    "a user that is root": ({"policy": {"defaults": {"runAsUser": 0}}}, "/runAsUser.*minimum: got 0, want 1"),
+    "a default pool that is refused": (
+        {"policy": {"defaults": {"pool": "a"}, "limits": {"pools": ["b"]}}},
+        "policy.limits.pools does not allow",
+    ),
     "pools without pools.enabled": ({"namespaces": ["a"], "pools": {"create": {"p": {}}}}, "set pools.enabled=true"),
 }
 
@@ -387,8 +581,9 @@ def test_a_parent_chart_can_pass_globals_and_a_condition(helm: Helm, tmp_path: P
         ({"crds": {"enabled": False}}, ["The CRDs are not part of this release"]),
     ],
 )
-def test_notes_describe_the_next_steps(values: Manifest, texts: list[str], helm: Helm) -> None:
-    notes = helm("install", "allranks", str(CHART), "--namespace=sys", "--dry-run=client", values=values)
+def test_notes_describe_the_next_steps(values: Manifest, texts: list[str], helm4: Helm) -> None:
+    # Helm 3 renders notes with a cluster only.
+    notes = helm4("install", "allranks", str(CHART), "--namespace=sys", "--dry-run=client", values=values)
     notes = notes.partition("NOTES:")[2]
     for text in texts:
         assert text in notes

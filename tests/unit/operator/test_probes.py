@@ -13,15 +13,23 @@ from typing import Any
 
 import pytest
 import uvloop
-from prometheus_client import CollectorRegistry
 
 import allranks
 from allranks.kube.auth import Connection
 from allranks.kube.errors import Refused
-from allranks.operator import metrics_auth, probes
+from allranks.operator import metrics_auth
 from allranks.operator.app import Operator
+from allranks.operator.backend import Gate, Page
 from allranks.operator.metrics_auth import MetricsGate
-from allranks.operator.probes import METRICS_LIMITS, PROBE_LIMITS, SCRAPES_OF_PEER, Scrapes, Server, probe
+from allranks.operator.probes import (
+    METRICS_LIMITS,
+    PROBE_LIMITS,
+    SCRAPES_OF_PEER,
+    Scrapes,
+    Server,
+    SharedPage,
+    probe,
+)
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock
 from allranks.telemetry.connections import Limits
@@ -89,9 +97,25 @@ def run(scenario: Awaitable[None]) -> None:
     uvloop.run(scenario)  # type: ignore[arg-type]  # as `allranks operator` does
 
 
-def metrics_server(registry: CollectorRegistry | None = None, limits: Limits = METRICS_LIMITS, **how: Any) -> Server:
-    routes = {"/metrics": Scrapes(registry or CollectorRegistry(), **how).answer, "/healthz": probe(lambda: "")}
-    return Server("127.0.0.1", 0, routes, limits)
+class Everyone:
+    async def admits(self, authorization: str, peer: str) -> int:
+        return 200
+
+
+def metrics_server(
+    render: Callable[[], bytes] = lambda: b"up 1\n",
+    limits: Limits = METRICS_LIMITS,
+    gate: Gate | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Server:
+    async def page() -> Page:
+        return Page("text/plain", render())
+
+    async def healthy() -> str:
+        return ""
+
+    scrapes = Scrapes(SharedPage(page, monotonic), gate or Everyone())
+    return Server("127.0.0.1", 0, {"/metrics": scrapes.answer, "/healthz": probe(healthy)}, limits)
 
 
 PORTS = ("server", "probes", "reports")
@@ -168,7 +192,7 @@ def test_other_paths_and_methods_are_rejected() -> None:
 
 
 def test_a_failing_check_is_logged_and_answered(caplog: pytest.LogCaptureFixture) -> None:
-    def fails() -> str:
+    async def fails() -> str:
         raise RuntimeError("a bug of ours")
 
     async def scenario() -> None:
@@ -180,33 +204,29 @@ def test_a_failing_check_is_logged_and_answered(caplog: pytest.LogCaptureFixture
     assert "cannot answer /healthz" in caplog.text
 
 
-def test_metrics_are_rendered_once_a_second_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, rendered = [0.0], []
+def test_metrics_are_rendered_once_a_second_and_shared() -> None:
+    now: list[float] = [0.0]
+    rendered: list[float] = []
 
-    def render(registry: CollectorRegistry) -> bytes:
+    def render() -> bytes:
         rendered.append(now[0])
         now[0] += 0.01 if len(rendered) < 3 else 0.5
         return b"up 1\n"
 
     async def scenario() -> None:
-        server = metrics_server(limits=replace(METRICS_LIMITS, new_of_peer=1000), monotonic=lambda: now[0])
+        server = metrics_server(render, replace(METRICS_LIMITS, new_of_peer=1000), monotonic=lambda: now[0])
         async with serving(server) as connect:
             for moment, count in ((0.0, 1), (0.5, 1), (1.0, 2), (1.9, 2), (2.0, 3), (11.9, 3), (12.0, 4)):
                 now[0] = moment
                 answers = await asyncio.gather(*(status(connect, server, request("/metrics")) for _ in range(2)))
                 assert (answers, len(rendered)) == ([200, 200], count), moment
 
-    monkeypatch.setattr(probes, "generate_latest", render)
     run(scenario())
 
 
-def test_slow_readers_of_metrics_are_bounded_per_address_and_end_at_their_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(probes, "generate_latest", lambda registry: bytes(1 << 24))
-
+def test_slow_readers_of_metrics_are_bounded_per_address_and_end_at_their_deadline() -> None:
     async def scenario() -> None:
-        server = metrics_server(limits=replace(METRICS_LIMITS, sweep_seconds=0.05))
+        server = metrics_server(lambda: bytes(1 << 24), replace(METRICS_LIMITS, sweep_seconds=0.05))
         async with serving(server) as connect:
             for _ in range(SCRAPES_OF_PEER):
                 slow = await connect(server, STRANGERS[0], request("/metrics"))

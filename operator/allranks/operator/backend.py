@@ -1,0 +1,48 @@
+"""What the HTTP servers ask the controller: in its process (`local_backend`), or over a socket (`socket_client`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from allranks.telemetry.answers import Answer
+
+
+class NoAnswer(Exception):
+    """The controller does not answer now: it starts, restarts or hangs, or too many calls wait for it."""
+
+
+class Page(NamedTuple):
+    """The metrics, as Prometheus reads them."""
+
+    content_type: str
+    body: bytes
+
+
+class Gate(Protocol):
+    """Decides who may read /metrics."""
+
+    async def admits(self, authorization: str, peer: str) -> int:
+        """200, or the HTTP code of the rejection."""
+        ...
+
+
+class Backend(Gate, Protocol):
+    """Callers are authenticated here, not by the HTTP servers: these may run in a process without any rights."""
+
+    async def identify(self, token: str) -> None:
+        """Accepts the token of a rank. Raises Denied."""
+
+    async def report(self, token: str, body: bytes) -> Answer:
+        """Stores a message of the owner of an accepted token."""
+        ...
+
+    async def check(self, name: str) -> str:
+        """What is wrong for the probe `healthz` or `readyz`, empty if nothing is."""
+        ...
+
+    async def metrics(self) -> Page:
+        """Raises NoAnswer."""
+        ...
+
+    def count(self, status: int, count: int = 1) -> None:
+        """Counts responses to reports by their HTTP code."""

@@ -1,0 +1,91 @@
+"""What the controller remembers about a job between two reconciles: rejected requests, deadlines, decoded objects.
+
+Losing it costs a little work. All moments are those of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from allranks.api.status import FINISHED
+from allranks.core.model import Observed, Plan
+from allranks.operator.apply import Rejections
+from allranks.operator.observer import Decoded
+from allranks.operator.status_writer import WriteState
+from allranks.operator.timing import Clock, Timing
+
+
+@dataclass
+class JobState:
+    rejections: Rejections = field(default_factory=Rejections)
+    create_blocked: bool = False
+    """A create was rejected, and neither the job changed nor a pod ended since: nothing else makes room in a quota."""
+    companions_due: float | None = None
+    """When to check the companions of a running job again."""
+    check_companions: bool = False
+    retry_at: float | None = None
+    wake_at: float | None = None
+    """When the plan asks for the next reconcile."""
+    writes: WriteState = field(default_factory=WriteState)
+    invalid: str = ""
+    """Why the job cannot be decoded or evaluated, once it is reported."""
+    status_rejected: str = ""
+    """Why the status could not be written; already reported."""
+    decoded: Decoded = field(default_factory=Decoded)
+
+    def begin(self, now: float, changed: bool) -> None:
+        """Begins a reconcile: clears deadlines that have passed, and permits creates again if one of them, or a change
+        of the job, gives a reason."""
+        due = False
+        if self.retry_at is not None and self.retry_at <= now:
+            self.retry_at, due = None, True
+        if self.wake_at is not None and self.wake_at <= now:
+            self.wake_at, due = None, True
+        if self.companions_due is not None and self.companions_due <= now:
+            self.companions_due, self.check_companions = None, True
+        if self.rejections.deletions_retry_at is not None and self.rejections.deletions_retry_at <= now:
+            self.rejections.deletions_retry_at = None
+        self.writes.due = None
+        self.create_blocked = self.create_blocked and not (changed or due)
+
+    @property
+    def deadline(self) -> float | None:
+        """The next moment at which the job is to be reconciled without any event."""
+        moments = (
+            self.wake_at,
+            self.retry_at,
+            self.writes.due,
+            self.companions_due,
+            self.rejections.deletions_retry_at,
+        )
+        return min((at for at in moments if at is not None), default=None)
+
+    def end(self) -> None:
+        """A reconcile succeeded."""
+        if not self.rejections.by_object:
+            self.retry_at = None
+
+    def set_wake_at(self, moment: datetime | None, clock: Clock) -> None:
+        self.wake_at = None
+        if moment:
+            self.wake_at = clock.monotonic() + max(0.0, (moment - clock.now()).total_seconds())
+
+    def set_companions_due(self, observed: Observed, plan: Plan, clock: Clock, timing: Timing) -> None:
+        if not observed.status.launched or observed.status.phase in (*FINISHED, "Suspended"):
+            self.companions_due = None
+        elif self.companions_due is None or plan.restore:
+            interval = timing.companion_check * random.uniform(0.75, 1.25)
+            self.companions_due = clock.monotonic() + interval
+        self.check_companions = self.check_companions and plan.write_ahead
+
+    def created(self, clock: Clock, timing: Timing) -> None:
+        """The creates of a plan were sent. Rejected ones are tried again with a backoff."""
+        rejections = self.rejections
+        self.create_blocked = bool(rejections.by_object)
+        if rejections.by_object:
+            rejections.tries += 1
+            self.retry_at = clock.monotonic() + min(timing.retry_max, 2.0 ** (rejections.tries - 1))
+        else:
+            rejections.tries = 0

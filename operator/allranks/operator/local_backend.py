@@ -1,0 +1,75 @@
+"""Answers the HTTP servers in the controller's process: tokens, reports, probes and metrics.
+
+Every replica listens, because the Service selects all ready pods and a standby is ready. A standby answers reports with
+503 and the connection is closed: the next one may reach the leader, and is kept then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from allranks.operator.backend import Gate, Page
+from allranks.operator.metrics import Metrics
+from allranks.operator.probes import SharedPage
+from allranks.operator.report_auth import Reviews
+from allranks.telemetry.answers import Answer, Denied
+from allranks.telemetry.store import ReportStore
+
+STANDBY_SECONDS = 1.0
+"""Retry-After of a standby."""
+
+
+class Leader(Protocol):
+    """A session of the operator."""
+
+    reports: ReportStore
+    reviews: Reviews
+
+    @property
+    def leading(self) -> bool: ...
+
+
+class LocalBackend:
+    """`session` returns the current session: each has its own caches. `checks`: name -> what is wrong. `gate` None:
+    everyone may read /metrics."""
+
+    def __init__(
+        self,
+        session: Callable[[], Leader | None],
+        checks: Mapping[str, Callable[[], str]],
+        metrics: Metrics,
+        gate: Gate | None,
+    ) -> None:
+        self._session, self._checks, self._metrics, self._gate = session, checks, metrics, gate
+        self._page = SharedPage(metrics.page)
+
+    async def identify(self, token: str) -> None:
+        await self._leader().reviews.identify(token)
+
+    async def report(self, token: str, body: bytes) -> Answer:
+        """Never waits: the token was accepted before, or the answer is 503."""
+        try:
+            leader = self._leader()
+            return leader.reports.ingest(leader.reviews.accepted(token), body)
+        except Denied as denied:
+            return denied.answer
+
+    async def check(self, name: str) -> str:
+        return self._checks[name]()
+
+    async def metrics(self) -> Page:
+        return await self._page()
+
+    async def admits(self, authorization: str, peer: str) -> int:
+        return await self._gate.admits(authorization, peer) if self._gate else 200
+
+    def count(self, status: int, count: int = 1) -> None:
+        self._metrics.reported(status, count)
+
+    def _leader(self) -> Leader:
+        """Raises Denied on a standby. The answers of a former leader would be as wrong as its writes."""
+        session = self._session()
+        if session is None or not session.leading:
+            raise Denied(503, "this replica is not the leader, or not ready yet", STANDBY_SECONDS)
+        return session
