@@ -45,7 +45,7 @@ class LabelExpression(Model):
 
     model_config = {"json_schema_extra": rules(*cel.LABEL_EXPRESSION)}
 
-    key: Name = Field(description="Key of the label.")
+    key: Name = Field(description="Key of the label that is compared.")
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
         description="In: the label has one of the values. NotIn: it has none of them or is absent. Exists and "
         "DoesNotExist: the label is present or absent."
