@@ -83,12 +83,13 @@ def killed(scratch: Path) -> str:
 
 
 def broken(scratch: Path) -> str:
-    """A program with a bug: the job fails at the second failure, before it uses up `maxRestarts`."""
+    """A program with a bug: the job fails at the first failure, before it uses up `maxRestarts`."""
     lines = run(["job.yaml", "--run-dir", "runs/broken"], scratch)
     shown = [line for line in lines if re.match(r" *\d+\.\ds ", line)]
     end = next(number for number, line in enumerate(lines) if line.startswith("broken Failed"))
     text = (
-        "A program that fails the same way twice before any progress is not restarted again. Its last lines are shown:"
+        "On one machine, a job that fails before its first step is not restarted; on a cluster it is, unless it fails "
+        "the same\nway twice before any progress. Its last lines are shown:"
     )
     return f"{text}\n\n" + console("allranks run job.yaml", [*shown, *lines[end:]])
 

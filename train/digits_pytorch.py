@@ -27,7 +27,8 @@ from common.schedules import cosine
 from common.termination import Termination
 
 EXAMPLE = """torchrun --standalone --nproc-per-node 2 digits_pytorch.py --checkpoint-dir /tmp/digits
-torchrun --standalone --nproc-per-node 8 digits_pytorch.py --data ~/cifar-10-batches-py --batch-size 128"""
+torchrun --standalone --nproc-per-node 8 digits_pytorch.py --data ~/cifar-10-batches-py --batch-size 128
+(on one machine without allranks; the command of a manifest is [torchrun, train/digits_pytorch.py])"""
 
 
 @record  # writes an exception to torchrun's error file: torchrun's own exit code does not show the cause

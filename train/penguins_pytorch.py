@@ -21,7 +21,8 @@ from common.pytorch import SUFFIX, pack, seed_epoch
 from common.report import instrument, waiting
 from common.termination import Termination
 
-EXAMPLE = """torchrun --standalone --nproc-per-node 2 penguins_pytorch.py --epochs 20 --checkpoint-dir /tmp/penguins"""
+EXAMPLE = """torchrun --standalone --nproc-per-node 2 penguins_pytorch.py --epochs 20 --checkpoint-dir /tmp/penguins
+(on one machine without allranks; the command of a manifest is [torchrun, train/penguins_pytorch.py])"""
 
 
 @record  # writes an exception to torchrun's error file: torchrun's own exit code does not show the cause

@@ -138,6 +138,44 @@ def test_submit_can_print_names(allranks):
     assert allranks("submit", "-", "-o", "name", stdin=text(document())).stdout == f"{JOB}\n"
 
 
+def unnamed(**spec) -> dict:
+    return document(**spec) | {"metadata": {"generateName": "sweep-"}}
+
+
+def test_a_job_with_generate_name_is_created_each_time(allranks, control_plane, namespace):
+    first, second = (allranks("submit", "-", stdin=text(unnamed())) for _ in range(2))
+    names = {job["metadata"]["name"] for job in control_plane.api.list("DistributedTraining", namespace)}
+    assert len(names) == 2
+    lines = {f"distributedtraining.allranks.dev/{name} created\n" for name in names}
+    assert (first.exit_code, second.exit_code, {first.stdout, second.stdout}) == (0, 0, lines)
+    assert all(name.startswith("sweep-") for name in names)
+
+
+def test_submit_waits_for_the_job_whose_name_was_made(allranks, control_plane, namespace, tmp_path):
+    (tmp_path / "job.yaml").write_text(text(unnamed()))
+    with allranks.start("submit", str(tmp_path / "job.yaml"), "--wait") as waiting:
+        name = waiting.until("created").split()[0].rpartition("/")[2]
+        ended = {"phase": "Succeeded", "startTime": stamp(), "completionTime": stamp()}
+        control_plane.api.patch("DistributedTraining", namespace, name, {"status": ended}, "status")
+        waiting.until(f"{name} Succeeded")
+        assert waiting.end() == 0
+
+
+def test_an_error_of_a_job_with_generate_name_has_its_prefix(control_plane):
+    result = Commands(control_plane.kubeconfig, "nowhere")("submit", "-", stdin=text(unnamed()))
+    assert result.exit_code == 1
+    assert "distributedtraining.allranks.dev/sweep-*: namespace nowhere does not exist" in result.stderr
+
+
+def test_a_template_that_the_api_server_would_refuse_is_not_sent(allranks, control_plane, namespace):
+    """The API server accepts the job: the CRD has no schema for templates."""
+    bad = document(template={"spec": {"nodeSelectr": {"gpu": "h100"}}})
+    result = allranks("submit", "-", stdin=text(bad))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "spec.template.spec.nodeSelectr: unknown field, did you mean nodeSelector?" in result.stderr
+    assert control_plane.api.list("DistributedTraining", namespace) == []
+
+
 # --- suspend, resume, scale ------------------------------------------------------------------------------------------
 
 

@@ -76,6 +76,9 @@ CHECKPOINT = (
     ),
 )
 
+REMOVE_ANY = "remove any of "
+"""Stands before a list of variables in a message. `allranks validate` names only those that are set."""
+
 _FIXED_IN_CONTAINER = ("image", "command", "args", "env", "resources", "workingDir", "template")
 _FIXED_IN_SPEC = ("pool", "elastic", "success", "managedBy", "checkpoint", "hang", "progress")
 """Fields that cannot be changed in an existing job, besides those that have the rule FIXED themselves. All others can:
@@ -145,7 +148,8 @@ def _of_role(role: str, framework: Framework, path: str, field: str) -> Iterable
 def _reserved(framework: Framework, path: str, field: str) -> Rule:
     return Rule(
         rule=f"!has({path}.env) || {path}.env.all(e, !(e.name in {_list(framework.reserved_env)}))",
-        message="variables by which the ranks find one another are set by allranks: remove any of "
+        message="variables by which the ranks find one another are set by allranks: "
+        + REMOVE_ANY
         + ", ".join(sorted(framework.reserved_env)),
         field=field,
     )
@@ -243,8 +247,9 @@ def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
     return tuple(
         Rule(
             rule=f"!has(self.env) || self.env.all(e, !(e.name in {_list(framework.reserved_env)}))",
-            message=f"variables by which the ranks of {framework.name} find one another are set by allranks: remove "
-            "any of " + ", ".join(sorted(framework.reserved_env)),
+            message=f"variables by which the ranks of {framework.name} find one another are set by allranks: "
+            + REMOVE_ANY
+            + ", ".join(sorted(framework.reserved_env)),
             field=".env",
         )
         for framework in frameworks.values()

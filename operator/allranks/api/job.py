@@ -97,7 +97,9 @@ class RestartRule(Model):
         Field(None, description="Exit codes of the rank that failed first.")
     )
     signals: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=64)] | None = Field(
-        None, description="Signals that ended the rank that failed first, as numbers, for example 9."
+        None,
+        description="Signals that ended the rank that failed first, as numbers, for example 9. Exit code 128 + n "
+        "matches as well, because container runtimes report a signal in this way.",
     )
     reasons: Annotated[list[Reason], Field(min_length=1, max_length=32)] | None = Field(
         None, description="Reasons of the failure, for example OOMKilled, Evicted, NodeLost, Deleted."
@@ -274,7 +276,8 @@ class SpecBase(Container):
     startup_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = Field(
         600,
         description="Fail the job if an image cannot be pulled, a container's configuration is invalid or volumes "
-        "cannot be mounted for this long. Once all pods have run, the job waits instead.",
+        "cannot be mounted for this long. Once all pods have run, the job waits instead. It is also the limit for the "
+        "first step of ranks that announced their steps, or of all ranks that report if hang is set.",
         json_schema_extra=rules(*cel.FIXED),
     )
     scheduling: Scheduling = Field(

@@ -71,7 +71,11 @@ class Failure(Model):
     exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
         None, description="Exit code of the program."
     )
-    signal: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Signal that ended the program.")
+    signal: Annotated[int, Field(ge=1, le=128)] | None = Field(
+        None,
+        description="Signal that ended the program, if that is certain: the kernel or a launcher reported it. A "
+        "container runtime reports only exit code 128 + n, which a program can also exit with.",
+    )
     reason: Reason = Field("Error", description="OOMKilled, Evicted, NodeLost, Deleted, Error, ...")
     message: Message = Field("", description="The last lines of the program's output.")
     time: Time = Field(description="When the program or the pod failed.")

@@ -5,7 +5,6 @@ The pydantic types from which the CRD is generated check the schema. The CRD's o
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,12 +12,12 @@ from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
-from allranks.api import job, old_form, pod_template, pool
+from allranks.api import cel_rules, job, pod_template, pool
 from allranks.api.crd import Schema, root_schema
 from allranks.api.job import API_VERSION, Job, Metadata, Spec
 from allranks.api.pool import Pool, PoolSpec
+from allranks.api.validation_messages import json_type, problem
 from allranks.errors import InvalidManifest
 
 Problem = tuple[str, str]
@@ -64,7 +63,7 @@ def parse_pool(document: Any) -> Pool:
 
 def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
     if not isinstance(document, dict):
-        raise InvalidManifest([("", f"a manifest must be a mapping, not {_json_type(document)}")])
+        raise InvalidManifest([("", f"a manifest must be a mapping, not {json_type(document)}")])
     problems = list(_wrong_kind(document, kind))
     if problems:
         raise InvalidManifest(problems)
@@ -72,7 +71,7 @@ def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
     try:
         parsed = model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        problems = [_problem(detail, root_schema(kind)) for detail in error.errors(include_url=False)]
+        problems = [problem(detail, root_schema(kind)) for detail in error.errors(include_url=False)]
     problems += _template_problems(document.get("spec"))
     if too_much := list(unbounded(document.get("spec"))):
         raise InvalidManifest([*problems, *too_much])  # an evaluation of the rules could take very long
@@ -103,9 +102,22 @@ def rule_problems(
     skipped, broken = tuple(wrong), []
     for rule, place, field, message, value in _rules(root_schema(kind), document, ""):
         if not _reads(rule, place, skipped) and not _holds(rule, value, lenient):
-            broken.append(((place + field).removeprefix("."), message))
+            broken.append(((place + field).removeprefix("."), _about_variables(message, field, value)))
     # The messages of rules of the whole object begin with the path.
     return [(path, message) if path else _split(message) for path, message in broken]
+
+
+def _about_variables(message: str, field: str, value: Any) -> str:
+    """The message of a rule that lists variables, with those alone that are set at `field`. CEL's messages are fixed
+    texts, as messages that depend on the value would cost the API server time at every write."""
+    what, remove_any, listed = message.partition(cel_rules.REMOVE_ANY)
+    if not remove_any:
+        return message
+    for step in filter(None, field.split(".")):
+        value = (value or {}).get(step)
+    names = [variable.get("name") for variable in value or () if isinstance(variable, dict)]
+    found = [name for name in listed.split(", ") if name in names]
+    return f"{what}remove {', '.join(found)}" if found else message
 
 
 def _split(message: str) -> Problem:
@@ -116,7 +128,7 @@ def _split(message: str) -> Problem:
 def template_problems(content: Mapping[str, Any], place: str) -> Iterator[Problem]:
     """Wrong types inside a pod template, whose content the CRD's schema does not check."""
     for detail in pod_template.errors(content):
-        path, message = _problem(detail, {})
+        path, message = problem(detail, {})
         yield f"{place}.{path}", message
 
 
@@ -181,10 +193,12 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def _wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:
-    if document.get("kind") != kind:
-        yield "kind", f"must be {kind}, not {document.get('kind')!r}"
-    if document.get("apiVersion") != API_VERSION:
-        yield "apiVersion", f"must be {API_VERSION}, not {document.get('apiVersion')!r}"
+    for field, expected in (("kind", kind), ("apiVersion", API_VERSION)):
+        found = document.get(field)
+        if found is None:
+            yield field, f"is required: {field}: {expected}"
+        elif found != expected:
+            yield field, f"must be {expected}, not {found!r}"
 
 
 def _reads(rule: str, place: str, paths: Iterable[str]) -> bool:
@@ -224,83 +238,3 @@ def _program(rule: str) -> Any:
     import cel
 
     return cel.compile(rule)
-
-
-def _problem(detail: ErrorDetails, root: Schema) -> Problem:
-    """Translates pydantic's error into (field path, message)."""
-    location = [part for part in detail["loc"] if not _is_union_tag(part)]
-    path = ""
-    for part in location:
-        if isinstance(part, int) or "." in part or "/" in part:
-            path += f"[{part}]"
-        else:
-            path += f".{part}"
-    return path.removeprefix("."), _message(detail, location, root)
-
-
-def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> str:
-    given = detail["input"]
-    schema = _schema_at(location, root)
-    if sentence := old_form.sentence(location, given):
-        return sentence
-    if schema.get("x-kubernetes-int-or-string") and detail["type"] != "missing":
-        if word := schema.get("pattern", "").strip("^$"):
-            return f"must be a whole number from {schema['minimum']} to {schema['maximum']}, or {word}"
-        hint = "" if isinstance(given, dict | list) else ": put it in quotes"
-        return f"must be a whole number or a string, not {_json_type(given)}{hint}"
-    context = detail.get("ctx", {})
-    match detail["type"]:
-        case "missing":
-            return "is required"
-        case "extra_forbidden":
-            return "unknown field" + _suggestion(str(location[-1]), location[:-1], root)
-        case "string_type":
-            hint = "" if isinstance(given, dict | list) else ": put it in quotes"
-            return f"must be a string, not {_json_type(given)}{hint}"
-        case "int_type" | "int_from_float":
-            return f"must be a whole number, not {_json_type(given)}"
-        case "dict_type" | "model_type" | "model_attributes_type":
-            return f"must be a mapping, not {_json_type(given)}"
-        case "list_type":
-            return f"must be a list, not {_json_type(given)}"
-        case "too_short":
-            return f"must have at least {context['min_length']} item"
-        case _:
-            return detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
-
-
-def _is_union_tag(part: int | str) -> bool:
-    return isinstance(part, str) and (part in {"int", "str", "constrained-str", "constrained-int"} or "[" in part)
-
-
-def _json_type(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return str(value)
-        case str():
-            return "a string"
-        case dict():
-            return "a mapping"
-        case list():
-            return "a list"
-    return type(value).__name__
-
-
-def _schema_at(location: list[int | str], schema: Schema) -> Schema:
-    """The schema of the field at `location` below `schema`; empty if there is none."""
-    for part in location:
-        if isinstance(part, int):
-            schema = schema.get("items", {})
-        else:
-            schema = schema.get("properties", {}).get(part) or schema.get("additionalProperties", {})
-    return schema
-
-
-def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
-    """For example `, did you mean replicas?`, from the field names that the schema has there."""
-    close = difflib.get_close_matches(name, _schema_at(parents, root).get("properties", {}), n=1)
-    return f", did you mean {close[0]}?" if close else ""

@@ -1,12 +1,11 @@
-"""Reads manifests from files or stdin, and applies overrides of the command line."""
+"""Loads the objects of manifests: applies overrides of the command line, and reports the problems of all documents."""
 
 from __future__ import annotations
 
+import random
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -15,23 +14,61 @@ from allranks.api import pool
 from allranks.api.job import KIND, Job
 from allranks.api.pool import Pool
 from allranks.api.validation import parse, parse_pool
+from allranks.api.validation_messages import json_type
+from allranks.cli import manifest_files
+from allranks.cli.checks import kinds
+from allranks.cli.checks import manifest as checks
+from allranks.cli.checks.problem import Problem, Severity
 from allranks.core.manifests import pods, pool_template
 from allranks.errors import InvalidManifest
 
-_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SUFFIX_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"
+"""Those of the API server."""
+_SUFFIX_LENGTH = 5
 
 
-class _Loader(_FastLoader):  # type: ignore[misc]
-    """Rejects duplicate keys: YAML forbids them, but PyYAML silently drops the first."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem and the place of its document."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        names = set()
-        for key, _ in node.value:
-            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None
-            if name is not None and name in names and key.value != "<<":
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
-            names.add(name)
-        return super().construct_mapping(node, deep)
+    file: str
+    """Path of the file, or `stdin`."""
+    problem: Problem
+    document: int = 0
+    """Number of the document in the file, from 1; 0 for a problem of the file."""
+    name: str = ""
+    """Name of the object."""
+    line: int = 0
+    column: int = 0
+    """Place in the file, from 1; 0 where it is not determined."""
+    excerpt: str = ""
+    """That place in the file, for people."""
+
+    @property
+    def place(self) -> str:
+        """`job.yaml: penguins: spec.image`, or `job.yaml:8:4`."""
+        if self.line:
+            return f"{self.file}:{self.line}:{self.column}"
+        return ": ".join(part for part in (self.file, self.name, self.problem.path) if part)
+
+    @property
+    def text(self) -> str:
+        """The message, with the excerpt."""
+        return f"{self.problem.message}\n{self.excerpt}" if self.excerpt else self.problem.message
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        out: dict[str, Any] = {"file": self.file, "document": self.document, "name": self.name}
+        out |= {"path": self.problem.path, "message": self.problem.message, "severity": self.problem.severity}
+        return out | ({"line": self.line, "column": self.column} if self.line else {})
+
+
+class InvalidManifests(InvalidManifest):
+    """Files with errors. `findings` also has their warnings and notes."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = list(findings)
+        super().__init__([(one.place, one.text) for one in findings if one.problem.severity == "error"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +89,18 @@ class Loaded:
     pools: tuple[Pool, ...] = ()
     documents: tuple[dict[str, Any], ...] = ()
     """All documents as written, with the overrides applied to the jobs."""
+    findings: tuple[Finding, ...] = ()
+    """Warnings and notes."""
+    titles: tuple[str, ...] = ()
+    """Names of the jobs for people: `sweep-*` for a name that the API server will make."""
 
     def pool(self, name: str) -> Pool | None:
-        """The TrainingPool with this name, if any. The last one wins, as with `kubectl apply`."""
-        return next((pool for pool in reversed(self.pools) if pool.name == name), None)
+        """The TrainingPool with this name, if any."""
+        return next((pool for pool in self.pools if pool.name == name), None)
+
+    def notes(self) -> list[tuple[Severity, str]]:
+        """(severity, text) of the warnings and notes, as commands print them."""
+        return [(one.problem.severity, f"{one.place}: {one.text}") for one in self.findings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,64 +128,174 @@ class Additions:
 
 
 def load(
-    files: Iterable[str], sets: Sequence[str] = (), *, pools_suffice: bool = False, additions: Additions | None = None
+    files: Iterable[str],
+    sets: Sequence[str] = (),
+    *,
+    pools_suffice: bool = False,
+    additions: Additions | None = None,
+    random_names: bool = False,
 ) -> Loaded:
     """Reads the objects in `files` (`-` is stdin), and applies each `path=value` of `sets` to the jobs.
 
-    The files must contain a job; with `pools_suffice` a pool is enough. Raises InvalidManifest with the problems of
-    all documents; each path starts with the file and the object.
+    The files must contain a job; with `pools_suffice` a pool is enough. A job with `generateName` gets a name: with
+    `random_names` one that is probably new, otherwise always the same. Raises InvalidManifests with the problems of all
+    documents.
     """
-    problems: list[tuple[str, str]] = []
-    documents = _documents(files, problems)
-    loaded = load_documents(documents, sets, problems, additions=additions)
+    files = list(files)
+    found: list[Finding] = []
+    loaded = load_documents(_documents(files, found), sets, found, additions=additions, random_names=random_names)
     if not loaded.jobs and not (loaded.pools and pools_suffice):
-        sources = ", ".join("stdin" if file == "-" else file for file in files)
-        raise InvalidManifest([(sources, f"contains no {KIND}")])
+        other = [str(document.get("kind")) for document in loaded.documents if document.get("kind") != pool.KIND]
+        problem = Problem("", kinds.instead_of_jobs(other))
+        raise InvalidManifests([Finding(manifest_files.sources(files), problem)])
     return loaded
 
 
 def load_documents(
     documents: Iterable[tuple[str, Any]],
     sets: Sequence[str] = (),
-    problems: list[tuple[str, str]] | None = None,
+    findings: list[Finding] | None = None,
     *,
     additions: Additions | None = None,
+    random_names: bool = False,
 ) -> Loaded:
-    """As `load`, for (source, document) pairs. `problems` is also filled while `documents` is read."""
-    problems = [] if problems is None else problems
+    """As `load`, for (source, document) pairs. `findings` is also filled while `documents` is read."""
     overrides = [_parse_set(item) for item in sets]
-    jobs: list[Job] = []
-    others: list[Other] = []
-    found: list[Pool] = []
-    written: list[dict[str, Any]] = []
+    loading = _Loading([] if findings is None else findings, overrides, additions, random_names)
     for source, document in documents:
-        kind = document.get("kind") if isinstance(document, dict) else None
+        loading.add(source, document)
+    return loading.result()
+
+
+def _documents(files: Iterable[str], findings: list[Finding]) -> Iterator[tuple[str, Any]]:
+    for file in files:
+        source, content = manifest_files.source_name(file), manifest_files.read(file)
+        if isinstance(content, manifest_files.Unreadable):
+            problem = Problem("", content.message)
+            findings.append(Finding(source, problem, 0, "", content.line, content.column, content.excerpt))
+        else:
+            yield from ((source, document) for document in content)
+
+
+@dataclass
+class _Loading:
+    """The state of loading one document after the other."""
+
+    findings: list[Finding]
+    overrides: list[tuple[list[str], Any]]
+    additions: Additions | None
+    random_names: bool
+    jobs: list[tuple[Job, Finding]] = field(default_factory=list)
+    """Each job with a finding that has its place."""
+    others: list[Other] = field(default_factory=list)
+    pools: list[Pool] = field(default_factory=list)
+    written: list[dict[str, Any]] = field(default_factory=list)
+    _generated: int = 0
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _names: dict[tuple[str, str, str, str], Finding] = field(default_factory=dict)
+
+    def add(self, source: str, document: Any) -> None:
+        number = self._numbers[source] = self._numbers.get(source, 0) + 1
         name = _name(document)
-        if isinstance(document, dict):
-            written.append(document)
-        if kind not in (KIND, pool.KIND, None) and isinstance(document, dict):
-            others.append(Other(str(kind), name, source))
-            continue
+        place = Finding(source, Problem("", ""), number, name)
+        if not isinstance(document, dict):
+            what = f"a manifest must be a mapping, not {json_type(document)}"
+            self._report(place, [Problem("", what)])
+            return
+        self.written.append(document)
+        kind = document.get("kind")
+        if kind not in (KIND, pool.KIND, None):
+            if problem := kinds.misspelt(document):
+                self._report(place, [problem])
+            self.others.append(Other(str(kind), name, source))
+        elif kind == pool.KIND:
+            self._report(place, self._add_pool(document))
+        else:
+            self._report(place, self._add_job(document, place))
+        self._check_name(document, place)
+
+    def result(self) -> Loaded:
+        """Raises InvalidManifests."""
+        by_name = {pool.name: pool.spec for pool in self.pools}
+        for job, place in self.jobs:
+            self._report(place, checks.finished(job, by_name.get(job.spec.pool or "")))
+        if any(one.problem.severity == "error" for one in self.findings):
+            raise InvalidManifests(self.findings)
+        jobs = tuple(job for job, _ in self.jobs)
+        titles = tuple(place.name for _, place in self.jobs)
+        return Loaded(jobs, tuple(self.others), tuple(self.pools), tuple(self.written), tuple(self.findings), titles)
+
+    def _report(self, place: Finding, problems: Iterable[Problem]) -> None:
+        self.findings += [
+            Finding(place.file, problem, place.document, place.name) for problem in dict.fromkeys(problems)
+        ]
+
+    def _add_pool(self, document: dict[str, Any]) -> list[Problem]:
+        problems: list[Problem] = []
         try:
-            if kind == pool.KIND:
-                found.append(_checked_pool(document))
-                continue
-            if isinstance(document, dict):
-                for path, value in overrides:
-                    _set(document, path, value)
-                if additions:
-                    additions.apply(document)
-            job = parse(document)
-            if wrong := pods.problems(job):
-                raise InvalidManifest(wrong)
-            jobs.append(job)
+            self.pools.append(_checked_pool(document))
         except InvalidManifest as error:
-            problems += [
-                (f"{source}: {name}: {path}" if path else f"{source}: {name}", m) for path, m in error.problems
-            ]
-    if problems:
-        raise InvalidManifest(problems)
-    return Loaded(tuple(jobs), tuple(others), tuple(found), tuple(written))
+            problems = _problems(error)
+        return _without_repetition(problems, checks.written_pool(document))
+
+    def _add_job(self, document: dict[str, Any], place: Finding) -> list[Problem]:
+        named = document
+        try:
+            for path, value in self.overrides:
+                _set(document, path, value)
+            if self.additions:
+                self.additions.apply(document)
+            named = self._with_name(document)
+            job = parse(named)
+        except InvalidManifest as error:
+            problems = _problems(error, generated=named is not document)
+            return _without_repetition(problems, checks.written(document))
+        wrong = [Problem(*problem) for problem in pods.problems(job)]
+        out = _without_repetition(wrong, checks.written(document, None if wrong else job))
+        if all(problem.severity != "error" for problem in out):
+            self.jobs.append((job, place))
+        return out
+
+    def _with_name(self, document: dict[str, Any]) -> dict[str, Any]:
+        """The document with a name made of `generateName`, as the API server makes one."""
+        meta = document.get("metadata")
+        if not isinstance(meta, dict) or meta.get("name") is not None or not isinstance(meta.get("generateName"), str):
+            return document
+        if self.random_names:
+            suffix = "".join(random.choices(_SUFFIX_CHARACTERS, k=_SUFFIX_LENGTH))
+        else:
+            self._generated += 1
+            suffix = f"{self._generated:0{_SUFFIX_LENGTH}}"
+        return {**document, "metadata": {**meta, "name": meta["generateName"] + suffix}}
+
+    def _check_name(self, document: dict[str, Any], place: Finding) -> None:
+        meta = document.get("metadata")
+        if not isinstance(meta, dict) or not isinstance(name := meta.get("name"), str):
+            return
+        group, kind = str(document.get("apiVersion")).partition("/")[0], str(document.get("kind"))
+        key = (group, kind, str(meta.get("namespace")), name)
+        if first := self._names.get(key):
+            where = f"document {first.document} of {first.file}"
+            message = f"another {kind} has the same name, {name} ({where}): rename or remove one of them"
+            self._report(place, [Problem("metadata.name", message)])
+        self._names.setdefault(key, place)
+
+
+def _problems(error: InvalidManifest, *, generated: bool = False) -> list[Problem]:
+    """`generated`: the name was made of generateName, where a problem of the name belongs."""
+    if not generated:
+        return [Problem(path, message) for path, message in error.problems]
+    added = f"with the {_SUFFIX_LENGTH} characters that the API server adds: "
+    return [
+        Problem("metadata.generateName", added + message) if path == "metadata.name" else Problem(path, message)
+        for path, message in error.problems
+    ]
+
+
+def _without_repetition(problems: list[Problem], more: list[Problem]) -> list[Problem]:
+    """Both lists, without those of `more` at fields that have a problem already."""
+    reported = {problem.path for problem in problems}
+    return [*problems, *(problem for problem in more if problem.path not in reported)]
 
 
 def _checked_pool(document: Any) -> Pool:
@@ -151,35 +306,13 @@ def _checked_pool(document: Any) -> Pool:
     return parsed
 
 
-def _documents(files: Iterable[str], problems: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
-    for file in files:
-        source = "stdin" if file == "-" else file
-        try:
-            raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-            text = raw.decode("utf-8-sig")
-            documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
-        except OSError as error:
-            problems.append((source, f"cannot be read: {(error.strerror or str(error)).lower()}"))
-        except UnicodeDecodeError:
-            problems.append((source, "is not a UTF-8 text file"))
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark
-            where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-            problems.append((where, f"is not YAML: {error.problem or error.context}"))
-        except yaml.YAMLError as error:
-            problems.append((source, f"is not YAML: {str(error).splitlines()[0]}"))
-        except ValueError as error:  # for example month 13 in a timestamp
-            problems.append((source, f"is not YAML: {error}"))
-        except RecursionError:
-            problems.append((source, "is nested too deeply"))
-        else:
-            yield from ((source, document) for document in documents)
-
-
 def _name(document: Any) -> str:
+    """`sweep-*` for a name that the API server will make."""
     metadata = document.get("metadata") if isinstance(document, dict) else None
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    return str(name) if name else "(no name)"
+    if not isinstance(metadata, dict):
+        return "(no name)"
+    name, prefix = metadata.get("name"), metadata.get("generateName")
+    return str(name) if name else f"{prefix}*" if prefix else "(no name)"
 
 
 _STEP = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")
@@ -189,7 +322,8 @@ def _parse_set(item: str) -> tuple[list[str], Any]:
     path, equals, text = item.partition("=")
     steps = [bracketed or plain for bracketed, plain in _STEP.findall(path)]
     if not equals or not steps:
-        raise InvalidManifest([(f"--set {item}", "must be path=value, for example roles.worker.replicas=2")])
+        problem = Problem("", "must be path=value, for example roles.worker.replicas=2")
+        raise InvalidManifests([Finding(f"--set {item}", problem)])
     if steps[0] in ("metadata", "spec"):
         prefix, steps = steps[:1], steps[1:]
     else:
@@ -197,7 +331,7 @@ def _parse_set(item: str) -> tuple[list[str], Any]:
     try:
         return prefix + steps, yaml.safe_load(text) if text else ""
     except yaml.YAMLError as error:
-        raise InvalidManifest([(f"--set {item}", "the value is not YAML")]) from error
+        raise InvalidManifests([Finding(f"--set {item}", Problem("", "the value is not YAML"))]) from error
 
 
 def _set(document: dict[str, Any], path: list[str], value: Any) -> None:

@@ -71,7 +71,15 @@ def print_error(error: AllranksError) -> None:
     else:
         lines = str(error).splitlines()
     for line in lines:
-        click.echo(f"{click.style('error:', fg='red')} {line}", err=True)
+        print_problem("error", line)
+
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
+
+
+def print_problem(severity: str, text: str) -> None:
+    """Prints `error: ...`, `warning: ...` or `note: ...` to stderr."""
+    click.echo(f"{click.style(f'{severity}:', fg=_COLOURS[severity])} {text}", err=True)
 
 
 # --- clusters --------------------------------------------------------------------------------------------------------

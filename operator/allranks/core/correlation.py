@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from allranks.api.job import Job
 from allranks.api.status import Failure, ReplicaRestarts, Status
 from allranks.core import naming, topology
+from allranks.core.exit_codes import SIGKILL, possible_signal
 from allranks.core.restart_policy import MAX_IDLE_RESTARTS, scope
 from allranks.core.root_cause import Way, same_way, way
 from allranks.core.status_update import changed
 
-SIGKILL = 9
 CORRELATION_SECONDS = 60
 """Failures within this time of an upstream failure (a lost parameter server, say) are taken for its consequences."""
 MAX_DETAILED = 30
@@ -43,7 +43,8 @@ class EarlierFailures:
 
     def upstream_of(self, failure: Failure) -> ReplicaRestarts | None:
         """The failure of an individually restarted replica, already counted, that caused this one."""
-        noticed = failure.reason == "Error" and failure.exit_code is not None and failure.signal != SIGKILL
+        killed = possible_signal(failure.exit_code, failure.signal) == SIGKILL
+        noticed = failure.reason == "Error" and failure.exit_code is not None and not killed
         if not noticed or scope(self._job, failure.role, failure.index) != "Group":
             return None
         if self._before and same_way(self._before, failure):

@@ -1,4 +1,5 @@
-"""Detects hangs: no rank completed a step for `hang.timeoutSeconds`, after the first step of the attempt.
+"""Detects hangs: no rank completed a step for `hang.timeoutSeconds`, after the first step of the attempt, or no first
+step within `startupDeadlineSeconds`.
 
 Ranks are first asked for stack dumps and have a moment to print them; then the hang counts as a failure. Only messages
 are evidence: half of the ranks must say that there was no step. Silence (`report_loss`) counts as a hang only after a
@@ -7,6 +8,7 @@ much longer time, and only while ranks of other jobs report.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -17,6 +19,9 @@ from allranks.core.model import RankReport, Reports
 from allranks.core.status_update import changed
 
 REASON = "Hang"
+NO_FIRST_STEP = "NoFirstStep"
+NO_REPORTS = "NoReports"
+"""Reason of an Event: `hang` is set, and no rank reports."""
 STACK_DUMP_WAIT = timedelta(seconds=10)
 """Time for stack dumps: ranks receive the request with the answer to their next report, within 5 s."""
 _JITTER = timedelta(seconds=2)
@@ -53,13 +58,17 @@ class StallWindow:
 
 
 def detect_stall(job: Job, status: Status, reports: Reports | None) -> StallWindow | None:
-    """None if no progress is expected: `hang` is not set, no first step is due yet, or all ranks are done."""
-    if job.spec.hang is None or reports is None or status.attempt_time is None or not reports.ranks:
+    """None if no progress is expected: all ranks are done, or `hang` is not set and the program stepped, or it does not
+    report its steps."""
+    if reports is None or status.attempt_time is None or not reports.ranks:
         return None
     if all(rank.done for rank in reports.ranks):
         return None
     first = status.progress.first_step_time if status.progress else None
+    if job.spec.hang is None and (first or not _announces_steps(reports.ranks)):
+        return None
     if first:
+        assert job.spec.hang
         moves = [rank.stepped_at for rank in reports.ranks if rank.stepped_at]
         moved_at = max([first, *moves])
         limit = timedelta(seconds=job.spec.hang.timeout_seconds)
@@ -75,6 +84,34 @@ def detect_stall(job: Job, status: Status, reports: Reports | None) -> StallWind
     heard_at = report_loss.heard_at(report_loss.active(reports), since)
     silent_due_at = heard_at + max(_SILENCE_FACTOR * limit, _SILENCE_LEAST)
     return StallWindow(moved_at, since, stuck_at, stuck_at + STACK_DUMP_WAIT, stack_dump_id, heard_at, silent_due_at)
+
+
+def _announces_steps(ranks: Sequence[RankReport]) -> bool:
+    """Whether ranks of a program that reports its steps wait for the first one: it has reported their number, or that
+    it measures them, and nothing else yet. A `logPattern` that never matches, and a program that reports epochs or
+    metrics only, do not count."""
+    announced = False
+    for rank in ranks:
+        values = (rank.step, rank.epoch, rank.samples_per_second, rank.checkpoint_step)
+        if rank.metrics or any(value is not None for value in values):
+            return False
+        announced = announced or rank.total_steps is not None or rank.waiting is not None
+    return announced
+
+
+UNREPORTED = (
+    "hang: no rank has reported yet; a hang cannot be detected without reports (call report(step=...) in the program, "
+    "or set progress.logPattern)"
+)
+
+
+def unreported_at(job: Job, status: Status, reports: Reports | None) -> datetime | None:
+    """When it is said that `hang` has no effect, because no rank reports; None if ranks report or need not."""
+    if job.spec.hang is None or reports is None or reports.ranks or status.running_time is None:
+        return None
+    if status.progress is not None and status.progress.reporting:
+        return None  # a restarted operator has not received their reports yet
+    return max(status.running_time, reports.since) + timedelta(seconds=job.spec.hang.timeout_seconds)
 
 
 def path_works(reports: Reports, now: datetime) -> bool:
@@ -94,19 +131,35 @@ def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now:
         rank=first.rank,
         pod=first.pod,
         node=first.node,
-        reason=REASON,
+        reason=REASON if status.progress and status.progress.first_step_time else NO_FIRST_STEP,
         message=_message(job, reports, lagging, stall),
         time=stall.moved_at,
         ran_seconds=max(0.0, (now - began).total_seconds()),
     )
 
 
-def decide_restart(job: Job, status: Status, failure: Failure) -> restart_policy.RestartDecision:
-    """Applies the user's rules for reason Hang, then `hang.action`."""
-    assert job.spec.hang
-    why = f"no progress for {job.spec.hang.timeout_seconds} s (hang.timeoutSeconds)"
-    action, reason = restart_policy.by_rules(job.spec.restart.rules or [], failure) or (job.spec.hang.action, why)
-    return restart_policy.within_budget(job, status, failure, action, reason)
+def decide_restart(job: Job, status: Status, failure: Failure, local: bool = False) -> restart_policy.RestartDecision:
+    """Applies the user's rules for reason Hang or NoFirstStep, then `hang.action`, then the default without `hang`.
+
+    `local`: as for `restart_policy.decide_restart`."""
+    if by_user := restart_policy.by_rules(job.spec.restart.rules or [], failure):
+        return restart_policy.within_budget(job, status, failure, *by_user)
+    action, why = _default_action(job, status, failure)
+    if local and action == "Restart" and job.spec.hang is None and not restart_policy.restarts_requested(job):
+        return restart_policy.not_restarted(job, failure)
+    return restart_policy.within_budget(job, status, failure, action, why)
+
+
+def _default_action(job: Job, status: Status, failure: Failure) -> tuple[restart_policy.Action, str]:
+    why = f"no first step for {job.spec.startup_deadline_seconds} s (startupDeadlineSeconds)"
+    if job.spec.hang:
+        if failure.reason == REASON:
+            why = f"no progress for {job.spec.hang.timeout_seconds} s (hang.timeoutSeconds)"
+        return job.spec.hang.action, why
+    before = status.attempt_failure
+    if before and before.reason == NO_FIRST_STEP:
+        return "Fail", f"{why}, twice in a row"
+    return "Restart", why
 
 
 def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
@@ -121,7 +174,7 @@ def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
 def already_recorded(status: Status, stall: StallWindow) -> bool:
     """Whether `status.lastFailure` is this stall. With action `Ignore` it is recorded only once."""
     last = status.last_failure
-    return last is not None and last.reason == REASON and last.time >= stall.moved_at - _JITTER
+    return last is not None and last.reason in (REASON, NO_FIRST_STEP) and last.time >= stall.moved_at - _JITTER
 
 
 def _lagging(reports: Reports) -> list[RankReport]:
@@ -143,7 +196,8 @@ def _message(job: Job, reports: Reports, lagging: list[RankReport], stall: Stall
     furthest = max(rank.step or 0 for rank in reports.ranks)
     if all(rank.step is None for rank in active):
         limit = job.spec.startup_deadline_seconds
-        return f"no rank completed a first step within {limit} s (startupDeadlineSeconds); ranks that report: {named}"
+        what = f"no rank completed a first step within {limit} s"
+        return f"{what} (startupDeadlineSeconds: raise it if the start takes longer); ranks that report: {named}"
     stalled = f"no rank has completed a step since {stall.moved_at:%H:%M:%S} UTC"
     if (lagging[0].step or 0) < furthest:
         return f"{stalled}: {named} at step {lagging[0].step or 0}, the others at {furthest}"

@@ -43,17 +43,15 @@ class Exit:
     """Termination of the training container for good. A container that its kubelet restarts in place has none."""
 
     code: int
-    """Exit code as kubelet reports it: 128 + n for a process that signal n ended."""
+    """Exit code as kubelet reports it: 128 + n for a process that signal n ended, or that exited with this code."""
     finished_at: datetime
     reason: str = "Error"
     """`Completed`, `Error`, `OOMKilled`, ... as kubelet reports it."""
     message: str = ""
     """Termination message: the last lines of the log (2048 bytes, 80 lines on a cluster)."""
-
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended the process (from exit code 128 + n, as in shells); None if it exited by itself."""
-        return self.code - 128 if 128 < self.code <= 128 + 64 else None
+    signal: int | None = None
+    """The signal that ended the process, if the kernel's wait status is available or the kernel killed it for memory.
+    None: it exited by itself, or nothing but the exit code is available, as from container runtimes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from typing import Literal
 
 from allranks.api.job import Job, RestartRule
 from allranks.api.status import Failure, Status
-from allranks.core import naming, topology
+from allranks.core import exec_failure, naming, topology
+from allranks.core.exit_codes import FAULTS, possible_signal, signal_name
+from allranks.core.model import LIMIT_EXCEEDED
 from allranks.core.root_cause import is_uncounted, same_way
 from allranks.frameworks.base import Scope
 
@@ -31,17 +33,39 @@ class RestartDecision:
     why: str
     reason: str = ""
     """For `Fail`: the reason of condition Failed."""
+    names_cause: bool = False
+    """The sentence names the cause, so that the last line of the log adds nothing."""
 
 
-def decide_restart(job: Job, status: Status, failure: Failure) -> RestartDecision:
-    """Applies the user's rules, then the default rules (docs/reference/semantics.md). The first match wins."""
+def decide_restart(job: Job, status: Status, failure: Failure, local: bool = False) -> RestartDecision:
+    """Applies the user's rules, then the default rules (docs/reference/semantics.md). The first match wins.
+
+    `local`: the job runs on one machine, where its user waits for it (`Platform.local`).
+    """
     rules = job.spec.restart.rules or []
     if topology.is_last_of_target(job, status, failure.role, failure.index):
         rules = [rule for rule in rules if rule.action != "Ignore"]  # no other replica can complete the job
-    action, why = by_rules(rules, failure) or _by_default(
-        _just_before(job, status, failure), failure, _made_steps(status)
-    )
+    if by_user := by_rules(rules, failure):
+        return within_budget(job, status, failure, *by_user)
+    trained = _has_trained(status, failure)
+    unexecuted = None if trained else exec_failure.explain(job, failure, local)
+    if unexecuted:
+        return RestartDecision("Fail", unexecuted.why, failure.reason, unexecuted.named)
+    action, why = _by_default(_just_before(job, status, failure), failure, _made_steps(status))
+    if local and action == "Restart" and not trained and not restarts_requested(job):
+        return not_restarted(job, failure)
     return within_budget(job, status, failure, action, why)
+
+
+def restarts_requested(job: Job) -> bool:
+    """Whether the manifest or the command line sets `restart.maxRestarts`, be it to its default."""
+    return "max_restarts" in job.spec.restart.model_fields_set
+
+
+def not_restarted(job: Job, failure: Failure) -> RestartDecision:
+    """A failure before the first step in a local run: the user is there, and corrects the program."""
+    restarts = f"--restarts {job.spec.restart.max_restarts} restarts it"
+    return RestartDecision("Fail", f"not restarted: it failed before its first step ({restarts})", failure.reason)
 
 
 def within_budget(job: Job, status: Status, failure: Failure, action: Action, why: str) -> RestartDecision:
@@ -90,7 +114,7 @@ def by_rules(rules: Iterable[RestartRule], failure: Failure) -> tuple[Action, st
     for number, rule in enumerate(rules):
         matches = (
             (rule.exit_codes is not None and failure.exit_code in rule.exit_codes)
-            or (rule.signals is not None and failure.signal in rule.signals)
+            or (rule.signals is not None and possible_signal(failure.exit_code, failure.signal) in rule.signals)
             or (rule.reasons is not None and failure.reason in rule.reasons)
         )
         if matches:
@@ -137,20 +161,42 @@ def _made_steps(status: Status) -> bool:
     return status.progress is not None and status.progress.first_step_time is not None
 
 
+def _has_trained(status: Status, failure: Failure) -> bool:
+    """Whether the job ever made progress, in any attempt: a reported step, or two minutes since all of its pods ran for
+    the first time. So its program exists and can be executed."""
+    if status.progress is not None and status.progress.step is not None:
+        return True
+    since = status.first_running_time
+    ran = max(failure.ran_seconds or 0.0, (failure.time - since).total_seconds() if since else 0.0)
+    return ran >= NO_PROGRESS_SECONDS
+
+
 def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tuple[Action, str]:
     if is_uncounted(failure.reason):
         return "RestartUncounted", "a disruption, not a failure of the program"
+    if failure.reason == LIMIT_EXCEEDED:
+        return "Restart", "the pod exceeded a limit of its own"
     if failure.reason == "OOMKilled":
         if before and before.reason == "OOMKilled":
             return "Fail", "out of memory twice in a row"
         return "Restart", "out of memory for the first time"
-    if failure.exit_code is not None and 1 <= failure.exit_code <= 127:
-        idle = not stepped and before is not None and _no_progress(before) and _no_progress(failure)
-        if before and idle and same_way(before, failure):
+    signal = possible_signal(failure.exit_code, failure.signal)
+    unstarted = failure.reason in exec_failure.CANNOT_START
+    failed = failure.exit_code is not None and 1 <= failure.exit_code <= 127 and signal is None
+    idle = not stepped and before is not None and _no_progress(before) and _no_progress(failure)
+    if before and idle and same_way(before, failure):
+        if failed or unstarted:
             return "Fail", "failed the same way twice before any progress: a bug in the program, not a fault"
+        if signal in FAULTS and (before.role, before.index) == (failure.role, failure.index):
+            return "Fail", "ended by the same signal twice before any progress: a bug in the program, not a fault"
+    if unstarted:
+        return "Restart", "its container could not be started"
+    if failed:
         return "Restart", "the program failed"
     if failure.exit_code is None:
         return "Restart", "the pod failed before its program ran"
+    if failure.signal is not None:
+        return "Restart", f"the program was ended by {signal_name(failure.signal)}"
     return "Restart", "the program was ended by a signal, or asked to be run again"
 
 

@@ -13,7 +13,9 @@ from functools import cached_property
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
-from allranks.core import naming, topology
+from allranks.core import exit_codes, naming, topology
+from allranks.core.exec_failure import CANNOT_START
+from allranks.core.exit_codes import SIGTERM, possible_signal
 from allranks.core.manifests import pod_template, pool_template
 from allranks.core.model import CRASH_LOOP, INIT_FAILED, UNKNOWN_END, Platform, Pod
 from allranks.core.status_update import changed
@@ -109,8 +111,6 @@ def failures(
 _DELETED = "the pod was deleted by someone"
 
 
-_SIGTERM = 15
-
 Order = tuple[datetime, int]
 """Sort key of failures: the time, then within one second typical causes before typical consequences."""
 
@@ -118,7 +118,7 @@ Order = tuple[datetime, int]
 def _precedence(reason: str, code: int | None, signal: int | None) -> int:
     if code is None or reason == "OOMKilled":
         return 0
-    if signal in (6, _SIGTERM):  # SIGABRT by a watchdog, SIGTERM by a launcher
+    if signal in (6, SIGTERM):  # SIGABRT by a watchdog, SIGTERM by a launcher
         return 3
     return 1 if signal else 2
 
@@ -151,12 +151,19 @@ class _Ending:
 
     @property
     def order(self) -> Order:
-        return self.time, _precedence(self.reason, self.code, self.signal)
+        return self.time, _precedence(self.reason, self.code, possible_signal(self.code, self.signal))
 
     @property
     def sure(self) -> bool:
         """The program certainly ended by itself, and not because of a deletion later in the same second."""
         return self.reason == "OOMKilled" or (self.cause is not None and self.cause.time is not None)
+
+    @cached_property
+    def watched(self) -> re.Match[str] | None:
+        """The last line of the log if the helper in the pod (inpod/watch.py) reports the signal of its child."""
+        ended = self.pod.exit
+        found = _WATCHED.search(ended.message) if ended else None
+        return found if ended and found and ended.code == 128 + int(found["signal"]) else None
 
     @property
     def code(self) -> int | None:
@@ -169,7 +176,9 @@ class _Ending:
     def signal(self) -> int | None:
         if self.disrupted or self.pod.exit is None or self.pod.exit.reason == UNKNOWN_END:
             return None
-        return self.cause.signal if self.cause and self.cause.exit_code is not None else self.pod.exit.signal
+        if self.cause and self.cause.exit_code is not None:
+            return self.cause.signal
+        return self.pod.exit.signal or (self.watched and int(self.watched["signal"])) or None
 
     @property
     def reason(self) -> str:
@@ -187,10 +196,14 @@ class _Ending:
     def message(self) -> str:
         pod = self.pod
         if not self.disrupted and pod.exit:
-            return (self.cause.message if self.cause else None) or pod.exit.message
+            text = pod.exit.message[: self.watched.start()] if self.watched else pod.exit.message
+            return (self.cause.message if self.cause else None) or text
         if pod.disruption:
             return pod.disruption.message
         return _DELETED if pod.deleted_at else pod.waiting_text if pod.start_error else pod.waiting_message
+
+
+_WATCHED = re.compile(r"^allranks: the program was ended by signal (?P<signal>[0-9]{1,2}) \(\w+\)\s*\Z", re.MULTILINE)
 
 
 def _describe(status: Status, ending: _Ending, ranks: Ranks) -> Failure:
@@ -244,7 +257,7 @@ def earlier_failure(
     ending = _Ending(replace(pod, deleted_at=None), report, now)
     found = _describe(changed(status, attempt=pod.attempt), ending, ranks)
     after_deletion = pod.deleted_at is not None and pod.exit.finished_at >= pod.deleted_at.replace(microsecond=0)
-    if after_deletion and (not ending.sure or found.signal == _SIGTERM):
+    if after_deletion and (not ending.sure or possible_signal(found.exit_code, found.signal) == SIGTERM):
         return None
     at, then = found.time.replace(microsecond=0), recorded.time.replace(microsecond=0)
     earlier = (at, _precedence_of(found)) < (then, _precedence_of(recorded))
@@ -252,7 +265,8 @@ def earlier_failure(
 
 
 def _precedence_of(failure: Failure) -> int:
-    return _precedence(failure.reason, failure.exit_code, failure.signal)
+    signal = possible_signal(failure.exit_code, failure.signal)
+    return _precedence(failure.reason, failure.exit_code, signal)
 
 
 def start_error(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
@@ -283,11 +297,13 @@ def describe_failure(failure: Failure) -> str:
         return f"{who} was rejected by its node ({failure.reason})"
     if failure.reason in UNCOUNTED:
         return f"{who} was lost ({failure.reason})"
+    if failure.reason in CANNOT_START:
+        return f"{who} could not be started ({failure.reason})"
     if failure.signal is not None:
         return f"{who} was ended by signal {failure.signal} ({failure.reason})"
     if failure.exit_code is None:
         return f"{who} failed ({failure.reason})"
-    return f"{who} failed with exit code {failure.exit_code} ({failure.reason})"
+    return f"{who} failed with {exit_codes.describe(failure.exit_code)} ({failure.reason})"
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,12 @@ def summarise(
     refused: Iterable[RejectedCreate],
     now: datetime,
     blocked: tuple[str, str] | None = None,
+    note: str = "",
 ) -> Status:
     """Updates the status of a running attempt: pod counts, `launched`, `running_time`, and why it is not running.
 
-    `blocked` is the (reason, message) that prevents the creation of the missing pods.
+    `blocked` is the (reason, message) that prevents the creation of the missing pods. `note` is appended to the message
+    of a job that runs.
     """
     count = topology.sizes(job, status)
     done = _done(status, count, pods)
@@ -59,9 +61,13 @@ def summarise(
     if waits:
         return with_phase(summary, "Running", now, waits[0], f"{ready} of {desired} pods run; {waits[1]}")
     running = summary.condition("Running")
+    message = _running_message(ready, desired)
     if summary.phase == "Running" and running and running.reason == ALL_RUN:
-        return summary
-    return with_phase(summary, "Running", now, ALL_RUN, _running_message(ready, desired))
+        before, _, noted = running.message.partition("; ")
+        if noted == note:
+            return summary
+        message = before
+    return with_phase(summary, "Running", now, ALL_RUN, f"{message}; {note}" if note else message)
 
 
 def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> Status:

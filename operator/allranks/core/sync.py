@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from allranks.api.status import Status
-from allranks.core import elasticity, naming, report_loss, status_summary, topology
+from allranks.core import elasticity, hang_detection, naming, report_loss, status_summary, topology
 from allranks.core.manifests import companions, pool_template
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod, PodRef
@@ -27,7 +27,9 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     o, status = snapshot.observed, snapshot.observed.status
     due, delayed_until = _due(snapshot)
     blocked = (_refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)) if due else None
-    summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked)
+    unreported_at = hang_detection.unreported_at(o.job, status, o.reports)
+    note = _note(snapshot, unreported_at)
+    summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked, note)
     create, restore = _manifests(snapshot, [] if blocked else due)
     placeholders, probe_at = _placeholders(snapshot)
     slow = newly_slow(snapshot.persisted.progress, status.progress)
@@ -35,10 +37,12 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     events += _start_errors(status, summary)
     if lost := report_loss.event(snapshot.persisted, status):
         events.append(lost)
+    if note and note in _running_message(summary) and note not in _running_message(status):
+        events.append(Event(hang_detection.NO_REPORTS, note, warning=True))
     if summary.launched and not status.launched:
         events.append(Event("PodsCreated", f"{len(snapshot.pods)} pods of attempt {status.attempt}"))
     lost_at = report_loss.due_at(status, o.reports, o.now)
-    times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot))
+    times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), None if note else unreported_at)
     wake_at = min((time for time in times if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
     plan = replace(plan, restore=tuple(restore))
@@ -117,6 +121,19 @@ def _start_errors(before: Status, after: Status) -> list[Event]:
 
 
 _WAITS = START_ERRORS | {NOT_READY_TO_START}
+
+
+def _note(snapshot: Snapshot, unreported_at: datetime | None) -> str:
+    """What the condition of a running job adds. An operator that starts later keeps it until ranks report."""
+    if unreported_at is None:
+        return ""
+    said = hang_detection.UNREPORTED in _running_message(snapshot.observed.status)
+    return hang_detection.UNREPORTED if said or snapshot.observed.now >= unreported_at else ""
+
+
+def _running_message(status: Status) -> str:
+    running = status.condition("Running")
+    return running.message if running else ""
 
 
 def _next_slow_start(snapshot: Snapshot) -> datetime | None:

@@ -141,6 +141,9 @@ Wire = Callable[[Replica], Wiring]
 """Returns the wiring of one replica of an attempt."""
 
 
+Note = tuple[int, str]
+"""(index of an argument of a command, a sentence with the cure)"""
+
 FILES_DIR = "/etc/allranks"
 SSH_DIR = "/etc/allranks-ssh"
 SECRET_DIR = "/etc/allranks-rendezvous"
@@ -221,6 +224,12 @@ class Framework(ABC):
     def ranks_are_pods(self) -> bool:
         """Each pod runs exactly one process, so its rank follows from its node rank."""
         return type(self).processes is Framework.processes
+
+    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
+        """(index, sentence with the cure) for arguments of a valid command that contradict what `wire` sets, such as
+        the rendezvous. `arguments`: the command line of the role's program, before `Wiring.prefix`. `own_command`: it
+        is in the role's section of the manifest."""
+        return []
 
     def root_cause(self, message: str) -> RootCause | None:
         """Parses a launcher's failure report out of the last lines of a pod's log; None if there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib import resources
@@ -20,6 +20,7 @@ from allranks.frameworks.base import (
     SSH_DIR,
     AttemptContext,
     Framework,
+    Note,
     Replica,
     RoleKind,
     RootCause,
@@ -109,6 +110,9 @@ class Horovod(Framework):
     def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return frozenset({"worker"} if replicas.get("launcher") else ())  # they run sshd
 
+    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
+        return mpi_notes(arguments, own_launcher=role == "launcher" and own_command)
+
     def root_cause(self, message: str) -> RootCause | None:
         return read_mpirun_report(message)
 
@@ -150,6 +154,21 @@ def _root_cause(rank: str, code: str | None, signal: str | None, lines: str, tim
     exit_code = 128 + number if number else int(code or 1)
     ended = f"rank {rank} was ended by signal {number}" if number else f"rank {rank} exited with code {exit_code}"
     return RootCause(int(rank), exit_code, number, lines.strip() or ended, time)
+
+
+_HOST_OPTIONS = frozenset({"H", "host", "hostfile", "default-hostfile", "machinefile"})
+
+
+def mpi_notes(arguments: Sequence[str], own_launcher: bool) -> list[Note]:
+    """`own_launcher`: the command is the launcher's own, which starts the ranks itself, on the hosts that allranks
+    writes. Any other command is the program of a rank."""
+    program = arguments[0].rpartition("/")[2] if arguments else ""
+    if program not in ("horovodrun", "mpirun", "mpiexec"):
+        return []
+    if not own_launcher:
+        return [(0, f"allranks starts the ranks of Horovod: remove {program} and its options, and keep the program")]
+    hosts = [i for i, text in enumerate(arguments) if text.startswith("-") and text.lstrip("-") in _HOST_OPTIONS]
+    return [(i, f"allranks writes the hostfile of mpirun: remove {arguments[i]} and its value") for i in hosts]
 
 
 def _slots(context: AttemptContext) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from allranks.fields import Model, Port
-from allranks.frameworks.base import AttemptContext, Framework, Replica, RoleKind, RootCause, Wire, Wiring
+from allranks.frameworks.base import AttemptContext, Framework, Note, Replica, RoleKind, RootCause, Wire, Wiring
 
 
 class PyTorchOptions(Model):
@@ -107,6 +107,9 @@ class PyTorch(Framework):
     def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
         return ("master", 0) if replicas.get("master") else ("worker", None)
 
+    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
+        return torchrun_notes(arguments)
+
     def root_cause(self, message: str) -> RootCause | None:
         return read_torchrun_report(message)
 
@@ -136,6 +139,52 @@ class PyTorch(Framework):
                 found.update(range(place, end))
             place = end
         return frozenset(found)
+
+
+_FLAGS = frozenset({"standalone", "m", "module", "no-python", "run-path", "h", "help"})
+"""Options of torchrun without a value."""
+_RENDEZVOUS = frozenset(
+    {"nnodes", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id"}
+)
+_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
+
+
+def torchrun_notes(arguments: Sequence[str]) -> list[Note]:
+    """Options by which a user connects nodes by hand. A value that refers to a variable may be that of allranks."""
+    notes = []
+    for index, name, value in _torchrun_options(arguments):
+        written = arguments[index].partition("=")[0]
+        if name == "standalone":
+            notes.append((index, f"each pod would train alone; allranks connects the ranks: remove {written}"))
+        elif name in _RENDEZVOUS and "$" not in value:
+            notes.append((index, f"allranks sets it for each rank, and this value replaces it: remove {written}"))
+    return notes
+
+
+def _torchrun_options(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """(index, name without dashes, value) of torchrun's own options, which end at the script. Underscores in names
+    become dashes, as torchrun accepts both."""
+    index = _after_torchrun(arguments)
+    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "--":
+        name, equals, value = arguments[index].partition("=")
+        plain = name.lstrip("-").replace("_", "-")
+        separate = not equals and plain not in _FLAGS and index + 1 < len(arguments)
+        yield index, plain, arguments[index + 1] if separate else value
+        index += 2 if separate else 1
+
+
+def _after_torchrun(arguments: Sequence[str]) -> int:
+    """Index of the first argument of torchrun; the number of arguments if the command does not start it."""
+    program = arguments[0].rpartition("/")[2] if arguments else ""
+    if program == "torchrun":
+        return 1
+    if re.fullmatch(r"python[0-9.]*", program):
+        for index, argument in enumerate(arguments[1:], 1):
+            if argument == "-m" and index + 1 < len(arguments) and arguments[index + 1] in _MODULES:
+                return index + 2
+            if argument == "-m" or not argument.startswith("-"):
+                break
+    return len(arguments)
 
 
 _REPORT = re.compile(

@@ -143,6 +143,9 @@ class Watch:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._matcher.finish()
         self._library.finish()
+        if status < 0:
+            write_line(f"the program was ended by signal {-status} ({name_of(-status)})")
+            return 128 - status
         return status
 
     def _forward(self, number: int, frame: object) -> None:
@@ -153,8 +156,9 @@ class Watch:
                 os.kill(self._process.pid, number)
 
     def _wait(self) -> int:
-        """Waits for the program, and reaps orphans, since this process may be PID 1. Signals, including SIGCHLD, wake
-        it through a pipe: a signal right before a blocking waitpid would be forwarded too late."""
+        """Waits for the program; returns its exit code, -n for signal n. Reaps orphans: this process may be PID 1.
+        Signals, including SIGCHLD, wake it through a pipe: a signal right before a blocking waitpid would be forwarded
+        too late."""
         assert self._process is not None
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -165,7 +169,7 @@ class Watch:
             if pid == self._process.pid:
                 self._ended = True
                 self._process.returncode = code = os.waitstatus_to_exitcode(raw)
-                return code if code >= 0 else 128 - code
+                return code
             if pid == 0:
                 select.select([woken], [], [])
                 os.read(woken, 4096)
@@ -202,6 +206,14 @@ class Watch:
             time.sleep(STACK_SECONDS)
         if not any_signaled:
             write_line(f"no process of {pod()} can show its stacks, asked for because {why(stack_dump_id)}")
+
+
+def name_of(number: int) -> str:
+    """`SIGKILL`. The name is for readers of the log, the number for the operator (core/root_cause.py)."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unnamed"
 
 
 def same(one: int, other: int) -> bool:

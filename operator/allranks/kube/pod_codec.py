@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -60,6 +61,8 @@ class Waiting(_Fields):
 
 class Terminated(_Fields):
     exit_code: int = 0
+    signal: int = 0
+    """Part of the API. containerd and CRI-O do not set it: they report 128 + n as the exit code."""
     started_at: datetime | None = None
     finished_at: datetime | None = None
     reason: str = "Error"
@@ -183,7 +186,7 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         owned=owned,
         created_at=metadata.creation_timestamp,
         placed_at=placed.last_transition_time if placed and placed.status == "True" else None,
-        started_at=ran.started_at if ran else None,
+        started_at=_after_epoch(ran.started_at) if ran else None,
         deleted_at=_deletion_requested_at(metadata),
         node=raw.spec.node_name,
         waiting_reason=waiting.reason,
@@ -198,6 +201,11 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
     )
 
 
+def _after_epoch(time: datetime | None) -> datetime | None:
+    """None for 1970-01-01T00:00:00Z, the start of a container whose program could not be executed (StartError)."""
+    return time if time and time > _NEVER else None
+
+
 _PHASES = frozenset({"Pending", "Running", "Succeeded", "Failed"})
 _NEVER = datetime.fromtimestamp(0, UTC)
 
@@ -209,7 +217,16 @@ def _exit(terminated: Terminated, metadata: Meta) -> Exit:
         finished_at=terminated.finished_at or metadata.creation_timestamp or _NEVER,
         reason=terminated.reason,
         message=terminated.message,
+        signal=_signal(terminated),
     )
+
+
+def _signal(terminated: Terminated) -> int | None:
+    """The signal that certainly ended the container. `exit 137` and SIGKILL have the same exit code."""
+    if terminated.signal > 0:
+        return terminated.signal
+    killed_for_memory = terminated.reason == "OOMKilled" and terminated.exit_code == 128 + signal.SIGKILL
+    return int(signal.SIGKILL) if killed_for_memory else None
 
 
 def _final_exit(raw: Raw, terminated: Terminated) -> Exit | None:

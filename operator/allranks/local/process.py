@@ -195,14 +195,15 @@ class Process:
         for line in self._report.splitlines():
             match line.split():
                 case [b"exited", status, time]:
-                    code = os.waitstatus_to_exitcode(int(status))
-                    code = code if code >= 0 else 128 - code
+                    ended = os.waitstatus_to_exitcode(int(status))  # -n for signal n
+                    number = -ended if ended < 0 else None
+                    code = 128 + number if number else ended
                     message = self._log.message() if code else ""
-                    return Exit(code, _time(time), self._reason(code, message), message)
+                    return Exit(code, _time(time), self._reason(code, message), message, number)
                 case [b"failed", number, time]:
                     return Exit(128, _time(time), "StartError", self._start_error(int(number)))
         # The shim was killed, and the first process with it (PR_SET_PDEATHSIG).
-        return Exit(128 + signal.SIGKILL, datetime.now(UTC), "Error", self._log.message())
+        return Exit(128 + signal.SIGKILL, datetime.now(UTC), "Error", self._log.message(), int(signal.SIGKILL))
 
     def _reason(self, code: int, message: str) -> str:
         """The kubelet's reason. All pods share one cgroup, so OOMKilled also requires an end by SIGKILL."""

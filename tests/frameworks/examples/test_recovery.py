@@ -59,7 +59,7 @@ def test_a_program_that_raises_at_once_twice_fails_with_the_last_lines_of_its_ex
 ) -> None:
     (tmp_path / "broken.py").write_text('raise ValueError("the learning rate must be positive")\n')
     manifest = job(tmp_path, "pytorch", ["torchrun", "broken.py"], "master: {}\n    worker: {replicas: 1}")
-    run = run_job(manifest, cwd=tmp_path).finish()
+    run = run_job(manifest, "--restarts", "3", cwd=tmp_path).finish()
 
     assert run.code == 1, run.output
     status = run.status

@@ -19,6 +19,10 @@ ALONE = {"ps", "evaluator"}
 ORDER = ("master", "chief", "worker", "ps", "evaluator", "launcher")
 SETTLE = timedelta(seconds=10)
 """Delay before growth, if there is room for some of the waiting workers only."""
+NOT_EXECUTED = {126, 127}
+"""Exit codes of a shell that cannot execute a command."""
+FAULTS = {132, 133, 134, 135, 136, 139, 159}
+"""Exit codes of signals that a process causes itself, such as SIGSEGV."""
 BAD_STARTS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"}
 
 
@@ -31,6 +35,7 @@ class Failure:
     code: int | None = None
     message: str = ""
     ran: timedelta = timedelta(0)
+    place: tuple[str, int] | None = None
 
 
 @dataclass
@@ -65,9 +70,17 @@ class Place:
         self.placed, self.placed_at = True, self.placed_at or now
 
 
-def rule_on(spec: dict[str, Any], counted: int, failure: Failure, before: Failure | None, last: bool = False) -> str:
+def rule_on(
+    spec: dict[str, Any],
+    counted: int,
+    failure: Failure,
+    before: Failure | None,
+    last: bool = False,
+    trained: bool = True,
+) -> str:
     """`before` is the previous failure: of the previous attempt, or of the same replica if it restarts individually.
-    `last`: only this replica can still complete the job, so its failure is not ignored."""
+    `last`: only this replica can still complete the job, so its failure is not ignored. `trained`: the job ever made
+    progress."""
     restart = spec["restart"]
     rules = [rule for rule in restart.get("rules", ()) if not (last and rule["action"] == "Ignore")]
     action = next((rule["action"] for rule in rules if _matches(rule, failure)), None)
@@ -76,8 +89,11 @@ def rule_on(spec: dict[str, Any], counted: int, failure: Failure, before: Failur
             action = "RestartUncounted"
         elif failure.reason == "OOMKilled":
             action = "Fail" if before is not None and before.reason == "OOMKilled" else "Restart"
-        elif failure.code is not None and failure.code < 128 and before is not None:
+        elif failure.code in NOT_EXECUTED and not trained:
+            action = "Fail"
+        elif failure.code is not None and (failure.code < 128 or failure.code in FAULTS) and before is not None:
             same = (before.code, before.message, before.reason) == (failure.code, failure.message, failure.reason)
+            same = same and (failure.code < 128 or before.place == failure.place)
             no_progress = before.ran < PROGRESS and failure.ran < PROGRESS
             action = "Fail" if same and no_progress else "Restart"
         else:
@@ -178,8 +194,8 @@ class Reference:
     """Reason and time of the end of each attempt."""
     ran_at: datetime | None = None
     """Time at which the current attempt was running."""
-    ever_ran: bool = False
-    """An attempt was running: from then on the job waits for its images without a deadline."""
+    first_ran_at: datetime | None = None
+    """Time at which an attempt was running: from then on the job waits for its images without a deadline."""
     created_at: datetime | None = None
     """Time of creation of the current attempt's pods."""
     over_at: datetime | None = None
@@ -234,7 +250,7 @@ class Reference:
         if not self.live:
             return None
         patience = timedelta(seconds=self.spec["startupDeadlineSeconds"])
-        bad = [place for place in self.places.values() if place.waits_for in BAD_STARTS and not self.ever_ran]
+        bad = [place for place in self.places.values() if place.waits_for in BAD_STARTS and not self.first_ran_at]
         due = [place.pulled_since + patience for place in bad]
         limit = self.spec.get("activeDeadlineSeconds")
         if limit is not None and self.active_since is not None:
@@ -272,7 +288,7 @@ class Reference:
         self.room = []  # an attempt with an ended pod does not grow
         if code:
             ran = self.now - there.started if there.started else timedelta(0)
-            self._failed(place, Failure(reason, False, code, message, ran))
+            self._failed(place, Failure(reason, False, code, message, ran, place))
         self._update()
 
     def never_ran(self, place: tuple[str, int], reason: str) -> None:
@@ -416,7 +432,9 @@ class Reference:
         if before is None and self.before and self.before[0] == self.attempt - 1:
             before = self.before[1]
         left = [one for one in self._target() if one not in self.ignored]
-        action = rule_on(self.spec, self.counted, failure, before, left == [place])
+        since = self.first_ran_at
+        trained = failure.ran >= PROGRESS or (since is not None and self.now - since >= PROGRESS)
+        action = rule_on(self.spec, self.counted, failure, before, left == [place], trained)
         self.root_cause = (self.attempt, role, index, failure.code, failure.reason)
         idle = there.idle + 1 if failure.ran < PROGRESS else 0
         if alone and self._is_correlated(place, failure):
@@ -493,7 +511,8 @@ class Reference:
         if left and all(self.places[place].phase == "Done" for place in left):
             self._end("Succeeded", self.now)
         elif self._all_run():
-            self.phase, self.ran_at, self.ever_ran = "Running", self.ran_at or self.now, True
+            self.phase, self.ran_at = "Running", self.ran_at or self.now
+            self.first_ran_at = self.first_ran_at or self.now
         if (due := self._refit_at()) and due <= self.now:
             self._refit()
 

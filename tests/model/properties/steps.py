@@ -22,7 +22,7 @@ from .reference import Reference
 Manifest = dict[str, Any]
 Action = tuple[str, int, int]
 
-CODES = (1, 137, 1, 3, 1, 138, 1, 143, 2, 255)
+CODES = (1, 137, 1, 3, 127, 138, 139, 143, 2, 255)
 MESSAGES = ("boom", "bang")
 BAD_STARTS = ("ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError", "ContainerCreating")
 SECONDS = (1, 5, 10, 20, 60, 119, 120, 300, 600, 3600)

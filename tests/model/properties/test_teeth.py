@@ -116,6 +116,14 @@ def _forgets_the_previous_failure(patch: Patch) -> None:
     patch.setattr(restart_policy, "_just_before", lambda job, status, failure: None)
 
 
+def _restarts_what_cannot_be_executed(patch: Patch) -> None:
+    patch.setattr("allranks.core.exec_failure.explain", lambda job, failure, local: None)
+
+
+def _takes_no_signal_for_a_bug(patch: Patch) -> None:
+    patch.setattr(restart_policy, "FAULTS", frozenset())
+
+
 def _resumes_the_old_attempt(patch: Patch) -> None:
     attempt = _status("_attempt")
     old = lambda job, status, number, now: attempt(job, status, min(number, status.attempt), now)  # noqa: E731
@@ -245,6 +253,8 @@ CATCHERS: dict[str, Callable[[], None]] = {
         ),
         pytest.param(_never_waits, "reference", id="there is no backoff"),
         pytest.param(_forgets_the_previous_failure, "reference", id="no failure is the second in a row"),
+        pytest.param(_restarts_what_cannot_be_executed, "reference", id="a program that cannot be executed restarts"),
+        pytest.param(_takes_no_signal_for_a_bug, "reference", id="no signal is a bug"),
         pytest.param(_resumes_the_old_attempt, "any order", id="a new attempt has an old number"),
         pytest.param(_counts_suspended_time, "scenarios", id="the deadline counts suspended time"),
         pytest.param(_keeps_lost_work, "scenarios", id="work since the last checkpoint is not lost"),

@@ -71,7 +71,7 @@ INVALID = [
         {"env": [{"name": "TF_CONFIG", "value": "{}"}]},
         (
             "spec.env",
-            "variables by which the ranks of tensorflow find one another are set by allranks: remove any of TF_CONFIG",
+            "variables by which the ranks of tensorflow find one another are set by allranks: remove TF_CONFIG",
         ),
     ),
     ("no GPU at all", {"gpu": {"count": 0}}, ("spec.gpu.count", "should be greater than or equal to 1")),

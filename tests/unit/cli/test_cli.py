@@ -135,12 +135,10 @@ def test_an_invalid_manifest_as_json():
     assert result.exit_code == 2
     result_data = json.loads(result.stdout)
     assert result_data["valid"] is False
+    place = {"file": "stdin", "document": 1, "name": "job", "severity": "error"}
     assert sorted(result_data["problems"], key=lambda problem: problem["path"]) == [
-        {
-            "path": "stdin: job: spec.roles.worker.replica",
-            "message": "unknown field, did you mean replicas?",
-        },
-        {"path": "stdin: job: spec.scheduling.queue", "message": LATER},
+        place | {"path": "spec.roles.worker.replica", "message": "unknown field, did you mean replicas?"},
+        place | {"path": "spec.scheduling.queue", "message": LATER},
     ]
 
 
@@ -148,14 +146,15 @@ def test_valid_manifests_as_json():
     result = allranks(
         "validate", "-", "-o", "json", stdin=f"{JOB}---\n{CLAIM}---\n{yaml.safe_dump(manifest(name='b'))}"
     )
-    assert (result.exit_code, json.loads(result.stdout)) == (0, {"valid": True, "jobs": ["job", "b"], "pools": []})
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"valid": True, "jobs": ["job", "b"], "pools": [], "problems": []}
 
 
 def test_pools_are_validated_alone_or_with_jobs():
     alone = allranks("validate", "-", stdin=POOL)
     assert (alone.exit_code, alone.stdout) == (0, "gpu is valid: a TrainingPool\n")
     both = allranks("validate", "-", "-o", "json", stdin=f"{POOL}---\n{JOB}")
-    assert json.loads(both.stdout) == {"valid": True, "jobs": ["job"], "pools": ["gpu"]}
+    assert json.loads(both.stdout) == {"valid": True, "jobs": ["job"], "pools": ["gpu"], "problems": []}
 
 
 @table(
@@ -163,8 +162,7 @@ def test_pools_are_validated_alone_or_with_jobs():
     (
         "by its rules",
         {"env": [{"name": "TF_CONFIG", "value": "x"}]},
-        "spec.env: variables by which the ranks of tensorflow find one another are set by allranks: remove any of "
-        "TF_CONFIG",
+        "spec.env: variables by which the ranks of tensorflow find one another are set by allranks: remove TF_CONFIG",
     ),
     (
         "inside its template",
@@ -181,7 +179,8 @@ def test_an_invalid_pool_is_rejected(case):
 
 
 def test_all_documents_of_all_files_are_validated(here):
-    (here / "a.yaml").write_text(f"{JOB}---\n{BAD}---\n")
+    bad = yaml.safe_dump(yaml.safe_load(BAD) | {"metadata": {"name": "bad"}})
+    (here / "a.yaml").write_text(f"{JOB}---\n{bad}---\n")
     (here / "b.yaml").write_text(yaml.safe_dump(manifest(name="B")))
     result = allranks("validate", "a.yaml", "b.yaml", "gone.yaml")
     assert result.exit_code == 2
@@ -203,13 +202,34 @@ def test_errors_inside_a_template_are_printed():
 
 # Case, content of stdin, error.
 UNREADABLE: list[tuple[str, str | bytes, str]] = [
-    ("truncated YAML", "a: [1\nb: 2", "stdin:2:2: is not YAML: did not find expected ',' or ']'"),
-    ("an extra colon", "spec:\n  a: b: c", "stdin:2:7: is not YAML: mapping values are not allowed in this context"),
-    ("a tab", "\ta: 1", "stdin:1:1: is not YAML: found character that cannot start any token"),
+    (
+        "truncated YAML",
+        "a: [1\nb: 2",
+        "stdin:2:2: is not YAML: did not find expected ',' or ']'\n  1 | a: [1\n  2 | b: 2\n    |  ^",
+    ),
+    (
+        "an extra colon",
+        "spec:\n  a: b: c",
+        "stdin:2:7: is not YAML: mapping values are not allowed in this context: check the indentation, and put text "
+        "with ': ' in quotes\n  1 | spec:\n  2 |   a: b: c\n    |       ^",
+    ),
+    (
+        "a tab",
+        "\ta: 1",
+        "stdin:1:1: is not YAML: found character that cannot start any token: YAML allows no tabs in the indentation, "
+        "use spaces\n  1 |  a: 1\n    | ^",
+    ),
+    (
+        "a key that begins too far to the left",
+        "spec:\n  roles:\n    worker: {}\n   master: {}\n",
+        "stdin:4:4: is not YAML: did not find expected key: keys of the same mapping must begin in the same column\n"
+        "  3 |     worker: {}\n  4 |    master: {}\n    |    ^",
+    ),
     (
         "a Python tag",
         "a: !!python/name:x 1",
-        "stdin:1:4: is not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:x'",
+        "stdin:1:4: is not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:x'\n"
+        "  1 | a: !!python/name:x 1\n    |    ^",
     ),
     (
         "a control character",
@@ -220,7 +240,7 @@ UNREADABLE: list[tuple[str, str | bytes, str]] = [
     ("invalid UTF-8", b"a: \xff\xfe", "stdin: is not a UTF-8 text file"),
     ("an empty file", "", "stdin: contains no DistributedTraining"),
     ("a comment", "# later\n", "stdin: contains no DistributedTraining"),
-    ("another kind", CLAIM, "stdin: contains no DistributedTraining"),
+    ("another kind", CLAIM, "stdin: contains no DistributedTraining, only PersistentVolumeClaim"),
     ("a list", "[1]", "stdin: (no name): a manifest must be a mapping, not a list"),
     ("a word", "hello", "stdin: (no name): a manifest must be a mapping, not a string"),
 ]
@@ -308,13 +328,18 @@ def limits(result: Result) -> list[dict[str, int] | None]:
 
 def test_render_applies_a_pool_in_the_files_to_the_jobs_that_name_it(here):
     (here / "pool.yaml").write_text(POOL)
-    result = allranks("render", "-", "-f", "pool.yaml", stdin=f"{on_pool()}---\n{JOB}")
+    result = allranks("render", "-", "-f", "pool.yaml", stdin=f"{on_pool()}---\n{yaml.safe_dump(manifest(name='b'))}")
     assert (result.exit_code, limits(result)) == (0, [{"nvidia.com/gpu": 8}, {"nvidia.com/gpu": 8}, None, None])
 
 
-def test_render_uses_the_last_pool_with_a_name():
+def test_two_pools_with_one_name_are_an_error():
     second = POOL.replace("8", "4")
-    assert limits(allranks("render", "-", stdin=f"{POOL}---\n{second}---\n{on_pool()}"))[0] == {"nvidia.com/gpu": 4}
+    result = allranks("render", "-", stdin=f"{POOL}---\n{second}---\n{on_pool()}")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: stdin: gpu: metadata.name: another TrainingPool has the same name, gpu (document 1 of stdin): rename "
+        "or remove one of them\n",
+    )
 
 
 def test_render_of_a_job_without_its_pool_says_what_to_add():
@@ -453,7 +478,8 @@ def test_inject_into_a_directory_that_is_not_writable(here):
 def test_files_can_be_given_with_f_as_in_kubectl(here):
     (here / "one.yaml").write_text(JOB)
     assert allranks("validate", "-f", "-", stdin=JOB).exit_code == 0
-    both = allranks("validate", "one.yaml", "-f", "one.yaml")
+    (here / "two.yaml").write_text(yaml.safe_dump(manifest(name="two")))
+    both = allranks("validate", "one.yaml", "-f", "two.yaml")
     assert (both.exit_code, both.stdout.count("is valid")) == (0, 2)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from allranks.api.status import ProgressStatus, Status
+from allranks.api.status import PastAttempt, ProgressStatus, Status
 from allranks.core import hang_detection
 from allranks.core.model import Observed, Platform, Reports
 from allranks.core.rules import Act, WaitUntil, hang
 from allranks.core.snapshot import Snapshot
-from support.builders import NOW, at, job, rank, table
+from support.builders import NOW, at, failure, job, rank, table
 
 JOB = job(hang={"timeoutSeconds": 60}, startupDeadlineSeconds=300)
 RUNNING = Status(start_time=NOW, attempt_time=NOW, running_time=NOW, phase="Running")
@@ -72,8 +72,85 @@ def test_a_long_timeout_makes_silence_a_hang_later() -> None:
     assert stall.silent_due_at == at(5) + timedelta(seconds=72_000)
 
 
-def test_a_job_without_hang_is_never_stuck() -> None:
+def test_a_job_without_hang_is_never_stuck_after_its_first_step() -> None:
     assert hang_detection.detect_stall(job(), STEPPED, Reports(NOW, (rank(0, 1),))) is None
+
+
+@table(
+    ("the program reported the number of its steps", [rank(0), rank(1, total_steps=100)], True),
+    ("the program measures its steps", [rank(0, waiting=False), rank(1)], True),
+    ("the helper of logPattern found nothing", [rank(0), rank(1)], False),
+    ("the program reports epochs, and no steps", [rank(0, total_steps=100), rank(1, epoch=1)], False),
+    ("the program reports metrics, and no steps", [rank(0, waiting=False, metrics={"loss": 1.0})], False),
+    ("a rank has stepped, which the status does not show yet", [rank(0, 1, total_steps=100)], False),
+    ("no rank reports", [], False),
+)
+def test_which_programs_have_a_limit_for_the_first_step_without_hang(case: Any) -> None:
+    ranks, limited = case
+    stall = hang_detection.detect_stall(job(startupDeadlineSeconds=300), RUNNING, Reports(NOW, tuple(ranks)))
+    assert (stall and stall.stuck_at) == (at(300) if limited else None)
+
+
+def test_silence_is_no_missing_first_step_without_hang() -> None:
+    ranks = tuple(rank(number, total_steps=100, received_at=at(1)) for number in range(2))
+    observed = Observed(
+        job(startupDeadlineSeconds=300), RUNNING, (), at(9000), PLATFORM, reports=Reports(NOW, ranks, at(9000))
+    )
+    assert hang.handle_hang(Snapshot(observed, RUNNING)) is None
+
+
+LATE = failure(reason="NoFirstStep", exit_code=None, ran_seconds=600.0)
+WHY = "no first step for 600 s (startupDeadlineSeconds)"
+AGAIN = [PastAttempt(attempt=0, end_time=NOW, reason="NoFirstStep", failure=LATE)]
+
+
+@table(
+    ("it restarts, and counts", {}, [], False, "Restart", WHY),
+    ("the second time in a row fails the job", {}, AGAIN, False, "Fail", f"{WHY}, twice in a row"),
+    (
+        "a local run does not restart it",
+        {},
+        [],
+        True,
+        "Fail",
+        "not restarted: it failed before its first step (--restarts 3 restarts it)",
+    ),
+    ("a local run restarts it on request", {"restart": {"maxRestarts": 3}}, [], True, "Restart", WHY),
+    (
+        "a rule of the user comes first",
+        {"restart": {"rules": [{"reasons": ["NoFirstStep"], "action": "RestartUncounted"}]}},
+        AGAIN,
+        True,
+        "RestartUncounted",
+        "restart.rules[0] says RestartUncounted",
+    ),
+    ("with hang, its action applies", {"hang": {"timeoutSeconds": 60, "action": "Ignore"}}, AGAIN, True, "Ignore", WHY),
+)
+def test_what_a_missing_first_step_leads_to(case: Any) -> None:
+    fields, history, local, action, why = case
+    decision = hang_detection.decide_restart(job(**fields), Status(history=history), LATE, local)
+    assert (decision.action, decision.why) == (action, why)
+
+
+@table(
+    ("after the timeout", JOB, RUNNING, Reports(NOW), 60),
+    ("a new operator listens for the whole timeout", JOB, RUNNING, Reports(at(500)), 560),
+    ("a rank reports", JOB, RUNNING, Reports(NOW, (rank(0),)), None),
+    (
+        "ranks reported to an earlier operator",
+        JOB,
+        RUNNING.model_copy(update={"progress": ProgressStatus(reporting=2)}),
+        Reports(at(500)),
+        None,
+    ),
+    ("the job does not run yet", JOB, RUNNING.model_copy(update={"running_time": None}), Reports(NOW), None),
+    ("hang is not set", job(), RUNNING, Reports(NOW), None),
+    ("there is no report server", JOB, RUNNING, None, None),
+)
+def test_when_it_is_said_that_hang_has_no_effect(case: Any) -> None:
+    of, status, reports, seconds = case
+    expected = None if seconds is None else at(seconds)
+    assert hang_detection.unreported_at(of, status, reports) == expected
 
 
 @table(
@@ -102,9 +179,9 @@ def test_who_is_named(case: Any) -> None:
     reports = Reports(NOW, tuple(ranks))
     stall = hang_detection.detect_stall(JOB, STEPPED, reports)
     assert stall
-    failure = hang_detection.failure(JOB, STEPPED, reports, stall, at(100))
-    assert (failure.reason, failure.index, failure.rank, failure.node) == ("Hang", named, named, f"node-{named}")
-    assert sentence in failure.message
+    found = hang_detection.failure(JOB, STEPPED, reports, stall, at(100))
+    assert (found.reason, found.index, found.rank, found.node) == ("Hang", named, named, f"node-{named}")
+    assert sentence in found.message
 
 
 def test_many_lagging_ranks_are_counted() -> None:

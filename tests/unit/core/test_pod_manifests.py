@@ -630,7 +630,10 @@ def test_a_role_without_an_image_is_rejected():
     of = job(template={"metadata": {"labels": {"a": "b"}}})
     of = of.model_copy(update={"spec": of.spec.model_copy(update={"image": None})})
     assert pods.problems(of) == [
-        ("spec.roles.worker.image", "an image is needed, here, in spec.image or in the template")
+        (
+            "spec.roles.worker.image",
+            "an image is needed, here, in spec.image or in the container trainer of the template",
+        )
     ]
 
 

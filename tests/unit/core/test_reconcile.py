@@ -351,7 +351,7 @@ def test_a_new_operator_continues_from_the_persisted_status():
 def test_a_restart_emits_two_events_and_the_failure_is_a_warning():
     life = started(job(**GROUP))
     life.put(failed("worker", 1, code=139))
-    failure = "worker-1 was ended by signal 11 (Error)"
+    failure = "worker-1 failed with exit code 139, the code of SIGSEGV (Error)"
     why = "the program was ended by a signal, or asked to be run again"
     assert life.step(61).events == (Event("RankFailed", f"{failure}: {why}", warning=True), Event("Restarting", why))
 

@@ -163,7 +163,7 @@ def test_the_consequences_of_a_failure_are_one_restart():
     assert (life.status.attempt, life.status.restarts.counted) == (1, 1)
     found = life.status.last_failure
     assert found is not None
-    assert (found.role, found.index, found.signal) == ("worker", 1, 9)
+    assert (found.role, found.index, found.exit_code) == ("worker", 1, 137)
 
 
 def test_late_consequences_of_a_failure_are_not_a_second_restart():

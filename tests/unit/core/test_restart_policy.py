@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -17,6 +18,17 @@ TWICE = RestartDecision(
     "Fail", "failed the same way twice before any progress: a bug in the program, not a fault", "Error"
 )
 SIGNAL = RestartDecision("Restart", "the program was ended by a signal, or asked to be run again", "Error")
+KILLED = RestartDecision("Restart", "the program was ended by SIGKILL", "Error")
+SEGFAULT = RestartDecision("Restart", "the program was ended by SIGSEGV", "Error")
+SAME_SIGNAL = RestartDecision(
+    "Fail", "ended by the same signal twice before any progress: a bug in the program, not a fault", "Error"
+)
+BROKEN_NODE = {
+    "reason": "StartError",
+    "exit_code": 128,
+    "message": "OCI runtime create failed: nvidia-container-cli: initialization error",
+    "ran_seconds": 0.0,
+}
 OOM = {"reason": "OOMKilled", "exit_code": 137, "signal": 9}
 
 
@@ -83,7 +95,7 @@ DEFAULTS = [
         RestartDecision("Fail", "out of memory twice in a row", "OOMKilled"),
     ),
     ("exit 1 restarts while the budget lasts", failure(exit_code=1), None, PROGRAM_FAILED),
-    ("exit 127 restarts while the budget lasts", failure(exit_code=127), None, PROGRAM_FAILED),
+    ("exit 125 restarts while the budget lasts", failure(exit_code=125), None, PROGRAM_FAILED),
     (
         "two attempts in a row that fail the same way before any progress fail at once",
         failure(attempt=1),
@@ -145,13 +157,64 @@ DEFAULTS = [
         PROGRAM_FAILED,
     ),
     ("exit 128 and above restarts", failure(exit_code=128), None, SIGNAL),
-    ("a signal restarts", failure(exit_code=137, signal=9), None, SIGNAL),
-    ("exit 138 is the program's own 'retry me'", failure(exit_code=138, signal=10), None, SIGNAL),
+    ("a signal restarts", failure(exit_code=137, signal=9), None, KILLED),
+    ("an exit code of a signal restarts", failure(exit_code=137), None, SIGNAL),
+    ("exit 138 is the program's own 'retry me'", failure(exit_code=138), None, SIGNAL),
     (
         "exit 138 twice before any progress is still 'retry me'",
-        failure(attempt=1, exit_code=138, signal=10),
-        failure(exit_code=138, signal=10),
+        failure(attempt=1, exit_code=138),
+        failure(exit_code=138),
         SIGNAL,
+    ),
+    *(
+        (
+            f"{name} twice of the same rank before any progress is a bug",
+            failure(attempt=1, **ended),
+            failure(**ended),
+            SAME_SIGNAL,
+        )
+        for name, ended in (
+            ("SIGSEGV", {"exit_code": 139, "signal": 11}),
+            ("SIGSEGV as an exit code", {"exit_code": 139}),
+            ("SIGABRT", {"exit_code": 134, "signal": 6}),
+            ("SIGBUS", {"exit_code": 135, "signal": 7}),
+        )
+    ),
+    (
+        "SIGSEGV of two ranks in two attempts may be a fault of their nodes",
+        failure(attempt=1, index=1, exit_code=139, signal=11),
+        failure(exit_code=139, signal=11),
+        SEGFAULT,
+    ),
+    (
+        "SIGSEGV after another last line is another place",
+        failure(attempt=1, exit_code=139, signal=11, message="loading the model"),
+        failure(exit_code=139, signal=11, message="loading the data"),
+        SEGFAULT,
+    ),
+    (
+        "SIGSEGV twice after progress is a fault, not a bug",
+        failure(attempt=1, exit_code=139, signal=11, ran_seconds=3600.0),
+        failure(exit_code=139, signal=11, ran_seconds=3600.0),
+        SEGFAULT,
+    ),
+    (
+        "SIGKILL twice is not a bug: something else sends it",
+        failure(attempt=1, exit_code=137, signal=9),
+        failure(exit_code=137, signal=9),
+        KILLED,
+    ),
+    (
+        "a container that cannot be started for a reason of its node restarts",
+        failure(**BROKEN_NODE),
+        None,
+        RestartDecision("Restart", "its container could not be started", "StartError"),
+    ),
+    (
+        "a container that cannot be started twice in the same way fails the job",
+        failure(**BROKEN_NODE, attempt=1),
+        failure(**BROKEN_NODE),
+        replace(TWICE, reason="StartError"),
     ),
     ("exit 255 restarts", failure(exit_code=255), None, SIGNAL),
     (
@@ -176,9 +239,9 @@ DEFAULTS = [
     ),
     (
         "a pod that exceeds a limit of its own counts",
-        failure(exit_code=137, signal=9, reason="LimitExceeded"),
+        failure(exit_code=137, reason="LimitExceeded"),
         None,
-        RestartDecision("Restart", "the program was ended by a signal, or asked to be run again", "LimitExceeded"),
+        RestartDecision("Restart", "the pod exceeded a limit of its own", "LimitExceeded"),
     ),
 ]
 
@@ -277,6 +340,27 @@ USER_RULES = [
         0,
         failure(exit_code=137, signal=9),
         RestartDecision("RestartUncounted", "restart.rules[0] says RestartUncounted", "Error"),
+    ),
+    (
+        "a rule for a signal also finds its exit code, which is all that a container runtime reports",
+        user({"signals": [10], "action": "RestartUncounted"}),
+        0,
+        failure(exit_code=138),
+        RestartDecision("RestartUncounted", "restart.rules[0] says RestartUncounted", "Error"),
+    ),
+    (
+        "a rule for exit code 127 outweighs that a command was not found",
+        user({"exitCodes": [127], "action": "Restart"}),
+        0,
+        failure(exit_code=127, message="sh: 1: torchrn: not found"),
+        RestartDecision("Restart", "restart.rules[0] says Restart", "Error"),
+    ),
+    (
+        "a rule for reason StartError outweighs that the program was not found",
+        user({"reasons": ["StartError"], "action": "Restart"}),
+        0,
+        failure(exit_code=128, reason="StartError", message='exec: "torchrn": executable file not found in $PATH'),
+        RestartDecision("Restart", "restart.rules[0] says Restart", "StartError"),
     ),
     (
         "a rule for a signal is not for the exit code of that number",

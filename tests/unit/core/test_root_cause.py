@@ -105,6 +105,7 @@ def described(**fields) -> Failure:
     return Failure(**defaults | fields)
 
 
+WATCHED = "allranks: the program was ended by signal 11 (SIGSEGV)"
 LONG = "\n".join(f"line {number}" for number in range(40))
 
 # Sentence, the pod, lastFailure.
@@ -114,11 +115,31 @@ DESCRIPTIONS = [
         failed(index=1, message="ValueError: no data\n"),
         described(message="ValueError: no data"),
     ),
-    ("a signal has its number", failed(index=1, code=139), described(exit_code=139, signal=11)),
-    ("exit 255 is no signal", failed(index=1, code=255), described(exit_code=255)),
+    (
+        "a signal that the kernel reported has its number",
+        failed(index=1, exit=Exit(139, at(60), signal=11)),
+        described(exit_code=139, signal=11),
+    ),
+    ("an exit code alone is no signal", failed(index=1, code=139), described(exit_code=139)),
+    ("exit 138 is no signal", failed(index=1, code=138), described(exit_code=138)),
+    (
+        "the helper in the pod reports the signal of the program",
+        failed(index=1, code=139, message=f"step 7\n{WATCHED}"),
+        described(exit_code=139, signal=11, message="step 7"),
+    ),
+    (
+        "a line of the program that is not the last one is no report of the helper",
+        failed(index=1, code=139, message=f"{WATCHED}\nstep 7"),
+        described(exit_code=139, message=f"{WATCHED}\nstep 7"),
+    ),
+    (
+        "a line that does not fit the exit code is no report of the helper",
+        failed(index=1, code=1, message=WATCHED),
+        described(message=WATCHED),
+    ),
     (
         "OOMKilled is the reason where kubelet says so",
-        failed(index=1, code=137, reason="OOMKilled"),
+        failed(index=1, exit=Exit(137, at(60), "OOMKilled", signal=9)),
         described(exit_code=137, signal=9, reason="OOMKilled"),
     ),
     (

@@ -120,10 +120,14 @@ def test_one_pipe_for_both_streams_keeps_their_order(helpers, hub):
 def test_the_exit_code_is_the_programs(start, program, status, pattern):
     process = start("sh", "-c", program, ALLRANKS_LOG_PATTERN=pattern)
     code, _, err = ended(process)
-    assert (code if code >= 0 else 128 - code, err) == (
-        status,
-        b"",
-    )  # without a pattern exec replaces the helper
+    number, name = {137: (9, b"SIGKILL"), 134: (6, b"SIGABRT")}.get(status, (0, b""))
+    line = b"allranks: the program was ended by signal %d (%s)\n" % (number, name) if number and pattern else b""
+    # Without a pattern exec replaces the helper.
+    assert (code if code >= 0 else 128 - code, err) == (status, line)
+
+
+def test_an_exit_with_the_code_of_a_signal_is_no_signal(start):
+    assert ended(start("sh", "-c", "exit 138")) == (138, b"", b"")
 
 
 @pytest.mark.parametrize(("program", "status"), [("/none/such", 127), ("/", 126)])

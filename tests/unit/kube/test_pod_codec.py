@@ -365,3 +365,25 @@ def test_a_native_sidecar_that_was_killed_is_no_failed_init_container() -> None:
     manifest = {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}, "spec": spec, "status": status}
     pod = to_cached_pod(msgspec.json.decode(msgspec.json.encode(manifest), type=Raw)).pod
     assert (pod.waiting_reason, pod.waiting_message) == (status["reason"], status["message"])
+
+
+SIGNALS = [
+    ("an exit code alone says nothing of a signal", {"exitCode": 137}, None),
+    ("the runtime reports the signal", {"exitCode": 137, "signal": 9}, 9),
+    ("the kernel killed the container for memory", {"exitCode": 137, "reason": "OOMKilled"}, 9),
+    ("the kernel killed another process of the container for memory", {"exitCode": 1, "reason": "OOMKilled"}, None),
+]
+
+
+@pytest.mark.parametrize(("terminated", "signal"), [case[1:] for case in SIGNALS], ids=[case[0] for case in SIGNALS])
+def test_a_signal_is_reported_only_if_it_is_certain(terminated: dict[str, Any], signal: int | None) -> None:
+    found = with_status({"state": {"terminated": {**EXIT, **terminated}}})
+    assert found.exit is not None
+    assert found.exit.signal == signal
+
+
+def test_a_program_that_was_not_executed_never_started() -> None:
+    """containerd reports 1970 as the time of the start, which would look like progress."""
+    found = with_status(ended(128, reason="StartError", startedAt="1970-01-01T00:00:00Z"))
+    assert found.exit is not None
+    assert (found.started_at, found.exit.reason) == (None, "StartError")

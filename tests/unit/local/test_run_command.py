@@ -207,7 +207,7 @@ def test_the_job_ends_with_its_chief_and_does_not_wait_for_a_parameter_server(cl
 
 
 def test_a_killed_rank_restarts_the_group_and_is_named(cli: Cli) -> None:
-    cli.job("sh", "-c", MEET)
+    cli.job("sh", "-c", MEET, restart={"maxRestarts": 1})
     process = cli.start()
     cli.wait_for_ranks()
     for file in cli.directory.glob("up-*"):
@@ -227,7 +227,7 @@ def test_a_killed_rank_restarts_the_group_and_is_named(cli: Cli) -> None:
 
 def test_a_bug_fails_the_job_with_its_last_lines_and_the_path_of_the_log(cli: Cli) -> None:
     cli.job("sh", "-c", 'echo loading; [ $RANK = 1 ] || sleep 100; echo "ValueError: no such column" >&2; exit 1')
-    done = cli.run("job.yaml", "--grace-period", "0")
+    done = cli.run("job.yaml", "--grace-period", "0", "--restarts", "3")
     assert done.returncode == 1
     block = done.stdout[done.stdout.index("First failure") :].splitlines()
     assert block[0].startswith("First failure: worker-0 (rank 1) in attempt 1, after ")
@@ -239,10 +239,102 @@ def test_a_bug_fails_the_job_with_its_last_lines_and_the_path_of_the_log(cli: Cl
 
 
 def test_a_program_that_does_not_exist_fails_the_job_naming_it(cli: Cli) -> None:
-    cli.job("no-such-program", restart={"maxRestarts": 0})
+    cli.job("torchrn", restart={"maxRestarts": 3})
     done = cli.run()
     assert done.returncode == 1
-    assert '  | exec: "no-such-program": executable file not found in $PATH' in done.stdout
+    why = "torchrn is not on PATH of this machine: is your environment active?"
+    assert f"\nmaster-0 could not be started (StartError): {why}\n" in done.stdout
+    assert '  | exec: "torchrn": executable file not found in $PATH' in done.stdout
+    assert cli.status()["restarts"]["counted"] == 0
+
+
+def test_a_command_that_a_shell_does_not_find_fails_the_job_at_once(cli: Cli) -> None:
+    cli.job("sh", "-c", "torchrn train.py", roles={"worker": {}}, restart={"maxRestarts": 3})
+    done = cli.run()
+    assert done.returncode == 1
+    why = "torchrn is not on PATH of this machine: is your environment active?"
+    assert f"\nworker-0 failed with exit code 127 (Error): {why}\n" in done.stdout
+    assert cli.status()["restarts"]["counted"] == 0
+
+
+def test_a_failure_before_the_first_step_is_restarted_on_request_only(cli: Cli) -> None:
+    program = 'echo "attempt $ALLRANKS_ATTEMPT"; [ $ALLRANKS_ATTEMPT = 1 ]'
+    cli.job("sh", "-c", program, roles={"worker": {}})
+    cli.job("sh", "-c", program, roles={"worker": {}}, restart={"maxRestarts": 1}, file="asks.yaml")
+    done = cli.run()
+    assert done.returncode == 1
+    why = "not restarted: it failed before its first step (--restarts 3 restarts it)"
+    assert f"worker-0 failed with exit code 1 (Error): {why}" in done.stdout
+    assert cli.run("job.yaml", "--restarts", "1").returncode == 0
+    assert cli.run("asks.yaml").returncode == 0
+    assert cli.run("asks.yaml", "--restarts", "0").returncode == 1
+
+
+def test_a_failure_after_a_reported_step_is_restarted(cli: Cli) -> None:
+    program = """
+import os, sys
+from allranks.report import finish, report
+report(step=1)
+finish(10)
+sys.exit(0 if os.environ["ALLRANKS_ATTEMPT"] == "1" else 1)
+"""
+    cli.job(sys.executable, "-c", program, roles={"worker": {}}, progress={})
+    done = cli.run()
+    assert done.returncode == 0, done.stdout
+    assert cli.status()["restarts"]["counted"] == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "failure", "words"),
+    [
+        ("exit 138", {"exitCode": 138}, "worker-0 failed with exit code 138 (Error)"),
+        ("exit 137", {"exitCode": 137}, "worker-0 failed with exit code 137, the code of SIGKILL (Error)"),
+        ("kill -USR1 $$", {"exitCode": 138, "signal": 10}, "worker-0 was ended by signal 10 (Error)"),
+    ],
+)
+def test_a_signal_is_what_the_kernel_reports_and_no_exit_code(
+    cli: Cli, program: str, failure: dict[str, int], words: str
+) -> None:
+    cli.job("sh", "-c", program, roles={"worker": {}}, restart={"maxRestarts": 0})
+    done = cli.run()
+    assert done.returncode == 1
+    assert words in done.stdout
+    last = cli.status()["lastFailure"]
+    assert {name: last[name] for name in ("exitCode", "signal") if name in last} == failure
+
+
+def test_that_hang_has_no_effect_without_reports_is_said_once(cli: Cli) -> None:
+    cli.job("sh", "-c", MEET, hang={"timeoutSeconds": 1})
+    process = cli.start()
+    assert process.stdout
+    said = "hang: no rank has reported yet; a hang cannot be detected without reports"
+    for line in process.stdout:
+        if said in line:
+            break
+    (cli.directory / "go").touch()
+    out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out
+    assert said not in out
+
+
+def test_an_option_that_contradicts_allranks_is_noted(cli: Cli) -> None:
+    cli.job("torchrun", "--standalone", "train.py", roles={"worker": {"replicas": 2}})
+    where = "job.yaml: job: spec.command[1]"
+    warning = f"warning: {where}: each pod would train alone; allranks connects the ranks: remove --standalone\n"
+    assert warning in cli.run("job.yaml").stdout
+    validated = subprocess.run(
+        [sys.executable, "-m", "allranks", "validate", "job.yaml"], cwd=cli.directory, text=True, capture_output=True
+    )
+    assert (validated.returncode, validated.stderr) == (0, warning)
+
+
+def test_the_same_signal_twice_of_the_same_rank_fails_the_job_as_a_bug(cli: Cli) -> None:
+    cli.job("sh", "-c", "kill -SEGV $$", roles={"worker": {}}, restart={"maxRestarts": 3, "backoffSeconds": 0})
+    done = cli.run()
+    assert done.returncode == 1
+    why = "ended by the same signal twice before any progress: a bug in the program, not a fault"
+    assert f"\nworker-0 was ended by signal 11 (Error): {why}" in done.stdout
+    assert cli.status()["restarts"]["counted"] == 1
 
 
 def test_claims_outlive_attempts_and_empty_dirs_do_not(cli: Cli) -> None:
@@ -250,7 +342,7 @@ def test_claims_outlive_attempts_and_empty_dirs_do_not(cli: Cli) -> None:
     trainer = {"name": "trainer", "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
     template = {"spec": {"containers": [trainer], "volumes": [{"name": "scratch", "emptyDir": {}}]}}
     cli.job("sh", "-c", program, roles={"worker": {}}, checkpoint={"claim": "weights"}, template=template)
-    done = cli.run()
+    done = cli.run("job.yaml", "--restarts", "1")
     assert done.returncode == 0, done.stdout
     (saved,) = cli.directory.glob("runs/job/[0-9]*/volumes/weights/saved")
     assert saved.read_text() == "0\n1\n"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.options import BAD_MANIFEST, files_argument, print_error, set_option
+from allranks.cli.options import BAD_MANIFEST, files_argument, print_error, print_problem, set_option
 from allranks.errors import InvalidManifest
 from allranks.version import __version__
 
@@ -53,7 +53,7 @@ def render(files: tuple[str, ...], sets: tuple[str, ...], output: str, helper_im
     """Print the objects that the operator creates for the first attempt of a job.
 
     The files must contain the TrainingPool that a job names. Owner references have a UID of zeros, because the API
-    server assigns the UID.
+    server assigns the UID, and a job with generateName has the name NAME00001.
     """
     from allranks.cli.format.yaml import dump
     from allranks.cli.manifests import load
@@ -64,6 +64,8 @@ def render(files: tuple[str, ...], sets: tuple[str, ...], output: str, helper_im
     except InvalidManifest as error:
         print_error(error)
         sys.exit(BAD_MANIFEST)
+    for severity, text in loaded.notes():
+        print_problem(severity, text)
     pairs = zip(loaded.jobs, pools, strict=True)
     objects = [manifest for job, pool in pairs for manifest in rendered(job, helper_image, pool, report_url)]
     if output == "json":

@@ -27,6 +27,7 @@ Examples:
   allranks run train.py --replicas 2 -- --lr 0.1
   allranks run train.py -n 2 -e OMP_NUM_THREADS=4 --save job.yaml
   allranks run examples/penguins-pytorch.yaml
+  allranks run job.yaml --restarts 3
   allranks run job.yaml --set roles.worker.replicas=2 --volume data=./data -- --epochs 3
   cat job.yaml | allranks run -f - --dry-run
   allranks run job.yaml -o json --quiet | jq -r .status.phase
@@ -104,6 +105,13 @@ _ARGUMENTS = "allranks.program_arguments"
     metavar="SECONDS",
     help="Time between SIGTERM and SIGKILL. [default: terminationGracePeriodSeconds of the pod, or 30]",
 )
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0, max=9_999),
+    metavar="N",
+    help="Restart the job up to N times after failures of the program. [default: restart.maxRestarts, but without it "
+    "in the manifest a job that fails before its first step is not restarted]",
+)
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="Print the final status in this format.")
 @click.option("--no-logs", is_flag=True, help="Do not print the output of the ranks.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
@@ -126,6 +134,7 @@ def run(
     workdir: Path,
     run_dir: Path | None,
     grace_period: float | None,
+    restarts: int | None,
     output: str | None,
     no_logs: bool,
     quiet: bool,
@@ -151,6 +160,8 @@ def run(
             "--set roles.worker.replicas=2."
         )
     exit_on_ctrl_c()
+    if restarts is not None:
+        sets = (*sets, f"restart.maxRestarts={restarts}")
     human = sys.stderr if output else sys.stdout
     colour = use_colour(human) and not no_color
     try:
@@ -187,6 +198,8 @@ def run(
     others += [("TrainingPool", pool.name) for pool in loaded.pools if pool.name not in named]
     for text in (*texts, *(f"{kind} {name} is not used here" for kind, name in others)):
         _note(human, text, quiet, colour)
+    for severity, text in loaded.notes():
+        _note(human, text, quiet, colour, severity)
     session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet)
     for number, (one, its_notes) in enumerate(zip(runs, notes, strict=True)):
         for text in its_notes:
@@ -223,7 +236,7 @@ _Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions) -> Loaded:
     from allranks.cli.manifests import Additions, load
 
-    return load(files, sets, additions=Additions(*additions))
+    return load(files, sets, additions=Additions(*additions), random_names=True)
 
 
 def _load_script(
@@ -326,6 +339,7 @@ def _print_pods(runs: Iterable[LocalRun]) -> None:
     click.echo(dump([pod for one in runs for pod in one.preview()]), nl=False)
 
 
-def _note(human: TextIO, text: str, quiet: bool, colour: bool) -> None:
+def _note(human: TextIO, text: str, quiet: bool, colour: bool, label: str = "note") -> None:
     if not quiet:
-        click.echo(f"{click.style('note:', dim=True) if colour else 'note:'} {text}", file=human, color=colour)
+        style = {"fg": "yellow"} if label == "warning" else {"dim": True}
+        click.echo(f"{click.style(f'{label}:', **style) if colour else f'{label}:'} {text}", file=human, color=colour)

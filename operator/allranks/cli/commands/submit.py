@@ -23,6 +23,7 @@ from allranks.cli.options import (
     files_argument,
     on_cluster,
     print_error,
+    print_problem,
     set_option,
 )
 from allranks.errors import ClusterError, InvalidManifest
@@ -71,10 +72,13 @@ async def submit(
     from allranks.cli.manifests import load
 
     try:
-        documents = load(files, sets, pools_suffice=True).documents
+        loaded = load(files, sets, pools_suffice=True)
+        documents = loaded.documents
     except InvalidManifest as error:
         print_error(error)
         return BAD_MANIFEST
+    for severity, text in loaded.notes():
+        print_problem(severity, text)
     session = Session(cluster, dry_run)
     status = OK
     jobs: list[Manifest] = []
@@ -142,13 +146,14 @@ class Session:
     async def apply(self, document: Manifest) -> tuple[str, Manifest]:
         """(`created`, `unchanged` or `configured`, the stored object). Raises ClusterError."""
         title = self.title(document)
-        collection, path = await self._paths(document)
+        collection = await self._collection(document)
         query = {"fieldManager": "allranks", "fieldValidation": "Strict", "dryRun": "All" if self.dry_run else None}
         try:
             return "created", await self.cluster.request("POST", collection, query, document)
         except ClusterError as error:
-            if error.reason != "AlreadyExists":
+            if error.reason != "AlreadyExists" or not _name(document):  # the server made a name that is taken
                 raise _with_title(title, error) from error
+        path = f"{collection}/{_name(document)}"
         current = await self.cluster.get(path)
         change = difference(_compared(current), _compared(document))
         unchanged = f"unchanged{_hint_if_finished(current)}"
@@ -162,19 +167,20 @@ class Session:
         return (unchanged if same else "configured"), answer
 
     def title(self, document: Manifest) -> str:
-        """`distributedtraining.allranks.dev/penguins`, as kubectl prints it."""
+        """`distributedtraining.allranks.dev/penguins`, as kubectl prints it; `.../sweep-*` before it has a name."""
         group, slash, _ = str(document.get("apiVersion", "")).partition("/")
         kind = str(document.get("kind", "")).lower()
-        return f"{kind}.{group}/{_name(document)}" if slash else f"{kind}/{_name(document)}"
+        name = _name(document) or f"{document['metadata']['generateName']}*"
+        return f"{kind}.{group}/{name}" if slash else f"{kind}/{name}"
 
-    async def _paths(self, document: Manifest) -> tuple[str, str]:
-        """(path of the collection, path of the object)"""
+    async def _collection(self, document: Manifest) -> str:
+        """The path of the collection."""
         version, kind = str(document.get("apiVersion", "")), str(document.get("kind", ""))
         plural, namespaced = await self._resource(version, kind)
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
         if namespaced:
             base += f"/namespaces/{self._namespace(document)}"
-        return f"{base}/{plural}", f"{base}/{plural}/{_name(document)}"
+        return f"{base}/{plural}"
 
     def _namespace(self, document: Manifest) -> str:
         own = document["metadata"].get("namespace")
@@ -203,10 +209,11 @@ class Session:
 
 
 def _name(document: Manifest) -> str:
-    name = (document.get("metadata") or {}).get("name")
-    if not name:
+    """Empty if the API server makes a name, of `generateName`. Raises ClusterError without either."""
+    metadata = document.get("metadata") or {}
+    if not metadata.get("name") and not metadata.get("generateName"):
         raise ClusterError(f"{document.get('kind')}: metadata.name is missing")
-    return str(name)
+    return str(metadata.get("name") or "")
 
 
 def _compared(document: Manifest) -> Manifest:

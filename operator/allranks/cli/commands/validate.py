@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
-from allranks.cli.options import BAD_MANIFEST, files_argument, print_error, set_option
-from allranks.errors import InvalidManifest
+from allranks.cli.options import BAD_MANIFEST, files_argument, print_problem, set_option
+
+if TYPE_CHECKING:
+    from allranks.cli.manifests import Finding, Loaded
 
 
 @click.command(
@@ -17,6 +21,7 @@ Examples:
   allranks validate job.yaml
   cat job.yaml | allranks validate -
   allranks validate job.yaml -o json --set image=me/train:2
+  allranks validate --strict examples/*.yaml
 \b
 Exit status:
   0 valid, 2 not valid.
@@ -27,28 +32,38 @@ Exit status:
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="The output format."
 )
-def validate(files: tuple[str, ...], sets: tuple[str, ...], output: str) -> None:
+@click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+def validate(files: tuple[str, ...], sets: tuple[str, ...], output: str, strict: bool) -> None:
     """Validate manifests with the rules of the API server, and print every error with its field path.
 
-    FILE can be - for standard input.
+    Pod templates are checked with the types of Kubernetes. A field that this version of Kubernetes does not have is an
+    error if it is a misspelling, and a warning otherwise. Notes are advice. FILE can be - for standard input.
     """
-    from allranks.cli.manifests import load
+    from allranks.cli.manifests import InvalidManifests, load
 
     try:
         loaded = load(files, sets, pools_suffice=True)
-    except InvalidManifest as error:
-        if output == "json":
-            problems = [{"path": path, "message": message} for path, message in error.problems]
-            click.echo(json.dumps({"valid": False, "problems": problems}, indent=2))
-        else:
-            print_error(error)
+    except InvalidManifests as error:
+        _print(None, error.findings, output)
         sys.exit(BAD_MANIFEST)
+    refused = strict and any(one.problem.severity == "warning" for one in loaded.findings)
+    _print(None if refused else loaded, loaded.findings, output)
+    if refused:
+        sys.exit(BAD_MANIFEST)
+
+
+def _print(loaded: Loaded | None, findings: Sequence[Finding], output: str) -> None:
+    """`loaded` is None if the manifests are not valid."""
     if output == "json":
-        names = {"jobs": [job.name for job in loaded.jobs], "pools": [pool.name for pool in loaded.pools]}
-        click.echo(json.dumps({"valid": True, **names}, indent=2))
-    else:
+        problems = [one.as_json() for one in findings]
+        names = {"jobs": list(loaded.titles), "pools": [pool.name for pool in loaded.pools]} if loaded else {}
+        click.echo(json.dumps({"valid": loaded is not None, **names, "problems": problems}, indent=2))
+        return
+    for one in sorted(findings, key=lambda one: ("error", "warning", "note").index(one.problem.severity)):
+        print_problem(one.problem.severity, f"{one.place}: {one.text}")
+    if loaded:
         for pool in loaded.pools:
             click.echo(f"{pool.name} is valid: a TrainingPool")
-        for job in loaded.jobs:
+        for job, title in zip(loaded.jobs, loaded.titles, strict=True):
             pods = sum(role.replicas for _, role in job.spec.roles.items())
-            click.echo(f"{job.name} is valid: {job.spec.framework}, {pods} pods")
+            click.echo(f"{title} is valid: {job.spec.framework}, {pods} pod{'' if pods == 1 else 's'}")

@@ -12,6 +12,8 @@ from allranks.api.status import Failure, Status
 from allranks.cli.format.duration import elapsed
 from allranks.cli.format.yaml import dump, without_empty
 from allranks.control_sequences import clean
+from allranks.core.exit_codes import describe as describe_exit_code
+from allranks.core.exit_codes import signal_name
 from allranks.core.naming import replica_key
 
 
@@ -99,14 +101,13 @@ def failure_line(failure: Failure) -> str:
 
 
 def ended_how(exit_code: int | None, signal: int | None, reason: str) -> str:
-    """`exit code 1`, `signal 9 (SIGKILL)`, `OOMKilled`."""
-    if signal is not None:
-        import signal as signals
-
-        names = {number.value: number.name for number in signals.Signals}
-        text = f"signal {signal} ({names[signal]})" if signal in names else f"signal {signal}"
-    elif exit_code is not None:
-        text = f"exit code {exit_code}"
-    else:
+    """`exit code 1`, `exit code 139, the code of SIGSEGV`, `signal 9 (SIGKILL)`, `OOMKilled`."""
+    if exit_code is None and signal is None:
         return reason
+    if signal is not None:
+        name = signal_name(signal)
+        text = f"signal {signal} ({name})" if name.startswith("SIG") else name
+    else:
+        assert exit_code is not None
+        text = describe_exit_code(exit_code)
     return text if reason in ("Error", "") else f"{reason}, {text}"

@@ -104,7 +104,12 @@ def problems(job: Job) -> list[tuple[str, str]]:
         where = f"spec.roles.{role}.template" if spec.template else "spec.template"
         trainer = pod_template.trainer(template)
         if not trainer.get("image"):
-            out.append((f"spec.roles.{role}.image", "an image is needed, here, in spec.image or in the template"))
+            out.append(
+                (
+                    f"spec.roles.{role}.image",
+                    "an image is needed, here, in spec.image or in the container trainer of the template",
+                )
+            )
         for variable in trainer.get("env", []):
             name = variable.get("name", "")
             if name in framework.reserved_env or name.startswith("ALLRANKS_"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_MERGE_KEYS = {
+MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
     "ephemeralContainers": "name",
@@ -37,8 +37,8 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             below = out.get(key)
             out[key] = merge(below if isinstance(below, Mapping) else {}, value)
-        elif isinstance(value, list) and isinstance(out.get(key), list) and key in _MERGE_KEYS:
-            out[key] = _merge_named(out[key], value, _MERGE_KEYS[key], key in _RETAIN_KEYS)
+        elif isinstance(value, list) and isinstance(out.get(key), list) and key in MERGE_KEYS:
+            out[key] = _merge_named(out[key], value, MERGE_KEYS[key], key in _RETAIN_KEYS)
         else:
             out[key] = value
     return out

@@ -88,10 +88,12 @@ class _Evaluation:
             event = Event("RankFailed", f"{described}: {why}", warning=True)
             return "restarted", self._restart_alone(status, failure, None), [event]
 
-        decision = restart_policy.decide_restart(job, status, failure)
+        decision = restart_policy.decide_restart(job, status, failure, self._snapshot.observed.platform.local)
         event = Event("RankFailed", f"{described}: {decision.why}", warning=True)
         if decision.action == "Fail":
-            message = _with_last_line(f"{described}: {decision.why}", failure)
+            message = f"{described}: {decision.why}"
+            if not decision.names_cause:
+                message = _with_last_line(message, failure)
             return (
                 "final",
                 transitions.fail(job, self._summary(status), decision.reason, message, now, failure),

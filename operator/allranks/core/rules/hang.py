@@ -18,6 +18,8 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
     if o.now < stall.due_at:
         return WaitUntil(stall.stuck_at if o.now < stall.stuck_at else stall.due_at)
     if not stall.confirmed:
+        if o.job.spec.hang is None:
+            return None  # silence alone is no reason to end ranks of a job without `hang`
         if o.now < stall.silent_due_at:
             return WaitUntil(stall.silent_due_at)  # A message causes a reconcile before that.
         if not hang_detection.path_works(o.reports, o.now):
@@ -25,8 +27,8 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
     failure = hang_detection.failure(o.job, o.status, o.reports, stall, o.now)
     if not stall.confirmed:
         failure = hang_detection.silence_failure(failure, stall)
-    decision = hang_detection.decide_restart(o.job, o.status, failure)
-    event = Event(hang_detection.REASON, f"{failure.message}: {decision.why}", warning=True)
+    decision = hang_detection.decide_restart(o.job, o.status, failure, o.platform.local)
+    event = Event(failure.reason, f"{failure.message}: {decision.why}", warning=True)
     if decision.action == "Fail":
         failed = transitions.fail(o.job, snapshot.summary, decision.reason, failure.message, o.now, failure)
         return write(failed, event)

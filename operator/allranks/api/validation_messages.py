@@ -1,0 +1,189 @@
+"""Translates pydantic's errors into messages for users: the field's path, what is wrong, and what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import shlex
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from allranks.api import old_form, placement
+from allranks.api.crd import Schema
+from allranks.frameworks import FRAMEWORKS
+
+_FAMILIES = {
+    "torch": "pytorch",
+    "lightning": "pytorch",
+    "accelerate": "pytorch",
+    "deepspeed": "pytorch",
+    "huggingface": "pytorch",
+    "tf": "tensorflow",
+    "keras": "tensorflow",
+    "mpi": "horovod",
+}
+"""Names that users write for `framework`, and the framework that runs such programs."""
+_SHELL = re.compile(r"[|&;<>$`*?~\n]")
+"""Characters that only a shell understands."""
+
+
+def problem(detail: ErrorDetails, root: Schema) -> tuple[str, str]:
+    """(field path, message). `root`: the schema of the whole document; empty for a part without a schema."""
+    location = [part for part in detail["loc"] if not _is_union_tag(part)]
+    path = ""
+    for part in location:
+        if isinstance(part, int) or "." in part or "/" in part:
+            path += f"[{part}]"
+        else:
+            path += f".{part}"
+    return path.removeprefix("."), _message(detail, location, root)
+
+
+def json_type(value: Any) -> str:
+    """What a value is, for `must be a list, not ...`."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return str(value)
+        case str():
+            return "a string"
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+    return type(value).__name__
+
+
+def quotes_hint(value: Any, wanted: str) -> str:
+    """`: remove the quotes` or `: put it in quotes`, where that makes the value right. `wanted`: a type of JSON."""
+    match wanted:
+        case "string":
+            return "" if isinstance(value, dict | list) or value is None else ": put it in quotes"
+        case "integer":
+            unquoted = isinstance(value, str) and re.fullmatch(r"-?\d+", value) is not None
+        case _:
+            unquoted = value in ("true", "false")
+    return ": remove the quotes" if unquoted else ""
+
+
+def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> str:
+    given = detail["input"]
+    schema = _schema_at(location, root)
+    if sentence := old_form.sentence(location, given):
+        return sentence
+    if schema.get("x-kubernetes-int-or-string") and detail["type"] != "missing":
+        if word := schema.get("pattern", "").strip("^$"):
+            return f"must be a whole number from {schema['minimum']} to {schema['maximum']}, or {word}"
+        hint = "" if isinstance(given, dict | list) else ": put it in quotes"
+        return f"must be a whole number or a string, not {json_type(given)}{hint}"
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "missing":
+            return "is required, or generateName" if location == ["metadata", "name"] else "is required"
+        case "extra_forbidden":
+            return "unknown field" + _suggestion(str(location[-1]), location[:-1], root)
+        case "string_type":
+            return f"must be a string, not {json_type(given)}{quotes_hint(given, 'string')}"
+        case "int_type" | "int_from_float":
+            return f"must be a whole number, not {json_type(given)}{quotes_hint(given, 'integer')}"
+        case "bool_type":
+            return f"must be true or false, not {json_type(given)}{quotes_hint(given, 'boolean')}"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return f"must be a mapping, not {json_type(given)}{_mapping_hint(given, location)}"
+        case "list_type":
+            return f"must be a list, not {json_type(given)}{_list_hint(given, location)}"
+        case "literal_error":
+            return f"should be {context['expected']}{_value_hint(given, str(context['expected']), location)}"
+        case "string_pattern_mismatch" if context.get("pattern") == "^/":
+            return "must be an absolute path, which begins with /"
+        case "too_short":
+            return f"must have at least {context['min_length']} item"
+        case _:
+            return detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
+
+
+def _is_union_tag(part: int | str) -> bool:
+    return isinstance(part, str) and (part in {"int", "str", "constrained-str", "constrained-int"} or "[" in part)
+
+
+def _mapping_hint(given: Any, location: list[int | str]) -> str:
+    if given is None and location == ["spec", "roles"]:
+        return ": write the roles below it, indented, for example worker: {replicas: 2}"
+    if isinstance(given, int) and not isinstance(given, bool) and location[:2] == ["spec", "roles"]:
+        return f": write {{replicas: {given}}}"
+    return ""
+
+
+def _list_hint(given: Any, location: list[int | str]) -> str:
+    field = location[-1] if location else ""
+    if isinstance(given, str) and field in ("command", "args"):
+        return f": write {_argument_list(given, str(field))}"
+    if isinstance(given, dict) and field == "env":
+        texts = {
+            name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in given.items()
+        }
+        written = ", ".join(f"{{name: {name}, value: {json.dumps(text)}}}" for name, text in texts.items())
+        return f": write [{written}]" if len(written) < 120 else ": write {name: NAME, value: VALUE} for each"
+    return ""
+
+
+def _argument_list(text: str, field: str) -> str:
+    """The YAML list for a command line."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quote without its end
+        words = []
+    if field == "command" and (not words or _SHELL.search(text)):
+        return f"[sh, -c, {json.dumps(text)}]"
+    return f"[{', '.join(_plain_or_quoted(word) for word in words or [text])}]"
+
+
+def _plain_or_quoted(word: str) -> str:
+    """A string of a YAML flow sequence, without quotes where YAML reads it as a string."""
+    plain = re.fullmatch(r"[A-Za-z_./][\w./=:@+-]*[\w./=@+-]|[A-Za-z_./]|--?[A-Za-z][\w./=-]*", word)
+    special = re.fullmatch(r"(?i)true|false|yes|no|on|off|null|y|n|\.inf|\.nan", word)
+    return word if plain and not special else json.dumps(word)
+
+
+def _value_hint(given: Any, expected: str, location: list[int | str]) -> str:
+    """For one of a few words, the one that is meant."""
+    if not isinstance(given, str):
+        return f", not {json_type(given)}"
+    allowed = re.findall(r"'([^']*)'", expected)
+    lower = {value.lower(): value for value in allowed}
+    near = lower.get(given.lower())
+    if near is None and location == ["spec", "framework"]:
+        near = _FAMILIES.get(given.lower())
+    if near is None:
+        close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.75)
+        near = lower[close[0]] if close else None
+    if near:
+        return f", did you mean {near}?"
+    return f": there is no support for {given}" if location == ["spec", "framework"] else f", not {given!r}"
+
+
+def _schema_at(location: list[int | str], schema: Schema) -> Schema:
+    """The schema of the field at `location` below `schema`; empty if there is none."""
+    for part in location:
+        if isinstance(part, int):
+            schema = schema.get("items", {})
+        else:
+            schema = schema.get("properties", {}).get(part) or schema.get("additionalProperties", {})
+    return schema
+
+
+def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
+    """`: belongs under spec.template.spec.volumes` or `, did you mean replicas?`; empty if nothing is close."""
+    spec = root.get("properties", {}).get("spec", {}).get("properties", {})
+    if "roles" in spec:
+        roles = frozenset(role for framework in FRAMEWORKS.values() for role in framework.roles)
+        place = ".".join(str(part) for part in parents)
+        if where := placement.in_spec(name, place, roles, frozenset(spec)):
+            return f": {where}"
+    close = difflib.get_close_matches(name, _schema_at(parents, root).get("properties", {}), n=1)
+    return f", did you mean {close[0]}?" if close else ""

@@ -1,0 +1,78 @@
+"""All checks of one manifest that the CRD's schema and rules do not contain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from allranks.api.job import Job
+from allranks.api.pool import PoolSpec
+from allranks.cli.checks import pods, quantities, schema, template
+from allranks.cli.checks.problem import Problem, below
+from allranks.core.manifests import pod_template
+from allranks.core.model import Manifest
+from allranks.core.notes import notes_of
+
+
+def written(document: Mapping[str, Any], job: Job | None = None) -> list[Problem]:
+    """Problems inside the parts that Kubernetes defines: templates, resources, the sources of variables and volumes.
+
+    Reads the raw document, so that these are reported with all other problems. `job` is the parsed document, None if
+    it has errors.
+    """
+    spec = document.get("spec")
+    if not isinstance(spec, dict):
+        return []
+    roles: Any = spec.get("roles")
+    named = roles.items() if isinstance(roles, dict) else ()
+    parts = [("spec", spec), *((f"spec.roles.{role}", part) for role, part in named if isinstance(part, dict))]
+    merged = pod_template.role_templates(job, pod_template.ANY_PLATFORM) if job else None
+    layers = sum(isinstance(part.get("template"), dict) for _, part in parts)
+    out: list[Problem] = []
+    for path, part in parts:
+        complete: list[Manifest] | None
+        if merged is not None:
+            complete = list(merged.values()) if path == "spec" else [merged[path.rpartition(".")[2]]]
+        else:
+            complete = None if layers == 1 else []  # what one layer does not have, another one may have
+        out += _container(part, path, complete)
+    checkpoint = spec.get("checkpoint")
+    if isinstance(checkpoint, dict) and isinstance(checkpoint.get("volume"), dict):
+        volume = {"name": "checkpoint", **checkpoint["volume"]}
+        out += schema.problems(volume, "Volume", "spec.checkpoint.volume")
+    return out
+
+
+def written_pool(document: Mapping[str, Any]) -> list[Problem]:
+    """As `written`, for a TrainingPool."""
+    spec = document.get("spec")
+    if not isinstance(spec, dict):
+        return []
+    out = list(_container(spec, "spec", []))  # what a pool does not have, its jobs may have
+    out += template.tolerations(spec, "spec")
+    if spec.get("sharedMemory") is not None:
+        out += quantities.problems("spec.sharedMemory", "sharedMemory", spec["sharedMemory"])
+    for name, amount in spec["rdma"].items() if isinstance(spec.get("rdma"), dict) else ():
+        out += quantities.problems(below("spec.rdma", str(name)), str(name), amount)
+    return out
+
+
+def finished(job: Job, pool: PoolSpec | None) -> list[Problem]:
+    """Problems of the pods, and notes, of a job that has no other errors.
+
+    `pool`: the pool that it names, None if that is not in the files.
+    """
+    notes = (Problem(note.path, note.message, note.severity) for note in notes_of(job))
+    return [*pods.problems(job, pool), *notes]
+
+
+def _container(part: dict[str, Any], path: str, merged: Sequence[Manifest] | None) -> Iterator[Problem]:
+    """The spec, a role or a pool."""
+    yield from schema.problems(part.get("resources"), "ResourceRequirements", f"{path}.resources")
+    if (content := part.get("template")) is not None:
+        yield from schema.problems(content, "PodTemplateSpec", f"{path}.template", merged)
+        yield from template.problems(content, f"{path}.template")
+    variables = part.get("env")
+    for number, variable in enumerate(variables if isinstance(variables, list) else ()):
+        if isinstance(variable, dict):
+            yield from schema.problems(variable.get("valueFrom"), "EnvVarSource", f"{path}.env[{number}].valueFrom")

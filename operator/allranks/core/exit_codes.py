@@ -1,0 +1,36 @@
+"""What an exit code stands for. A container runtime reports 128 + n both for signal n and for `exit 128+n`."""
+
+from __future__ import annotations
+
+# Lists of words read better without quotes.
+# ruff: noqa: SIM905
+_NAMES = (
+    "SIGHUP SIGINT SIGQUIT SIGILL SIGTRAP SIGABRT SIGBUS SIGFPE SIGKILL SIGUSR1 SIGSEGV SIGUSR2 SIGPIPE SIGALRM "
+    "SIGTERM SIGSTKFLT SIGCHLD SIGCONT SIGSTOP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGXCPU SIGXFSZ SIGVTALRM SIGPROF "
+    "SIGWINCH SIGIO SIGPWR SIGSYS"
+).split()
+"""The signals of Linux on x86 and ARM, from number 1: ranks of a cluster run there, wherever this code runs."""
+FAULTS = frozenset(_NAMES.index(name) + 1 for name in "SIGILL SIGTRAP SIGABRT SIGBUS SIGFPE SIGSEGV SIGSYS".split())
+"""Signals that a process causes by what it does itself."""
+SIGKILL = 9
+SIGTERM = 15
+
+
+def possible_signal(exit_code: int | None, signal: int | None) -> int | None:
+    """The signal that ended the program (`signal`), or that its exit code may stand for."""
+    if signal is not None or exit_code is None:
+        return signal
+    return exit_code - 128 if 128 < exit_code <= 128 + 64 else None
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `signal 40` for one without a name."""
+    return _NAMES[number - 1] if 1 <= number <= len(_NAMES) else f"signal {number}"
+
+
+def describe(exit_code: int) -> str:
+    """`exit code 1`, `exit code 139, the code of SIGSEGV`. Other codes above 128 are rarely those of a signal: the
+    first process of a container ignores most signals, and programs ask for a restart with 138."""
+    number = possible_signal(exit_code, None)
+    stands_for = f", the code of {signal_name(number)}" if number in {SIGKILL, *FAULTS} and number else ""
+    return f"exit code {exit_code}{stands_for}"
