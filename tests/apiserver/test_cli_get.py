@@ -12,7 +12,7 @@ import yaml
 from support.builders import manifest
 from support.commands import Commands, JobOnCluster, condition, failure, kubeconfig_of_service_account, stamp
 
-RUNNING = {"ready": "3/3", "restarts": {"counted": 1}, "progress": {"summary": "120/900 13%", "eta": "3m"}}
+RUNNING = {"ready": "3/3", "restartSummary": "1 (1 disrupted)", "progress": {"summary": "120/900 13%", "eta": "3m"}}
 
 
 # --- get and list ----------------------------------------------------------------------------------------------------
@@ -26,7 +26,7 @@ def test_get_prints_the_columns_of_kubectl(allranks, control_plane, job, namespa
         assert [w for w in ours if not w[0].isdigit()] == [w for w in theirs if not w[0].isdigit()]
     (header, row) = allranks("get", "penguins").stdout.splitlines()
     assert header.split() == ["NAME", "FRAMEWORK", "PHASE", "READY", "RESTARTS", "PROGRESS", "ETA", "AGE"]
-    assert row.split()[:8] == ["penguins", "pytorch", "Running", "3/3", "1", "120/900", "13%", "3m"]
+    assert row.split()[:8] == ["penguins", "pytorch", "Running", "3/3", "1", "(1", "disrupted)", "120/900"]
     job.status(goodput=0.7376)
     (header, row) = allranks("get", "penguins", "-o", "wide").stdout.splitlines()
     assert header.split()[-2:] == ["GOODPUT", "REASON"]

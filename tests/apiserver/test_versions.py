@@ -26,7 +26,7 @@ from support.kubelet import Hand, Program
 from support.live import eventually, job, phase
 
 ROOT = Path(__file__).parents[2]
-PREVIOUS = "1ead104"
+PREVIOUS = "1ca16f4"
 """Commit of the previous version."""
 SETTLED = {"running": "Running", "elastic": "Running", "suspended": "Suspended", "finished": "Succeeded"}
 
@@ -34,14 +34,18 @@ SETTLED = {"running": "Running", "elastic": "Running", "suspended": "Suspended",
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package of the previous version."""
-    command = ["git", "-C", str(ROOT), "archive", PREVIOUS, "operator"]
+    return extracted(PREVIOUS, tmp_path_factory.mktemp("previous")) / "operator"
+
+
+def extracted(commit: str, folder: Path) -> Path:
+    """A folder with the package and the CRDs of a commit."""
+    command = ["git", "-C", str(ROOT), "archive", commit, "operator", "crds"]
     archive = subprocess.run(command, capture_output=True, check=False)
     if archive.returncode:
-        pytest.skip(f"the history has no commit {PREVIOUS}: {archive.stderr.decode().strip()}")
-    folder = tmp_path_factory.mktemp("previous")
+        pytest.skip(f"the history has no commit {commit}: {archive.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as opened:
         opened.extractall(folder, filter="data")
-    return folder / "operator"
+    return folder
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from allranks.api import cel_rules, job, pool
 from allranks.api.job import API_VERSION, GROUP, VERSION
+from allranks.api.merged_rules import merged
 from allranks.api.status import Status
 from allranks.fields import Rule
 
@@ -24,6 +25,33 @@ Column = tuple[str, str, str, str, int]
 """(name, type, JSON path, description, priority: 1 is only shown by `kubectl get -o wide`)"""
 
 _AGE: Column = ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0)
+
+
+_JOB_EXAMPLE = f"""\
+  apiVersion: {API_VERSION}
+  kind: {job.KIND}
+  metadata:
+    name: penguins
+  spec:
+    framework: pytorch
+    image: example.org/penguins:1.0
+    command: [torchrun, train.py]
+    roles:
+      worker:
+        replicas: 2
+        resources:
+          limits: {{nvidia.com/gpu: 8}}
+"""
+_POOL_EXAMPLE = f"""\
+  apiVersion: {API_VERSION}
+  kind: {pool.KIND}
+  metadata:
+    name: h200
+  spec:
+    nodeSelector: {{gpu: h200}}
+    gpu: {{count: 8}}
+    sharedMemory: 64Gi
+"""
 
 
 @dataclass(frozen=True)
@@ -35,6 +63,8 @@ class Resource:
     short_name: str
     scope: Literal["Namespaced", "Cluster"]
     description: str
+    example: str
+    """A manifest, which `kubectl explain` prints."""
     spec: type[BaseModel]
     columns: tuple[Column, ...]
     categories: tuple[str, ...] = ()
@@ -51,12 +81,13 @@ RESOURCES: Mapping[str, Resource] = {
         short_name="dt",
         scope="Namespaced",
         description="A distributed training job",
+        example=_JOB_EXAMPLE,
         spec=job.Spec,
         columns=(
             ("Framework", "string", ".spec.framework", "Framework of the job.", 0),
             ("Phase", "string", ".status.phase", "State of the job.", 0),
-            ("Ready", "string", ".status.ready", "Ready pods and all pods.", 0),
-            ("Restarts", "integer", ".status.restarts.counted", "Restarts that count against maxRestarts.", 0),
+            ("Ready", "string", ".status.ready", "Pods that run or have succeeded, and all pods.", 0),
+            ("Restarts", "string", ".status.restartSummary", "All restarts, and how many disruptions caused.", 0),
             ("Progress", "string", ".status.progress.summary", "Completed and total steps.", 0),
             ("ETA", "string", ".status.progress.eta", "Estimated time to the last step.", 0),
             _AGE,
@@ -81,6 +112,7 @@ RESOURCES: Mapping[str, Resource] = {
         short_name="tp",
         scope="Cluster",
         description="A pool of GPU nodes, described by a platform team for jobs that name it",
+        example=_POOL_EXAMPLE,
         spec=pool.PoolSpec,
         columns=(
             ("GPU", "string", ".spec.gpu.resource", "Name of the GPU resource.", 0),
@@ -105,7 +137,7 @@ def crd(kind: str = job.KIND) -> Schema:
         "served": True,
         "storage": True,
         "additionalPrinterColumns": columns,
-        "schema": {"openAPIV3Schema": root_schema(resource.kind)},
+        "schema": {"openAPIV3Schema": merged(root_schema(resource.kind))},
     }
     names = {
         "kind": resource.kind,
@@ -135,12 +167,12 @@ def root_schema(kind: str = job.KIND) -> Schema:
     if resource.status:
         status["status"] = _without_defaults(structural(resource.status.model_json_schema(by_alias=True)))
     schema: Schema = {
-        "description": f"{resource.description} ({API_VERSION}).",
+        "description": f"{resource.description} ({API_VERSION}).\n\nExample:\n\n{resource.example}",
         "type": "object",
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"description": f"{API_VERSION}.", "type": "string", "maxLength": 64},
-            "kind": {"description": f"{resource.kind}.", "type": "string", "maxLength": 64},
+            "apiVersion": {"description": f"Version of the API: {API_VERSION}.", "type": "string", "maxLength": 64},
+            "kind": {"description": f"Kind of the object: {resource.kind}.", "type": "string", "maxLength": 64},
             "metadata": {"type": "object"},  # the API server allows no more here, and adds its own schema
             "spec": structural(resource.spec.model_json_schema(by_alias=True)),
             **status,
@@ -172,6 +204,9 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
         out["enum"] = [node["const"]]
     if out.get("default", ...) is None:
         del out["default"]
+    if out.get("default", {}) != {} and "Default:" not in out["description"]:
+        value = out["default"]
+        out["description"] += f" Default: {str(value).lower() if isinstance(value, bool) else value}."
     if node.get("type") == "integer":
         out["format"] = "int64"
     if "exclusiveMinimum" in node:

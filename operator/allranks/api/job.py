@@ -39,8 +39,8 @@ MANAGED_BY = "allranks.dev/operator"
 class EnvVar(Model):
     """An environment variable, as in a pod."""
 
-    name: Name = Field(description="Name of the variable.")
-    value: LongText | None = Field(None, description="Value of the variable.")
+    name: Name = Field(description="Name of the variable, for example NCCL_DEBUG.")
+    value: LongText | None = Field(None, description="Value of the variable. Set either value or valueFrom.")
     value_from: Opaque | None = Field(None, description="Source of the value, as in a pod (secretKeyRef, ...).")
 
 
@@ -66,7 +66,8 @@ class Container(Model):
 
     image: Text | None = Field(None, description="Image of the training container.")
     command: Arguments | None = Field(
-        None, description="Program, for example [torchrun, train.py]. Default: the image's entrypoint."
+        None,
+        description="The program, for example [torchrun, train.py]. Default: the image's entrypoint.",
     )
     args: Arguments | None = Field(None, description="Arguments after the command.")
     env: Environment | None = Field(None, description="Environment variables of the program, merged by name.")
@@ -84,7 +85,7 @@ class RoleSpec(Container):
 
     model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT, *cel.ROLE)}
 
-    replicas: Replicas = Field(1, description="Number of pods.")
+    replicas: Replicas = Field(1, description="Number of pods of this role.")
 
 
 class RestartRule(Model):
@@ -122,7 +123,10 @@ class Restart(Model):
         description="Delay before the second counted restart; it doubles up to 300 s. The first restart is immediate.",
     )
     scope: Literal["Group", "Pod"] | None = Field(
-        None, description="Restart all ranks together, or the failed pod alone. Default: depends on framework and role."
+        None,
+        description="What a failure restarts: Group, all ranks together, or Pod, the failed pod alone. Default: by "
+        "framework: Pod for parameter servers, evaluators, workers of a TensorFlow chief with parameter servers, and "
+        "elastic Horovod workers; Group for all others.",
     )
     rules: Annotated[list[RestartRule], Field(max_length=32)] | None = Field(
         None, description="Rules that are evaluated in order before the default ones."
@@ -184,7 +188,9 @@ class Hang(Model):
         description="The job hangs if no rank makes progress for this long."
     )
     action: Literal["Restart", "RestartUncounted", "Fail", "Ignore"] = Field(
-        "Restart", description="What to do when the job hangs."
+        "Restart",
+        description="What to do when the job hangs: Restart, which counts against maxRestarts, RestartUncounted, Fail "
+        "or Ignore.",
     )
 
 
@@ -237,22 +243,29 @@ class SpecBase(Container):
         description="Framework of the job. It determines the roles and how ranks find one another.",
         json_schema_extra=rules(*cel.FIXED),
     )
-    roles: RolesBase = Field(description="The job's pods by role.")
+    roles: RolesBase = Field(description="The job's pods by role. Most jobs need only worker.")
     pool: Name | None = Field(None, description="Name of the TrainingPool that describes the nodes to run on.")
     restart: Restart = Field(
-        default_factory=Restart, description="What happens when a rank fails.", json_schema_extra={"default": {}}
+        default_factory=Restart,
+        description="What happens when a rank fails. Default: the defaults of its fields.",
+        json_schema_extra={"default": {}},
     )
     elastic: Elastic | None = Field(None, description="Bounds for the number of workers of an elastic job.")
     success: Literal["All", *ROLES] | None = Field(  # type: ignore[valid-type]
         None,
-        description="The pods whose completion completes the job: All, or those of one role. Default: by framework.",
+        description="The pods whose completion completes the job: All, or those of a role. Default: by framework: "
+        "the master, chief or launcher; without one all workers (TensorFlow and elastic Horovod: worker 0).",
     )
-    suspend: bool = Field(False, description="While true, the job has no pods.")
+    suspend: bool = Field(
+        False, description="While true, the job has no pods. It continues when the value is false again."
+    )
     managed_by: Text | None = Field(
         None, description="The controller that manages this job, if it is not this operator (as in batch/v1 Job)."
     )
     clean_pod_policy: Literal["Running", "All", "None"] = Field(
-        "Running", description="Which pods are deleted when the job has finished.", json_schema_extra=rules(*cel.FIXED)
+        "Running",
+        description="Which pods are deleted when the job has finished: Running, those that still run, All or None.",
+        json_schema_extra=rules(*cel.FIXED),
     )
     ttl_seconds_after_finished: Seconds | None = Field(
         None, description="Delete the job this long after it has finished."
@@ -269,12 +282,16 @@ class SpecBase(Container):
     )
     scheduling: Scheduling = Field(
         default_factory=Scheduling,
-        description="How the pods are placed.",
+        description="How the pods are placed on nodes. It cannot be changed in an existing job.",
         json_schema_extra={"default": {}} | rules(*cel.FIXED),
     )
-    checkpoint: Checkpoint | None = Field(None, description="The volume for checkpoints.")
-    hang: Hang | None = Field(None, description="Hang detection.")
-    progress: Progress | None = Field(None, description="How progress is reported and compared.")
+    checkpoint: Checkpoint | None = Field(None, description="The volume for checkpoints. Default: no volume.")
+    hang: Hang | None = Field(
+        None, description="Hang detection for programs that report their steps. Default: no hang detection."
+    )
+    progress: Progress | None = Field(
+        None, description="How progress is reported and compared. Default: the program's own reports."
+    )
 
     @property
     def options(self) -> Any:
@@ -286,9 +303,16 @@ Spec: type[SpecBase] = create_model(
     "Spec",
     __base__=SpecBase,
     __doc__=SpecBase.__doc__,
-    roles=(Roles, Field(description="The job's pods by role.")),
+    roles=(Roles, Field(description="The job's pods by role. Most jobs need only worker.")),
     **{
-        name: (framework.options | None, Field(None, description=f"Options of {framework.description}."))
+        name: (
+            framework.options | None,
+            Field(
+                None,
+                description=f"Options of {framework.description}, for framework {name} only. "
+                "Default: the defaults of its fields.",
+            ),
+        )
         for name, framework in FRAMEWORKS.items()
     },  # type: ignore[call-overload]
 )

@@ -24,7 +24,7 @@ class Toleration(Model):
 
     key: Text | None = Field(None, description="Key of the taint. Default: all taints.")
     operator: Literal["Exists", "Equal"] | None = Field(None, description="Exists, or Equal (the default) to value.")
-    value: Text | None = Field(None, description="Value of the taint.")
+    value: Text | None = Field(None, description="Value of the taint, for operator Equal.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="Effect of the taint. Default: all effects."
     )
@@ -34,7 +34,7 @@ class Toleration(Model):
 class Gpu(Model):
     """The GPUs of a node, as its device plugin advertises them."""
 
-    resource: Name = Field("nvidia.com/gpu", description="Name of the resource.")
+    resource: Name = Field("nvidia.com/gpu", description="Name of the resource that the device plugin advertises.")
     count: Annotated[int, Field(ge=1, le=1024)] = Field(
         description="GPUs of each pod that holds ranks, unless the job sets this resource itself."
     )
@@ -45,7 +45,7 @@ class LabelExpression(Model):
 
     model_config = {"json_schema_extra": rules(*cel.LABEL_EXPRESSION)}
 
-    key: Name = Field(description="Key of the label.")
+    key: Name = Field(description="Key of the label that is compared.")
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
         description="In: the label has one of the values. NotIn: it has none of them or is absent. Exists and "
         "DoesNotExist: the label is present or absent."
@@ -72,7 +72,7 @@ class PoolSpec(Model):
     model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT, *cel.pool(FRAMEWORKS))}
 
     node_selector: Annotated[dict[Name, Text], Field(max_length=64)] | None = Field(
-        None, description="Labels of the nodes."
+        None, description="Labels that the nodes of the pool have."
     )
     namespace_selector: LabelSelector | None = Field(
         None,

@@ -20,13 +20,13 @@ class Condition(Model):
     """A condition, as everywhere in Kubernetes."""
 
     type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost"] = Field(
-        description="Type of the condition."
+        description="Type of the condition; Complete and Failed are final."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
-        description="The reason in one word."
+        description="The reason in one word, for programs."
     )
-    message: Message = Field(description="The reason in a sentence.")
+    message: Message = Field(description="The reason in a sentence, for people.")
     last_transition_time: Time = Field(description="When status changed last.")
     observed_generation: Count = Field(0, description="Generation of spec that the condition is based on.")
 
@@ -39,7 +39,7 @@ class RestartCounts(Model):
         0, description="Restarts that the cluster caused. They do not count against maxRestarts."
     )
     by_reason: Annotated[dict[Reason, Count], Field(max_length=64)] = Field(
-        default_factory=dict, description="Restarts by reason."
+        default_factory=dict, description="Number of restarts by the reason of the failure."
     )
     without_progress: Count | None = Field(
         None,
@@ -55,19 +55,19 @@ class RoleStatus(Model):
     active: Replicas = Field(0, description="Pods that exist and have not terminated.")
     ready: Replicas = Field(0, description="Pods that run or have succeeded.")
     succeeded: Replicas = Field(0, description="Pods that exited with code 0.")
-    failed: Replicas = Field(0, description="Pods that failed.")
+    failed: Replicas = Field(0, description="Pods that failed in the current attempt.")
     waiting: Replicas = Field(0, description="Pods of an elastic job for which the cluster has no capacity yet.")
 
 
 class Failure(Model):
     """The first failure of an attempt, which is the root cause of those that follow."""
 
-    attempt: Count = Field(0, description="Attempt that failed.")
+    attempt: Count = Field(0, description="Number of the attempt that failed, from 0.")
     role: Reason = Field("", description="Role of the pod that failed first.")
     index: Count = Field(0, description="Index of that pod within its role.")
     rank: Count | None = Field(None, description="Global rank, if it can be determined.")
-    pod: Name = Field("unknown", description="Name of the pod.")
-    node: Name | None = Field(None, description="Node of the pod.")
+    pod: Name = Field("unknown", description="Name of the pod that failed first.")
+    node: Name | None = Field(None, description="Node on which that pod ran.")
     exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
         None, description="Exit code of the program."
     )
@@ -78,7 +78,7 @@ class Failure(Model):
     )
     reason: Reason = Field("Error", description="OOMKilled, Evicted, NodeLost, Deleted, Error, ...")
     message: Message = Field("", description="The last lines of the program's output.")
-    time: Time = Field(description="Time of the failure.")
+    time: Time = Field(description="When the program or the pod failed.")
     ran_seconds: Annotated[float, Field(ge=0)] | None = Field(
         None, description="How long the attempt had been running."
     )
@@ -154,7 +154,7 @@ class Times(Model):
 
     queued: Annotated[float, Field(ge=0)] = Field(0.0, description="Time without a scheduled pod, or suspended.")
     starting: Annotated[float, Field(ge=0)] = Field(0.0, description="Time from scheduling to the first step.")
-    productive: Annotated[float, Field(ge=0)] = Field(0.0, description="Time spent training.")
+    productive: Annotated[float, Field(ge=0)] = Field(0.0, description="Time spent training, without lost work.")
     lost: Annotated[float, Field(ge=0)] = Field(0.0, description="Work lost by restarts, and the time of the restarts.")
     category: TimeKind = Field(
         "Queued",
@@ -175,7 +175,7 @@ class Straggler(Model):
 
     rank: Count | None = Field(None, description="Global rank, if it can be determined.")
     replica: Name = Field(description="Replica of the rank (role-index).")
-    node: Name | None = Field(None, description="Node of the rank.")
+    node: Name | None = Field(None, description="Node on which the rank runs.")
     slowdown: Annotated[float, Field(ge=0)] = Field(description="Its step time divided by the median of its peers.")
 
 
@@ -184,9 +184,9 @@ class RankProgress(Model):
 
     rank: Count | None = Field(None, description="Global rank, if it can be determined.")
     replica: Name = Field(description="Replica of the rank (role-index).")
-    step: Count | None = Field(None, description="Completed steps.")
+    step: Count | None = Field(None, description="Number of completed steps.")
     lag: Count = Field(0, description="Steps behind the most advanced rank.")
-    step_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="Time per step.")
+    step_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="Seconds that one step takes.")
     busy_seconds: Annotated[float, Field(ge=0)] | None = Field(
         None, description="Part of stepSeconds without the time spent waiting for other ranks."
     )
@@ -195,10 +195,10 @@ class RankProgress(Model):
 class CurvePoint(Model):
     """One point of the metric's curve."""
 
-    time: Time = Field(description="Time of the report.")
-    attempt: Count = Field(0, description="Attempt of the report.")
+    time: Time = Field(description="When the rank reported this point.")
+    attempt: Count = Field(0, description="Number of the attempt that reported it.")
     step: Count = Field(description="Completed steps at that time.")
-    value: float | None = Field(None, description="Value of the metric.")
+    value: float | None = Field(None, description="Value of the metric at that step.")
     samples_per_second: Annotated[float, Field(ge=0)] | None = Field(
         None, description="Throughput of all ranks together."
     )
@@ -207,9 +207,9 @@ class CurvePoint(Model):
 class ProgressStatus(Model):
     """Progress of the training, from the program's reports."""
 
-    step: Count | None = Field(None, description="Completed steps.")
+    step: Count | None = Field(None, description="Number of completed steps.")
     total_steps: Count | None = Field(None, description="Steps of the whole training.")
-    epoch: Count | None = Field(None, description="Completed epochs.")
+    epoch: Count | None = Field(None, description="Number of completed epochs.")
     metrics: Annotated[dict[Reason, float], Field(max_length=32)] = Field(
         default_factory=dict, description="Latest value of each metric."
     )
@@ -254,6 +254,9 @@ class Status(Model):
         False, description="All pods of the attempt were observed. If one is missing afterwards, it was deleted."
     )
     restarts: RestartCounts = Field(default_factory=RestartCounts, description="Numbers of restarts of the job.")
+    restart_summary: Reason | None = Field(
+        None, description="For kubectl get: all restarts, and how many of them disruptions caused: 3 (1 disrupted)."
+    )
     replica_restarts: Annotated[dict[Name, ReplicaRestarts], Field(max_length=10_000)] = Field(
         default_factory=dict, description="Replicas (role-index) that were restarted alone in the current attempt."
     )
@@ -271,10 +274,10 @@ class Status(Model):
         "their pods are deleted.",
     )
     roles: Annotated[dict[Reason, RoleStatus], Field(max_length=16)] = Field(
-        default_factory=dict, description="Pods by role."
+        default_factory=dict, description="Numbers of pods in the current attempt, by role."
     )
     ready: Annotated[str, StringConstraints(max_length=32)] = Field(
-        "", description="Ready pods and all pods, for example 5/5."
+        "", description="Pods that run or have succeeded, and all pods: 5/5."
     )
     avoided_nodes: Annotated[list[Name], Field(max_length=10)] = Field(
         default_factory=list,
@@ -285,7 +288,7 @@ class Status(Model):
         default_factory=list, description="The last ten finished attempts, oldest first."
     )
     start_time: Time | None = Field(None, description="When the operator first acted on the job.")
-    completion_time: Time | None = Field(None, description="When the job finished.")
+    completion_time: Time | None = Field(None, description="When the job succeeded or failed.")
     attempt_time: Time | None = Field(None, description="When the current attempt was created.")
     running_time: Time | None = Field(None, description="When all pods of the current attempt were running.")
     first_running_time: Time | None = Field(

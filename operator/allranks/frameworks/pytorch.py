@@ -34,8 +34,8 @@ class PyTorch(Framework):
     description = "PyTorch"
     options = PyTorchOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
-        "master": RoleKind("Rank 0.", max_replicas=1),
-        "worker": RoleKind("The other ranks."),
+        "master": RoleKind("The pod of rank 0, at most one. Without it, worker 0 has rank 0.", max_replicas=1),
+        "worker": RoleKind("The ranks. Worker 0 is rank 0, unless the job has a master or chief."),
     }
     # torchrun's own elasticity restarts all processes as well, and first waits for half a minute.
     elastic = "restarts"

@@ -159,6 +159,9 @@ def _not_found(message: str, details: Mapping[str, Any], target: Target) -> str:
     return f"{target.place} does not serve {target.path}: {message}"
 
 
+_PATH = re.compile(r"(?:spec|metadata)\.[\w.\[\]]+: ")
+
+
 def _invalid(causes: Iterable[Any], message: str) -> str:
     """One line per cause, with its field: the format of `allranks validate`."""
     lines = []
@@ -167,7 +170,10 @@ def _invalid(causes: Iterable[Any], message: str) -> str:
         text = text.removeprefix("Invalid value: ")
         # A schema's message begins with the value; a rule's does not.
         text = re.sub(r'^("(?:[^"\\]|\\.)*"|-?[\d.]+): (?:spec[\w.\[\]]* in body )?', r"\1 ", text)
-        prefix = "" if field in ("", "<nil>", "spec" if text.startswith("spec.") else "") else f"{field}: "
+        if _PATH.match(text):  # merged rules: sentences with their own paths
+            lines += re.split(rf"\. (?={_PATH.pattern})", text.removesuffix("."))
+            continue
+        prefix = "" if field in ("", "<nil>") else f"{field}: "
         lines.append(f"{prefix}{text}")
     return "\n".join(dict.fromkeys(lines)) or message
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from allranks.api import old_form, validation
 from allranks.api.job import Job, Metadata, Spec, SpecBase
-from allranks.api.status import FINISHED, Status
+from allranks.api.status import FINISHED, RestartCounts, Status
 from allranks.core import topology
 from allranks.core.model import Manifest, Pod
 from allranks.core.naming import PLACEHOLDER, replica_key
@@ -66,7 +66,18 @@ def _status_without_unknown_fields(found: Any) -> Status:
 
 
 def encode(status: Status) -> Manifest:
-    return restarted_indexes.fold(status).model_dump(by_alias=True, exclude_none=True, mode="json")
+    out = restarted_indexes.fold(status).model_dump(by_alias=True, exclude_none=True, mode="json")
+    return {**out, _SUMMARY: restart_summary(status.restarts)}
+
+
+_SUMMARY = "restartSummary"
+"""Derived from the counts, so it is written and never read."""
+
+
+def restart_summary(restarts: RestartCounts) -> str:
+    """All restarts, and how many of them disruptions caused: `3 (1 disrupted)`."""
+    disrupted = f" ({restarts.disruptions} disrupted)" if restarts.disruptions else ""
+    return f"{restarts.counted + restarts.disruptions}{disrupted}"
 
 
 def _job(manifest: Manifest) -> Job:
@@ -79,6 +90,8 @@ def _spec(stored: Any) -> SpecBase:
 
 
 def _status(stored: Any) -> Status:
+    if isinstance(stored, dict) and _SUMMARY in stored:
+        stored = {name: value for name, value in stored.items() if name != _SUMMARY}
     return Status.model_validate(old_form.status(stored), by_alias=True, by_name=False)
 
 

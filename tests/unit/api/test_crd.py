@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from allranks.api.crd import RESOURCES, crd, root_schema
+from allranks.api.validation import parse, parse_pool
 
 FILES = Path(__file__).parents[3] / "crds"
 Node = tuple[str, dict[str, Any]]
@@ -203,7 +204,24 @@ def test_every_field_has_a_description_for_kubectl_explain():
     for path, node in ALL:
         if path.endswith(("[]", "{}")) or path == ".metadata":
             continue
-        assert node.get("description", "").endswith("."), path
+        if path:  # that of the kind ends with an example
+            assert node.get("description", "").endswith("."), path
+            assert len(node["description"]) >= 25, f"{path}: {node['description']}"
+        if node.get("default", {}) != {}:
+            assert "Default: " in node["description"], path
+
+
+@pytest.mark.parametrize("kind", RESOURCES)
+def test_the_description_of_a_kind_has_an_example_that_is_valid(kind):
+    """`kubectl explain` prints it."""
+    example = yaml.safe_load(root_schema(kind)["description"].split("Example:")[1])
+    {"DistributedTraining": parse, "TrainingPool": parse_pool}[kind](example)
+
+
+def test_a_default_is_named_in_the_description_if_the_type_does_not_name_it():
+    schema = root_schema()["properties"]["spec"]["properties"]
+    assert schema["restart"]["properties"]["maxRestarts"]["description"].endswith("Default: 3.")
+    assert schema["suspend"]["description"].endswith("Default: false.")
 
 
 def test_status_has_no_defaults():

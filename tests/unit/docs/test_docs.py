@@ -54,6 +54,34 @@ def test_every_complete_manifest_in_the_documentation_is_valid() -> None:
         assert pods.problems(parse(document)) == []
 
 
+def test_every_part_of_a_manifest_in_the_documentation_is_valid() -> None:
+    """A block that begins with `spec:` shows some fields of a job."""
+    base = {"framework": "pytorch", "image": "me/train:1", "command": ["x"], "roles": {"worker": {"replicas": 2}}}
+    found = []
+    for page in PAGES:
+        for text in blocks(page, "yaml"):
+            documents = [doc for doc in yaml.safe_load_all(text) if isinstance(doc, dict) and set(doc) == {"spec"}]
+            found += [(page.name, {**base, **doc["spec"]}) for doc in documents]
+    assert found
+    job = {"apiVersion": "allranks.dev/v1alpha1", "kind": "DistributedTraining", "metadata": {"name": "part"}}
+    for _, spec in found:
+        parse({**job, "spec": spec})
+
+
+def test_every_Python_block_in_the_documentation_compiles() -> None:
+    found = [(page.name, text) for page in PAGES for text in blocks(page, "python")]
+    assert found
+    for page, text in found:
+        compile(text, page, "exec")
+
+
+def test_the_Lightning_example_says_how_many_pods_there_are() -> None:
+    """Lightning forms no group without num_nodes: each pod trains alone."""
+    shown = [text for page in PAGES for text in blocks(page, "python") if "Trainer(" in text]
+    assert shown
+    assert all("num_nodes=" in text for text in shown)
+
+
 def test_every_pool_in_the_documentation_is_valid() -> None:
     found = [doc for _, doc in manifests() if doc["kind"] == "TrainingPool"]
     assert found

@@ -78,7 +78,7 @@ def _convert(file: str, in_place: bool) -> str:
 
 
 def _read(file: str) -> str:
-    """With the line ends of the file."""
+    """The text of a file. Its line ends stay."""
     return Path(file).read_bytes().decode()
 
 
