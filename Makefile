@@ -13,7 +13,7 @@ DOCS := build/docs-venv
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml images/operator/requirements.txt
 	@tools/venv.sh $(VENV) $(PYTHON) dev
 
 $(DOCS)/.installed: pyproject.toml
@@ -43,6 +43,7 @@ generate: $(STAMP) ## Generate the CRDs, the reference pages and the chart's cop
 	@$(BIN)/python -m allranks.api.crd TrainingPool > $(STAMP).crd && mv $(STAMP).crd crds/trainingpools.yaml
 	@$(BIN)/python tools/reference.py
 	@$(BIN)/python tools/chart.py
+	@$(BIN)/python tools/image_tags.py
 	@$(BIN)/python tools/test.py --update
 
 docs: $(DOCS)/.installed ## Build the documentation as a web site in build/site; a warning is an error
@@ -59,6 +60,7 @@ verify: $(STAMP) ## Fail if a generated file does not match the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \
 	  $(BIN)/python -m allranks.api.crd TrainingPool | diff -u crds/trainingpools.yaml - && \
 	  $(BIN)/python tools/reference.py --check && $(BIN)/python tools/chart.py --check && \
+	  $(BIN)/python tools/image_tags.py --check && \
 	  $(BIN)/python tools/test.py --check || \
 	  { echo "a generated file does not match the types: run 'make generate'"; exit 1; }
 

@@ -31,7 +31,7 @@ kind: DistributedTraining
 metadata: {name: broken}
 spec:
   framework: pytorch
-  image: ghcr.io/allranks/pytorch:latest
+  image: ghcr.io/allranks/pytorch:0.2.0
   command: [torchrun, broken.py]
   roles: {master: {replicas: 1}, worker: {replicas: 1}}
 """

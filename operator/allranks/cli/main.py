@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from allranks.cli.safe_output import guard_output
+from allranks.extras import install_command
 from allranks.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -81,10 +82,9 @@ def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
     package = (error.name or "").partition(".")[0]
     if package in ("", "allranks"):
         raise error
-    extra = "operator" if command == "operator" else "cli"
+    install = install_command("operator" if command == "operator" else "cli")
     raise click.ClickException(
-        f"allranks {command} needs the Python package {package}, which is not installed: "
-        f"pip install 'allranks[{extra}]'"
+        f"allranks {command} needs the Python package {package}, which is not installed: {install}"
     ) from error
 
 

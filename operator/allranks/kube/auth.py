@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from allranks.extras import install_command
 from allranks.kube.errors import LoginError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -242,7 +243,7 @@ class LoginProgram:
             from kubernetes import config as untyped
             from kubernetes.client import Configuration
         except ImportError as error:
-            advice = "use a context with a token or a client certificate, or pip install 'allranks[cli]'"
+            advice = f"use a context with a token or a client certificate, or {install_command('login')}"
             raise LoginError(
                 f"{title} logs in with a program, which needs the official Kubernetes client ({error}): {advice}"
             ) from error

@@ -1,0 +1,96 @@
+"""Builds the files of a release from the checked-out commit: `make dist`. docs/dev/releasing.md describes them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from dist import files, provenance
+from dist.source import ROOT, DistError, head
+
+EPILOG = """files:
+  allranks-VERSION-py3-none-any.whl, allranks-VERSION.tar.gz   the Python package
+  allranks-VERSION.tgz                                         the Helm chart
+  allranks-NAME-image-VERSION.tar                              images, for docker load
+  allranks-operator-VERSION.cdx.json                           CycloneDX: the Python packages of the operator's image
+  allranks-VERSION.provenance.json                             SLSA provenance, not signed
+  SHA256SUMS                                                   for sha256sum --check
+
+examples:
+  make dist                                     # everything
+  make dist ARGS='--images operator'            # with one image
+  make dist ARGS='--images none'                # without images: needs no docker, podman or buildah
+"""
+IMAGES = ("operator", "pytorch", "tensorflow", "horovod")
+MARK = "SHA256SUMS"
+
+
+def main() -> int:
+    options = arguments()
+    try:
+        return build(options)
+    except DistError as error:
+        print(f"dist: error: {error}", file=sys.stderr)
+        return 1
+
+
+def build(options: argparse.Namespace) -> int:
+    out: Path = options.out
+    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
+        raise DistError(f"{out} holds files of something else: choose an empty folder with --out")
+    source = head()
+    if not source.clean:
+        say(f"uncommitted changes are left out: the files are those of commit {source.commit[:12]}")
+    names = [name for name in options.images if name != "none"]
+    with tempfile.TemporaryDirectory(prefix="allranks-dist-") as name:
+        scratch = Path(name)
+        export, made = scratch / "allranks", scratch / "out"
+        made.mkdir()
+        source.export(export)
+        files.python_packages(export, made, source)
+        files.chart(export, made, source)
+        files.bill_of_materials(export, made, source, scratch)
+        skipped = files.images(names, options.base, made, source) if names else ""
+        provenance.write(made, source, [] if skipped else names, options.base)
+        files.checksums(made)
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(made, out)
+    for path in sorted(out.iterdir()):
+        print(os.path.relpath(path))
+    if skipped:
+        say(f"NO IMAGES: {skipped}. The other files are complete; --images none leaves images out on purpose")
+    return 2 if skipped else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="tools/dist.py", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", metavar="DIR", help="default: dist")
+    parser.add_argument(
+        "--images",
+        nargs="+",
+        choices=[*IMAGES, "none"],
+        default=IMAGES,
+        metavar="IMAGE",
+        help=f"any of {', '.join(IMAGES)}, or none; default: all of them",
+    )
+    parser.add_argument(
+        "--base",
+        default=files.BASE,
+        help="base of the images, best with its digest; `test` is the base that needs no registry, for tests only; "
+        "default: %(default)s",
+    )
+    return parser.parse_args()
+
+
+def say(text: str) -> None:
+    print(f"dist: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
