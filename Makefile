@@ -7,11 +7,12 @@ STAMP := $(VENV)/.installed
 DOCS := build/docs-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check lint generate verify docs docs-serve bench recovery golden controlplane images cluster \
+.PHONY: help demo test test-all check lint generate verify docs docs-serve dist bench recovery golden controlplane images cluster \
   cluster-down e2e clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\nThe targets install allranks into %s. To use it:\n  export PATH="$$PWD/%s:$$PATH"\n' $(VENV) $(BIN)
 
 $(STAMP): pyproject.toml images/operator/requirements.txt
 	@tools/venv.sh $(VENV) $(PYTHON) dev
@@ -52,6 +53,9 @@ docs: $(DOCS)/.installed ## Build the documentation as a web site in build/site;
 
 docs-serve: $(DOCS)/.installed ## Serve the documentation at http://127.0.0.1:8000, rebuilt at every change
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve
+
+dist: ## Build the files of a release in dist/ (docs/dev/releasing.md); ARGS='--images none'
+	@$(PYTHON) tools/dist.py $(ARGS)
 
 golden: $(STAMP) ## Rewrite the golden files; review the difference before you commit it
 	@$(BIN)/python -m pytest -q tests/model/golden --update-golden

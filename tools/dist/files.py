@@ -15,6 +15,7 @@ from dist.source import ROOT, DistError, Source
 TOOLS = ("images/operator/build-requirements.txt", "tools/dist/requirements.txt")
 """Pinned with hashes: what builds the wheel, and what describes it."""
 OPERATOR = "images/operator/requirements.txt"
+SUMS = "SHA256SUMS"
 BASE = "python:3.12-slim-bookworm"
 
 
@@ -56,12 +57,10 @@ def images(names: Sequence[str], base: str, out: Path, source: Source) -> str:
     return done.stderr.strip().splitlines()[-1].removeprefix("images: error: ") if done.returncode else ""
 
 
-def checksums(out: Path) -> Path:
-    """SHA256SUMS, for `sha256sum --check`."""
+def checksums(out: Path) -> None:
+    """For `sha256sum --check`."""
     text = "".join(f"{digest(path)}  {path.name}\n" for path in sorted(out.iterdir()))
-    file = out / "SHA256SUMS"
-    file.write_text(text)
-    return file
+    (out / SUMS).write_text(text)
 
 
 def digest(path: Path) -> str:

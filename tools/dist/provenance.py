@@ -20,8 +20,8 @@ MATERIALS = ("images/*/*requirements*.txt", "images/horovod/source.txt", "tools/
 """Committed files that pin what a build downloads."""
 
 
-def write(out: Path, source: Source, images: Sequence[str], base: str) -> Path:
-    """Describes every file in `out`. The content depends on the commit, the options and the versions of the tools only."""
+def write(out: Path, source: Source, images: Sequence[str], base: str) -> None:
+    """Describes every file in `out`. The content depends only on the commit, the options and the version of Python."""
     file = out / f"allranks-{source.version}.provenance.json"
     subjects = [{"name": path.name, "digest": {"sha256": digest(path)}} for path in sorted(out.iterdir())]
     statement = {
@@ -31,7 +31,7 @@ def write(out: Path, source: Source, images: Sequence[str], base: str) -> Path:
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
-                "externalParameters": {"command": "make dist", "images": list(images), "base": base},
+                "externalParameters": {"command": "make dist", "images": list(images), **({"base": base} if images else {})},
                 "internalParameters": {"SOURCE_DATE_EPOCH": source.epoch, "python": platform.python_version()},
                 "resolvedDependencies": [commit(source), *materials()],
             },
@@ -39,7 +39,6 @@ def write(out: Path, source: Source, images: Sequence[str], base: str) -> Path:
         },
     }
     file.write_text(json.dumps(statement, indent=2) + "\n")
-    return file
 
 
 def commit(source: Source) -> dict[str, Any]:
