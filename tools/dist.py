@@ -55,12 +55,12 @@ def build(options: argparse.Namespace) -> int:
         made.mkdir()
         export = scratch / "allranks"
         source.export(export)
-        files.python_packages(export, made, source)
-        files.chart(export, made, source)
-        files.bill_of_materials(export, made, source, scratch)
         missing = files.images(names, options.base, made, source) if names else "--images none"
         if missing and options.images and names:
             raise DistError(f"no images: {missing}")
+        files.python_packages(export, made, source)
+        files.chart(export, made, source)
+        files.bill_of_materials(export, made, source, scratch)
         provenance.write(made, source, [] if missing else names, options.base)
         files.checksums(made)
         shutil.rmtree(out, ignore_errors=True)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,19 @@ ROOT = Path(__file__).parents[2]
 WHEEL = f"allranks-{__version__}-py3-none-any.whl"
 CHART = f"allranks-{__version__}.tgz"
 PROVENANCE = f"allranks-{__version__}.provenance.json"
+SDIST = f"allranks-{__version__}.tar.gz"
 BILL = f"allranks-operator-{__version__}.cdx.json"
 
 
-def git(folder: Path, *arguments: str) -> str:
+def nightly(test: Any) -> Any:
+    """Installs the packages of the operator's image: a minute."""
+    return pytest.mark.slow(pytest.mark.nightly(test))
+
+
+def git(folder: Path, *arguments: str, **variables: str) -> str:
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    environment = os.environ | variables
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=60)
     return done.stdout.strip()
 
 
@@ -41,18 +49,7 @@ def clone(folder: Path, umask: int) -> Path:
             (folder / name).chmod((ROOT / name).stat().st_mode & ~umask)
     git(folder, "add", "--all")
     date = {"GIT_AUTHOR_DATE": "@1700000000 +0000", "GIT_COMMITTER_DATE": "@1700000000 +0000"}
-    command = [
-        "git",
-        "-c",
-        "user.name=a",
-        "-c",
-        "user.email=a@example.com",
-        "commit",
-        "--quiet",
-        "--allow-empty",
-        "-mx",
-    ]
-    subprocess.run(command, cwd=folder, env=os.environ | date, check=True, timeout=60)
+    git(folder, "commit", "--quiet", "--allow-empty", "-mx", **date)
     return folder
 
 
@@ -75,6 +72,29 @@ def dist(folder: Path, *arguments: str, umask: int = 0o022, **variables: str) ->
     )
 
 
+@pytest.mark.slow
+def test_the_package_and_the_chart_depend_only_on_the_commit(tmp_path):
+    """The quick part of the next test."""
+    program = """
+import pathlib, sys
+sys.path.insert(0, "tools")
+from dist import files, source
+folder, found = pathlib.Path(sys.argv[1]), source.head()
+found.export(folder / "allranks")
+files.python_packages(folder / "allranks", folder, found)
+files.chart(folder / "allranks", folder, found)
+"""
+    made = []
+    for name, umask, zone in (("a", 0o022, "UTC"), ("b", 0o077, "Asia/Tokyo")):
+        folder = tmp_path / name
+        folder.mkdir()
+        command = [sys.executable, "-c", program, str(folder)]
+        subprocess.run(command, cwd=ROOT, env=os.environ | {"TZ": zone}, umask=umask, check=True, timeout=280)
+        made.append({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
+    assert set(made[0]) == {WHEEL, SDIST, CHART}
+    assert made[0] == made[1]
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     helm.built("helm")
@@ -85,7 +105,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "dist"
 
 
-@pytest.mark.slow
+@nightly
 def test_two_builds_of_a_commit_are_the_same(made, tmp_path):
     folder = clone(tmp_path / "elsewhere", 0o077)
     done = dist(folder, "--images", "none", umask=0o077, TZ="Asia/Tokyo", LC_ALL="C", SOURCE_DATE_EPOCH="1")
@@ -96,17 +116,15 @@ def test_two_builds_of_a_commit_are_the_same(made, tmp_path):
     assert set(first) == set(second)
 
 
-@pytest.mark.slow
+@nightly
 def test_the_files_of_a_release(made):
-    assert {path.name for path in made.iterdir()} == {
-        WHEEL, CHART, PROVENANCE, BILL, f"allranks-{__version__}.tar.gz", "SHA256SUMS"
-    }  # fmt: skip
+    assert {path.name for path in made.iterdir()} == {WHEEL, SDIST, CHART, PROVENANCE, BILL, "SHA256SUMS"}
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=made, check=True, timeout=30)
     listed = {line.split()[1] for line in (made / "SHA256SUMS").read_text().splitlines()}
     assert listed == {path.name for path in made.iterdir()} - {"SHA256SUMS"}
 
 
-@pytest.mark.slow
+@nightly
 def test_provenance_names_the_commit_and_the_digest_of_every_file(made):
     statement = json.loads((made / PROVENANCE).read_text())
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
@@ -121,7 +139,7 @@ def test_provenance_names_the_commit_and_the_digest_of_every_file(made):
     assert pinned["images/operator/requirements.txt"] == hashlib.sha256(requirements.read_bytes()).hexdigest()
 
 
-@pytest.mark.slow
+@nightly
 def test_the_bill_of_materials_has_the_packages_of_the_image_and_no_path(made):
     text = (made / BILL).read_text()
     bill = json.loads(text)
@@ -134,7 +152,7 @@ def test_the_bill_of_materials_has_the_packages_of_the_image_and_no_path(made):
     assert str(made.parent) not in text
 
 
-@pytest.mark.slow
+@nightly
 def test_the_archive_of_the_chart_installs_the_operator_of_its_version(made, tmp_path):
     program = helm.Helm(helm.built("helm"), tmp_path)
     assert f"ghcr.io/allranks/operator:{__version__}" in program("template", "allranks", str(made / CHART))
@@ -165,13 +183,10 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path):
 
 
 @pytest.mark.slow
-def test_images_that_were_asked_for_and_cannot_be_built_are_an_error(made):
-    folder = made.parent
+def test_images_that_were_asked_for_and_cannot_be_built_are_an_error(tmp_path):
+    folder = clone(tmp_path / "allranks", 0o022)
     (folder / "untracked").touch()
-    try:
-        done = dist(folder, "--images", "operator")
-    finally:
-        (folder / "untracked").unlink()
+    done = dist(folder, "--images", "operator")
     assert done.returncode == 1
     reason = "there are uncommitted changes or untracked files, which the images would contain"
     assert done.stderr.endswith(f"dist: error: no images: {reason}\n")
