@@ -61,14 +61,16 @@ def build(options: argparse.Namespace) -> int:
         files.python_packages(export, made, source)
         files.chart(export, made, source)
         files.bill_of_materials(export, made, source, scratch)
-        provenance.write(made, source, [] if missing else names, options.base)
+        built = [name for name in names if files.archive(made, name, source).exists()]
+        provenance.write(made, source, built, options.base)
         files.checksums(made)
         shutil.rmtree(out, ignore_errors=True)
         shutil.move(made, out)
     for path in sorted(out.iterdir()):
         print(os.path.relpath(path))
     if missing:
-        say(f"NO IMAGES: {missing}")
+        left_out = [name for name in IMAGES if name not in built]
+        say(f"WITHOUT THE IMAGES {', '.join(left_out)}: {missing}")
     return 0
 
 

@@ -51,10 +51,13 @@ def images(names: Sequence[str], base: str, out: Path, source: Source) -> str:
     for stamp in out.glob("*.tar.id"):
         stamp.unlink()
     for name in names:
-        archive = out / f"{name}.tar"
-        if archive.exists():
-            archive.rename(out / f"allranks-{name}-image-{source.version}.tar")
+        if (out / f"{name}.tar").exists():
+            (out / f"{name}.tar").rename(archive(out, name, source))
     return done.stderr.strip().splitlines()[-1].removeprefix("images: error: ") if done.returncode else ""
+
+
+def archive(out: Path, image: str, source: Source) -> Path:
+    return out / f"allranks-{image}-image-{source.version}.tar"
 
 
 def checksums(out: Path) -> None:
