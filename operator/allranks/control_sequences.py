@@ -1,8 +1,17 @@
-"""Removes terminal control sequences from untrusted text before it is printed."""
+"""Removes terminal control sequences and invisible characters from untrusted text before it is printed."""
 
 from __future__ import annotations
 
 import re
+
+INVISIBLE = (
+    "\u2028\u2029"  # line separators
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional controls, which reorder the rest of a line
+    "\u00ad\u180e\u200b-\u200d\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb"  # zero width, and deprecated formats
+    "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"  # formats, tags
+)
+"""Characters that are not displayed, for a character class of a regular expression: two names that look equal may
+differ in them, and the order on the screen may not be that of the text (https://trojansource.codes)."""
 
 _SEQUENCE = re.compile(
     # Strings: titles, links, the clipboard, device control. \x80-\x9f are the one-character forms of ESC sequences.
@@ -10,7 +19,7 @@ _SEQUENCE = re.compile(
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor movements
     r"|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-    r"|[\u2028-\u202e\u2066-\u2069]"  # line separators, and bidirectional controls, which reorder the rest of a line
+    rf"|[{INVISIBLE}]"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _OPEN_COLOUR = re.compile(r"\x1b\[(?!0?m)[0-9;:]*m[^\x1b\n]*(?=\n|\Z)")

@@ -25,7 +25,9 @@ def install_command(extra: Extra) -> str:
     return f"{found[0] if found else 'pip install'} {_requirement(extra)}"
 
 
-def _requirement(extra: Extra) -> str:
+def _requirement(extra: str) -> str:
+    if extra == "login":
+        extra = "cli,login"  # the tools above install no other extra than the named ones
     try:
         recorded = metadata.distribution("allranks").read_text("direct_url.json")
     except metadata.PackageNotFoundError:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from support.builders import manifest
-from support.commands import Commands, JobOnCluster, condition, failure, stamp
+from support.commands import Commands, JobOnCluster, condition, failure, kubeconfig_of_service_account, stamp
 
 RUNNING = {"ready": "3/3", "restarts": {"counted": 1}, "progress": {"summary": "120/900 13%", "eta": "3m"}}
 
@@ -218,16 +218,7 @@ def test_a_missing_job_names_the_namespace_that_has_it(control_plane, namespace)
 
 
 def test_a_forbidden_request_names_the_missing_role(control_plane, namespace, tmp_path):
-    api = control_plane.api
-    token = api.request(
-        "POST",
-        f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token",
-        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
-    )["status"]["token"]
-    config = yaml.safe_load(control_plane.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token}
-    (tmp_path / "config").write_text(yaml.safe_dump(config))
-    stranger = Commands(tmp_path / "config", namespace)
+    stranger = Commands(kubeconfig_of_service_account(control_plane, namespace, tmp_path), namespace)
     result = stranger("get")
     assert result.exit_code == 1
     assert result.stderr == (
@@ -236,6 +227,7 @@ def test_a_forbidden_request_names_the_missing_role(control_plane, namespace, tm
     )
     everywhere = stranger("get", "-A")
     assert "may not list distributedtrainings in all namespaces, or name one with -n: ask" in everywhere.stderr
+    config = yaml.safe_load((tmp_path / "config").read_text())
     config["users"][0]["user"] = {"token": "wrong"}
     (tmp_path / "config").write_text(yaml.safe_dump(config))
     assert "does not accept your credentials: log in again" in stranger("get").stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -120,6 +121,45 @@ def test_only_the_current_attempt_is_read_by_default(allranks, job, kubelet, nam
         kubelet.write(namespace, pod, f"of attempt {attempt}")
     assert allranks("logs", "penguins").stdout == "master-0 | of attempt 1\n"
     assert allranks("logs", "penguins", "--attempt", "0").stdout == "master-0 | of attempt 0\n"
+
+
+def test_all_attempts_are_read_and_deleted_ones_are_reported(allranks, job, kubelet, namespace):
+    job.status(attempt=3)
+    for attempt in (1, 3):
+        pod = job.pods(kubelet.node, attempt=attempt)[0]
+        job.run(pod)
+        kubelet.write(namespace, pod, f"of attempt {attempt}", at=at(attempt))
+    result = allranks("logs", "penguins", "--all-attempts", "--rank", "0")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "master-0 attempt 1 | of attempt 1\nmaster-0 attempt 3 | of attempt 3\n",
+    )
+    assert result.stderr == (
+        "2 earlier attempts: no logs, because a restart deletes the pods: allranks describe penguins prints the last "
+        "lines of the rank that failed\n"
+    )
+    both = allranks("logs", "penguins", "--all-attempts", "--attempt", "1")
+    assert (both.exit_code, "specify either --attempt or --all-attempts" in both.stderr) == (2, True)
+
+
+def test_lines_as_json(allranks, job, kubelet, namespace):
+    job.status(attempt=1)
+    (old, *_), (master, worker, other) = job.pods(kubelet.node), job.pods(kubelet.node, attempt=1)
+    job.run(old, master, worker, other)
+    kubelet.write(namespace, old, "old", at=at(1))
+    kubelet.write(namespace, worker, "loss \x1b[31m1\u202e", at=at(2))
+    kubelet.write(namespace, other, "not selected", at=at(3))
+    result = allranks("logs", "penguins", "--all-attempts", "-o", "json", "--index", "0")
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    expected = [
+        {"role": "master", "index": 0, "rank": None, "attempt": 0, "line": "old"},
+        {"role": "worker", "index": 0, "rank": 1, "attempt": 1, "line": "loss \x1b[31m1\u202e"},
+    ]
+    times = [datetime.fromisoformat(line.pop("time")) for line in found]
+    assert found == expected
+    assert times == [at(1), at(2)]
+    several = allranks("logs", "penguins", "--index", "0", "--index", "1", "--role", "worker")
+    assert [line.split()[0] for line in several.stdout.splitlines()] == ["worker-0", "worker-1"]
 
 
 def test_follow_waits_for_ranks_survives_a_restart_and_ends_with_the_job(allranks, job, kubelet, namespace):

@@ -171,6 +171,20 @@ class JobOnCluster:
         self.api.patch("Pod", self.namespace, pod, {"status": status}, "status")
 
 
+def kubeconfig_of_service_account(control_plane: Any, namespace: str, folder: Path) -> Path:
+    """A kubeconfig with the token of the namespace's default service account, which has no rights for jobs."""
+    token = control_plane.api.request(
+        "POST",
+        f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token",
+        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
+    )["status"]["token"]
+    config = yaml.safe_load(control_plane.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    file = folder / "config"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
 def failure(**fields: Any) -> Manifest:
     """`status.lastFailure`."""
     defaults = {

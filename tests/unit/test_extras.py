@@ -59,7 +59,7 @@ def test_a_copy_that_no_installer_recorded_is_installed_from_a_clone(monkeypatch
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", missing)
-    assert extras.install_command("login") == "pip install '.[login]' in a clone of allranks"
+    assert extras.install_command("login") == "pip install '.[cli,login]' in a clone of allranks"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import click
 
-from allranks.cli.main import COMMANDS, SECTIONS, LazyGroup, cli
+from allranks.cli.main import IN_PODS, SECTIONS, LazyGroup, cli
 
 from .table import table
 
@@ -21,10 +21,8 @@ kubectl plugin: `kubectl allranks COMMAND`. The guides [allranks run](../guides/
 
 
 def page() -> str:
-    grouped = {name for names in SECTIONS.values() for name in names}
-    sections = {**SECTIONS, "In pods": tuple(name for name in COMMANDS if name not in grouped)}
     parts = [HEAD]
-    for title, names in sections.items():
+    for title, names in {**SECTIONS, "In pods": IN_PODS}.items():
         parts.append(f"## {title}\n")
         parts += [described(name) for name in names]
     return "\n".join(parts)

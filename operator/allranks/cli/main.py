@@ -7,8 +7,10 @@ import sys
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from allranks.cli.safe_output import guard_output
+from allranks.cli.suggestions import SuggestingGroup
 from allranks.extras import install_command
 from allranks.version import __version__
 
@@ -20,7 +22,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "render": ("allranks.cli.commands.render:render", "Print the objects that the operator creates for a job."),
     "submit": ("allranks.cli.commands.submit:submit", "Create jobs on a cluster."),
     "get": ("allranks.cli.commands.get:get", "Print jobs as a table, YAML or JSON; watch them."),
-    "list": ("allranks.cli.commands.list:list_", "Print the jobs of a namespace."),
     "describe": ("allranks.cli.commands.describe:describe", "Show details of a job: ranks, last failure, events."),
     "top": ("allranks.cli.commands.top:top", "Show live progress, rates, ranks and goodput of jobs."),
     "report": ("allranks.cli.commands.report:report", "Print a one-page report on a job, as text, HTML or JSON."),
@@ -30,34 +31,64 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resume": ("allranks.cli.commands.resume:resume", "Resume suspended jobs."),
     "scale": ("allranks.cli.commands.scale:scale", "Change the number of workers of a job."),
     "delete": ("allranks.cli.commands.delete:delete", "Delete jobs and everything they own."),
-    "operator": ("allranks.cli.commands.operator:operator", "Run the operator, which runs the jobs of a cluster."),
-    "inject": (
-        "allranks.cli.commands.inject:inject",
-        "Copy the in-pod helpers into a directory, for init containers.",
-    ),
+    "doctor": ("allranks.cli.commands.doctor:doctor", "Find what is missing on this machine and on the cluster."),
+    "completion": ("allranks.cli.commands.completion:completion", "Print the completion script of a shell."),
+    "version": ("allranks.cli.commands.version:version", "Print the versions of allranks and Python."),
 }
 """Name -> (module:attribute, one-line help). The module is imported when the command is used."""
+
+HIDDEN = {
+    "list": "allranks.cli.commands.get:get",
+    "operator": "allranks.cli.commands.operator:operator",
+    "inject": "allranks.cli.commands.inject:inject",
+}
+"""Name -> module:attribute of commands that the help does not list: programs of pods, and another name of get."""
+
+IN_PODS = ("operator", "inject")
+"""Commands that images and the chart run. The reference describes them."""
 
 SECTIONS = {
     "On this machine": ("run", "runs", "validate", "convert", "render"),
     "On a cluster": (
-        *("submit", "get", "list", "describe", "top", "report", "logs", "wait"),
+        *("submit", "get", "describe", "top", "report", "logs", "wait"),
         *("suspend", "resume", "scale", "delete"),
     ),
+    "About allranks": ("doctor", "completion", "version"),
 }
-"""Groups in the help. The other commands run in pods."""
+"""Groups in the help."""
+
+SYNONYMS = {
+    **dict.fromkeys(("ls", "ps", "jobs", "queue"), "get"),
+    **dict.fromkeys(("apply", "create", "sbatch"), "submit"),
+    **dict.fromkeys(("start", "train", "launch", "exec"), "run"),
+    **dict.fromkeys(("rm", "remove", "cancel", "kill", "scancel"), "delete"),
+    **dict.fromkeys(("stop", "pause"), "suspend"),
+    **dict.fromkeys(("status", "show", "explain"), "describe"),
+    **dict.fromkeys(("lint", "check"), "validate"),
+    **dict.fromkeys(("diagnose", "info", "env", "collect-env"), "doctor"),
+    "continue": "resume",
+    "template": "render",
+    "attach": "logs",
+    "follow": "logs",
+    "watch": "top",
+    "help": "--help",
+    "completions": "completion",
+}
 
 
-class LazyGroup(click.Group):
+class LazyGroup(SuggestingGroup):
     """Imports a command only to run it or to print its help."""
+
+    synonyms = SYNONYMS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        target = HIDDEN.get(cmd_name) or COMMANDS.get(cmd_name, ("", ""))[0]
+        if not target:
             return None
-        module, name = COMMANDS[cmd_name][0].split(":")
+        module, name = target.split(":")
         try:
             command: click.Command = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
@@ -71,11 +102,14 @@ class LazyGroup(click.Group):
             _explain(ctx.invoked_subcommand or "", error)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        grouped = {name for names in SECTIONS.values() for name in names}
-        rest = tuple(name for name in COMMANDS if name not in grouped)
-        for title, names in (*SECTIONS.items(), ("In pods", rest)):
+        for title, names in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completes command names without importing the commands: a Tab must be fast."""
+        names = [CompletionItem(name, help=COMMANDS[name][1]) for name in COMMANDS if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
@@ -83,7 +117,7 @@ def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
     package = (error.name or "").partition(".")[0]
     if package in ("", "allranks"):
         raise error
-    install = install_command("operator" if command == "operator" else "cli")
+    install = install_command("operator" if command.startswith("operator") else "cli")
     raise click.ClickException(
         f"allranks {command} needs the Python package {package}, which is not installed: {install}"
     ) from error
@@ -97,6 +131,11 @@ Examples:
   allranks render job.yaml | kubectl apply --dry-run=server -f -
   allranks submit job.yaml --logs
   allranks get -w
+  allranks doctor
+\b
+Documentation:
+  docs/index.md in the source of allranks; `make docs` builds it as a web site.
+  If something does not work: allranks doctor, and docs/guides/troubleshooting.md.
 """
 
 

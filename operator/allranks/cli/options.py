@@ -10,12 +10,14 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from allranks.api.job import GROUP, KIND, PLURAL
+from allranks.cli.completers import complete_contexts, complete_files, complete_namespaces
 from allranks.cli.format import duration
+from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.paths import job_path
@@ -38,8 +40,16 @@ def files_argument(command: Callable[..., None]) -> Callable[..., None]:
             raise click.UsageError("no manifest given: specify a FILE, or - for standard input.")
         command(files=(*files, *filenames), **options)
 
-    option = click.option("-f", "--filename", "filenames", multiple=True, metavar="FILE", help="The same as FILE.")
-    return click.argument("files", nargs=-1, metavar="FILE...")(option(with_files))
+    option = click.option(
+        "-f",
+        "--filename",
+        "filenames",
+        multiple=True,
+        metavar="FILE",
+        help="The same as FILE.",
+        shell_complete=complete_files,
+    )
+    return click.argument("files", nargs=-1, metavar="FILE...", shell_complete=complete_files)(option(with_files))
 
 
 set_option = click.option(
@@ -91,11 +101,23 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 _CLUSTER_OPTIONS = (
-    click.option("-n", "--namespace", metavar="NAME", help="The namespace. [default: that of the context, or default]"),
-    click.option("--context", metavar="NAME", help="The kubeconfig context. [default: the current context]"),
+    click.option(
+        "-n",
+        "--namespace",
+        metavar="NAME",
+        help="The namespace. [default: that of the context, or default]",
+        shell_complete=complete_namespaces,
+    ),
+    click.option(
+        "--context",
+        metavar="NAME",
+        help="The kubeconfig context. [default: the current context]",
+        shell_complete=complete_contexts,
+    ),
     click.option(
         "--kubeconfig",
         metavar="FILE",
+        shell_complete=complete_files,
         help="The kubeconfig file. [default: $KUBECONFIG, ~/.kube/config, or the pod's service account]",
     ),
 )
@@ -186,30 +208,58 @@ async def with_suggestion(cluster: Cluster, name: str, error: ClusterError) -> C
     return ClusterError(f"there is no job {name} in namespace {cluster.namespace}{hint}", 404, "NotFound")
 
 
+object_output_option = click.option(
+    "-o", "--output", type=click.Choice(OBJECT_OUTPUTS), help="Print the jobs in this format, as they are at the end."
+)
+
+
+class Changed(NamedTuple):
+    """The result of changing a job: the line for a person, and the job afterwards for a program."""
+
+    line: str
+    job: Manifest
+
+
 async def for_each_job(
     cluster: Cluster,
-    names: Iterable[str],
-    change: Callable[[Manifest], Awaitable[str]],
+    names: Sequence[str],
+    change: Callable[[Manifest], Awaitable[Changed]],
+    output: str | None,
     *,
+    single: bool | None = None,
     ignore_not_found: bool = False,
 ) -> int:
-    """Calls `change` for one job after the other and prints its result. An error does not stop the rest."""
+    """Calls `change` for one job after the other and prints the results. An error does not stop the rest.
+
+    `single`: print the job itself and not a List. Default: if one job is named.
+    """
     status = OK
+    jobs: list[Manifest] = []
     for name in names:
         try:
-            click.echo(await change(await get_job(cluster, name)))
+            changed = await change(await get_job(cluster, name))
+            jobs.append(changed.job)
+            if not output:
+                click.echo(changed.line)
         except ClusterError as error:
             if error.status == 404 and ignore_not_found:
                 continue
             print_error(await with_suggestion(cluster, name, error))
             status = FAILED
+    print_jobs(jobs, output, single=len(names) == 1 if single is None else single)
     return status
 
 
-async def patch_job(cluster: Cluster, name: str, spec: dict[str, Any], subresource: str = "") -> None:
-    """Merges `spec` into the spec of the job, or of a subresource such as scale."""
+def print_jobs(jobs: Sequence[Manifest], output: str | None, *, single: bool) -> None:
+    """Prints nothing without `output`, and nothing in place of the one job that does not exist."""
+    if output and (jobs or not single):
+        click.echo(render_objects(jobs, output, single=single), nl=False)
+
+
+async def patch_job(cluster: Cluster, name: str, spec: dict[str, Any], subresource: str = "") -> Manifest:
+    """Merges `spec` into the spec of the job, or of a subresource such as scale. Returns what was changed."""
     path = job_path(cluster.namespace, name, subresource)
-    await cluster.request("PATCH", path, {"fieldManager": "allranks"}, {"spec": spec})
+    return await cluster.request("PATCH", path, {"fieldManager": "allranks"}, {"spec": spec})
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------

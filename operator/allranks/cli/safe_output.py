@@ -27,8 +27,11 @@ def guard_output() -> None:
 
 
 def use_colour(stream: TextIO) -> bool:
-    """Whether text on this stream may have colours: a terminal, without NO_COLOR in the environment."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+    """Whether text on this stream may have colours: a terminal that has them, without NO_COLOR in the environment.
+
+    This is the only decision: streams and consoles remove colours wherever it is False (https://no-color.org).
+    """
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def console(stream: TextIO, colour: bool) -> Console:
@@ -43,7 +46,7 @@ def console(stream: TextIO, colour: bool) -> Console:
                 if segment.control:
                     yield segment
                 else:
-                    yield Segment(clean_text(segment.text, colour), segment.style)
+                    yield Segment(clean_text(segment.text, colour), segment.style if colour else None)
 
     unguarded = stream.stream if isinstance(stream, _GuardedStream) else stream
     return GuardedConsole(file=unguarded, no_color=not colour, highlight=False, markup=False)

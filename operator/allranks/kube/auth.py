@@ -1,28 +1,27 @@
 """The address of the API server and the credentials for it, from a pod's service account or from a kubeconfig.
 
-Tokens and certificates are read here. The official client is imported only for a kubeconfig user that logs in with a
-program (`exec`) or a provider: it runs the program and renews the token.
+Tokens, certificates and login programs (`exec`) are handled here. The official client is imported only for a kubeconfig
+user with an `auth-provider`, the older way to log in, which kubectl supports for OIDC.
 """
 
 from __future__ import annotations
 
-import atexit
 import base64
 import contextlib
 import logging
 import os
 import ssl
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
 from allranks.extras import install_command
+from allranks.kube import kubeconfig as kubeconfigs
+from allranks.kube.client_certificate import ClientCertificate, check_readable
 from allranks.kube.errors import LoginError
+from allranks.kube.exec_login import ExecLogin
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60
@@ -55,8 +54,7 @@ class Connection:
     ca_file: str | None = None
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
-    client_certificate: tuple[str, str] | None = None
-    """(certificate file, key file)"""
+    client_certificate: ClientCertificate | None = field(default=None, repr=False)
     ca_data: str | None = field(default=None, repr=False)
     verify: bool = True
     server_name: str | None = None
@@ -68,14 +66,32 @@ class Connection:
     context: str = ""
     """The kubeconfig's context, if there is one."""
     _read_at: float = field(default=float("-inf"), repr=False)
+    _tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
 
     def headers(self) -> dict[str, str]:
-        """The current authorization. Blocks while a login program runs, once per lifetime of its token."""
+        """The current authorization. Blocks while a login program runs, once per lifetime of its token.
+
+        Raises LoginError.
+        """
         if self.credentials:
-            return self.credentials.headers()
+            headers = self.credentials.headers()
+            self._renew_certificate()
+            return headers
         if self.token_file and time.monotonic() - self._read_at > TOKEN_SECONDS:
-            self.token, self._read_at = self.token_file.read_text().strip(), time.monotonic()
+            try:
+                self.token, self._read_at = self.token_file.read_text().strip(), time.monotonic()
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
+                raise LoginError(f"the token file {self.token_file} cannot be read: {why}") from error
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def _renew_certificate(self) -> None:
+        """Connections from now on use the certificate that the login program printed last."""
+        renewed = self.credentials.certificate if isinstance(self.credentials, ExecLogin) else None
+        if renewed and renewed != self.client_certificate:
+            self.client_certificate = renewed
+            if self._tls:
+                renewed.load(self._tls)
 
     def forget_token(self) -> None:
         """The API server rejected it: obtain a new one for the next request."""
@@ -88,16 +104,26 @@ class Connection:
         if not self.url.startswith("https"):
             return False
         try:
-            context = ssl.create_default_context(cafile=self.ca_file, cadata=self.ca_data)
+            context = self._trusting()
             if self.client_certificate:
-                context.load_cert_chain(*self.client_certificate)
-        except (OSError, ssl.SSLError, ValueError) as error:
+                self.client_certificate.load(context)
+        except LoginError as error:
             raise LoginError(f"the certificates for {self.url} cannot be read: {error}") from error
         # As kubectl: the authorities of many clusters have no key identifier, which Python 3.13 requires.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if not self.verify:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        self._tls = context
         return context
+
+    def _trusting(self) -> ssl.SSLContext:
+        if self.ca_file:
+            check_readable("certificate-authority", self.ca_file)
+        try:
+            return ssl.create_default_context(cafile=self.ca_file, cadata=self.ca_data)
+        except (OSError, ValueError) as error:
+            what = f"certificate-authority {self.ca_file}" if self.ca_file else "certificate-authority-data"
+            raise LoginError(f"{what} is not a certificate in PEM format: {error}") from error
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer_pod: bool = True) -> Connection:
@@ -109,19 +135,29 @@ def connect(kubeconfig: str | None = None, context: str | None = None, *, prefer
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
     if prefer_pod and in_pod and not named and not context:
         return _service_account()
-    named = named or str(Path.home() / ".kube" / "config")
-    files = [Path(file).expanduser() for file in named.split(os.pathsep) if file]
-    present = [file for file in files if file.exists()]
+    present = kubeconfig_files(kubeconfig)
     if present:
-        return _kubeconfig(present, context)
+        return _from_context(kubeconfigs.read(present, context))
     if kubeconfig:
         raise LoginError(f"--kubeconfig {kubeconfig}: there is no such file")
     if in_pod and not prefer_pod:
         return _service_account()
+    named = named or _default_kubeconfig()
     raise NotConfigured(
         f"no cluster is configured: there is no {named}, and this is not a pod: "
         "give --kubeconfig FILE, or set KUBECONFIG"
     )
+
+
+def kubeconfig_files(kubeconfig: str | None) -> list[Path]:
+    """The existing files of `--kubeconfig`, $KUBECONFIG or ~/.kube/config."""
+    named = kubeconfig or os.environ.get("KUBECONFIG") or _default_kubeconfig()
+    files = [Path(file).expanduser() for file in named.split(os.pathsep) if file]
+    return [file for file in files if file.exists()]
+
+
+def _default_kubeconfig() -> str:
+    return str(Path.home() / ".kube" / "config")
 
 
 def own_namespace() -> str:
@@ -143,89 +179,84 @@ def _service_account() -> Connection:
     )
 
 
-def _kubeconfig(files: Sequence[Path], wanted: str | None) -> Connection:
-    chain = os.pathsep.join(map(str, files))
-    current, contexts, clusters, users = _merged(files)
-    name = wanted or current
-    if name not in contexts:
-        raise LoginError(f"there is no context {name} in {chain}: there are {', '.join(sorted(contexts))}")
-    context = contexts[name]
-    cluster, user = clusters.get(context.get("cluster", ""), {}), users.get(context.get("user", ""), {})
-    if "server" not in cluster:
-        raise LoginError(f"{chain}: context {name}: cluster {context.get('cluster')} has no server")
-    credentials: LoginProgram | None = None
-    if not _LOGIN.isdisjoint(user) and not (user.get("token") or user.get("tokenFile")):
-        credentials = LoginProgram(chain, name)
+def _from_context(context: kubeconfigs.Context) -> Connection:
+    cluster, user = context.cluster, context.user
+    credentials = _credentials(context)
+    ca = context.data(cluster, "certificate-authority")
     try:
-        ca = cluster.get("certificate-authority-data")
-        return Connection(
-            str(cluster["server"]).rstrip("/"),
-            None if ca else cluster.get("certificate-authority"),
-            user.get("token"),
-            token_file=Path(user["tokenFile"]) if user.get("tokenFile") else None,
-            client_certificate=credentials.certificate if credentials else _certificate(user),
-            ca_data=base64.b64decode(ca).decode() if ca else None,
-            verify=not cluster.get("insecure-skip-tls-verify", False),
-            server_name=cluster.get("tls-server-name"),
-            proxy=cluster.get("proxy-url"),
-            credentials=credentials,
-            namespace=context.get("namespace") or "default",
-            context=name,
-        )
-    except (OSError, ValueError, TypeError) as error:
-        raise LoginError(f"{chain} is not a kubeconfig that can be used: {error}") from error
+        authority = ca.decode("ascii") if ca else None
+    except UnicodeDecodeError as error:
+        raise LoginError(f"{context.title}: certificate-authority-data is not a certificate in PEM format") from error
+    certificate = credentials.certificate if isinstance(credentials, ExecLogin | ProviderLogin) else None
+    return Connection(
+        context.server,
+        None if ca else cluster.get("certificate-authority"),
+        user.get("token"),
+        token_file=Path(user["tokenFile"]) if user.get("tokenFile") else None,
+        client_certificate=certificate or _certificate(context),
+        ca_data=authority,
+        verify=not cluster.get("insecure-skip-tls-verify", False),
+        server_name=cluster.get("tls-server-name"),
+        proxy=cluster.get("proxy-url"),
+        credentials=credentials,
+        namespace=context.namespace,
+        context=context.name,
+    )
 
 
-_LOGIN = {"exec", "auth-provider", "username"}
-"""Keys of a kubeconfig user whose credentials the official client obtains."""
-_PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
-_Entries = dict[str, dict[str, Any]]
+def _credentials(context: kubeconfigs.Context) -> Credentials | None:
+    """What the user logs in with; None for a token or a client certificate. Raises LoginError."""
+    user = context.user
+    if user.get("token") or user.get("tokenFile"):
+        return None
+    if user.get("exec"):
+        return ExecLogin(context)
+    if user.get("auth-provider"):
+        return ProviderLogin(context)
+    if user.get("username"):
+        return Password(user["username"], user.get("password") or "")
+    return None
 
 
-def _merged(files: Sequence[Path]) -> tuple[str, _Entries, _Entries, _Entries]:
-    """(current context, contexts, clusters, users), as kubectl merges files: the first that sets a name wins."""
-    current = ""
-    entries: dict[str, _Entries] = {"context": {}, "cluster": {}, "user": {}}
-    for file in files:
-        try:
-            config = yaml.safe_load(file.read_text()) or {}
-            current = current or config.get("current-context") or ""
-            for kind, found in entries.items():
-                for item in config.get(f"{kind}s") or ():
-                    entry = dict(item.get(kind) or {})
-                    # Relative paths are relative to their file.
-                    entry |= {key: str(file.parent / entry[key]) for key in _PATHS if entry.get(key)}
-                    found.setdefault(item["name"], entry)
-        except yaml.YAMLError as error:
-            raise LoginError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise LoginError(f"{file} is not a kubeconfig: {error}") from error
-    if not entries["context"]:
-        raise LoginError(f"{os.pathsep.join(map(str, files))} is not a kubeconfig: it has no contexts")
-    return current, entries["context"], entries["cluster"], entries["user"]
+def _certificate(context: kubeconfigs.Context) -> ClientCertificate | None:
+    """The client certificate of the kubeconfig; embedded data takes precedence over files. Raises LoginError."""
+    user = context.user
+    certificate = context.data(user, "client-certificate") or user.get("client-certificate")
+    key = context.data(user, "client-key") or user.get("client-key")
+    if bool(certificate) != bool(key):
+        given, missing = ("client-certificate", "client-key") if certificate else ("client-key", "client-certificate")
+        raise LoginError(f"{context.title}: user {context.user_name} has a {given} and no {missing}: add it")
+    return ClientCertificate(certificate, key) if certificate and key else None
 
 
-def _certificate(user: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(certificate file, key file). Embedded ones are written to files: Python's ssl loads nothing else."""
-    files = []
-    for key in ("client-certificate", "client-key"):
-        files.append(user.get(key))
-        if data := user.get(f"{key}-data"):
-            with tempfile.NamedTemporaryFile(prefix="allranks-", suffix=".pem", delete=False) as file:
-                file.write(base64.b64decode(data))
-            atexit.register(Path(file.name).unlink, missing_ok=True)
-            files[-1] = file.name
-    return _pair(*files)
+class Password:
+    """HTTP basic authentication, which proxies in front of an API server may use."""
+
+    def __init__(self, name: str, password: str) -> None:
+        self._header = "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": self._header}
+
+    def forget(self) -> None: ...
 
 
-class LoginProgram:
-    """Credentials of a kubeconfig user that logs in with a program or a provider, from the official client."""
+_REMOVED = {
+    "gcp": "gcloud container clusters get-credentials CLUSTER",
+    "azure": "az aks get-credentials --name CLUSTER",
+}
+"""Providers that kubectl no longer supports -> the command that writes a kubeconfig with a login program."""
 
-    def __init__(self, kubeconfig: str, context: str) -> None:
+
+class ProviderLogin:
+    """Credentials of a kubeconfig user with an `auth-provider`, from the official client."""
+
+    def __init__(self, context: kubeconfigs.Context) -> None:
         """Raises LoginError."""
-        self._kubeconfig, self._context = kubeconfig, context
+        self._context = context
         self._configuration: Any = self._login()
-        self.certificate = _pair(self._configuration.cert_file, self._configuration.key_file)
+        files = self._configuration.cert_file, self._configuration.key_file
+        self.certificate = ClientCertificate(*files) if all(files) else None
 
     def headers(self) -> dict[str, str]:
         if self._configuration is None:
@@ -238,22 +269,29 @@ class LoginProgram:
             self._configuration = None
 
     def _login(self) -> Any:
-        title = f"context {self._context} of {self._kubeconfig}"
+        title = self._context.title
+        provider = self._context.user["auth-provider"].get("name") or "without a name"
+        if provider in _REMOVED:
+            raise LoginError(
+                f"{title} logs in with the auth-provider {provider}, which Kubernetes 1.26 "
+                f"replaced by a login program: create the kubeconfig again with {_REMOVED[provider]}"
+            )
         try:
             from kubernetes import config as untyped
             from kubernetes.client import Configuration
         except ImportError as error:
-            advice = f"use a context with a token or a client certificate, or {install_command('login')}"
             raise LoginError(
-                f"{title} logs in with a program, which needs the official Kubernetes client ({error}): {advice}"
+                f"{title} logs in with the auth-provider {provider}, which needs the official Kubernetes client "
+                f"({error}): {install_command('login')}, or use a context with a login program (exec), a token or a "
+                "client certificate"
             ) from error
         config: Any = untyped
         configuration = Configuration()
         try:
             with _logged() as complaints:
-                config.load_kube_config(self._kubeconfig, self._context, configuration)
-        except (config.ConfigException, OSError, TypeError, KeyError, ValueError) as error:
-            raise LoginError(f"logging in as {title} failed: {error}") from error
+                config.load_kube_config(self._context.files, self._context.name, configuration)
+        except Exception as error:  # the client raises what its libraries raise
+            raise LoginError(f"logging in as {title} failed: {' '.join(str(error).split())}") from error
         if complaints and not (configuration.api_key or configuration.cert_file):
             raise LoginError(f"logging in as {title} failed: {'; '.join(complaints)}")
         self._login_at = time.monotonic()
@@ -271,7 +309,3 @@ def _logged() -> Iterator[list[str]]:
         yield texts
     finally:
         logging.root.handlers = before
-
-
-def _pair(certificate: str | None, key: str | None) -> tuple[str, str] | None:
-    return (certificate, key) if certificate and key else None

@@ -12,6 +12,7 @@ GROUP_VERSION = f"/apis/{GROUP}/{VERSION}"
 """Here the API server lists the resources of our group that it serves."""
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+SELF_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 

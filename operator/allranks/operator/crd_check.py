@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 
 import msgspec
 
-from allranks.api.crd import RESOURCES, Schema, root_schema
+from allranks.api.crd import RESOURCES, root_schema
 from allranks.api.job import GROUP, KIND, VERSION
+from allranks.api.schema_differences import differences
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, NotFound, Refused
@@ -59,19 +59,3 @@ async def missing_fields(client: Client) -> list[str]:
             if version["name"] == VERSION:
                 out += differences(root_schema(kind), version["schema"]["openAPIV3Schema"], kind)
     return out
-
-
-def differences(wanted: Schema, installed: Schema, path: str) -> Iterator[str]:
-    """Paths of fields, and of values of enumerations, that are in `wanted` alone."""
-    if installed.get("x-kubernetes-preserve-unknown-fields"):
-        return
-    if "enum" in wanted and "enum" in installed:
-        yield from (f"{path}={value}" for value in wanted["enum"] if value not in installed["enum"])
-    for name, child in wanted.get("properties", {}).items():
-        if name not in installed.get("properties", {}):
-            yield f"{path}.{name}"
-        else:
-            yield from differences(child, installed["properties"][name], f"{path}.{name}")
-    for inner in ("items", "additionalProperties"):
-        if isinstance(wanted.get(inner), dict) and isinstance(installed.get(inner), dict):
-            yield from differences(wanted[inner], installed[inner], f"{path}[]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from allranks.cli.main import COMMANDS, cli
+from allranks.cli.main import COMMANDS, HIDDEN, SECTIONS, SYNONYMS, cli
 from allranks.version import __version__
 from support.builders import manifest, table
 
@@ -43,10 +44,17 @@ def test_help_lists_every_command_and_has_examples(flag):
     for name, (_, what) in COMMANDS.items():
         assert f"  {name}" in result.stdout
         assert what.split()[0] in result.stdout
-    assert "Examples:" in result.stdout
+    for text in ("Examples:", "Documentation:", "docs/index.md"):
+        assert text in result.stdout
+    listed = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ") and line.strip()]
+    assert not set(HIDDEN) & set(listed)
 
 
-@pytest.mark.parametrize("command", ["validate", "render", "inject"])
+def test_every_command_is_in_a_section_of_the_help():
+    assert sorted(COMMANDS) == sorted(name for names in SECTIONS.values() for name in names)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *HIDDEN])
 def test_every_command_has_help(command):
     result = allranks(command, "--help")
     assert result.exit_code == 0
@@ -55,6 +63,11 @@ def test_every_command_has_help(command):
 
 def test_version():
     assert allranks("--version").stdout == f"allranks, version {__version__}\n"
+    python = platform.python_version()
+    assert allranks("version").stdout == f"allranks {__version__}, Python {python} ({sys.executable})\n"
+    facts = {"allranks": __version__, "python": python, "executable": sys.executable}
+    assert json.loads(allranks("version", "-o", "json").stdout) == facts
+    assert yaml.safe_load(allranks("version", "-o", "yaml").stdout) == facts
 
 
 def test_python_m_allranks_is_the_same_command():
@@ -68,6 +81,34 @@ def test_an_unknown_command_has_status_2():
     result = allranks("rnu")
     assert result.exit_code == 2
     assert "No such command 'rnu'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("valdate", "No such command 'valdate'. Did you mean 'validate'?"),
+        ("rnu", "No such command 'rnu'. Did you mean 'run'?"),
+        ("sub", "No such command 'sub'. Did you mean 'submit'?"),
+        ("Get", "No such command 'Get'. Did you mean 'get'?"),
+        ("ls", "No such command 'ls'. Did you mean 'get'?"),
+        ("apply", "No such command 'apply'. Did you mean 'submit'?"),
+        ("rm", "No such command 'rm'. Did you mean 'delete'?"),
+        ("status", "No such command 'status'. Did you mean 'describe'?"),
+        ("help", "No such command 'help'. Did you mean '--help'?"),
+        ("runs lsit", "No such command 'lsit'. Did you mean 'list'?"),
+        ("xyzzy", "No such command 'xyzzy'.\n"),
+        ("operato", "No such command 'operato'.\n"),
+    ],
+)
+def test_an_unknown_command_suggests_the_one_that_was_meant(command, hint):
+    result = allranks(*command.split())
+    assert result.exit_code == 2
+    assert hint in result.stderr
+
+
+def test_every_synonym_is_a_command():
+    assert set(SYNONYMS.values()) <= {*COMMANDS, "--help"}
+    assert not set(SYNONYMS) & {*COMMANDS, *HIDDEN}
 
 
 # --- validate --------------------------------------------------------------------------------------------------------

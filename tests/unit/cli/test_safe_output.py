@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import threading
+import unicodedata
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 import allranks.cli
+from allranks.cli.format.yaml import dump
 from allranks.cli.live import dashboard, follow
 from allranks.cli.live.renderer import Renderer
 from allranks.cli.live.terminal import FullScreen, terminal
@@ -35,15 +37,22 @@ from support import reported
 from support.reported import at, stamp
 
 SGR = re.compile(r"\x1b\[[0-9;:]*m")
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+VISIBLE_FORMATS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
+"""Characters of the category Cf that are displayed: signs that enclose the numbers after them."""
+INVISIBLE = "".join(
+    char for char in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(char) in ("Cf", "Zl", "Zp")
+)
+INVISIBLE = "".join(char for char in INVISIBLE if char not in VISIBLE_FORMATS)
+CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{INVISIBLE}]")
 ATTACKS = (
     *("\x1b]0;owned\x07", "\x1b]8;;http://evil\x1b\\", "\x1b]52;c;b3duZWQ=[m", "\x1b]2;[31m\x07", "\x9d0;owned\x9c"),
     *("\x1b[2J", "\x1b[9;9f", "\x1b[?1000h", "\x1b[>4;2m", "\x1b[31\x07m", "\x9b2J", "\x9b31m", "\x1b[\x9b31m"),
     *("\x1bP$q\x1b\\", "\x90q\x9c", "\x1b_x\x1b\\", "\x1bc", "\x1b7", "\x1b(0", "\x1b\x1b[3g", "\x1b"),
     *("\x07", "\x08", "\r", "\x00", "\x7f", "\x85", "\x0b", "\x0c", "\u202e", "\u2066", "\u2029"),
+    *("\u200b", "\u200f", "\u2060", "\ufeff", "\u00ad", "\U000e0041"),
 )
 HOSTILE = "a" + "z".join(ATTACKS) + "z"
-SHORT = "a\x1b]0;t\x07z\x1b[2Jz\x9b2Jz\u202ez"
+SHORT = "a\x1b]0;t\x07z\x1b[2Jz\x9b2Jz\u202ez\u200bz"
 NAME = "penguins"
 
 
@@ -71,6 +80,27 @@ def test_colours_end_with_their_line(lines, colour):
     for line in clean_text("\n".join(lines), colour).splitlines():
         *_, last = [*SGR.findall(line), "\x1b[0m"] if not SGR.search(line) else SGR.findall(line)
         assert last in ("\x1b[0m", "\x1b[m")
+
+
+@given(st.lists(st.one_of(st.sampled_from(INVISIBLE), st.text(max_size=3))).map("".join), st.booleans())
+def test_no_invisible_character_passes_the_filter(text, colour):
+    """They include those of https://trojansource.codes, and characters of zero width."""
+    assert_safe(clean_text(text, colour), colour=colour)
+    assert_safe(clean(text.replace("\n", "").encode(errors="replace"), colour), colour=colour)
+
+
+def test_every_invisible_character_of_unicode_is_removed_and_visible_formats_are_not():
+    assert clean_text(INVISIBLE, colour=False) == ""
+    assert clean(INVISIBLE.encode(), colour=False) == ""
+    kept = "".join(sorted(VISIBLE_FORMATS))
+    assert clean_text(kept, colour=False) == kept
+
+
+@given(st.lists(st.one_of(st.sampled_from(INVISIBLE), st.text(st.characters(codec="utf-8"), max_size=3))).map("".join))
+def test_yaml_escapes_what_the_filter_would_remove(text):
+    printed = dump([{"text": text}])
+    assert clean_text(printed, colour=False) == printed
+    assert yaml.safe_load(printed) == {"text": text}
 
 
 @given(st.text(st.characters(exclude_categories=("C", "Zl", "Zp"))))
@@ -291,6 +321,14 @@ ON_CLUSTER = (
         f"logs {NAME}",
         f"logs {NAME} --timestamps",
     ),
+    *(
+        f"describe {NAME} -o yaml",
+        f"describe {NAME} -o json",
+        f"logs {NAME} -o json",
+        "top -o yaml",
+        "doctor --cluster",
+    ),
+    *(f"wait {NAME} -o yaml", "suspend walrus -o json", "delete walrus -o yaml", f"logs {NAME} --all-attempts"),
     *(f"wait {NAME}", f"wait {NAME} --logs", "submit FILES/valid.yaml", "submit FILES/invalid.yaml"),
     *("suspend walrus", "resume walrus", "scale walrus 2", "delete walrus", "describe forbidden", "report forbidden"),
 )
@@ -321,7 +359,7 @@ MOVEMENTS = re.compile(r"\x1b\[(?:\?25|\?1049)[hl]|\x1b\[\d*[AHK]|\x1b\[H|\r")
 
 
 @contextlib.contextmanager
-def tty(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+def tty(monkeypatch: pytest.MonkeyPatch, **environ: str) -> Iterator[list[bytes]]:
     """Replaces stdout and stderr by a terminal. What was written to it is in the list at the end."""
     master, slave = os.openpty()
     written: list[bytes] = []
@@ -339,6 +377,8 @@ def tty(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
         patched.setattr(sys, "stderr", stream)
         patched.setenv("TERM", "xterm-256color")
         patched.delenv("NO_COLOR", raising=False)
+        for name, value in environ.items():
+            patched.setenv(name, value)
         yield written
     stream.close()
     reader.join(30)
@@ -391,3 +431,17 @@ def test_no_control_sequence_reaches_the_terminal_from_the_live_summary(monkeypa
         renderer.message(HOSTILE)
         renderer.end()
     assert_safe_on_terminal(written)
+
+
+COLOURED = (f"describe {NAME}", f"wait {NAME}", "describe forbidden", "validate FILES/invalid.yaml")
+"""Commands that print colours on a terminal that has them."""
+
+
+@pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": "unknown"}], ids=str)
+@pytest.mark.parametrize("command", COLOURED)
+def test_colours_are_printed_only_where_they_are_wanted(command, environ, api, files, monkeypatch):
+    with tty(monkeypatch, **environ) as written, pytest.raises(SystemExit):
+        cli.main(arguments(command, api, files), standalone_mode=True)
+    text = MOVEMENTS.sub("", b"".join(written).decode(errors="replace"))
+    assert text
+    assert bool(SGR.search(text)) == (not environ), text

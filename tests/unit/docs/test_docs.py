@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from allranks.api.validation import parse, parse_pool
-from allranks.cli.main import COMMANDS, LazyGroup
+from allranks.cli.main import COMMANDS, HIDDEN, LazyGroup
 from allranks.core.manifests import pods, pool_template
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
@@ -67,11 +67,12 @@ def test_every_allranks_command_in_the_documentation_exists_with_its_options() -
     for page, words in commands():
         if not words or words[0].startswith("-"):
             continue
-        assert words[0] in COMMANDS, f"{page}: allranks {words[0]}"
+        assert words[0] in {*COMMANDS, *HIDDEN}, f"{page}: allranks {words[0]}"
         command = group.get_command(None, words[0])
         while isinstance(command, click.Group) and words[1:2] and words[1] in command.commands:
             command, words = command.commands[words[1]], words[1:]
-        words = words[: words.index("--")] if "--" in words else words  # arguments of the program follow
+        for end in ("--", "|"):  # arguments of the program follow, or another program
+            words = words[: words.index(end)] if end in words else words
         accepted = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}
         used = {word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)}
         assert used <= accepted | {"-h", "--help"}, f"{page}: {words}"

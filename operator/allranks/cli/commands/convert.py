@@ -13,6 +13,7 @@ import yaml
 
 from allranks.api import old_form
 from allranks.api.job import KIND
+from allranks.cli.completers import complete_files
 from allranks.cli.options import BAD_MANIFEST
 
 
@@ -41,7 +42,7 @@ Exit status:
   0 converted or nothing to convert, 2 the manifest cannot be read.
 """
 )
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=complete_files)
 @click.option("-i", "--in-place", is_flag=True, help="Rewrite the files instead of printing the manifests.")
 def convert(files: tuple[str, ...], in_place: bool) -> None:
     """Convert manifests to today's spelling of the API.

@@ -7,7 +7,16 @@ import time
 
 import click
 
-from allranks.cli.options import TIMED_OUT, Duration, for_each_job, names_callback, on_cluster
+from allranks.cli.completers import complete_jobs
+from allranks.cli.options import (
+    TIMED_OUT,
+    Changed,
+    Duration,
+    for_each_job,
+    names_callback,
+    object_output_option,
+    on_cluster,
+)
 from allranks.core.naming import JOB_LABEL
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
@@ -28,7 +37,7 @@ Exit status:
   0 deleted, 1 a job does not exist or the API server rejected the request, 124 timed out while waiting.
 """
 )
-@click.argument("names", nargs=-1, metavar="[NAME]...", callback=names_callback)
+@click.argument("names", nargs=-1, metavar="[NAME]...", callback=names_callback, shell_complete=complete_jobs)
 @click.option("-l", "--selector", metavar="LABELS", help="Delete the jobs with these labels, for example team=nlp.")
 @click.option(
     "--cascade",
@@ -40,6 +49,7 @@ Exit status:
 @click.option("--wait", "wait_for", is_flag=True, help="Wait until the job and its pods are gone.")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="Time limit for --wait, for example 90s or 10m.")
 @click.option("--ignore-not-found", is_flag=True, help="Treat a job that does not exist as deleted.")
+@object_output_option
 @on_cluster
 async def delete(
     cluster: Cluster,
@@ -49,6 +59,7 @@ async def delete(
     wait_for: bool,
     timeout: float | None,
     ignore_not_found: bool,
+    output: str | None,
 ) -> int:
     """Delete jobs with their pods and all other objects they own. Volume claims and checkpoints are kept."""
     if bool(names) == bool(selector):
@@ -60,7 +71,7 @@ async def delete(
             click.echo(f"No jobs with {selector} in namespace {cluster.namespace}.", err=True)
     deleted: list[Manifest] = []
 
-    async def delete_one(job: Manifest) -> str:
+    async def delete_one(job: Manifest) -> Changed:
         metadata = job["metadata"]
         options = {
             "apiVersion": "v1",
@@ -70,9 +81,10 @@ async def delete(
         }
         await cluster.request("DELETE", job_path(cluster.namespace, metadata["name"]), body=options)
         deleted.append(job)
-        return f"{metadata['name']} deleted"
+        return Changed(f"{metadata['name']} deleted", job)
 
-    status = await for_each_job(cluster, names, delete_one, ignore_not_found=ignore_not_found)
+    single = not selector and len(names) == 1
+    status = await for_each_job(cluster, names, delete_one, output, single=single, ignore_not_found=ignore_not_found)
     if wait_for:
         deadline = None if timeout is None else time.monotonic() + timeout
         for job in deleted:

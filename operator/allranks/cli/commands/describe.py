@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from allranks.api.status import Status
+from allranks.cli.completers import complete_jobs
 from allranks.cli.format import outcome
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import age, elapsed, human
 from allranks.cli.format.events import EventGroup, group_events
+from allranks.cli.format.objects import DATA_OUTPUTS, render_data
 from allranks.cli.format.table import Grid, cell
 from allranks.cli.live.terminal import terminal
 from allranks.cli.options import OK, get_job, name_callback, on_cluster
@@ -36,11 +38,15 @@ MAX_PODS = 64
 Examples:
   allranks describe penguins
   allranks describe dt/penguins -n team
+  allranks describe penguins -o json | jq '.pods[].spec.nodeName'
 """
 )
-@click.argument("name", callback=name_callback)
+@click.argument("name", callback=name_callback, shell_complete=complete_jobs)
+@click.option(
+    "-o", "--output", type=click.Choice(DATA_OUTPUTS), help="Print job, pods and events as objects, in this format."
+)
 @on_cluster
-async def describe(cluster: Cluster, name: str) -> int:
+async def describe(cluster: Cluster, name: str, output: str | None) -> int:
     """Show details of a job: its spec and status, ranks, past attempts, last failure and events."""
     job = await get_job(cluster, name)
     manifests: list[Manifest] = []
@@ -53,6 +59,9 @@ async def describe(cluster: Cluster, name: str) -> int:
             raise
         hidden = str(error)
     events = await _events(cluster, job)
+    if output:
+        click.echo(render_data(_data(job, manifests, hidden, events), output), nl=False)
+        return OK
     console = terminal(sys.stdout, use_colour(sys.stdout))
     for item in described(job, manifests, hidden, events, datetime.now(UTC)):
         if isinstance(item, str):
@@ -62,6 +71,21 @@ async def describe(cluster: Cluster, name: str) -> int:
         else:
             click.echo("\n".join(item.plain()))
     return OK
+
+
+def _data(job: Manifest, manifests: list[Manifest], hidden: str, events: list[Manifest] | str) -> dict[str, Any]:
+    """The objects that the description is made of, and why some are missing."""
+    own = {pod.uid for pod in pods_of(job, manifests)}
+    readable = [] if isinstance(events, str) else events
+    objects = {
+        "job": [job],
+        "pods": [manifest for manifest in manifests if manifest["metadata"]["uid"] in own],
+        "events": sorted(readable, key=lambda event: event["metadata"]["creationTimestamp"]),
+    }
+    for item in (item for items in objects.values() for item in items):
+        item["metadata"].pop("managedFields", None)
+    errors = [text for text in (hidden, events if isinstance(events, str) else "") if text]
+    return {**objects, "job": job, "errors": errors}
 
 
 async def _events(cluster: Cluster, job: Manifest) -> list[Manifest] | str:

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Any
 
 import click
 
-from allranks.api.job import GROUP, KIND
+from allranks.cli.completers import complete_jobs
+from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.format.table import Table
-from allranks.cli.format.yaml import dump
 from allranks.cli.options import OK, get_job, names_callback, on_cluster, with_suggestion
 from allranks.errors import ClusterError
 from allranks.kube.cluster import TABLE, Change, Cluster, Manifest, Watch, metadata
 from allranks.kube.paths import job_path
 
-OUTPUTS = ["wide", "name", "yaml", "json"]
-
-
-_TABLE_OPTIONS = (
-    click.option("-w", "--watch", is_flag=True, help="Watch for changes and print them, until Ctrl-C."),
-    click.option("-o", "--output", type=click.Choice(OUTPUTS), help="The output format. [default: a table]"),
-    click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels, for example team=nlp."),
-    click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces."),
-    click.option("--no-headers", is_flag=True, help="Print the table without headers."),
-)
-
-
-def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_TABLE_OPTIONS):
-        command = option(command)
-    return command
+OUTPUTS = ("wide", *OBJECT_OUTPUTS)
 
 
 @click.command(
@@ -48,8 +32,12 @@ Exit status:
   0 printed, also when there are no jobs, 1 a named job does not exist or the API server rejected the request.
 """
 )
-@click.argument("names", nargs=-1, metavar="[NAME]...", callback=names_callback)
-@table_options
+@click.argument("names", nargs=-1, metavar="[NAME]...", callback=names_callback, shell_complete=complete_jobs)
+@click.option("-w", "--watch", is_flag=True, help="Watch for changes and print them, until Ctrl-C.")
+@click.option("-o", "--output", type=click.Choice(OUTPUTS), help="The output format. [default: a table]")
+@click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels, for example team=nlp.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
+@click.option("--no-headers", is_flag=True, help="Print the table without headers.")
 @on_cluster
 async def get(cluster: Cluster, names: tuple[str, ...], all_namespaces: bool, **options: Any) -> int:
     """Print the named jobs, or all jobs of the namespace."""
@@ -84,7 +72,7 @@ async def print_jobs(
         items = [await get_job(cluster, name) for name in names] if names else []
         if not names:
             items = (await cluster.get(job_path(namespace), query))["items"]
-        click.echo(_objects(items, output, single=len(names) == 1), nl=False)
+        click.echo(render_objects(items, output, single=len(names) == 1), nl=False)
         return OK
     columns, rows = await _rows(cluster, namespace, names, query)
     if not rows:
@@ -165,7 +153,7 @@ async def _follow(
         if not table:
             for item in items:
                 document = "---\n" if output == "yaml" else ""
-                click.echo(document + _objects([item], str(output), single=True), nl=False)
+                click.echo(document + render_objects([item], str(output), single=True), nl=False)
         elif items:
             for line in shown.lines(items):
                 click.echo(line)
@@ -193,13 +181,3 @@ def _changed_row(change: Change, printed: dict[str, tuple[Any, ...]], shown: _Ro
         return None
     printed[uid] = visible
     return change.item
-
-
-def _objects(items: list[Manifest], output: str, *, single: bool) -> str:
-    """`single`: print the first item itself, not a List."""
-    if output == "name":
-        return "".join(f"{KIND.lower()}.{GROUP}/{item['metadata']['name']}\n" for item in items)
-    for item in items:
-        item["metadata"].pop("managedFields", None)  # kubectl hides them too
-    whole: Any = items[0] if single else {"apiVersion": "v1", "kind": "List", "items": items}
-    return json.dumps(whole, indent=2) + "\n" if output == "json" else dump([whole])

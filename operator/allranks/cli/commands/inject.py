@@ -10,7 +10,7 @@ import click
 from allranks.pod_bundle import copy
 
 
-@click.command()
+@click.command(hidden=True)
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 def inject(directory: Path) -> None:
     """Copy the in-pod helpers into DIRECTORY, and the report library into DIRECTORY/python (for PYTHONPATH)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from allranks.api.status import FINISHED, Status
+from allranks.cli.completers import complete_jobs
 from allranks.cli.format.log_lines import label, prefixed
 from allranks.cli.format.outcome import failure_line
 from allranks.cli.format.progress import pod_state
@@ -36,7 +38,7 @@ class Selection:
     indices: frozenset[int]
     rank_of: dict[str, int | None] = field(default_factory=dict)
     first: int = 0
-    """The current attempt: earlier ones are printed only with --attempt."""
+    """The first attempt that is printed: the current one, or 0 for all."""
 
     def __call__(self, pod: Pod) -> bool:
         return (
@@ -54,6 +56,8 @@ Examples:
   allranks logs penguins -f
   allranks logs penguins --rank 0 --rank 3 --tail 100
   allranks logs penguins --role worker --since 10m --timestamps
+  allranks logs penguins --all-attempts --index 0 --index 1
+  allranks logs penguins -o json | jq -r 'select(.rank == 0).line'
   allranks logs penguins --rank 0 --no-prefix > rank0.log
 \b
 Exit status:
@@ -61,7 +65,7 @@ Exit status:
   130 interrupted by Ctrl-C (the job continues).
 """
 )
-@click.argument("name", callback=name_callback)
+@click.argument("name", callback=name_callback, shell_complete=complete_jobs)
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the job has finished, across restarts.")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="Print only pods of this role. Repeatable.")
 @click.option(
@@ -72,9 +76,11 @@ Exit status:
     "indices",
     type=click.IntRange(0),
     multiple=True,
+    metavar="N",
     help="Print only this index in its role. Repeatable.",
 )
 @click.option("--attempt", type=click.IntRange(0), metavar="N", help="Print this attempt. [default: the current one]")
+@click.option("--all-attempts", is_flag=True, help="Print all attempts whose pods still exist.")
 @click.option("-c", "--container", default=TRAINER, show_default=True, metavar="NAME", help="The container.")
 @click.option("-p", "--previous", is_flag=True, help="Print the previous run of the container (OnFailure).")
 @click.option(
@@ -83,6 +89,7 @@ Exit status:
 @click.option("--since", type=Duration(), metavar="TIME", help="Print only newer lines, for example 30s or 10m.")
 @click.option("--timestamps", is_flag=True, help="Print the time (UTC) of each line.")
 @click.option("--no-prefix", is_flag=True, help="Print lines without the rank in front.")
+@click.option("-o", "--output", type=click.Choice(["json"]), help="Print each line as a JSON object.")
 @on_cluster
 async def logs(
     cluster: Cluster,
@@ -98,24 +105,39 @@ async def logs(
     since: float | None,
     timestamps: bool,
     no_prefix: bool,
+    all_attempts: bool,
+    output: str | None,
 ) -> int:
     """Print the logs of all ranks of a job, merged by time, each line with its rank in front.
 
-    Logs are read from the existing pods. The logs of earlier attempts are deleted with their pods.
+    Logs are read from the existing pods. A restart deletes the pods of the attempt, and their logs with them: collect
+    the logs of the cluster to keep them. `allranks run` keeps the logs of all attempts (allranks runs logs).
+
+    With -o json, each line is an object with time, role, index, rank, attempt and line. The rank is null for earlier
+    attempts, which may have had another number of ranks.
     """
+    if all_attempts and attempt is not None:
+        raise click.UsageError("specify either --attempt or --all-attempts, not both.")
     if follow and previous:
         raise click.UsageError("a previous run has ended and cannot be followed: specify either -f or -p.")
     job = await get_job(cluster, name)
     status = status_of(job)
-    selected = Selection(attempt, frozenset(roles), frozenset(ranks), frozenset(indices), ranks_of(job), status.attempt)
+    first = 0 if all_attempts else status.attempt
+    selected = Selection(attempt, frozenset(roles), frozenset(ranks), frozenset(indices), ranks_of(job), first)
     _check(name, selected)
     raise_open_files()
     wanted = Wanted(container, previous, tail, since)
-    printer = Printer(container, timestamps=timestamps, prefix=not no_prefix)
+    printer = (
+        JsonPrinter(container, selected.rank_of, status.attempt)
+        if output
+        else Printer(container, timestamps=timestamps, prefix=not no_prefix, attempts=all_attempts)
+    )
     follower = Follower(cluster, job, printer, wanted, selected)
     await follower.list_pods()
     pods = [pod for pod in follower.pods if selected(pod)]
     printer.add_labels(follower.pods)
+    if all_attempts and (gone := _deleted_attempts(follower.pods, status)):
+        printer.message(_no_logs_of(name, gone))
     complete = await _history(cluster, job, pods, wanted, printer, follower.after, quiet=follow)
     if not follow or (status.phase in FINISHED and complete):
         if not printer.printed and not pods:
@@ -154,6 +176,19 @@ def _no_pods(name: str, status: Status, attempt: int | None) -> str:
     if status.phase in FINISHED:
         return f"{name} is {status.phase} and the selected pods are deleted: spec.cleanPodPolicy: None keeps pods"
     return f"{name} is {status.phase} and the selected pods do not exist yet: -f waits for them"
+
+
+def _deleted_attempts(pods: Sequence[Pod], status: Status) -> list[int]:
+    """The earlier attempts that have no pod any more."""
+    return sorted(set(range(status.attempt)) - {pod.attempt for pod in pods})
+
+
+def _no_logs_of(name: str, attempts: list[int]) -> str:
+    which = f"attempt {attempts[0]}" if len(attempts) == 1 else f"{len(attempts)} earlier attempts"
+    return (
+        f"{which}: no logs, because a restart deletes the pods: allranks describe {name} prints the last lines of the "
+        "rank that failed"
+    )
 
 
 async def _history(
@@ -206,8 +241,10 @@ async def _history(
 class Printer:
     """Prints the lines of all ranks on stdout, and messages on stderr."""
 
-    def __init__(self, container: str, *, timestamps: bool, prefix: bool) -> None:
+    def __init__(self, container: str, *, timestamps: bool, prefix: bool, attempts: bool = False) -> None:
+        """`attempts`: the label has the attempt."""
         self._container = container
+        self._attempts = attempts
         self._timestamps = timestamps
         self._prefix = prefix
         self._colour = use_colour(sys.stdout)
@@ -220,7 +257,10 @@ class Printer:
         """Makes the labels as wide as the widest of these pods."""
         for pod in pods:
             self._places.setdefault(replica_key(pod.role, pod.index), len(self._places))
-            self._width = max(self._width, len(label(pod, self._container)))
+            self._width = max(self._width, len(self._label(pod)))
+
+    def _label(self, pod: Pod) -> str:
+        return f"{label(pod, self._container)} attempt {pod.attempt}" if self._attempts else label(pod, self._container)
 
     def write(self, lines: Sequence[tuple[Pod, Line]]) -> None:
         if lines:
@@ -236,7 +276,7 @@ class Printer:
         if not self._prefix:
             return text
         place = self._places.get(replica_key(pod.role, pod.index), 0)
-        return prefixed(label(pod, self._container), self._width, place, text, colour=self._colour)
+        return prefixed(self._label(pod), self._width, place, text, colour=self._colour)
 
     # Called by Follower.
 
@@ -254,3 +294,28 @@ class Printer:
 
     def message(self, text: str) -> None:
         click.echo(click.style(text, dim=True), err=True)
+
+
+class JsonPrinter(Printer):
+    """Prints each line as a JSON object. The text is complete: JSON escapes its control characters."""
+
+    def __init__(self, container: str, rank_of: dict[str, int | None], attempt: int) -> None:
+        super().__init__(container, timestamps=True, prefix=False)
+        self._rank_of, self._current = rank_of, attempt
+
+    def _formatted(self, pod: Pod, line: Line) -> str:
+        rank = self._rank_of.get(replica_key(pod.role, pod.index)) if pod.attempt == self._current else None
+        return json.dumps(
+            {
+                "time": line.time.decode() or None,
+                "role": pod.role,
+                "index": pod.index,
+                "rank": rank,
+                "attempt": pod.attempt,
+                "line": line.text.decode("utf-8", errors="replace"),
+            }
+        )
+
+    def status(self, status: Status, pods: Sequence[Pod]) -> None:
+        super().status(status, pods)
+        self._current = status.attempt

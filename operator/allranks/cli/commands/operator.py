@@ -95,4 +95,5 @@ operator = click.Command(
     ],
     help=_run.__doc__,
     epilog=EXAMPLES,
+    hidden=True,
 )

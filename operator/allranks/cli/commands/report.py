@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from allranks.api.job import KIND
+from allranks.cli.completers import complete_files, complete_jobs_and_runs
 from allranks.cli.options import FAILED, OK, cluster_options, get_job, name_callback, print_error, run_on_cluster
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Manifest, Where
@@ -38,7 +39,7 @@ Exit status:
   0 printed, also for a failed job, 1 the job does not exist or cannot be read.
 """
 )
-@click.argument("name", required=False, metavar="[JOB]", callback=name_callback)
+@click.argument("name", required=False, metavar="[JOB]", callback=name_callback, shell_complete=complete_jobs_and_runs)
 @click.option("-o", "form", type=click.Choice(FORMS), help="The format. [default: by the suffix of --output, or text]")
 @click.option(
     "--output",
@@ -58,6 +59,7 @@ Exit status:
     "--filename",
     "source",
     metavar="FILE",
+    shell_complete=complete_files,
     help="Report on a job in FILE, the output of kubectl get dt JOB -o yaml or json; - for standard input.",
 )
 @cluster_options

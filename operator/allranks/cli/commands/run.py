@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from allranks.cli.completers import complete_files
 from allranks.cli.live.session import NOT_STARTED, Session, exit_on_ctrl_c
 from allranks.cli.options import OK, print_error, set_option
 from allranks.cli.safe_output import use_colour
@@ -53,8 +54,16 @@ _ARGUMENTS = "allranks.program_arguments"
     epilog=EXAMPLES,
     options_metavar="[OPTIONS]",
 )
-@click.argument("files", nargs=-1, metavar="FILE... [-- ARGUMENTS]")
-@click.option("-f", "--filename", "filenames", multiple=True, metavar="FILE", help="The same as FILE.")
+@click.argument("files", nargs=-1, metavar="FILE... [-- ARGUMENTS]", shell_complete=complete_files)
+@click.option(
+    "-f",
+    "--filename",
+    "filenames",
+    multiple=True,
+    metavar="FILE",
+    help="The same as FILE.",
+    shell_complete=complete_files,
+)
 @set_option
 @click.option("-n", "--replicas", type=click.IntRange(min=1), metavar="N", help="Ranks of a script. [default: 1]")
 @click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs of each rank of a script. [default: 0]")

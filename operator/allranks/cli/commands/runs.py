@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.cli.completers import complete_runs
 from allranks.cli.format.duration import age, elapsed
 from allranks.cli.options import FAILED, Duration, print_error
+from allranks.cli.suggestions import SuggestingGroup
 from allranks.errors import AllranksError
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.group(
+    cls=SuggestingGroup,
     invoke_without_command=True,
     epilog="""\b
 Examples:
@@ -72,7 +75,7 @@ def list_(root: Path, output: str | None) -> None:
 
 @runs.command()
 @root_option
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.option("--replica", metavar="ROLE-INDEX", help="Print the logs of this replica only, for example worker-0.")
 def logs(root: Path, run: str, replica: str | None) -> None:
     """Print the logs of a run, pod by pod: each line begins with the pod."""
@@ -95,7 +98,7 @@ def logs(root: Path, run: str, replica: str | None) -> None:
 
 @runs.command()
 @root_option
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.option("-o", "form", type=click.Choice(["text", "html", "json"]), default="text", help="The format.")
 @click.option("--output", "target", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
 def report(root: Path, run: str, form: str, target: Path | None) -> None:
@@ -109,7 +112,7 @@ def report(root: Path, run: str, form: str, target: Path | None) -> None:
 
 @runs.command()
 @root_option
-@click.argument("names", nargs=-1, required=True, metavar="RUN...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_runs)
 @click.option("--all", "every", is_flag=True, help="With JOB, remove all runs of the job and not only the newest.")
 def rm(root: Path, names: tuple[str, ...], every: bool) -> None:
     """Remove runs: their logs, volumes and status."""

@@ -5,7 +5,18 @@ from __future__ import annotations
 import click
 
 from allranks.api.status import FINISHED
-from allranks.cli.options import OK, get_job, joined, name_callback, on_cluster, patch_job
+from allranks.cli.completers import complete_jobs
+from allranks.cli.options import (
+    OK,
+    Changed,
+    get_job,
+    joined,
+    name_callback,
+    object_output_option,
+    on_cluster,
+    patch_job,
+    print_jobs,
+)
 from allranks.errors import ClusterError
 from allranks.frameworks import FRAMEWORKS
 from allranks.kube.cluster import Cluster, Manifest
@@ -18,10 +29,11 @@ Examples:
   allranks scale penguins --replicas 4
 """
 )
-@click.argument("name", callback=name_callback)
+@click.argument("name", callback=name_callback, shell_complete=complete_jobs)
 @click.option("--replicas", type=click.IntRange(0), required=True, metavar="N", help="The new number of workers.")
+@object_output_option
 @on_cluster
-async def scale(cluster: Cluster, name: str, replicas: int) -> int:
+async def scale(cluster: Cluster, name: str, replicas: int, output: str | None) -> int:
     """Change the number of workers of a job.
 
     Elastic Horovod jobs keep running, within their bounds. Elastic PyTorch jobs restart: immediately when they shrink,
@@ -29,11 +41,14 @@ async def scale(cluster: Cluster, name: str, replicas: int) -> int:
     for scaling do not count against spec.restart.maxRestarts.
     """
     job = await get_job(cluster, name)
-    click.echo(await _scale(cluster, job, replicas))
+    changed = await _scale(cluster, job, replicas)
+    if not output:
+        click.echo(changed.line)
+    print_jobs([changed.job], output, single=True)
     return OK
 
 
-async def _scale(cluster: Cluster, job: Manifest, replicas: int) -> str:
+async def _scale(cluster: Cluster, job: Manifest, replicas: int) -> Changed:
     name, spec, status = job["metadata"]["name"], job["spec"], status_of(job)
     roles = spec.get("roles") or {}
     if "worker" not in roles:
@@ -47,10 +62,10 @@ async def _scale(cluster: Cluster, job: Manifest, replicas: int) -> str:
     before = (roles["worker"] or {}).get("replicas", 1)
     workers = f"{replicas} worker{'s' * (replicas != 1)}"
     if before == replicas:
-        return f"{name} already has {workers}"
+        return Changed(f"{name} already has {workers}", job)
     await patch_job(cluster, name, {"replicas": replicas}, "scale")
     effect = _effect(spec, replicas > before) if status.phase in ("Running", "Restarting", "Pending") else ""
-    return f"{name} scaled from {before} to {workers}{effect}"
+    return Changed(f"{name} scaled from {before} to {workers}{effect}", await get_job(cluster, name))
 
 
 def _effect(spec: Manifest, grows: bool) -> str:

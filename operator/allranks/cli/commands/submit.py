@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ import click
 from allranks.api.job import API_VERSION, GROUP, KIND, PLURAL
 from allranks.api.status import FINISHED
 from allranks.api.validation import parse, with_defaults
-from allranks.cli.format.yaml import dump
+from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.options import (
     BAD_MANIFEST,
     FAILED,
@@ -49,7 +48,7 @@ Exit status:
 @files_argument
 @set_option
 @click.option("--dry-run", is_flag=True, help="Let the API server validate everything without creating it.")
-@click.option("-o", "--output", type=click.Choice(["name", "yaml", "json"]), help="Print the objects in this format.")
+@click.option("-o", "--output", type=click.Choice(OBJECT_OUTPUTS), help="Print the objects in this format.")
 @click.option("--wait", "wait_for", is_flag=True, help="Wait until the jobs have finished.")
 @click.option("--logs", is_flag=True, help="Like --wait, and print the logs of the ranks.")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="Time limit for --wait and --logs, for example 2h.")
@@ -93,7 +92,7 @@ async def submit(
         if not output:
             click.echo(f"{session.title(answer)} {done}{' (dry run by the server)' if dry_run else ''}")
     if output:
-        _print(stored, session, output)
+        _print(stored, session, output, single=len(documents) == 1)
     if status != OK or dry_run:
         return status
     if not (wait_for or logs):
@@ -121,14 +120,12 @@ def _print_advice(jobs: list[Manifest]) -> None:
         click.echo(click.style(f"to follow it: allranks logs -f {name}", dim=True), err=True)
 
 
-def _print(stored: list[Manifest], session: Session, output: str) -> None:
+def _print(stored: list[Manifest], session: Session, output: str, *, single: bool) -> None:
     if output == "name":
         for answer in stored:
             click.echo(session.title(answer))
-        return
-    for answer in stored:
-        answer["metadata"].pop("managedFields", None)
-    click.echo("\n".join(json.dumps(item, indent=2) for item in stored) if output == "json" else dump(stored).rstrip())
+    elif stored or not single:
+        click.echo(render_objects(stored, output, single=single), nl=False)
 
 
 @dataclass

@@ -5,7 +5,15 @@ from __future__ import annotations
 import click
 
 from allranks.api.status import FINISHED
-from allranks.cli.options import for_each_job, names_callback, on_cluster, patch_job
+from allranks.cli.completers import complete_jobs
+from allranks.cli.options import (
+    Changed,
+    for_each_job,
+    names_callback,
+    object_output_option,
+    on_cluster,
+    patch_job,
+)
 from allranks.errors import ClusterError
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
@@ -18,23 +26,25 @@ Examples:
   allranks suspend penguins digits -n team
 """
 )
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", callback=names_callback)
+@click.argument(
+    "names", nargs=-1, required=True, metavar="NAME...", callback=names_callback, shell_complete=complete_jobs
+)
+@object_output_option
 @on_cluster
-async def suspend(cluster: Cluster, names: tuple[str, ...]) -> int:
+async def suspend(cluster: Cluster, names: tuple[str, ...], output: str | None) -> int:
     """Suspend jobs: delete their pods and keep the jobs.
 
     Work since the last checkpoint is lost. `allranks resume` starts the ranks again, from that checkpoint.
     """
-    return await for_each_job(cluster, names, lambda job: set_suspended(cluster, job, True))
+    return await for_each_job(cluster, names, lambda job: set_suspended(cluster, job, True), output)
 
 
-async def set_suspended(cluster: Cluster, job: Manifest, suspended: bool) -> str:
-    """Writes spec.suspend. Returns the line to print. Raises ClusterError for a finished job."""
+async def set_suspended(cluster: Cluster, job: Manifest, suspended: bool) -> Changed:
+    """Writes spec.suspend. Raises ClusterError for a finished job."""
     name, phase = job["metadata"]["name"], status_of(job).phase
     done, action = ("suspended", "suspend") if suspended else ("resumed", "resume")
     if phase in FINISHED:
         raise ClusterError(f"{name} is {phase}: there is nothing to {action}")
     if bool(job["spec"].get("suspend")) == suspended:
-        return f"{name} is already suspended" if suspended else f"{name} is not suspended"
-    await patch_job(cluster, name, {"suspend": suspended})
-    return f"{name} {done}"
+        return Changed(f"{name} is already suspended" if suspended else f"{name} is not suspended", job)
+    return Changed(f"{name} {done}", await patch_job(cluster, name, {"suspend": suspended}))

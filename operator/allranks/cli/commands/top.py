@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -17,6 +16,8 @@ from typing import Any
 import click
 
 from allranks.api.status import FINISHED
+from allranks.cli.completers import complete_jobs
+from allranks.cli.format.objects import DATA_OUTPUTS, render_data
 from allranks.cli.format.plots import supports_unicode
 from allranks.cli.format.table import Grid
 from allranks.cli.live import dashboard
@@ -46,10 +47,10 @@ Exit status:
   130 interrupted by Ctrl-C.
 """
 )
-@click.argument("name", required=False, metavar="[JOB]", callback=name_callback)
+@click.argument("name", required=False, metavar="[JOB]", callback=name_callback, shell_complete=complete_jobs)
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
 @click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels, for example team=nlp.")
-@click.option("-o", "--output", type=click.Choice(["json"]), help="Print the data once, as JSON.")
+@click.option("-o", "--output", type=click.Choice(DATA_OUTPUTS), help="Print the data once, in this format.")
 @click.option("--once", is_flag=True, help="Print once as plain text and exit.")
 @click.option(
     "--interval", type=Duration(), default="2s", show_default=True, metavar="TIME", help="Time between redraws."
@@ -80,7 +81,7 @@ async def top(
     watch = Watch(cluster, job_path(namespace), query, on_interruption=shown.connection_message)
     shown.replace(await watch.listed())
     if output:
-        click.echo(json.dumps(shown.data(), indent=2))
+        click.echo(render_data(shown.data(), output), nl=False)
         return OK
     console = None if once or shown.finished else terminal(sys.stdout, use_colour(sys.stdout))
     if console is None:

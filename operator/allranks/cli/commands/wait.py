@@ -11,10 +11,21 @@ from typing import Any, TextIO
 import click
 
 from allranks.api.status import FINISHED, Status
+from allranks.cli.completers import complete_jobs
 from allranks.cli.format.outcome import failure_block, failure_line, summary
 from allranks.cli.live.follow import Deleted, Follower
 from allranks.cli.live.renderer import Renderer
-from allranks.cli.options import FAILED, OK, TIMED_OUT, Duration, get_job, names_callback, on_cluster
+from allranks.cli.options import (
+    FAILED,
+    OK,
+    TIMED_OUT,
+    Duration,
+    get_job,
+    names_callback,
+    object_output_option,
+    on_cluster,
+    print_jobs,
+)
 from allranks.cli.safe_output import use_colour
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER
@@ -44,7 +55,9 @@ Exit status:
   130 interrupted by Ctrl-C. The job continues in any case.
 """
 )
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", callback=names_callback)
+@click.argument(
+    "names", nargs=-1, required=True, metavar="NAME...", callback=names_callback, shell_complete=complete_jobs
+)
 @click.option(
     "--for",
     "state",
@@ -56,9 +69,16 @@ Exit status:
 @click.option("--timeout", type=Duration(), metavar="TIME", help="Time limit, for example 90s or 10m. [default: none]")
 @click.option("--logs", is_flag=True, help="Print the logs of the ranks from now on.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
+@object_output_option
 @on_cluster
 async def wait(
-    cluster: Cluster, names: tuple[str, ...], state: str, timeout: float | None, logs: bool, quiet: bool
+    cluster: Cluster,
+    names: tuple[str, ...],
+    state: str,
+    timeout: float | None,
+    logs: bool,
+    quiet: bool,
+    output: str | None,
 ) -> int:
     """Wait for jobs, one after the other, and print their progress.
 
@@ -66,12 +86,20 @@ async def wait(
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     wanted = Wanted(tail=0) if logs else None
-    for name in names:
-        job = await get_job(cluster, name)
-        status = await wait_for_job(cluster, job, state, sys.stdout, deadline=deadline, wanted=wanted, quiet=quiet)
-        if status != OK:
-            return status
-    return OK
+    human = sys.stderr if output else sys.stdout
+    jobs: list[Manifest] = []
+    status = OK
+    try:
+        for name in names:
+            job = await get_job(cluster, name)
+            status = await wait_for_job(
+                cluster, job, state, human, deadline=deadline, wanted=wanted, quiet=quiet, on_end=jobs.append
+            )
+            if status != OK:
+                break
+    finally:
+        print_jobs(jobs, output, single=len(names) == 1)
+    return status
 
 
 async def wait_for_job(
@@ -83,10 +111,11 @@ async def wait_for_job(
     deadline: float | None = None,
     wanted: Wanted | None = None,
     quiet: bool = False,
+    on_end: Callable[[Manifest], object] = lambda _job: None,
 ) -> int:
     """Shows a job until it reaches the state or has finished. Returns the exit status.
 
-    `deadline` is a value of time.monotonic().
+    `deadline` is a value of time.monotonic(). `on_end` gets the job as it is then, also after the deadline.
     """
     name = job["metadata"]["name"]
     cluster.interrupted = f"{name} continues: allranks logs -f {name} follows it, allranks delete {name} deletes it"
@@ -124,6 +153,7 @@ async def wait_for_job(
         raise
     finally:
         renderer.end()
+    on_end(follower.job)
     if reached is None:
         phase = status_of(follower.job).phase
         click.echo(f"timed out: {name} is still {phase}", err=True)

@@ -8,8 +8,10 @@ from typing import Any
 
 import yaml
 
-_UNSAFE = re.compile("[\x85\u2028-\u202e\u2066-\u2069]")
-"""Line separators, and controls that reorder the rest of a line. PyYAML escapes all other control characters."""
+from allranks.control_sequences import INVISIBLE
+
+_UNSAFE = re.compile(f"[\x85{INVISIBLE}]")
+"""Characters that are removed from the output. PyYAML escapes all other control characters."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -31,7 +33,7 @@ def dump(documents: Iterable[Any]) -> str:
     """Objects as a stream of YAML documents."""
     text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
     # They are in double quotes, where an escape means the same.
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _UNSAFE.sub(lambda match: f"\\U{ord(match[0]):08x}", text)
 
 
 def without_empty(value: Any) -> Any:

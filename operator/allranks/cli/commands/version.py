@@ -1,0 +1,29 @@
+"""`allranks version`: prints the versions of allranks and Python."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+
+import click
+
+from allranks.cli.format.yaml import dump
+from allranks.version import __version__
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  allranks version
+  allranks version -o json | jq -r .allranks
+"""
+)
+@click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="Print in this format.")
+def version(output: str | None) -> None:
+    """Print the versions of allranks and Python. `allranks doctor` also prints those of the cluster."""
+    facts = {"allranks": __version__, "python": platform.python_version(), "executable": sys.executable}
+    if output:
+        click.echo(json.dumps(facts, indent=2) if output == "json" else dump([facts]).rstrip())
+    else:
+        click.echo(f"allranks {__version__}, Python {facts['python']} ({sys.executable})")

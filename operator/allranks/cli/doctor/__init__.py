@@ -1,0 +1,1 @@
+"""The checks of `allranks doctor`: this machine, and a cluster."""

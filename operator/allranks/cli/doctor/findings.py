@@ -1,0 +1,78 @@
+"""What a check finds, and how checks run: all at the same time, each with a time limit."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from allranks.errors import AllranksError
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the result. A problem makes the exit status 1; a note may be intended."""
+
+    check: str
+    status: Literal["ok", "note", "problem"]
+    message: str
+    cure: str = ""
+
+    def data(self, section: str) -> dict[str, str]:
+        return {"section": section, **asdict(self)}
+
+
+def ok(check: str, message: str) -> Finding:
+    return Finding(check, "ok", message)
+
+
+def note(check: str, message: str, cure: str = "") -> Finding:
+    return Finding(check, "note", message, cure)
+
+
+def problem(check: str, message: str, cure: str) -> Finding:
+    return Finding(check, "problem", message, cure)
+
+
+def not_checked(check: str, why: str) -> Finding:
+    return note(check, f"not checked: {why}")
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+def run_checks(checks: Mapping[str, Check], seconds: float) -> Iterator[Finding]:
+    """The findings in the order of the checks. A check that fails or takes too long is a note."""
+    deadline = time.monotonic() + seconds
+    started = {name: _started(check) for name, check in checks.items()}
+    for name, results in started.items():
+        try:
+            yield from results.get(timeout=max(0.0, deadline - time.monotonic()))(name)
+        except queue.Empty:
+            yield not_checked(name, f"there was no answer within {seconds:g} s")
+
+
+def _started(check: Check) -> queue.Queue[Callable[[str], list[Finding]]]:
+    results: queue.Queue[Callable[[str], list[Finding]]] = queue.Queue()
+
+    def work() -> None:
+        try:
+            found = list(check())
+            results.put(lambda _name: found)
+        except Exception as error:  # a check must not hide the others
+            failed = error
+            results.put(lambda name: [not_checked(name, describe_error(failed))])
+
+    # A daemon: a file system that does not answer must not keep the command from ending.
+    threading.Thread(target=work, daemon=True).start()
+    return results
+
+
+def describe_error(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return (error.strerror or str(error)).lower()
+    text = " ".join(str(error).split())
+    return text if isinstance(error, AllranksError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,36 @@
+"""Command groups whose error for an unknown command suggests the command that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+import click
+
+
+class SuggestingGroup(click.Group):
+    """`No such command 'valdate'. Did you mean 'validate'?`"""
+
+    synonyms: Mapping[str, str] = {}
+    """Words that other tools use -> command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name[:1] != "-" and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            found = suggestions(name, self.list_commands(ctx), self.synonyms)
+            hint = f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def suggestions(name: str, commands: Iterable[str], synonyms: Mapping[str, str]) -> list[str]:
+    """The commands that are most like the name, at most three."""
+    word = name.lower()
+    if word in synonyms:
+        return [synonyms[word]]
+    names = list(commands)
+    return difflib.get_close_matches(word, names, n=3, cutoff=0.6) or [
+        command for command in names if len(word) > 1 and command.startswith(word)
+    ]

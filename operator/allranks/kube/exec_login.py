@@ -1,0 +1,181 @@
+"""Credentials from a login program (`exec` of a kubeconfig user), as kubectl obtains them.
+
+The program prints an ExecCredential: a token, a client certificate, or both. It runs again when the credential expires,
+and when the API server rejects it.
+https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from allranks.control_sequences import clean
+from allranks.kube.client_certificate import ClientCertificate
+from allranks.kube.errors import LoginError
+from allranks.kube.kubeconfig import Context
+
+GROUP = "client.authentication.k8s.io"
+VERSIONS = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
+RUN_SECONDS = 60.0
+"""Time limit of a program that cannot ask the user."""
+RENEW_SECONDS = 10.0
+"""A credential is renewed this long before it expires."""
+REJECTED_SECONDS = 1.0
+"""A rejected credential is renewed at most this often: concurrent requests are rejected together."""
+
+
+class ExecLogin:
+    """Runs the login program of a context's user."""
+
+    def __init__(self, context: Context) -> None:
+        """Runs the program. Raises LoginError."""
+        self._context = context
+        self._program: Mapping[str, Any] = context.user["exec"]
+        self._token = ""
+        self._expires: datetime | None = None
+        self._valid = False
+        self._ran_at = float("-inf")
+        self.certificate: ClientCertificate | None = None
+        self._login()
+
+    def headers(self) -> dict[str, str]:
+        """Runs the program if there is no valid credential. Raises LoginError."""
+        expiring = self._expires is not None and datetime.now(UTC) >= self._expires - timedelta(seconds=RENEW_SECONDS)
+        if not self._valid or (expiring and time.monotonic() - self._ran_at > REJECTED_SECONDS):
+            self._login()
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
+    def forget(self) -> None:
+        if time.monotonic() - self._ran_at > REJECTED_SECONDS:
+            self._valid = False
+
+    def _login(self) -> None:
+        try:
+            credential = self._credential(self._run())
+        except LoginError as error:
+            raise LoginError(f"logging in as {self._context.title} failed: {error}") from error
+        self._token = credential.get("token") or ""
+        pair = [credential.get(key) for key in ("clientCertificateData", "clientKeyData")]
+        if all(pair):
+            self.certificate = ClientCertificate(*(str(pem).encode() for pem in pair))
+        self._expires = _time(credential.get("expirationTimestamp"))
+        self._valid, self._ran_at = True, time.monotonic()
+
+    def _run(self) -> str:
+        """The output of the program. Raises LoginError."""
+        version, command = self._program.get("apiVersion"), self._program.get("command")
+        if version not in VERSIONS:
+            advice = f"create the kubeconfig again with the cloud's tool, for {VERSIONS[0]}"
+            raise LoginError(f"exec.apiVersion {version} is not supported: {advice}")
+        if not command:
+            raise LoginError("exec.command is missing: it names the login program")
+        found = shutil.which(command)
+        if found is None:
+            place = "does not exist or is not executable" if os.sep in command else "is not on PATH"
+            hint = " ".join(str(self._program.get("installHint") or "").split())
+            advice = hint or "install it, or choose another --context"
+            raise LoginError(f"the login program {command} {place}: {advice}")
+        interactive = self._interactive()
+        # A program may print a code that the user enters in a browser.
+        errors = None if sys.stderr is not None and sys.stderr.isatty() else subprocess.PIPE
+        try:
+            done = subprocess.run(
+                [found, *map(str, self._program.get("args") or ())],
+                env=self._environment(interactive),
+                stdin=None if interactive else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                timeout=None if interactive else RUN_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise LoginError(f"{command} did not end within {RUN_SECONDS:.0f} s: run it by hand") from error
+        except OSError as error:
+            raise LoginError(f"{command} cannot be started: {(error.strerror or str(error)).lower()}") from error
+        if done.returncode:
+            said = _reason(done.stderr or b"") or "its output is above"
+            raise LoginError(f"{command} ended with exit code {done.returncode}: {said}")
+        return done.stdout.decode(errors="replace")
+
+    def _interactive(self) -> bool:
+        """Whether the program may read the terminal. Raises LoginError if it must, and there is none."""
+        mode = self._program.get("interactiveMode") or "IfAvailable"
+        terminal = sys.stdin is not None and sys.stdin.isatty()
+        if mode == "Always" and not terminal:
+            raise LoginError(f"{self._program['command']} needs a terminal (interactiveMode Always), and stdin is none")
+        return terminal and mode != "Never"
+
+    def _environment(self, interactive: bool) -> dict[str, str]:
+        spec: dict[str, Any] = {"interactive": interactive}
+        if self._program.get("provideClusterInfo"):
+            spec["cluster"] = _cluster_info(self._context)
+        info = {"apiVersion": self._program["apiVersion"], "kind": "ExecCredential", "spec": spec}
+        own = {str(item["name"]): str(item["value"]) for item in self._program.get("env") or ()}
+        return {**os.environ, **own, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+
+    def _credential(self, output: str) -> Mapping[str, Any]:
+        """The status of the ExecCredential. Raises LoginError."""
+        command = self._program["command"]
+        try:
+            printed = json.loads(output)
+            status = printed["status"]
+            version = printed["apiVersion"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise LoginError(f"{command} printed no ExecCredential with a status: run it by hand") from error
+        if version != self._program["apiVersion"]:
+            raise LoginError(f"{command} printed {version}, and exec.apiVersion is {self._program['apiVersion']}")
+        complete = isinstance(status, dict) and (
+            status.get("token") or (status.get("clientCertificateData") and status.get("clientKeyData"))
+        )
+        if not complete:
+            raise LoginError(f"{command} printed neither a token nor a client certificate with its key")
+        credential: Mapping[str, Any] = status
+        return credential
+
+
+def _cluster_info(context: Context) -> dict[str, Any]:
+    cluster = context.cluster
+    ca = cluster.get("certificate-authority-data")
+    if not ca and cluster.get("certificate-authority"):
+        try:
+            ca = base64.b64encode(Path(cluster["certificate-authority"]).read_bytes()).decode()
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise LoginError(f"certificate-authority {cluster['certificate-authority']}: {why}") from error
+    extensions = {item.get("name"): item.get("extension") for item in cluster.get("extensions") or ()}
+    info = {
+        "server": cluster.get("server"),
+        "tls-server-name": cluster.get("tls-server-name"),
+        "insecure-skip-tls-verify": cluster.get("insecure-skip-tls-verify"),
+        "certificate-authority-data": ca,
+        "proxy-url": cluster.get("proxy-url"),
+        "config": extensions.get(f"{GROUP}/exec"),
+    }
+    return {key: value for key, value in info.items() if value}
+
+
+def _time(text: Any) -> datetime | None:
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _reason(output: bytes) -> str:
+    """The lines that begin with the first error, in one; without the word, the last lines."""
+    lines = [line for line in (clean(line, colour=False).strip() for line in output.splitlines()) if line]
+    first = next((number for number, line in enumerate(lines) if "error" in line.lower()), None)
+    return " / ".join(lines[-3:] if first is None else lines[first : first + 5])
