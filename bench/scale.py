@@ -69,7 +69,8 @@ def metrics(system: Allranks) -> dict[str, float]:
 
 def _all_run(system: Allranks, jobs: int) -> bool:
     found = metrics(system)
-    return found.get('allranks_jobs{framework="pytorch",phase="Running"}') == jobs
+    running = (number for name, number in found.items() if re.match(r'allranks_jobs\{.*phase="Running"', name))
+    return sum(running) == jobs
 
 
 async def _idle(system: Allranks, seconds: float) -> dict[str, float]:

@@ -27,9 +27,9 @@ CRD_HEAD = """\
 CRD_METADATA = """\
   labels:
     {{- include "allranks.labels" . | nindent 4 }}
-  {{- if .Values.crds.keep }}
-  annotations:
-    helm.sh/resource-policy: keep
+  {{- $keep := .Values.crds.keep | ternary (dict "helm.sh/resource-policy" "keep") dict }}
+  {{- with include "allranks.annotations" (list . $keep) }}
+  {{- . | nindent 2 }}
   {{- end }}
 """
 TABLE = re.compile(r"(?<=<!-- values -->\n).*?(?=<!-- /values -->)", re.DOTALL)

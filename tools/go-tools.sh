@@ -5,11 +5,12 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/go-tools.sh controlplane | helm | untt | node | argo | bench | peers     (the first two: tools/controlplane.sh, tools/helm.sh as well)
+usage: tools/go-tools.sh controlplane | helm | helm3 | untt | node | argo | bench | peers     (controlplane, helm, helm3: tools/controlplane.sh, tools/helm.sh [3] as well)
 
 Builds the programs into a directory of $ALLRANKS_CACHE, and prints that directory as the only line on stdout:
   controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl
-  helm          helm
+  helm          helm 4
+  helm3         helm 3, for tests of the chart
   untt          the test runner of helm-unittest, for the chart's own tests
   node          kube-scheduler, kubelet, kube-proxy, coredns, local-path-provisioner
   argo          workflow-controller, argoexec, and the manifests that install them
@@ -30,7 +31,7 @@ main() {
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case ${1-} in
     -h | --help) usage; exit 0 ;;
-    controlplane | helm | untt | node | argo | bench | peers) name=$1 ;;
+    controlplane | helm | helm3 | untt | node | argo | bench | peers) name=$1 ;;
     *) usage >&2; exit 2 ;;
   esac
   assets=
@@ -96,6 +97,15 @@ build_controlplane() {
 
 build_helm() {
   compile '-X helm.sh/helm/v4/internal/version.version=v4.2.4' helm.sh/helm/v4/cmd/helm
+}
+
+build_helm3() {
+  # `helm template` renders for this version of Kubernetes; without it, for v1.20, which the chart does not support.
+  local package flags=
+  for package in chartutil lint/rules; do
+    flags+=" -X helm.sh/helm/v3/pkg/$package.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/$package.k8sVersionMinor=37"
+  done
+  compile "-X helm.sh/helm/v3/internal/version.version=v3.22.0$flags" helm.sh/helm/v3/cmd/helm
 }
 
 build_untt() {

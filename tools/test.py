@@ -101,7 +101,7 @@ EVERY_CHANGE = (
         "each scenario, the operator, its Lease, reports, the chart and the commands on a real API server; 20 runs "
         "with faults",
         [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],
-        prepares=("controlplane.sh", "helm.sh", "go-tools.sh untt"),
+        prepares=("controlplane.sh", "helm.sh", "helm.sh 3", "go-tools.sh untt"),
     ),
 )
 
@@ -119,7 +119,7 @@ NIGHT = (
         28,
         "every training program and example, faults of every kind in each framework, building Horovod",
         [pytest("frameworks-all", "-m", "slow")],
-        prepares=("system-packages.sh horovod", FRAMEWORKS, "helm.sh", "go-tools.sh untt"),
+        prepares=("system-packages.sh horovod", FRAMEWORKS, "helm.sh", "helm.sh 3", "go-tools.sh untt"),
     ),
     Part(
         "apiserver-all",

@@ -268,7 +268,7 @@ NEEDED = [
     *((verb, "pods") for verb in ("create", "get", "list", "watch", "delete")),
     *((verb, what) for what in ("services", "configmaps") for verb in ("create", "get")),
     ("delete", "configmaps"),
-    *(("create", "secrets"), ("create", "events"), ("patch", "events")),
+    *(("create", "secrets"), ("create", "events"), ("patch", "events"), ("get", "namespaces")),
 ]
 FORBIDDEN = [
     *((verb, "secrets") for verb in ("get", "list", "watch", "update", "patch", "delete")),
@@ -282,7 +282,8 @@ FORBIDDEN = [
         ("delete", "services"),
         ("create", "serviceaccounts"),
     ),
-    *(("get", "namespaces"), ("list", "nodes"), ("create", "roles.rbac.authorization.k8s.io")),
+    *((verb, "namespaces") for verb in ("list", "watch", "create", "update", "patch", "delete")),
+    *(("list", "nodes"), ("create", "roles.rbac.authorization.k8s.io")),
     *(("list", "customresourcedefinitions.apiextensions.k8s.io"), ("create", POOL), ("delete", POOL)),
     *(("get", "leases.coordination.k8s.io"), ("create", "leases.coordination.k8s.io")),
 ]

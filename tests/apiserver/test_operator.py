@@ -428,7 +428,9 @@ def test_probes_and_metrics_show_the_state_of_the_operator(control_plane: Contro
         eventually(lambda: phase(control_plane, namespace) == "Succeeded")
         eventually(lambda: operator.idle)
         page = asked(operator, "/metrics")
-        assert 'allranks_jobs{framework="pytorch",phase="Succeeded"} 1.0' in page
+        labels = f'framework="pytorch",job_namespace="{namespace}",phase="Succeeded"'
+        assert f"allranks_jobs{{{labels}}} 1.0" in page
+        assert f"allranks_jobs_finished_total{{{labels}}} 1.0" in page
         assert 'allranks_job_start_seconds_count{framework="pytorch"} 1.0' in page
         assert "demo" not in page, "no label contains the name of a job"
         assert asked(operator, "/healthz") == "ok\n"

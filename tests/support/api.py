@@ -34,6 +34,7 @@ RESOURCES = {
     "ClusterRole": ("apis/rbac.authorization.k8s.io/v1", "clusterroles"),
     "ClusterRoleBinding": ("apis/rbac.authorization.k8s.io/v1", "clusterrolebindings"),
     "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+    "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
     "PriorityClass": ("apis/scheduling.k8s.io/v1", "priorityclasses"),
     "ValidatingAdmissionPolicy": ("apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies"),
     "ValidatingAdmissionPolicyBinding": ("apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings"),

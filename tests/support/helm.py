@@ -17,10 +17,10 @@ Manifest = dict[str, Any]
 
 
 def built(name: str) -> Path:
-    """The path of `helm` or `untt`, which is built if it is missing."""
+    """The path of `helm`, of Helm 3 (`helm3`) or of `untt`, which is built if it is missing."""
     script = [ROOT / "tools" / "go-tools.sh", name]
     done = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=True, timeout=1500)
-    return Path(done.stdout.strip()) / name
+    return Path(done.stdout.strip()) / name.removesuffix("3")
 
 
 class HelmError(Exception):

@@ -1,10 +1,12 @@
 {{/* Alert rules. */}}
 
-{{/* Removes disabled alerts and adds the common labels. */}}
+{{/* Removes disabled alerts, and adds the common labels and the page about each alert. */}}
 {{- define "allranks.alerts.render" -}}
 {{- $kept := list }}
 {{- range .alerts }}
 {{- if not (has .alert $.values.metrics.rules.disabled) }}
+{{- $runbook := printf "%s#%s" $.values.metrics.rules.runbookUrl (lower .alert) }}
+{{- $_ := set . "annotations" (set .annotations "runbook_url" $runbook) }}
 {{- $kept = append $kept (set . "labels" (merge (dict) $.values.metrics.rules.alertLabels .labels)) }}
 {{- end }}
 {{- end }}
@@ -85,14 +87,50 @@
       condition ReportsLost. Check NetworkPolicies, DNS and the Service of the operator, and whether all of the job's
       processes are frozen.
 - alert: AllranksJobsStuckRestarting
-  expr: sum by (framework) (max by (framework, phase) (allranks_jobs{ {{- .at -}} ,phase="Restarting"})) > 0
+  expr: sum by (job_namespace) (max by (job_namespace, framework) (allranks_jobs{ {{- .at -}} ,phase="Restarting"})) > 0
   for: 30m
   labels: {severity: warning}
   annotations:
-    summary: "{{ "{{ $labels.framework }}" }}: at least one job has been restarting for 30 minutes."
+    summary: "{{ "{{ $labels.job_namespace }}" }}: at least one job has been restarting for 30 minutes."
     description: >-
-      `kubectl get distributedtrainings -A` shows the job; its conditions show what it waits for. A common cause is pods that
-      find no node after a node was lost.
+      `kubectl get distributedtrainings -n {{ "{{ $labels.job_namespace }}" }}` shows the job; its conditions show what it waits
+      for. A common cause is pods that find no node after a node was lost.
+- alert: AllranksJobsPending
+  expr: max by (job_namespace, reason) (allranks_pending_seconds{ {{- .at -}} }) > {{ .values.metrics.rules.pendingSeconds }}
+  for: 5m
+  labels: {severity: info}
+  annotations:
+    summary: "{{ "{{ $labels.job_namespace }}" }}: a job has waited for {{ "{{ $value | humanizeDuration }}" }} ({{ "{{ $labels.reason }}" }})."
+    description: >-
+      `kubectl get distributedtrainings -n {{ "{{ $labels.job_namespace }}" }} -o wide` shows the job and the reason. Common causes
+      are missing capacity, a quota, and an image that cannot be pulled.
+- alert: AllranksPoolMissing
+  expr: >-
+    sum by (job_namespace, reason) (max by (job_namespace, reason)
+    (allranks_pending_jobs{ {{- .at -}} ,reason=~"PoolNotFound|PoolNotAllowed|InvalidPool|PoolsNotServed"})) > 0
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: "{{ "{{ $labels.job_namespace }}" }}: {{ "{{ $value }}" }} jobs wait for their TrainingPool ({{ "{{ $labels.reason }}" }})."
+    description: >-
+      Only the platform team can change this. The condition Running of the jobs names the pool:
+      `kubectl get distributedtrainings -n {{ "{{ $labels.job_namespace }}" }} -o wide`.
+- alert: AllranksJobsHang
+  expr: sum by (job_namespace) (increase(allranks_hangs_total{ {{- .at -}} }[1h])) > 0
+  labels: {severity: warning}
+  annotations:
+    summary: "{{ "{{ $labels.job_namespace }}" }}: jobs made no progress for their hang timeout."
+    description: >-
+      `status.lastFailure` of the jobs names the rank that is behind, and the logs of the ranks have their stacks. Hangs on the
+      same node or network indicate a fault there.
+- alert: AllranksJobsFailed
+  expr: sum by (job_namespace) (increase(allranks_jobs_finished_total{ {{- .at -}} ,phase="Failed"}[1h])) > {{ .values.metrics.rules.failedJobs }}
+  labels: {severity: info}
+  annotations:
+    summary: "{{ "{{ $labels.job_namespace }}" }}: {{ "{{ $value | humanize }}" }} jobs failed within an hour."
+    description: >-
+      `kubectl get distributedtrainings -n {{ "{{ $labels.job_namespace }}" }}` lists them, and their condition Failed says why.
+      One failed job is usually an error of its program; many at once indicate an image, a volume or a network.
 - alert: AllranksStartSlow
   expr: >-
     histogram_quantile(0.9, sum by (le, framework) (rate(allranks_job_start_seconds_bucket{ {{- .at -}} }[1h])))
@@ -106,7 +144,7 @@
   # Lost job-seconds divided by all job-seconds: 300 s per job in each 5-minute sample.
   expr: >-
     sum by (framework) (increase(allranks_lost_seconds_total{ {{- .at -}} }[6h]))
-    / (sum by (framework) (sum_over_time(max by (framework, phase) (allranks_jobs{ {{- .at -}} ,phase=~"Running|Restarting"})[6h:5m])) * 300)
+    / (sum by (framework) (sum_over_time(max by (job_namespace, framework, phase) (allranks_jobs{ {{- .at -}} ,phase=~"Running|Restarting"})[6h:5m])) * 300)
     > {{ .values.metrics.rules.lostRatio }}
   for: 1h
   labels: {severity: warning}

@@ -31,6 +31,8 @@
   value: "8081"
 - name: ALLRANKS_NETWORK_POLICIES
   value: {{ include "allranks.jobPolicies" . | default "false" | quote }}
+- name: ALLRANKS_DISRUPTION_BUDGETS
+  value: {{ .Values.podDisruptionBudget.jobs | quote }}
 - name: ALLRANKS_CONCURRENCY
   value: {{ .Values.settings.concurrency | int | quote }}
 - name: ALLRANKS_REQUEST_TIMEOUT
@@ -39,6 +41,26 @@
   value: {{ .Values.settings.watchTimeout | int | quote }}
 - name: ALLRANKS_NODE_LOST_SECONDS
   value: {{ .Values.settings.nodeLostSeconds | int | quote }}
+- name: ALLRANKS_NAMESPACE_POLICIES
+  value: {{ .Values.policy.readNamespaces | quote }}
+{{- with .Values.policy }}
+- name: ALLRANKS_DEFAULT_TTL_SECONDS_AFTER_FINISHED
+  value: {{ include "allranks.number" .defaults.ttlSecondsAfterFinished }}
+- name: ALLRANKS_DEFAULT_ACTIVE_DEADLINE_SECONDS
+  value: {{ include "allranks.number" .defaults.activeDeadlineSeconds }}
+- name: ALLRANKS_DEFAULT_POOL
+  value: {{ .defaults.pool | quote }}
+- name: ALLRANKS_DEFAULT_RUN_AS_USER
+  value: {{ include "allranks.number" .defaults.runAsUser }}
+- name: ALLRANKS_MAX_ACTIVE_DEADLINE_SECONDS
+  value: {{ include "allranks.number" .limits.activeDeadlineSeconds }}
+- name: ALLRANKS_MAX_PODS
+  value: {{ include "allranks.number" .limits.pods }}
+- name: ALLRANKS_ALLOWED_POOLS
+  value: {{ join "," .limits.pools | quote }}
+- name: ALLRANKS_IMAGE_PREFIXES
+  value: {{ join "," .limits.imagePrefixes | quote }}
+{{- end }}
 - name: ALLRANKS_LOG_LEVEL
   value: {{ .Values.settings.logLevel }}
 - name: ALLRANKS_LOG_FORMAT

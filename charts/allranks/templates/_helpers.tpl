@@ -41,12 +41,39 @@ app.kubernetes.io/part-of: allranks
 {{- end }}
 {{- end }}
 
-{{- define "allranks.image" -}}
-{{- if .Values.image.digest }}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
-{{- else }}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{/* The field `annotations` of an object, from (list $ its-own-annotations). Nothing if there are none. */}}
+{{- define "allranks.annotations" -}}
+{{- with merge (dict) (index . 1 | default dict) (index . 0).Values.commonAnnotations -}}
+annotations:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{/* The repository without its registry: the first part is one if it has a dot or a colon, or is localhost. */}}
+{{- define "allranks.repository" -}}
+{{- $parts := splitList "/" .Values.image.repository }}
+{{- $registry := (.Values.global).imageRegistry | default "" }}
+{{- if not $registry }}
+{{- .Values.image.repository }}
+{{- else if and (gt (len $parts) 1) (or (regexMatch "[.:]" (first $parts)) (eq (first $parts) "localhost")) }}
+{{- printf "%s/%s" (trimSuffix "/" $registry) (rest $parts | join "/") }}
+{{- else }}
+{{- printf "%s/%s" (trimSuffix "/" $registry) .Values.image.repository }}
+{{- end }}
+{{- end }}
+
+{{- define "allranks.image" -}}
+{{- $repository := include "allranks.repository" . }}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" $repository .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+{{- end }}
+
+{{/* A number or null as a quoted string. Helm reads large numbers as floats. */}}
+{{- define "allranks.number" -}}
+{{- if kindIs "invalid" . }}""{{ else }}{{ . | int64 | quote }}{{ end }}
 {{- end }}
 
 {{/* The following templates return "true" or nothing. */}}

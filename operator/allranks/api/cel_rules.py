@@ -35,6 +35,14 @@ POOL_NAME = (
     ),
 )
 
+LABEL_EXPRESSION = (
+    Rule(
+        rule="(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
+        message="In and NotIn need values, Exists and DoesNotExist have none",
+        field=".values",
+    ),
+)
+
 ENVIRONMENT = (
     Rule(
         rule="!has(self.env) || self.env.all(e, !e.name.startsWith('ALLRANKS_'))",

@@ -40,6 +40,32 @@ class Gpu(Model):
     )
 
 
+class LabelExpression(Model):
+    """A requirement of a label selector, as in Kubernetes."""
+
+    model_config = {"json_schema_extra": rules(*cel.LABEL_EXPRESSION)}
+
+    key: Name = Field(description="Key of the label.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
+        description="In: the label has one of the values. NotIn: it has none of them or is absent. Exists and "
+        "DoesNotExist: the label is present or absent."
+    )
+    values: Annotated[list[Text], Field(max_length=64)] | None = Field(
+        None, description="Values for In and NotIn; empty for Exists and DoesNotExist."
+    )
+
+
+class LabelSelector(Model):
+    """A label selector, as in Kubernetes: all requirements must hold. An empty one selects everything."""
+
+    match_labels: Annotated[dict[Name, Text], Field(max_length=64)] | None = Field(
+        None, description="Labels that must have exactly these values."
+    )
+    match_expressions: Annotated[list[LabelExpression], Field(max_length=64)] | None = Field(
+        None, description="Further requirements, all of which must hold."
+    )
+
+
 class PoolSpec(Model):
     """What a pod on these nodes needs. The job's own template and fields are merged over it."""
 
@@ -47,6 +73,11 @@ class PoolSpec(Model):
 
     node_selector: Annotated[dict[Name, Text], Field(max_length=64)] | None = Field(
         None, description="Labels of the nodes."
+    )
+    namespace_selector: LabelSelector | None = Field(
+        None,
+        description="Labels of the namespaces whose jobs may use the pool. A job in any other namespace is refused. "
+        "Default: all namespaces.",
     )
     tolerations: Annotated[list[Toleration], Field(max_length=64)] | None = Field(
         None, description="Tolerations for the taints of the nodes, added to the job's own."

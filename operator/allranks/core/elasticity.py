@@ -15,7 +15,7 @@ from allranks.api.job import Job
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
 from allranks.core import naming, places, root_cause, topology
 from allranks.core.correlation import drop_details
-from allranks.core.manifests import pod_template
+from allranks.core.manifests import pod_metadata, pod_template
 from allranks.core.model import Manifest, Pod
 from allranks.core.status_update import changed
 from allranks.core.topology import ELASTIC_ROLE
@@ -147,7 +147,8 @@ def placeholders(job: Job, status: Status, pods: Iterable[Manifest]) -> list[Man
     out = []
     for place in topology.waiting(job, status):
         labels = {**shared, naming.ROLE_LABEL: naming.PLACEHOLDER, naming.INDEX_LABEL: str(place.index)}
-        metadata = {**worker["metadata"], "name": place.hostname, "labels": labels}
+        annotations = pod_metadata.evictable(worker["metadata"].get("annotations") or {})
+        metadata = {**worker["metadata"], "name": place.hostname, "labels": labels, "annotations": annotations}
         out.append({**worker, "metadata": metadata, "spec": {**spec, "hostname": place.hostname}})
     return out
 

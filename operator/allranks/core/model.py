@@ -13,6 +13,7 @@ from typing import Any, Literal
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
+from allranks.core.policy import Policy
 
 Manifest = dict[str, Any]
 """A Kubernetes object as its JSON. Parts are shared between manifests: treat it as read-only."""
@@ -189,8 +190,14 @@ class Platform:
     """URL for progress reports of ranks, authenticated with a token of their pod; empty: no reports."""
     network_policies: bool = False
     """Whether each job gets a NetworkPolicy that lets only its own pods reach its ports."""
+    disruption_budgets: bool = False
+    """Whether each job gets a PodDisruptionBudget that blocks the eviction of its pods."""
     pool_refused: str = ""
     """Why this operator serves no pools, as a sentence for users."""
+    policy: Policy = field(default_factory=Policy)
+    """Defaults and limits for the jobs of this namespace."""
+    namespace_labels: Mapping[str, str] | None = None
+    """Labels of the job's namespace, for the selectors of pools; None if the operator does not read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +259,11 @@ class Observed:
     refused_deletions: tuple[RejectedDelete, ...] = ()
     check_companions: bool = False
     """The last check for companions that someone else deleted or changed was long ago."""
+
+    @property
+    def pool_name(self) -> str | None:
+        """The TrainingPool of the job: its own, or the default of its namespace."""
+        return self.job.spec.pool or self.platform.policy.default_pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED
-from allranks.core import progress, report_loss, time_accounting
+from allranks.core import limits, progress, report_loss, time_accounting
 from allranks.core.model import Observed, Plan
 from allranks.core.rules import Act, Outcome, Rule, WaitUntil, cleanup, failure, hang, lifecycle, resize, startup
 from allranks.core.snapshot import Snapshot
@@ -37,6 +37,7 @@ FINISHED_RULES: tuple[Rule, ...] = (cleanup.expire, cleanup.record_outcomes)
 
 def reconcile(observed: Observed) -> Plan:
     """Returns the next plan. Pure: the same observation gives the same plan, whatever the order of the pods."""
+    observed = replace(observed, job=limits.with_defaults(observed.job, observed.platform.policy))
     job, status = observed.job, observed.status
     if job.metadata.deletion_timestamp or (job.spec.managed_by or MANAGED_BY) != MANAGED_BY:
         return Plan()

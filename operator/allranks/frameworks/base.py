@@ -7,7 +7,7 @@ kopf, nor on local processes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -173,6 +173,8 @@ class Framework(ABC):
     launcher_env: ClassVar[tuple[str, ...]] = ()
     """Further variables that the framework's launchers set in the processes that they start. A name that ends in `_` is
     a prefix. A local run removes these and `reserved_env` from the environment that it inherits."""
+    launcher: ClassVar[str] = "the launcher"
+    """The name of the program that starts the ranks, for messages."""
     script_command: ClassVar[tuple[str, ...]] = ("python3",)
     """Starts a script for which `allranks run SCRIPT` makes the job."""
     script_imports: ClassVar[frozenset[str]]
@@ -223,3 +225,12 @@ class Framework(ABC):
     def root_cause(self, message: str) -> RootCause | None:
         """Parses a launcher's failure report out of the last lines of a pod's log; None if there is none."""
         return None
+
+    def begins_shutdown_noise(self, line: str) -> bool:
+        """Whether this line of a rank's output may begin what `shutdown_noise` finds."""
+        return False
+
+    def shutdown_noise(self, lines: Sequence[str]) -> frozenset[int]:
+        """The lines, by index, in which a launcher or library only complains that other ranks have already ended. They
+        mean nothing if the job succeeded, and may show the cause if it failed. More lines may follow."""
+        return frozenset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
@@ -39,6 +39,7 @@ class PyTorch(Framework):
     }
     # torchrun's own elasticity restarts all processes as well, and first waits for half a minute.
     elastic = "restarts"
+    launcher = "torchrun"
     script_command = ("torchrun",)
     script_imports = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "deepspeed"})
     joins_group = frozenset(
@@ -109,6 +110,33 @@ class PyTorch(Framework):
     def root_cause(self, message: str) -> RootCause | None:
         return read_torchrun_report(message)
 
+    def begins_shutdown_noise(self, line: str) -> bool:
+        return _SHUTDOWN.match(line) is not None
+
+    def shutdown_noise(self, lines: Sequence[str]) -> frozenset[int]:
+        """torchrun waits at its end for the other nodes at a store in the first node, which may be gone already
+        (https://github.com/pytorch/pytorch/issues/69520)."""
+        found: set[int] = set()
+        place, inside = 0, False
+        while place < len(lines):
+            end = place + 1
+            if _SHUTDOWN.match(lines[place]):
+                inside = True
+            elif inside and lines[place] == _TRACEBACK:
+                # One without an end may still turn out to be of the shutdown.
+                end = _end_of_traceback(lines, place)
+                inside = (
+                    end == place + 1
+                    or lines[end - 1].startswith(" ")
+                    or _SHUTDOWN_ERROR.match(lines[end - 1]) is not None
+                )
+            else:
+                inside = inside and _SHUTDOWN_DETAIL.match(lines[place]) is not None
+            if inside:
+                found.update(range(place, end))
+            place = end
+        return frozenset(found)
+
 
 _REPORT = re.compile(
     r"Root Cause \(first observed failure\):\s*\n\[\d+\]:\s*\n"
@@ -124,6 +152,18 @@ _FRAME = re.compile(r"^=+\n.*? FAILED\s*\n-+\nFailures:", re.MULTILINE)
 _LOG_LINE = re.compile(
     r"torch/distributed/\S+:\d+\]|Sending process \d+ closing signal|failed \(exitcode: |^closing signal SIG\w+$"
 )
+_SHUTDOWN = re.compile(
+    # The C++ log. At the end of a program it complains about the store or the process group of ranks that have ended.
+    r"(?:\[rank\d+\]:)?\[[WE]\d{4} \S+ (?:TCPStore|socket|ProcessGroup\w+)\.[ch]pp:\d+\] .*"
+    r"(?:(?:recv|send)\w* failed on |Failed to check the \"should dump\" flag|destroy_process_group\(\) was not called)"
+    # torchrun's own log while it ends.
+    r"|[WE]\d{4} \S+ \d+ torch/distributed/elastic/(?:agent/server|multiprocessing)/\w+\.py:\d+\] "
+)
+_SHUTDOWN_DETAIL = re.compile(r"Exception raised from |frame #\d+: |<omitting python frames>$|\s*$")
+_SHUTDOWN_ERROR = re.compile(
+    r"torch\.distributed\.(?:Dist(?:Network|Store|Backend)Error|elastic\.multiprocessing\.api\.SignalException)\b"
+)
+_TRACEBACK = "Traceback (most recent call last):"
 _TRUNCATED_BYTES = 2045
 """A termination message of this length or more was truncated: it has at most 2,048 bytes, less part of a character."""
 _CHILD_FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
@@ -172,6 +212,14 @@ def _own_lines(message: str) -> str:
             del lines[first:]
             break
     return "\n".join(line for line in lines if not _LOG_LINE.search(line)).strip()
+
+
+def _end_of_traceback(lines: Sequence[str], begin: int) -> int:
+    """The index after the line with the exception, or the number of lines if there is none."""
+    for place in range(begin + 1, len(lines)):
+        if not lines[place].startswith(" "):
+            return place + 1
+    return len(lines)
 
 
 def _local_time(text: str) -> datetime | None:

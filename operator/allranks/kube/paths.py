@@ -5,7 +5,10 @@ from __future__ import annotations
 from allranks.api.job import GROUP, PLURAL, VERSION
 
 _COLLECTIONS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "Event": "events"}
-_OTHER_GROUPS = {"NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies")}
+_OTHER_GROUPS = {
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+}
 
 GROUPS = "/apis"
 GROUP_VERSION = f"/apis/{GROUP}/{VERSION}"
@@ -49,6 +52,10 @@ def job(namespace: str, name: str) -> str:
 
 def pools() -> str:
     return _path(GROUP_VERSION, None, "trainingpools")
+
+
+def namespace(name: str) -> str:
+    return _path("/api/v1", name)
 
 
 def lease(namespace: str, name: str = "") -> str:

@@ -166,7 +166,7 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
     metadata, status, labels = raw.metadata, raw.status, raw.metadata.labels or {}
     trainer = next((c for c in status.container_statuses if c.name == TRAINER), None)
     state = trainer.state if trainer else State()
-    waiting = _Wait(LIMIT_EXCEEDED, status.message) if _exceeded_limit(raw) else _waiting(status, state)
+    waiting = _Wait(LIMIT_EXCEEDED, status.message) if _exceeded_limit(raw) else _waiting(raw, state)
     looping = _crash_loop(raw, trainer)
     crashed = looping.last_state.terminated if looping else None
     ran = state.running or state.terminated or crashed
@@ -239,13 +239,18 @@ def _is_final(raw: Raw, terminated: Terminated) -> bool:
 
 def _crash_loop(raw: Raw, trainer: Container | None) -> Container | None:
     """The container in CrashLoopBackOff: the training container, or an init container that is no sidecar."""
-    sidecars = [c.name for c in raw.spec.init_containers if c.restart_policy == "Always"]
-    init = [c for c in raw.status.init_container_statuses if c.name not in sidecars]
+    init = _init_containers(raw)
     for container in [trainer, *init] if trainer else init:
         waiting = container.state.waiting
         if waiting and waiting.reason == CRASH_LOOP and container.last_state.terminated:
             return container
     return None
+
+
+def _init_containers(raw: Raw) -> list[Container]:
+    """Skips native sidecars (`restartPolicy: Always`), which end by a signal when the program has ended."""
+    sidecars = {c.name for c in raw.spec.init_containers if c.restart_policy == "Always"}
+    return [c for c in raw.status.init_container_statuses if c.name not in sidecars]
 
 
 def _last_exit(looping: Container, trainer: Container | None, metadata: Meta) -> Exit:
@@ -264,9 +269,10 @@ class _Wait(NamedTuple):
     unprepared: bool = False
 
 
-def _waiting(status: RawStatus, state: State) -> _Wait:
+def _waiting(raw: Raw, state: State) -> _Wait:
+    status = raw.status
     if status.phase == "Failed":
-        return _Wait(*_startup_failure(status))
+        return _Wait(*_startup_failure(raw))
     placed = _condition(status, "PodScheduled")
     if placed and placed.status == "False":
         return _Wait(placed.reason, placed.message)
@@ -309,9 +315,10 @@ _ERRORS = START_ERRORS | {CRASH_LOOP}
 """Waiting reasons that name the container that keeps a pod from running."""
 
 
-def _startup_failure(status: RawStatus) -> tuple[str, str]:
+def _startup_failure(raw: Raw) -> tuple[str, str]:
     """The reason of a failed pod, or of its init container: the program did not run."""
-    for container in status.init_container_statuses:
+    status = raw.status
+    for container in _init_containers(raw):
         ending = container.state.terminated
         if ending and ending.exit_code:
             return INIT_FAILED, _init_failure(container, ending)

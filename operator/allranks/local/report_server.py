@@ -39,7 +39,9 @@ class LocalReports:
             from allranks.telemetry import server, store
         except ImportError:
             return
-        self._store = store.ReportStore(lambda: datetime.now(UTC), lambda _: self._wake())
+        # A person watches a single job: few ranks report more often than on a cluster, many ranks as often as there.
+        limits = store.StoreLimits(interval_min=2.0, interval_max=5.0, job_interval=1.0, target_rate=50.0)
+        self._store = store.ReportStore(lambda: datetime.now(UTC), lambda _: self._wake(), limits=limits)
         self._server = server.Server(self._identify, self._store.ingest, address="127.0.0.1")
         await self._server.start()
         self.url = f"http://127.0.0.1:{self._server.port}{server.PATH}"

@@ -24,6 +24,8 @@ ROOT = Path("runs")
 LATEST = "latest"
 RUN_FILE = "job.json"
 """The job with its status, in a run directory."""
+PROGRESS_FILE = "progress.jsonl"
+CODE_FILE = "code.json"
 
 
 class RunsError(AllranksError):

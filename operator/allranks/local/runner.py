@@ -27,11 +27,13 @@ from allranks.core.reconcile import reconcile
 from allranks.core.rules.cleanup import CLEANUP_GRACE
 from allranks.errors import CannotRun
 from allranks.local import ports, run_directories
+from allranks.local.code_version import CodeVersion
 from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError, explain
 from allranks.local.gpus import Gpus, list_gpus
 from allranks.local.pod import Backoff, LocalPod, initial_status
 from allranks.local.prepare import Machine, PodPlan, prepare
+from allranks.local.progress_log import ProgressLog
 from allranks.local.reaper import Reaper
 from allranks.local.report_server import EXAMPLE_URL, LocalReports
 from allranks.local.state_file import StateFile
@@ -131,6 +133,7 @@ class LocalRun:
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
         self._reports = LocalReports(key, uid, self.node, options.run_dir.absolute(), self._wake.set)
         self._state_file = StateFile(options.run_dir / run_directories.RUN_FILE, self.job)
+        self._progress_log = ProgressLog(options.run_dir / run_directories.PROGRESS_FILE)
 
     def preview(self) -> list[Manifest]:
         """The pods of the first attempt with placeholder ports: the same for every call. Changes nothing on disk."""
@@ -175,6 +178,7 @@ class LocalRun:
         if self._gpus is None:
             self.check()
         self._make_run_dir()
+        code = CodeVersion(self.options.workdir)  # its process must exist before the reaper, which kills later ones
         with more_open_files(), self._reaper, run_directories.in_use(self.options.run_dir):
             try:
                 await self._reports.start()
@@ -187,6 +191,7 @@ class LocalRun:
                 await self._end_pods(grace)
                 await self._reports.stop()
                 self._state_file.write(self.status)
+                code.write(self.options.run_dir / run_directories.CODE_FILE)
         return how
 
     def stop(self, at_once: bool = False) -> None:
@@ -243,6 +248,7 @@ class LocalRun:
         if plan.status:
             self.status = plan.status
             self._state_file.write_throttled(self.status)
+            self._progress_log.note(self.status)
         if plan.stack_dump_id:
             self._reports.request_stack_dump(plan.stack_dump_id)
         for event in plan.events:

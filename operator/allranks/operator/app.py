@@ -16,11 +16,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from allranks.core import report_loss
-from allranks.kube import compact_jobs, pod_codec
+from allranks.kube import pod_codec
 from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError
 from allranks.kube.transport import Transport
+from allranks.operator.job_metrics import JobSample
 from allranks.operator.leader_election import Lease
 from allranks.operator.metrics import Metrics, Sampled
 from allranks.operator.metrics_auth import MetricsGate
@@ -68,7 +69,15 @@ class Operator:
             ReportServer(settings, lambda: self.session, self.metrics.reported) if settings.report_url else None
         )
         self.metrics.registry.register(
-            Sampled(self._jobs, lambda: self.depth, self._ages, self._reporting, self._reports_lost, self._unreadable)
+            Sampled(
+                self._jobs,
+                lambda: self.depth,
+                self._ages,
+                self._reporting,
+                self._reports_lost,
+                self._unreadable,
+                self.metrics.namespaces,
+            )
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -181,12 +190,9 @@ class Operator:
             return ""  # A standby is ready.
         return "" if self.session and self.session.synced else "caches are not synced yet"
 
-    def _jobs(self) -> Iterator[tuple[str, str]]:
-        if self.session:
-            for key in self.session.jobs:
-                job = self.session.jobs.get(key) or {}
-                framework = compact_jobs.spec_of(job).framework
-                yield framework, str(dict_field(job, "status").get("phase") or "Pending")
+    def _jobs(self) -> Iterator[JobSample]:
+        if session := self.session:
+            yield from session.gpus.samples(session.jobs, session.jobs.get, self._using.clock.now())
 
     def _reporting(self) -> int:
         return self.session.reports.reporting if self.session else 0

@@ -27,6 +27,7 @@ from allranks.operator.apply import Executor, Rejections
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.job_queue import JobQueue
+from allranks.operator.namespace_cache import NamespaceNotUsable
 from allranks.operator.observer import Decoded, Observer
 from allranks.operator.status_writer import FieldDropped, StatusWriter, WriteState
 from allranks.operator.timing import Clock, Timing
@@ -193,6 +194,13 @@ class Controller:
         raw = self.jobs.get(key)
         if raw is None:
             return True
+        try:
+            await self._observer.prepare(raw)
+        except NamespaceNotUsable as error:
+            await self._report_invalid(key, raw, state, "NamespacePolicyInvalid", str(error))
+            return False
+        if (raw := self.jobs.get(key)) is None:
+            return True
         observed: Observed | None = None
         began = time.perf_counter()
         try:
@@ -317,7 +325,7 @@ class Controller:
         message = f"the operator cannot evaluate this job ({what}): correct its spec, or report a bug of the operator"
         if observed and self._pool_raised(observed):
             reason = "InvalidPool"
-            message = f'TrainingPool "{observed.job.spec.pool}" cannot be used until it is corrected ({what})'
+            message = f'TrainingPool "{observed.pool_name}" cannot be used until it is corrected ({what})'
         await self._report_invalid(key, raw, state, reason, message, error)
 
     def _pool_raised(self, observed: Observed) -> bool:
@@ -383,8 +391,7 @@ class Controller:
     def _forget(self, key: JobKey) -> None:
         self._states.pop(key, None)
         self.queue.remove(key)
-        if self._observer.reports:
-            self._observer.reports.forget(key)
+        self._observer.forget(key)
 
 
 def _log_fields(key: JobKey, state: _KeyState) -> dict[str, Any]:

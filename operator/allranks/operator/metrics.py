@@ -5,7 +5,6 @@ Each operator has its own registry, because tests run several operators in one p
 
 from __future__ import annotations
 
-from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -13,9 +12,11 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from allranks.api.job import Job
-from allranks.api.status import Status, Times
+from allranks.api.status import FINISHED, Status, Times
+from allranks.core import hang_detection
 from allranks.core.stragglers import newly_slow
 from allranks.frameworks import FRAMEWORKS
+from allranks.operator.job_metrics import MAX_NAMESPACES, BoundedLabel, Families, JobSample
 from allranks.version import __version__
 
 _START_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
@@ -64,6 +65,19 @@ class Metrics:
             ["framework"],
             registry=registry,
         )
+        self.finished = Counter(
+            "allranks_jobs_finished",
+            "Jobs that finished, by phase: Succeeded or Failed.",
+            ["job_namespace", "framework", "phase"],
+            registry=registry,
+        )
+        self.hangs = Counter(
+            "allranks_hangs",
+            "Hangs that were detected, whatever the action.",
+            ["job_namespace", "framework"],
+            registry=registry,
+        )
+        self.namespaces = BoundedLabel(MAX_NAMESPACES)
         self._owed: dict[tuple[str, str, str], float] = {}
         """Seconds that were counted too early, such as work that a restart discarded. Counters never decrease, so later
         increments are reduced."""
@@ -141,7 +155,18 @@ class Metrics:
                 self.lost.labels(framework).inc(seconds)
         if found := len(newly_slow(before.progress, after.progress)):
             self.stragglers.labels(framework).inc(found)
-        self._spent(job.namespace, framework, before.times, after.times)
+        namespace = self.namespaces(job.namespace)
+        self._spent(namespace, framework, before.times, after.times)
+        self._ended(namespace, framework, before, after)
+
+    def _ended(self, namespace: str, framework: str, before: Status, after: Status) -> None:
+        hangs = self.hangs.labels(namespace, framework)  # a series exists before its first event, see above
+        finished = {phase: self.finished.labels(namespace, framework, phase) for phase in sorted(FINISHED)}
+        if after.phase in FINISHED and before.phase not in FINISHED:
+            finished[after.phase].inc()
+        failure = after.last_failure
+        if failure and failure != before.last_failure and failure.reason == hang_detection.REASON:
+            hangs.inc()
 
     def _spent(self, namespace: str, framework: str, before: Times | None, after: Times | None) -> None:
         for kind in ("queued", "starting", "productive", "lost") if after else ():
@@ -162,21 +187,20 @@ class Sampled(Collector):
 
     def __init__(
         self,
-        jobs: Callable[[], Iterable[tuple[str, str]]],
+        jobs: Callable[[], Iterable[JobSample]],
         depth: Callable[[], int],
         ages: Callable[[], Iterable[tuple[str, float]]],
         reporting: Callable[[], int] = lambda: 0,
         reports_lost: Callable[[], int] = lambda: 0,
         unreadable: Callable[[], int] = lambda: 0,
+        namespaces: BoundedLabel | None = None,
     ) -> None:
+        self._families = Families(namespaces)
         self._jobs, self._depth, self._ages = jobs, depth, ages
         self._reporting, self._reports_lost, self._unreadable = reporting, reports_lost, unreadable
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        jobs = GaugeMetricFamily("allranks_jobs", "Jobs by framework and phase.", labels=["framework", "phase"])
-        for (framework, phase), count in sorted(Tally(self._jobs()).items()):
-            jobs.add_metric([framework, phase], count)
-        yield jobs
+        yield from self._families.of(self._jobs())
         depth = self._depth()
         yield GaugeMetricFamily("allranks_queue_depth", "Jobs that are queued or being reconciled.", value=depth)
         yield GaugeMetricFamily("allranks_reporting_ranks", "Ranks that report.", value=self._reporting())

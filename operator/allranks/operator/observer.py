@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
+from allranks.core import limits
 from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
+from allranks.core.policy import Policy
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.timing import Clock
@@ -26,6 +28,13 @@ class ReportReader(Protocol):
     def forget(self, job: JobKey) -> None: ...
 
 
+class GpuMeter(Protocol):
+    """Counts the GPUs of jobs for metrics."""
+
+    def note(self, key: JobKey, observed: Observed) -> None: ...
+    def forget(self, key: JobKey) -> None: ...
+
+
 @dataclass
 class Decoded:
     """The last decoded job and status: decoding costs more than deciding. Nothing is kept of a job that is finished or
@@ -33,18 +42,30 @@ class Decoded:
 
     job: tuple[Any, Job] | None = field(default=None, repr=False)
     """(parts of the manifest that it depends on, job)"""
+    complete: tuple[Job, Policy, Job] | None = field(default=None, repr=False)
+    """(job, policy, the job with the policy's defaults)"""
     status: tuple[str, Status] | None = field(default=None, repr=False)
     """(resourceVersion, status)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """`platform` returns the facts about where a job runs. Without `reports` no rank is listened to."""
+    """`platform` returns the facts about where a job runs, after `read_namespace(namespace, new_job)` has read what it
+    needs. Without `reports` no rank is listened to."""
 
     pods: PodCache
     platform: Callable[[Job], Platform]
     clock: Clock
     reports: ReportReader | None = None
+    read_namespace: Callable[[str, bool], Awaitable[None]] | None = None
+
+    gpus: GpuMeter | None = None
+
+    async def prepare(self, raw: Manifest) -> None:
+        """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
+        if self.read_namespace:
+            status, namespace = raw.get("status"), raw["metadata"].get("namespace", "")
+            await self.read_namespace(namespace, not (isinstance(status, dict) and status.get("startTime")))
 
     def observe(
         self,
@@ -63,22 +84,35 @@ class Observer:
         if decoded.status is None or decoded.status[0] != metadata["resourceVersion"]:
             decoded.status = (metadata["resourceVersion"], job_codec.status(raw))
         job, status = decoded.job[1], decoded.status[1]
+        platform = self.platform(job)
+        if decoded.complete is None or decoded.complete[0] is not job or decoded.complete[1] is not platform.policy:
+            decoded.complete = job, platform.policy, limits.with_defaults(job, platform.policy)
+        job = decoded.complete[2]
         resting = status.phase in FINISHED or status.phase == "Suspended"
         if resting or (status.phase != "Running" and len(compact_jobs.spec_of(raw).json) > _KEPT_BYTES):
-            decoded.job = None
+            decoded.job = decoded.complete = None
         if resting:
             decoded.status = None
-        return Observed(
+        observed = Observed(
             job=job,
             status=status,
             pods=self.pods.for_job(key, metadata["uid"]),
             now=self.clock.now(),
-            platform=self.platform(job),
+            platform=platform,
             refused=rejected,
             reports=self._read_reports(key, metadata["uid"], status),
             refused_deletions=rejected_deletions,
             check_companions=check_companions,
         )
+        if self.gpus:
+            self.gpus.note(key, observed)
+        return observed
+
+    def forget(self, key: JobKey) -> None:
+        """The job was deleted."""
+        for part in (self.reports, self.gpus):
+            if part:
+                part.forget(key)
 
     def _read_reports(self, key: JobKey, uid: str, status: Status) -> Reports | None:
         if self.reports is None:

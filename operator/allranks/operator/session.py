@@ -24,9 +24,11 @@ from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, PodCache
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
+from allranks.operator.job_metrics import GpuCounts
 from allranks.operator.job_queue import JobQueue
 from allranks.operator.leader_election import Lease
 from allranks.operator.metrics import Metrics
+from allranks.operator.namespace_cache import Namespaces
 from allranks.operator.observer import Observer
 from allranks.operator.pool_cache import Pools
 from allranks.operator.report_auth import Reviews
@@ -71,17 +73,26 @@ class Session:
         self.jobs = JobCache(tombstone_ttl, clock)
         self.pods = PodCache(self.queue.enqueue_pod_event, tombstone_ttl, clock, self.queue.mark_changed)
         self.pools = Pools(self.client, settings, self.enqueue_users)
+        self.namespaces = Namespaces(self.client, settings, self.enqueue_namespace, timing, clock)
         self.reports = ReportStore(
             clock.now, self.queue.enqueue_report, monotonic=clock.monotonic, later=clock.call_later
         )
         self.reviews = Reviews(self.client, self.pods, self.jobs.get, timing=timing, clock=clock)
         self.recorder = Recorder(self.client)
+        self.gpus = GpuCounts()
         executor = Executor(self.client, self.pods, using.decode_pod)
         self.unlabelled = UnlabelledPods(executor, self.recorder, self.jobs, clock)
         self.controller = Controller(
             self.queue,
             self.jobs,
-            Observer(self.pods, self._platform, clock, self.reports if settings.report_url else None),
+            Observer(
+                self.pods,
+                self._platform,
+                clock,
+                self.reports if settings.report_url else None,
+                self.namespaces.prepare,
+                self.gpus,
+            ),
             executor,
             self.recorder,
             using.metrics,
@@ -138,6 +149,7 @@ class Session:
             runs = [watch.run() for watch in self.watches.values()]
             runs += [self.pools.run(), self.recorder.run(), self.controller.run()]
             runs += [self._begin(ns, watch) for ns, watch in self._by_namespace()]
+            runs.append(self.namespaces.run(lambda: {namespace for namespace, _ in self.jobs}))
             if None in self._namespaces:  # Roles in single namespaces cannot have the right to read CRDs
                 runs.append(crd_check.run(self.client, self._using.metrics, self._using.timing.crd_check))
             self._tasks += [asyncio.create_task(run) for run in runs]
@@ -225,22 +237,32 @@ class Session:
         )
 
     def _platform(self, job: Job) -> Platform:
-        settings = self._settings
+        settings, policy = self._settings, self.namespaces.policy(job.namespace)
+        pool = job.spec.pool or policy.default_pool
         return Platform(
             helper_image=settings.helper_image,
             helper_pull_secrets=settings.helper_pull_secrets,
             node_lost_seconds=settings.node_lost_seconds,
             report_url=settings.report_url,
             network_policies=settings.network_policies,
-            pool=self.pools.get(job.spec.pool) if job.spec.pool else None,
-            pool_refused=self.pools.refused if job.spec.pool else "",
+            disruption_budgets=settings.disruption_budgets,
+            pool=self.pools.get(pool) if pool else None,
+            pool_refused=self.pools.refused if pool else "",
+            policy=policy,
+            namespace_labels=self.namespaces.labels(job.namespace),
         )
 
     def enqueue_users(self, pool: str | None) -> None:
         """Enqueues the jobs that use this pool; None means any pool."""
         for key in self.jobs:
-            used = compact_jobs.spec_of(self.jobs.get(key) or {}).pool
+            used = compact_jobs.spec_of(self.jobs.get(key) or {}).pool or self.namespaces.policy(key[0]).default_pool
             if used and pool in (None, used):
+                self.queue.enqueue(key)
+
+    def enqueue_namespace(self, namespace: str) -> None:
+        """Enqueues the jobs of a namespace whose labels or policy changed."""
+        for key in self.jobs:
+            if key[0] == namespace:
                 self.queue.enqueue(key)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from allranks.core import policy
 from allranks.core.manifests.scheduling import NODE_LOST_SECONDS
 from allranks.version import OPERATOR_IMAGE
 
@@ -38,6 +39,38 @@ class Settings(BaseSettings):
         (),
         description="Secrets for pulling the helper image (comma-separated), added to the imagePullSecrets of pods "
         "with a helper. They must exist in the namespaces of the jobs.",
+    )
+    namespace_policies: bool = Field(
+        False,
+        description="Read the Namespace of each job: its labels for the namespaceSelector of TrainingPools, and its "
+        "annotations policy.allranks.dev/NAME, which replace the defaults and limits below. Needs `get` of namespaces.",
+    )
+    default_ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=315_360_000)] | None = Field(
+        None, description="ttlSecondsAfterFinished of jobs that do not set it. Empty: finished jobs are kept."
+    )
+    default_active_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = Field(
+        None, description="activeDeadlineSeconds of jobs that do not set it. Empty: no deadline."
+    )
+    default_pool: str = Field("", description="TrainingPool of jobs that do not name one. Empty: none.")
+    default_run_as_user: Annotated[int, Field(ge=1, le=2_147_483_647)] | None = Field(
+        None,
+        description="securityContext.runAsUser of pods whose job and pool do not set it, for images that would run as "
+        "root. Empty: the user of the image.",
+    )
+    max_active_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = Field(
+        None, description="Largest activeDeadlineSeconds of a job, and the default if there is none. Empty: no limit."
+    )
+    max_pods: Annotated[int, Field(ge=0, le=10_000)] | None = Field(
+        None,
+        description="Largest number of pods of a job, including the maxReplicas of an elastic job. Empty: no limit.",
+    )
+    allowed_pools: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="TrainingPools that jobs may use (comma-separated). Empty: all of them."
+    )
+    image_prefixes: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Registries, folders or repositories from which the images of a job's template may come "
+        "(comma-separated), for example ghcr.io/team/. Empty: any image.",
     )
     node_lost_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         NODE_LOST_SECONDS,
@@ -83,6 +116,11 @@ class Settings(BaseSettings):
         description="Create a NetworkPolicy for each job: only the job's own pods reach its pods, except on ports that "
         "the containers of the job's template declare.",
     )
+    disruption_budgets: bool = Field(
+        False,
+        description="Create a PodDisruptionBudget for each job, which blocks the eviction of its pods: a drain waits "
+        "until the job has finished. Needs `create` and `get` of poddisruptionbudgets.",
+    )
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(
         32, description="Maximum number of concurrent requests to the API server."
     )
@@ -96,7 +134,33 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
     log_format: Literal["json", "text"] = Field("json", description="json: one object per line; text: human-readable.")
 
-    @field_validator("namespaces", "helper_pull_secrets", mode="before")
+    @property
+    def policy(self) -> policy.Policy:
+        """The operator-wide defaults and limits."""
+        return policy.Policy(
+            default_ttl_seconds_after_finished=self.default_ttl_seconds_after_finished,
+            default_active_deadline_seconds=self.default_active_deadline_seconds,
+            default_pool=self.default_pool or None,
+            default_run_as_user=self.default_run_as_user,
+            max_active_deadline_seconds=self.max_active_deadline_seconds,
+            max_pods=self.max_pods,
+            allowed_pools=self.allowed_pools or None,
+            image_prefixes=self.image_prefixes or None,
+        )
+
+    @field_validator("namespaces", "helper_pull_secrets", "allowed_pools", "image_prefixes", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+        return policy.names(value) if isinstance(value, str) else value
+
+    @field_validator(
+        "default_ttl_seconds_after_finished",
+        "default_active_deadline_seconds",
+        "default_run_as_user",
+        "max_active_deadline_seconds",
+        "max_pods",
+        mode="before",
+    )
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return None if value == "" else value

@@ -35,6 +35,10 @@ class Timing:
     """Limit of the backoff of a rejected deletion: the pod holds GPUs that others wait for."""
     companion_check: float = 300.0
     """Interval of the check for Services and the like that someone else deleted or changed, per running job."""
+    namespace_max_age: float = 15.0
+    """A new job is judged by a Namespace that was read at most this long ago."""
+    namespace_refresh: float = 300.0
+    """Interval in which the Namespaces of other jobs are read again."""
     session_backoff_max: float = 30.0
     watch_margin: float = 120.0
     """A watch is renewed every `watch_timeout`. One that shows no activity for this much longer hangs."""

@@ -21,7 +21,7 @@ from allranks.report import stacks
 from allranks.report.meter import Meter
 from allranks.report.state import RANK, Means, State, advance, message, number_in
 from allranks.report.transport import AttemptOver, Rejected, SendFailed, Transport
-from allranks.report.values import LARGEST, is_finite, metric, seconds, whole
+from allranks.report.values import LARGEST, closest, is_finite, metric, seconds, whole
 from allranks.report.warn import warn_once
 
 INTERVAL_SECONDS = 5.0
@@ -46,6 +46,7 @@ class Client:
         self._state = State()
         self._metrics: dict[str, float] = {}
         self._later: dict[str, Callable[[], float]] = {}
+        self._new_names: list[str] = []
         self._means = Means()
         # Reentrant, unlike a lock: a signal handler may call put() during put().
         self._bell: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -91,6 +92,8 @@ class Client:
         old = self._state
         state = advance(old, time.monotonic(), step, total_steps, epoch, samples, bool(checkpoint), busy)
         self._state = state
+        if self._new_names:
+            self._warn_of_typing_errors(state)
         if self.meter is not None:
             self._measure(old, state, checkpoint)
         if old.step is None and step is not None:
@@ -114,6 +117,7 @@ class Client:
                 return warn_once(f"name {name[:63]}", f"report(): invalid metric name {name[:63]!r}")
             if len(self._metrics) + len(self._later) >= MOST_METRICS:
                 return warn_once("many", f"report(): more than {MOST_METRICS} metrics: {name} and others are dropped")
+            self._new_names.append(name)
         number = good(name, value, metric)
         if callable(number):
             self._later[name] = number
@@ -121,6 +125,17 @@ class Client:
             self._later.pop(name, None)
             self._set(name, number)
         return None
+
+    def _warn_of_typing_errors(self, state: State) -> None:
+        """`report(stepp=3)` makes a metric of the name. Names like those of values that are reported are accepted."""
+        given = {name for name in ("step", "total_steps", "epoch") if getattr(state, name) is not None}
+        given |= {"samples"} if state.sampled_at is not None else set()
+        given |= {"busy"} if state.busy_steps else set()
+        names, self._new_names = self._new_names, []
+        for name in names:
+            meant = closest(name)
+            if meant and meant not in given and meant not in self._metrics and meant not in self._later:
+                warn_once(f"typing {name}", f"report(): {name} is a metric of its own: did you mean {meant}?")
 
     def _set(self, name: str, number: float) -> None:
         """Drops a value that is not finite: a loss of NaN must not look like its last finite value."""

@@ -1,6 +1,6 @@
 """Dumps the stacks of all threads to stderr: when the operator requests it, and when native code holds the GIL.
 
-Both use `faulthandler`, which needs no interpreter, so they work while the main thread hangs in a collective. With
+On request a background thread prints them, which works while the main thread hangs in a collective. With
 ALLRANKS_HANG_SECONDS a background thread keeps resetting a timer of `faulthandler`. The timer fires only if native code
 holds the GIL so that no Python thread can run, and before the operator detects a hang of that many seconds and ends the
 pod.
@@ -14,6 +14,8 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from types import FrameType
 
 from allranks.report.warn import write
 
@@ -21,10 +23,36 @@ from allranks.report.warn import write
 def dump(who: str, why: str) -> None:
     """Writes a line with the process and the reason, then the stacks of this process."""
     write(f"allranks: {who} ({pod()}): stacks, asked for because {why}\n")
-    with contextlib.suppress(OSError, RuntimeError, ValueError):
-        faulthandler.dump_traceback(file=2, all_threads=True)
+    try:
+        write("".join(threads_of_program()))
+    except Exception:
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            faulthandler.dump_traceback(file=2, all_threads=True)
     with contextlib.suppress(Exception):
         write(collectives())
+
+
+def threads_of_program() -> Iterator[str]:
+    """The stack of each thread, the main thread first, without the threads of this library."""
+    # Not threading.enumerate(), which takes a lock: a hung thread may hold it.
+    names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]
+    main = threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    shown = [(ident, frame) for ident, frame in frames if not names.get(ident, "").startswith(OWN_THREADS)]
+    for ident, frame in shown[:MOST_THREADS]:
+        yield f"Thread {names.get(ident, hex(ident))} (most recent call first):\n"
+        yield from lines_of(frame)
+    if len(shown) > MOST_THREADS:
+        yield f"... and {len(shown) - MOST_THREADS} more threads\n"
+
+
+def lines_of(frame: FrameType | None) -> Iterator[str]:
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            return
+        yield f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n'
+        frame = frame.f_back
+    yield "  ...\n"
 
 
 def collectives() -> str:
@@ -38,9 +66,15 @@ def collectives() -> str:
 
 
 def pod() -> str:
-    return f"pod {os.environ.get('HOSTNAME') or socket.gethostname()}"
+    """`pod NAME`. A local run has no pod names: `pod worker-0`."""
+    host = os.environ.get("HOSTNAME") or socket.gethostname()
+    role, index = os.environ.get("ALLRANKS_ROLE"), os.environ.get("ALLRANKS_INDEX")
+    replica = f"{role}-{index}"
+    return f"pod {host if not (role and index) or replica in host else replica}"
 
 
+OWN_THREADS = "allranks-"
+MOST_THREADS = MOST_FRAMES = 100
 HANG_FRACTION = 0.75
 """The timer fires after this fraction of the hang timeout, before the operator ends the pod."""
 MAX_CHARACTERS = 8192

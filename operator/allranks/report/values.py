@@ -12,6 +12,26 @@ LARGEST = 2**53
 """Up to this value every JSON reader represents integers exactly."""
 
 
+FIELDS = ("step", "total_steps", "epoch", "samples", "checkpoint", "busy", "loss")
+"""The parameters of `report`, and the metric that most programs have."""
+
+
+def closest(name: str) -> str | None:
+    """The field that this name of a metric is probably meant to be; None for a name of its own, such as `d_loss`."""
+    from difflib import get_close_matches  # only needed for new names
+
+    plain = name.lower().replace("_", "").replace("-", "")
+    if plain in ("globalstep", "iteration"):
+        return "step"
+    if name in FIELDS or any(letter in name for letter in "/.") or plain[-1:].isdigit():
+        return None
+    spelled = {field.replace("_", ""): field for field in FIELDS}
+    matches = get_close_matches(plain, spelled, n=1, cutoff=0.85)
+    if not matches or ("_" in name and "_" not in spelled[matches[0]]):
+        return None
+    return spelled[matches[0]]
+
+
 def whole(value: Any) -> int:
     """A count (0, 1, 2, ...), given as an int, an integral float, a numpy number or a tensor in CPU memory.
 

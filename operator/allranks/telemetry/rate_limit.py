@@ -48,8 +48,10 @@ class Notifier:
         reconcile: Callable[[Job], None],
         monotonic: Callable[[], float],
         later: Callable[[float, Callable[[], None]], Any],
+        job_interval: float = JOB_INTERVAL,
     ) -> None:
         self._reconcile, self._monotonic, self._later = reconcile, monotonic, later
+        self._job_interval = job_interval
         self._notified_at: dict[Job, float] = {}
         self._waiting: dict[Job, int] = {}
         """Job -> number of its entry in the queue."""
@@ -71,7 +73,7 @@ class Notifier:
             return
         number = next(self._numbers)
         self._waiting[job] = number
-        due = max(self._monotonic(), self._notified_at.get(job, float("-inf")) + JOB_INTERVAL)
+        due = max(self._monotonic(), self._notified_at.get(job, float("-inf")) + self._job_interval)
         heapq.heappush(self._queue, (due, number, job))
         self._drain()
 

@@ -18,7 +18,7 @@ from typing import Any
 from allranks.core.model import RankReport, Reports
 from allranks.core.report_loss import SILENCE
 from allranks.telemetry import schema
-from allranks.telemetry.rate_limit import Bucket, Job, Notifier
+from allranks.telemetry.rate_limit import JOB_INTERVAL, Bucket, Job, Notifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class StoreLimits:
     interval_max: float = 30.0
     """Seconds between two messages of a rank, which the response contains: short enough to detect a hang and to request
     stack dumps."""
+    job_interval: float = JOB_INTERVAL
+    """Minimum seconds between two reconciles of a job because of reports."""
     target_rate: float = 1000.0
     """Desired messages per second of all ranks together: beyond 5,000 ranks the interval grows with their number."""
     max_rate: float = 1500.0
@@ -120,7 +122,7 @@ class ReportStore:
     ) -> None:
         self._now, self._monotonic = now, monotonic
         self._limits = limits or StoreLimits()
-        self._notifier = Notifier(reconcile, monotonic, later or _call_later)
+        self._notifier = Notifier(reconcile, monotonic, later or _call_later, self._limits.job_interval)
         self._jobs: OrderedDict[Job, _Job] = OrderedDict()
         """Ordered by the time of the last message."""
         self._ranks = 0

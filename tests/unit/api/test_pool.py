@@ -12,6 +12,10 @@ from allranks.errors import InvalidManifest
 from support.builders import table
 
 FULL = {
+    "namespaceSelector": {
+        "matchLabels": {"team": "vision"},
+        "matchExpressions": [{"key": "tier", "operator": "In", "values": ["gold"]}],
+    },
     "nodeSelector": {"gpu": "h200"},
     "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "gpu": {"count": 8},
@@ -73,6 +77,22 @@ INVALID = [
     ("no GPU at all", {"gpu": {"count": 0}}, ("spec.gpu.count", "should be greater than or equal to 1")),
     ("GPUs without a number", {"gpu": {}}, ("spec.gpu.count", "is required")),
     ("an unknown field", {"nodeselector": {}}, ("spec.nodeselector", "unknown field, did you mean nodeSelector?")),
+    (
+        "a selector that looks for a label in no values",
+        {"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "In"}]}},
+        (
+            "spec.namespaceSelector.matchExpressions[0].values",
+            "In and NotIn need values, Exists and DoesNotExist have none",
+        ),
+    ),
+    (
+        "a selector with values for a label that only must exist",
+        {"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "Exists", "values": ["a"]}]}},
+        (
+            "spec.namespaceSelector.matchExpressions[0].values",
+            "In and NotIn need values, Exists and DoesNotExist have none",
+        ),
+    ),
     (
         "a template with a wrong type",
         {"template": {"spec": {"containers": {}}}},

@@ -1,4 +1,4 @@
-"""Helm for the tests of the chart."""
+"""Helm for the tests of the chart, which run with Helm 4 and Helm 3."""
 
 from __future__ import annotations
 
@@ -8,5 +8,10 @@ from support import helm as helm_
 
 
 @pytest.fixture(scope="session")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> helm_.Helm:
-    return helm_.Helm(helm_.built("helm"), tmp_path_factory.mktemp("helm"))
+def helm4(tmp_path_factory: pytest.TempPathFactory) -> helm_.Helm:
+    return helm_.Helm(helm_.built("helm"), tmp_path_factory.mktemp("helm4"))
+
+
+@pytest.fixture(scope="session", params=["helm", "helm3"])
+def helm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> helm_.Helm:
+    return helm_.Helm(helm_.built(request.param), tmp_path_factory.mktemp(request.param))

@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 
 from allranks.api.validation import parse
 from allranks.core.manifests import pods
+from allranks.operator.job_metrics import JobSample
 from allranks.operator.metrics import Metrics, Sampled
 from allranks.operator.settings import ENV_PREFIX, Settings
 from support.helm import CHART, ROOT
@@ -78,6 +79,13 @@ SETTINGS = {
     "log_format": "settings.logFormat",
     "lease_seconds": "leaderElection.leaseSeconds",
 }
+POLICY = {
+    "default_ttl_seconds_after_finished": "policy.defaults.ttlSecondsAfterFinished",
+    "default_active_deadline_seconds": "policy.defaults.activeDeadlineSeconds",
+    "default_run_as_user": "policy.defaults.runAsUser",
+    "max_active_deadline_seconds": "policy.limits.activeDeadlineSeconds",
+    "max_pods": "policy.limits.pods",
+}
 """Field of Settings -> the value that sets it."""
 
 
@@ -92,15 +100,29 @@ def test_a_setting_has_the_operators_default_and_bounds(name: str) -> None:
     assert {key: schema.get(key) for key in bounds} == {key: setting.get(key) for key in bounds}
 
 
+@pytest.mark.parametrize("name", POLICY)
+def test_a_default_or_limit_has_the_operators_bounds_and_is_not_set(name: str) -> None:
+    setting = Settings.model_json_schema()["properties"][name]
+    value, schema = VALUES, SCHEMA
+    for key in POLICY[name].split("."):
+        value, schema = value[key], schema["properties"][key]
+    assert value is setting["default"] is None
+    [number] = [each for each in setting["anyOf"] if each["type"] == "integer"]
+    assert [schema["minimum"], schema["maximum"]] == [number["minimum"], number["maximum"]]
+
+
 def test_every_setting_is_passed_to_the_operator_and_no_other() -> None:
     passed = re.findall(rf"name: {ENV_PREFIX}(\w+)", (CHART / "templates" / "_env.tpl").read_text())
     assert {name.lower() for name in passed} == set(Settings.model_fields) - {"address"}
 
 
+SAMPLE = JobSample("team", "pytorch", "Pending", "Unschedulable", 60.0, "gpu", 8, 0)
+
+
 def metrics() -> dict[str, str]:
     """Each metric of the operator -> its type."""
     meters = Metrics()
-    meters.registry.register(Sampled(lambda: [("pytorch", "Running")], lambda: 0, lambda: [("jobs", 0.0)]))
+    meters.registry.register(Sampled(lambda: [SAMPLE], lambda: 0, lambda: [("jobs", 0.0)]))
     lines = generate_latest(meters.registry).decode().splitlines()
     types = dict(line.split()[2:] for line in lines if line.startswith("# TYPE "))
     return {name: kind for name, kind in types.items() if not name.endswith("_created")}

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from allranks.core.policy import Policy
+from allranks.operator.settings import Settings
 from allranks.telemetry.server import PATH as REPORT_PATH
 from support.helm import CHART, ROOT, Helm, HelmError, Manifest, built
 
@@ -134,14 +136,16 @@ ALLOWED = {
     ("", "services"): {"create", "get"},
     ("", "configmaps"): {"create", "get", "delete"},
     ("", "secrets"): {"create"},
+    ("", "namespaces"): {"get"},
     ("", "events"): {"create", "patch"},
     ("networking.k8s.io", "networkpolicies"): {"create", "get"},
+    ("policy", "poddisruptionbudgets"): {"create", "get"},
     ("coordination.k8s.io", "leases"): {"create", "get", "update"},
     ("authentication.k8s.io", "tokenreviews"): {"create"},
     ("apiextensions.k8s.io", "customresourcedefinitions"): {"get"},
 }
 """All rights of the operator."""
-FULL: Manifest = {"replicas": 2, "networkPolicy": {"jobs": True}}
+FULL: Manifest = {"replicas": 2, "networkPolicy": {"jobs": True}, "podDisruptionBudget": {"jobs": True}}
 OPTIONAL = {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
 """With metrics.authentication."""
 
@@ -166,6 +170,120 @@ def test_policies_of_jobs_follow_the_charts_own_policy_unless_set(helm: Helm, en
     made = helm.template({"networkPolicy": {"enabled": enabled, "jobs": jobs}})
     assert (("networking.k8s.io", "networkpolicies") in granted(made)) is creates
     assert environment(made)["ALLRANKS_NETWORK_POLICIES"] == str(creates).lower()
+
+
+def test_namespaces_are_read_unless_the_policy_is_operator_wide_only(helm: Helm) -> None:
+    confined = helm.template({"namespaces": ["team-a"]})
+    assert granted(confined)[("", "namespaces")] == {"get"}
+    assert {role["kind"] for role in confined if role["kind"].endswith("Role")} == {"Role"}
+    made = helm.template({"policy": {"readNamespaces": False}})
+    assert ("", "namespaces") not in granted(made)
+    assert environment(made)["ALLRANKS_NAMESPACE_POLICIES"] == "false"
+
+
+@pytest.mark.parametrize("jobs", [False, True])
+def test_budgets_of_jobs_come_with_the_right_to_create_them(helm: Helm, jobs: bool) -> None:
+    made = helm.template({"podDisruptionBudget": {"jobs": jobs}})
+    assert (("policy", "poddisruptionbudgets") in granted(made)) is jobs
+    assert environment(made)["ALLRANKS_DISRUPTION_BUDGETS"] == str(jobs).lower()
+
+
+def test_the_settings_that_the_chart_passes_are_valid(helm: Helm) -> None:
+    values = {
+        "policy": {
+            "defaults": {
+                "ttlSecondsAfterFinished": 0,
+                "activeDeadlineSeconds": 315360000,
+                "pool": "gpu",
+                "runAsUser": 1000,
+            },
+            "limits": {"pods": 16, "pools": ["gpu", "cpu"], "imagePrefixes": ["ghcr.io/team/"]},
+        }
+    }
+    for release, policy in (
+        ({}, Policy()),
+        (
+            values,
+            Policy(
+                default_ttl_seconds_after_finished=0,
+                default_active_deadline_seconds=315_360_000,
+                default_pool="gpu",
+                default_run_as_user=1000,
+                max_pods=16,
+                allowed_pools=("gpu", "cpu"),
+                image_prefixes=("ghcr.io/team/",),
+            ),
+        ),
+    ):
+        env = {name: text for name, text in environment(helm.template(release)).items() if text is not None}
+        with pytest.MonkeyPatch.context() as patch:
+            for name, text in env.items():
+                patch.setenv(name, text)
+            settings = Settings()
+        assert settings.policy == policy
+        assert settings.namespace_policies
+
+
+@pytest.mark.parametrize(
+    ("repository", "image"),
+    [
+        ("ghcr.io/allranks/operator", "mirror.example:5000/ml/allranks/operator:0.1.0"),
+        ("allranks/operator", "mirror.example:5000/ml/allranks/operator:0.1.0"),
+        ("operator", "mirror.example:5000/ml/operator:0.1.0"),
+    ],
+)
+def test_a_global_registry_replaces_that_of_every_image(helm: Helm, repository: str, image: str) -> None:
+    values = {
+        "global": {"imageRegistry": "mirror.example:5000/ml"},
+        "image": {"repository": repository, "tag": "0.1.0"},
+    }
+    release = helm.template(values)
+    assert {container["image"] for pod in pods(release) for container in _containers(pod)} == {image}
+    assert environment(release)["ALLRANKS_HELPER_IMAGE"] == image
+
+
+def _containers(pod: Manifest) -> list[Manifest]:
+    return [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+
+
+def test_common_annotations_are_on_every_object_beside_its_own(helm: Helm) -> None:
+    values = {**FULL, **ALL, "commonAnnotations": {"team": "ml"}, "deploymentAnnotations": {"team": "x", "own": "y"}}
+    release = helm.template(values)
+    [deployment] = of_kind(release, "Deployment")
+    assert deployment["metadata"]["annotations"] == {"team": "x", "own": "y"}
+    for manifest in release:
+        if manifest is not deployment:
+            assert manifest["metadata"]["annotations"]["team"] == "ml", (manifest["kind"], manifest["metadata"]["name"])
+
+
+def test_extra_volumes_hosts_and_probes_are_those_of_the_values(helm: Helm) -> None:
+    volume = {"name": "ca", "configMap": {"name": "ca"}}
+    mount = {"name": "ca", "mountPath": "/etc/ca"}
+    values = {
+        "extraVolumes": [volume],
+        "extraVolumeMounts": [mount],
+        "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["registry"]}],
+        "dnsPolicy": "Default",
+        "probes": {"livenessPeriodSeconds": 60, "timeoutSeconds": 9},
+    }
+    [deployment] = of_kind(helm.template(values), "Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    container = next(each for each in spec["containers"] if each["name"] == "operator")
+    assert volume in spec["volumes"]
+    assert mount in container["volumeMounts"]
+    assert spec["hostAliases"] == values["hostAliases"]
+    assert spec["dnsPolicy"] == "Default"
+    assert (container["livenessProbe"]["periodSeconds"], container["livenessProbe"]["timeoutSeconds"]) == (60, 9)
+    assert container["readinessProbe"]["timeoutSeconds"] == 9
+
+
+def test_extra_objects_are_objects_or_text_with_template_syntax(helm: Helm) -> None:
+    extra = [
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "{{ .Release.Name }}-a"}},
+        "apiVersion: v1\nkind: Secret\nmetadata: {name: '{{ .Release.Namespace }}-b'}",
+    ]
+    made = of_kind(helm.template({"extraObjects": extra}), "Secret")
+    assert [secret["metadata"]["name"] for secret in made] == ["allranks-a", "sys-b"]
 
 
 def test_the_documentation_lists_the_rights(helm: Helm) -> None:
@@ -325,6 +443,8 @@ def test_every_alert_has_a_severity_and_an_instruction(helm: Helm) -> None:
         assert alert["labels"]["severity"] in {"critical", "warning", "info"}
         assert alert["annotations"]["summary"]
         assert alert["annotations"]["description"]
+        runbook = f"https://allranks.dev/platform/runbooks/#{alert['alert'].lower()}"
+        assert alert["annotations"]["runbook_url"] == runbook
         assert 'namespace="sys"' in alert["expr"]
         assert "{{" not in re.sub(r"\{\{ \$(value|labels\.\w+)( \| \w+)? \}\}", "", alert["annotations"]["summary"])
 
@@ -345,6 +465,11 @@ BAD: dict[str, tuple[Manifest, str]] = {
     "pools as a list": ({"pools": {"create": [{"name": "a"}]}}, "/pools/create.*got array, want object"),
     "reports from a string": ({"reports": {"from": "all"}}, "/reports/from.*got string, want array"),
     "several that act": ({"replicas": 2, "leaderElection": {"enabled": False}}, "several operators would act"),
+    "a user that is root": ({"policy": {"defaults": {"runAsUser": 0}}}, "/runAsUser.*minimum: got 0, want 1"),
+    "a default pool that is refused": (
+        {"policy": {"defaults": {"pool": "a"}, "limits": {"pools": ["b"]}}},
+        "policy.limits.pools does not allow",
+    ),
     "pools without pools.enabled": ({"namespaces": ["a"], "pools": {"create": {"p": {}}}}, "set pools.enabled=true"),
 }
 
@@ -387,8 +512,9 @@ def test_a_parent_chart_can_pass_globals_and_a_condition(helm: Helm, tmp_path: P
         ({"crds": {"enabled": False}}, ["The CRDs are not part of this release"]),
     ],
 )
-def test_notes_describe_the_next_steps(values: Manifest, texts: list[str], helm: Helm) -> None:
-    notes = helm("install", "allranks", str(CHART), "--namespace=sys", "--dry-run=client", values=values)
+def test_notes_describe_the_next_steps(values: Manifest, texts: list[str], helm4: Helm) -> None:
+    # Helm 3 renders notes with a cluster only.
+    notes = helm4("install", "allranks", str(CHART), "--namespace=sys", "--dry-run=client", values=values)
     notes = notes.partition("NOTES:")[2]
     for text in texts:
         assert text in notes

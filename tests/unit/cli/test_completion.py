@@ -70,11 +70,17 @@ def test_commands_are_completed_without_those_that_the_help_hides():
             "validate --filename ",
             "report -f ",
         ),
-        *("get --kubeconfig ", "report --output "),
+        *("get --kubeconfig ", "report --output pen"),
     ],
 )
 def test_files_are_completed_by_the_shell(line):
     assert complete(line) in (["<files>"], ["<paths>"])
+
+
+def test_a_format_or_a_file_is_completed():
+    assert complete("report -o ") == ["text", "html", "json"]
+    assert complete("report -o ht") == ["html"]
+    assert complete("report -o ./") == ["<files>"]
 
 
 JOBS = ("get", "list", "describe", "top", "logs", "wait", "suspend", "resume", "scale", "delete", "report")

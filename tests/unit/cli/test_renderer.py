@@ -6,6 +6,7 @@ import io
 import re
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from rich.console import Console
 
 from allranks.api.status import CurvePoint, Failure, ProgressStatus, RestartCounts, Status
 from allranks.cli.format.duration import elapsed
-from allranks.cli.format.outcome import ended_how
-from allranks.cli.live import renderer
+from allranks.cli.format.outcome import ended_how, failure_block
+from allranks.cli.live import renderer, shutdown_noise
 from allranks.cli.live.renderer import Renderer
-from allranks.cli.live.summary import Summary
+from allranks.cli.live.summary import Summary, progress_line
 from allranks.core.model import Event, Exit, Pod
+from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks.base import Framework
 from support.builders import NOW, table
 
 
@@ -32,10 +35,10 @@ def status(phase: Any, ready: str = "0/2", attempt: int = 0, **fields: Any) -> S
 class Output:
     """A renderer without a terminal."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, framework: Framework | None = None, log_dir: Path | None = None, **options: Any) -> None:
         self.stream = io.StringIO()
         self.renderer = Renderer(self.stream, live=False, colour=False, on_closed=lambda: None, **options)
-        self.renderer.begin("job")
+        self.renderer.begin("job", framework, log_dir)
 
     def lines(self) -> list[str]:
         self.renderer.end()
@@ -139,6 +142,21 @@ def test_how_a_rank_ended(case: tuple[tuple[int | None, int | None, str], str]) 
     assert ended_how(*case[0]) == case[1]
 
 
+@table(
+    ("reads from the standard input", "Traceback\nEOFError: EOF when reading a line\n", 1),
+    ("another error", "EOFError: Ran out of input", 0),
+    ("no log", "", 0),
+)
+def test_a_failure_by_input_has_a_hint(case: tuple[str, int]) -> None:
+    message, count = case
+    failure = Failure(attempt=0, role="worker", index=1, exit_code=1, message=message, time=NOW)
+    lines = [line for line in failure_block(status("Failed", last_failure=failure)) if line.startswith("Hint: ")]
+    assert lines == count * [
+        "Hint: the standard input of a rank is always empty; pass values as arguments or environment variables "
+        "instead of input()"
+    ]
+
+
 def drawn(summary: Summary, width: int = 70, height: int = 24) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height)
     console.print(summary)
@@ -155,7 +173,9 @@ def test_summary_has_a_line_for_each_rank_and_the_last_failure() -> None:
         pod("worker", 1, "Running", deleted_at=NOW),
     )
     pods = tuple(Pod(**{**{f: getattr(p, f) for f in p.__slots__}, "attempt": 1}) for p in pods)
-    lines = drawn(Summary("job", 61.5, now, pods, {"master-0": b"saved " + b"x" * 99, "worker-1": b" 40%\r"}, {}))
+    lines = drawn(
+        Summary("job", 61.5, now, pods, {"job-master-0-0": b"saved " + b"x" * 99, "job-worker-1-0": b" 40%\r"}, {})
+    )
     assert lines == [
         "job  Running  2/3 pods running  attempt 1  61.5s  ────────────────────",
         " master-0  Succeeded         75.0s  saved xxxxxxxxxxxxxxxxxxxxxxxxxxx…",
@@ -210,11 +230,151 @@ def test_quiet_prints_no_progress() -> None:
 def test_summary_has_a_line_of_progress() -> None:
     shown = Summary("job", 5, progressed(450), (pod("worker", 0),), {}, {})
     lines = drawn(shown, width=120)
-    assert (
-        lines[1]
-        == " ████████░░░░░░░░  450/900 50%  10 steps/s  810.5 samples/s  ETA 3m  loss 0.3068  █▃▁▁  accuracy 0.9"
+    assert lines[1] == (
+        " ██████████████░░░░░░░░░░░░░░  450/900 50%  10 steps/s  810.5 samples/s  ETA 3m  loss 0.3068  ███▃▃▃▁▁▁▁▁▁  "
+        "accuracy 0.9"
     )
     assert lines[2].startswith(" worker-0  Running")
-    assert drawn(shown, width=60)[1].endswith("…")
     many = [pod("worker", n) for n in range(16)]
     assert len(drawn(Summary("job", 5, progressed(450), many, {}, {}))) <= 24 - 8 + 2
+
+
+@pytest.mark.parametrize("width", range(12, 240, 6))
+def test_the_line_of_progress_uses_the_width_and_cuts_no_number(width: int) -> None:
+    parts = progress_line(progressed(450), True, width, NOW)
+    line = "".join(text for text, _ in parts)
+    assert len(line) <= width
+    texts = ["450/900 50%", "10 steps/s", "810.5 samples/s", "ETA 3m", "loss 0.3068", "accuracy 0.9"]
+    words = [text for text, style in parts if style not in ("green", "cyan") and text.strip()]
+    assert words == [text for text in texts if text in words]
+    assert "450/900 50%" in words
+    assert width < 36 or "loss 0.3068" in words
+    bar = next((len(text) for text, style in parts if style == "green"), 0)
+    assert width < 25 or bar >= 8
+    if width >= 180:
+        assert (words, bar) == (texts, 60)
+
+
+def test_the_line_of_progress_says_how_old_it_is() -> None:
+    def shown(seconds: float, **fields: Any) -> str:
+        now = progressed(450, **fields)
+        assert now.progress
+        progress = now.progress.model_copy(update={"last_report": NOW - timedelta(seconds=seconds)})
+        return "".join(t for t, _ in progress_line(now.model_copy(update={"progress": progress}), True, 200, NOW))
+
+    assert "450/900 50%  12s ago  10 steps/s" in shown(12)
+    assert "ago" not in shown(2)
+
+
+def test_a_line_of_the_attempt_before_is_not_shown_beside_a_running_rank() -> None:
+    shown = Renderer(io.StringIO(), live=False, colour=False, on_closed=lambda: None)
+    shown.begin("job")
+    before, after = pod("worker", 0), Pod("job-worker-0-1", "v", "worker", 0, 1, phase="Running")
+    shown.status(status("Running", attempt=0), (before,))
+    shown.output(before, "trainer", b"RuntimeError: CUDA error\n")
+    shown.status(status("Restarting", attempt=1), (after,))
+    assert "RuntimeError" not in "".join(drawn(shown._summary()))
+    shown.output(after, "trainer", b"step 1\n")
+    assert "step 1" in drawn(shown._summary())[1]
+    shown.end()
+
+
+NOISE = (Path(__file__).parents[1] / "frameworks/torchrun/exit_barrier.log").read_bytes()
+LINES = NOISE.decode().splitlines()
+
+
+class Ending:
+    """Two ranks under torchrun; the second one prints the noise of its shutdown between two lines of its own."""
+
+    def __init__(self) -> None:
+        self.output = Output(framework=FRAMEWORKS["pytorch"], log_dir=Path("logs"))
+        self.pods = [pod("worker", 0, "Succeeded", exit=Exit(0, NOW)), pod("worker", 1)]
+        self.status("Running")
+        self.feed(b"trained\n")
+        for at in range(0, len(NOISE), 1000):
+            self.feed(NOISE[at : at + 1000])
+        self.feed(b"bye\n")
+
+    def feed(self, data: bytes) -> None:
+        self.output.renderer.output(self.pods[1], "trainer", data)
+
+    def status(self, phase: Any, exit_code: int | None = None, attempt: int = 0) -> None:
+        if exit_code is not None:
+            done = "Failed" if exit_code else "Succeeded"
+            self.pods[1] = pod("worker", 1, done, exit=Exit(exit_code, NOW))
+        self.output.renderer.status(status(phase, "1/2", attempt), self.pods)
+
+    def shown(self) -> list[str]:
+        """The lines of the log, and those that are in place of some."""
+        lines = [line.removeprefix("worker-1 | ") for line in self.output.lines() if "worker-1 |" in line]
+        return [line.rstrip() for line in lines]
+
+
+FOLDED = [f"... {len(LINES)} lines of torchrun's shutdown, see logs/job-worker-1-0.log"]
+WHOLE = ["trained", *LINES, "bye"]
+
+
+def test_the_noise_of_a_shutdown_is_folded_after_a_success() -> None:
+    ending = Ending()
+    ending.status("Running", exit_code=0)
+    ending.status("Succeeded")
+    assert ending.shown() == ["trained", "bye", *FOLDED]
+
+
+def test_the_noise_of_a_rank_that_is_terminated_after_a_success_is_folded() -> None:
+    ending = Ending()
+    ending.status("Succeeded")
+    ending.status("Succeeded", exit_code=143)
+    assert sorted(ending.shown()) == sorted(["trained", "bye", *FOLDED])
+
+
+@table(
+    ("the rank itself failed", [("Running", 1, 0)]),
+    ("another rank failed later", [("Running", 0, 0), ("Failed", None, 0)]),
+    ("the job restarted", [("Running", 0, 0), ("Restarting", None, 1)]),
+    ("the job restarted and succeeded", [("Running", 0, 0), ("Restarting", None, 1), ("Succeeded", None, 1)]),
+    ("the rank failed and the job succeeded", [("Running", 1, 0), ("Succeeded", None, 0)]),
+    ("the run was interrupted", []),
+)
+def test_without_a_success_nothing_is_folded(case: list[Any]) -> None:
+    ending = Ending()
+    for phase, exit_code, attempt in case[0]:
+        ending.status(phase, exit_code, attempt)
+    assert sorted(ending.shown()) == sorted(WHOLE)
+
+
+def test_a_rank_that_still_runs_prints_its_warning_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown_noise, "HOLD_SECONDS", 0.0)
+    ending = Ending()
+    ending.status("Running")
+    ending.status("Succeeded", exit_code=0)
+    assert sorted(ending.shown()) == sorted(WHOLE)
+
+
+def test_lines_of_the_program_are_not_held_back() -> None:
+    ending = Ending()
+    for text in (b"epoch 2\n", b"\n", b"Traceback (most recent call last):\n", b"  File 'x'\n", b"ValueError: 3\n"):
+        ending.feed(text)
+    time.sleep(3 * renderer.DRAW_SECONDS)
+    shown = ending.output.stream.getvalue()
+    assert "bye" in shown
+    assert "epoch 2" in shown
+    assert "ValueError: 3" in shown
+    assert "frame #0" not in shown
+    ending.status("Succeeded", exit_code=0)
+    own = ["epoch 2", "", "Traceback (most recent call last):", "  File 'x'", "ValueError: 3"]
+    assert ending.shown() == ["trained", "bye", *own, *FOLDED]
+
+
+def test_a_rank_that_prints_much_is_not_held_back() -> None:
+    ending = Ending()
+    ending.feed(b"line\n" * shutdown_noise.HELD_LINES)
+    ending.status("Succeeded", exit_code=0)
+    assert ending.shown() == ["trained", "bye", *["line"] * shutdown_noise.HELD_LINES, *FOLDED]
+
+
+def test_only_so_much_noise_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown_noise, "HELD_LINES", len(LINES) - 1)
+    ending = Ending()
+    ending.status("Succeeded", exit_code=0)
+    assert sorted(ending.shown()) == sorted(WHOLE)

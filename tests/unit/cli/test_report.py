@@ -15,8 +15,10 @@ from click.testing import CliRunner, Result
 
 from allranks.cli.commands.report import rendered
 from allranks.cli.format import plots
-from allranks.cli.job_report import html
+from allranks.cli.job_report import html, run_files
+from allranks.cli.job_report import plots as drawn_plots
 from allranks.cli.job_report.model import JobReport, build_report
+from allranks.cli.job_report.run_files import read_run_files
 from allranks.cli.main import cli
 from support import reported
 from support.builders import table
@@ -34,7 +36,7 @@ Command     python3 train.py
 Created     2026-03-04 10:00:00 UTC
 Ended       2026-03-04 10:15:00 UTC, after 15:00
 Progress    1310/1310 100%, epoch 20, loss 0.0871, accuracy 0.985
-Throughput  519 samples/s on average
+Throughput  519.1 samples/s on average
 Goodput     73.8% (productive / all but queued, by reports)
 Restarts    2 after failures of the program
 
@@ -62,7 +64,7 @@ loss
             0:00                                                               15:00
 
 Throughput in samples/s
-       527    **************************************           *********************
+       527     ********************   **************            *******************
 
          0
   restarts                          ^                        ^
@@ -111,7 +113,12 @@ def test_report_on_a_running_job_covers_the_time_until_now():
 
 def test_goodput_without_reports_is_marked():
     lines = text(reported.silent(), 500).splitlines()
-    assert "Goodput     98.4% (no reports: all running time counts as productive)" in lines
+    assert (
+        "Goodput     not measured: no rank has reported a step; at most 98.4%, if all running time was productive"
+        in lines
+    )
+    assert any(line.split()[1:] == ["running", "8:00", "96.0%"] for line in lines)
+    assert not any(line.split()[1:2] == ["productive"] for line in lines)
     assert not any("loss" in line or "Throughput" in line for line in lines)
 
 
@@ -273,7 +280,7 @@ def test_every_plot_has_a_title_a_description_and_a_table():
     parsed, made = page(reported.finished())
     ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    drawn = [attributes for tag, attributes in parsed.tags if tag == "svg"]
+    drawn = [attributes for tag, attributes in parsed.tags if tag == "svg" and attributes.get("class") != "strokes"]
     assert len(drawn) == 5
     for attributes in drawn:
         assert attributes["role"] == "img"
@@ -300,6 +307,153 @@ def test_html_has_attempts_times_curves_causes_and_the_outcome():
     assert bars[:5] == ["queued", "queued", "starting", "productive", "lost"]
     assert made.count('class="curve"') == 6  # three attempts in two plots: curves are interrupted between attempts
     assert made.count('class="mark"') == 4
+
+
+def tiles(made: str) -> dict[str, str]:
+    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)<small>", made))
+
+
+def test_a_job_that_never_trained_has_no_goodput_and_no_empty_plots():
+    job = failed()
+    job["status"].pop("progress")
+    job["status"]["times"]["measured"] = False
+    parsed, made = page(job)
+    assert tiles(made)["Goodput"] == "not measured"
+    assert "at most 73.8%, if all running time was productive" in made
+    assert "productive</li>" not in made
+    headings = [words for tag, words in parsed.texts if tag == "h2"]
+    assert headings[:3] == ["Timeline of attempts", "Where the time went", "Lost time by cause"]
+    found = json.loads(rendered(job, "json", at(5000)))
+    assert (found["goodput"], found["goodputLimit"], found["measured"]) == (None, 0.7376, False)
+
+
+def test_the_failure_is_the_first_part_of_the_page():
+    _, made = page(failed())
+    assert 0 < made.index("First failure: worker-1") < made.index('<dl class="tiles">') < made.index("<svg")
+
+
+def test_labels_of_a_logarithmic_axis_are_powers_of_ten_and_fit():
+    job = reported.finished()
+    for number, point in enumerate(job["status"]["progress"]["curve"]):
+        point["value"] = 9.7 * 10 ** (-number / 12)
+    made = report(job)
+    strokes = made.strokes(lambda point: point.value)
+    plot = drawn_plots.curve("id", "", "", strokes, made.seconds)
+    assert [label for _, label in plot.y_labels] == ["0.001", "0.01", "0.1", "1"]
+
+
+@pytest.mark.parametrize("values", [[0.0001874] * 2, [-0.0001874] * 2, [1e-7, 1.5e-7], [123456.0, 9876543.0]])
+def test_labels_of_the_y_axis_fit_beside_the_plot(values):
+    plot = drawn_plots.curve("id", "", "", [list(enumerate(values))], 2.0)
+    assert plot.y_labels
+    assert all(len(label) <= drawn_plots.MOST_CHARACTERS for _, label in plot.y_labels)
+
+
+def test_plots_are_as_wide_as_the_page_and_labels_are_not_scaled():
+    _, made = page(reported.finished())
+    outer = [tag for tag in re.findall(r"<svg[^>]*>", made) if 'class="strokes"' not in tag]
+    assert not any("viewBox" in tag or "width" in tag for tag in outer)
+    ends = [float(x) for x in re.findall(r'x2="([\d.]+)%"', made)]
+    assert max(ends) == 100
+
+
+def test_durations_of_a_short_job_have_one_format():
+    _, made = page(reported.silent(), 90)
+    assert tiles(made)["Duration"] == "90.0s"
+    assert not re.search(r"\d:\d\d\b", made.replace("10:01:30 UTC", "").replace("10:00:00 UTC", ""))
+    assert ">30s</text>" in made
+
+
+def test_throughput_leaves_out_the_ends_of_an_attempt_where_only_some_ranks_ran():
+    job = reported.finished()
+    curve = job["status"]["progress"]["curve"]
+    for place in (0, 19, 20, 39):
+        curve[place]["samplesPerSecond"] = 128
+    found = report(job)
+    rates = [point.samples_per_second for point in found.points]
+    assert 128 not in rates
+    assert (rates.count(None), len(rates)) == (6, 60)
+    assert float(tiles(page(job)[1])["samples/s"]) > 512
+
+
+# --- local runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stored run with three metrics, a commit and two logs; the working directory is above it."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "runs" / "penguins" / "20260304-100000"
+    (directory / "logs").mkdir(parents=True)
+    job = reported.finished()
+    job["spec"] |= {"args": ["--lr", "3 e"], "env": [{"name": "TOKEN", "value": "s3cret"}]}
+    job["spec"]["roles"]["worker"]["env"] = [{"name": "A", "value": "s3cret"}]
+    (directory / "job.json").write_text(json.dumps(job))
+    points = [
+        {
+            "time": reported.stamp(30 + n),
+            "attempt": 0,
+            "step": n,
+            "metrics": {"lr": 1 / (n + 1), "loss": 5 - n / 50, "a<b": n},
+        }
+        for n in range(200)
+    ]
+    (directory / "progress.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points) + '{"time": "2')
+    (directory / "code.json").write_text(json.dumps({"commit": "5" * 40, "dirty": True}))
+    for name in ("penguins-worker-0-0", "penguins-worker-1-0"):
+        (directory / "logs" / f"{name}.log").write_text("x")
+    (directory.parent / "latest").symlink_to(directory.name)
+    return directory
+
+
+def test_report_on_a_local_run_has_all_metrics_points_the_commit_and_names_of_variables(run_dir):
+    found = json.loads(allranks("--run-dir", "runs/penguins", "-o", "json").stdout)
+    assert len(found["points"]) == 200
+    assert found["points"][1]["metrics"] == {"lr": 0.5, "loss": 4.98, "a<b": 1.0}
+    assert (found["commit"], found["dirty"], found["environment"]) == ("5" * 40, True, ["A", "TOKEN"])
+    assert [Path(log).name for log in found["logs"]] == ["penguins-worker-0-0.log", "penguins-worker-1-0.log"]
+    lines = allranks("--run-dir", "runs/penguins").stdout.splitlines()
+    assert "Command     python3 train.py --lr '3 e'" in lines
+    assert f"Code        commit {'5' * 40} with uncommitted changes" in lines
+    assert [line.split() for line in lines if line.startswith("  lr ")] == [["lr", "1", "0.005", "0.005", "1"]]
+    for form in ("text", "html", "json"):
+        assert "s3cret" not in allranks("--run-dir", str(run_dir), "-o", form).stdout
+
+
+def test_html_of_a_local_run_has_a_plot_of_each_metric_and_links_to_the_logs(run_dir):
+    assert allranks("--run-dir", "runs/penguins", "-o", "out.html").stderr == "wrote out.html\n"
+    made = Path("out.html").read_text()
+    parsed = Page(made)
+    headings = [words for tag, words in parsed.texts if tag == "h2"]
+    assert headings[2:6] == ["loss", "Throughput in steps/s", "a<b", "lr"]
+    assert {tag for tag, _ in parsed.tags} <= TAGS | {"a"}
+    links = [str(attributes["href"]) for tag, attributes in parsed.tags if tag == "a"]
+    assert links == [f"./runs/penguins/20260304-100000/logs/penguins-worker-{n}-0.log" for n in (0, 1)]
+    assert all(Path(link).exists() for link in links)
+    assert "Table: 100 of 200 points" in made
+    printed = Page(allranks("--run-dir", str(run_dir), "-o", "html").stdout)
+    addresses = [str(attributes["href"]) for tag, attributes in printed.tags if tag == "a"]
+    assert addresses == [path.as_uri() for path in sorted((run_dir / "logs").iterdir())]
+
+
+def test_many_points_are_thinned_but_not_the_end_of_an_attempt(tmp_path):
+    lines = [
+        {"time": reported.stamp(30 + n), "attempt": n // 2500, "step": n, "metrics": {"loss": float(n)}}
+        for n in range(5000)
+    ]
+    (tmp_path / "progress.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    steps = [sample.step for sample in read_run_files(tmp_path).samples]
+    assert run_files.MOST_POINTS <= len(steps) <= run_files.MOST_POINTS + 2
+    assert {0, 2499, 4999} <= set(steps)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "[]", "{}", "3", '{"time": "x"}', '{"time": "2026-03-04T10:00:00", "attempt": 0, "step": 1}']
+)
+def test_damaged_files_of_a_run_are_left_out(tmp_path, line):
+    for name in ("progress.jsonl", "code.json"):
+        (tmp_path / name).write_text(line)
+    assert read_run_files(tmp_path) == run_files.RunFiles()
 
 
 def test_html_supports_light_dark_and_print():
@@ -431,13 +585,35 @@ def test_unquoted_yaml_timestamps_are_read(tmp_path):
     assert allranks("-f", "-", stdin=bare.replace("Z\n", "\n")).stdout == text(reported.finished(), 5000)
 
 
-def test_format_follows_the_suffix_of_the_output_file(tmp_path):
+@pytest.mark.parametrize("option", ["-o", "--output"])
+def test_output_is_a_format_or_a_file_in_the_format_of_its_suffix(tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
     job = json.dumps(reported.finished())
     for name, begins in (("a.html", "<!DOCTYPE html>"), ("a.json", "{"), ("a.txt", "penguins Succeeded")):
-        result = allranks("-f", "-", "--output", str(tmp_path / name), stdin=job)
-        assert (result.exit_code, result.output) == (0, "")
-        assert (tmp_path / name).read_text().startswith(begins)
-    assert allranks("-f", "-", "-o", "html", stdin=job).stdout.startswith("<!DOCTYPE html>")
+        result = allranks("-f", "-", option, name, stdin=job)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"wrote {name}\n")
+        assert Path(name).read_text().startswith(begins)
+    before = sorted(tmp_path.iterdir())
+    for form, begins in (("html", "<!DOCTYPE html>"), ("json", "{"), ("text", "penguins Succeeded")):
+        assert allranks("-f", "-", option, form, stdin=job).stdout.startswith(begins)
+    assert sorted(tmp_path.iterdir()) == before
+    # The form that earlier versions took.
+    assert allranks("-f", "-", "-o", "html", "--output", "page", stdin=job).stderr == "wrote page\n"
+    assert Path("page").read_text().startswith("<!DOCTYPE html>")
+
+
+@table(
+    ("an unknown suffix", ["-o", "a.pdf"], "a.pdf: specify text, html or json, or a file whose name ends in .txt"),
+    ("no suffix", ["-o", "htlm"], "htlm: specify text, html or json, or a file"),
+    ("two formats", ["-o", "html", "-o", "json"], "html, json: specify one format and one file at most."),
+    ("two files", ["-o", "a.html", "-o", "b.html"], "a.html, b.html: specify one format and one file at most."),
+)
+def test_an_output_that_is_neither_a_format_nor_a_file_is_refused(case, tmp_path, monkeypatch):
+    args, sentence = case
+    monkeypatch.chdir(tmp_path)
+    result = allranks("-f", "-", *args)
+    assert (result.exit_code, result.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert sentence in " ".join(result.stderr.split())
 
 
 def test_json_has_the_same_data():
@@ -477,10 +653,10 @@ def test_json_has_the_same_data():
     ),
     (
         "a file that cannot be written",
-        ["-f", "-", "--output", "no/such/file"],
+        ["-f", "-", "--output", "no/such/file.txt"],
         yaml.safe_dump(reported.finished()),
         1,
-        "cannot write no/such/file: No such file or directory",
+        "cannot write no/such/file.txt: No such file or directory",
     ),
 )
 def test_errors(case, tmp_path, monkeypatch):

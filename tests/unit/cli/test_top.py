@@ -75,8 +75,8 @@ def test_goodput_without_reports_is_marked():
     assert shown(reported.silent(), 500)[1:] == [
         "",
         "times       ··-=====================================================================",
-        "            · queued 12s 2.4%   - starting 8s 1.6%   = productive 8m 96.0%   x lost 0s 0.0%",
-        "goodput     98.4%   (no reports: all running time counts as productive)",
+        "            · queued 12s 2.4%   - starting 8s 1.6%   = running 8m 96.0%   x lost 0s 0.0%",
+        "goodput     not measured   (no rank has reported a step; at most 98.4%, if all running time was productive)",
     ]
 
 
@@ -96,7 +96,7 @@ def test_a_restarting_job_has_no_rates_and_no_eta():
 def test_running_jobs_are_first_in_the_table():
     jobs = [reported.finished("zebra"), reported.running(), reported.silent(), reported.job("new")]
     lines = listed(*jobs, namespaces=True)
-    assert lines[0] == "4 jobs: 2 Running, 1 Pending, 1 Succeeded; goodput 83.4%"
+    assert lines[0] == "4 jobs: 2 Running, 1 Pending, 1 Succeeded; goodput 78.1%"
     assert lines[2].split() == [
         *("NAMESPACE", "NAME", "FRAMEWORK", "PHASE", "PROGRESS", "RATE"),
         *("ETA", "RESTARTS", "GOODPUT", "SLOW", "CURVE"),

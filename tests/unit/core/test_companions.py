@@ -9,9 +9,10 @@ import pytest
 
 from allranks.api.job import KIND
 from allranks.api.status import Status
-from allranks.core.manifests import companions
+from allranks.core.manifests import companions, pods
+from allranks.core.model import Platform
 from allranks.core.reconcile import reconcile
-from support.builders import job, manifest, table
+from support.builders import CLUSTER, job, manifest, table
 from support.simulator import Cluster
 
 KEY = (KIND, "team", "job")
@@ -70,3 +71,16 @@ def test_a_config_map_of_somebody_else_stays():
 def test_superseded_config_maps(case):
     attempt, expected = case
     assert companions.superseded_config_maps(job(), Status(attempt=attempt)) == expected
+
+
+def test_a_disruption_budget_blocks_the_eviction_of_every_rank():
+    of = job(roles={"master": 1, "worker": 2})
+    made = pods.objects(of, Status(), Platform(helper_image="helper:1", disruption_budgets=True))
+    [budget] = [each for each in made.companions if each["kind"] == "PodDisruptionBudget"]
+    assert budget["metadata"]["ownerReferences"] == made.pods[0]["metadata"]["ownerReferences"]
+    assert budget["spec"]["minAvailable"] > 10_000, "more than the pods of any job"
+    selector = budget["spec"]["selector"]
+    assert all(selector["matchLabels"].items() <= pod["metadata"]["labels"].items() for pod in made.pods)
+    [others] = selector["matchExpressions"]
+    assert others == {"key": "allranks.dev/role", "operator": "NotIn", "values": ["placeholder"]}
+    assert "PodDisruptionBudget" not in [each["kind"] for each in pods.objects(of, Status(), CLUSTER).companions]

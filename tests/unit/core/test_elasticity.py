@@ -85,6 +85,9 @@ def test_a_placeholder_requests_the_resources_of_its_worker_and_idles():
     [found] = elasticity.placeholders(of, status, made)
     assert found["metadata"]["name"] == "job-worker-2-0"
     assert found["metadata"]["labels"]["allranks.dev/role"] == "placeholder"
+    assert made[0]["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+    assert found["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "true"
+    assert "karpenter.sh/do-not-disrupt" not in found["metadata"]["annotations"]
     assert found["metadata"]["ownerReferences"] == made[0]["metadata"]["ownerReferences"]
     assert found["spec"]["nodeSelector"] == {"gpu": "h200"}
     [trainer] = found["spec"]["containers"]

@@ -78,6 +78,13 @@ def test_the_smallest_job_has_this_service_and_this_pod():
                     "allranks.dev/index": "0",
                     "allranks.dev/attempt": "0",
                     "app.kubernetes.io/managed-by": "allranks",
+                    "sidecar.istio.io/inject": "false",
+                },
+                "annotations": {
+                    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+                    "karpenter.sh/do-not-disrupt": "true",
+                    "sidecar.istio.io/inject": "false",
+                    "linkerd.io/inject": "disabled",
                 },
                 "ownerReferences": [OWNER],
             },
@@ -429,9 +436,43 @@ def test_sidecars_are_not_changed():
 def test_labels_and_annotations_of_the_template_are_kept_except_reserved_labels():
     mine = {"labels": {"team": "birds", "allranks.dev/role": "queen"}, "annotations": {"note": "n"}}
     metadata = first(template={"metadata": mine})["metadata"]
-    assert metadata["annotations"] == {"note": "n"}
+    assert metadata["annotations"]["note"] == "n"
     assert metadata["labels"]["team"] == "birds"
     assert metadata["labels"]["allranks.dev/role"] == "worker"
+
+
+CLUSTER_AUTOSCALER, KARPENTER = "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"
+ISTIO, LINKERD = "sidecar.istio.io/inject", "linkerd.io/inject"
+
+
+@table(
+    ("nothing set: no eviction, no sidecar", {}, {}, ("false", "true"), ("false", "false"), "disabled"),
+    (
+        "the template permits eviction",
+        {},
+        {CLUSTER_AUTOSCALER: "true", KARPENTER: "false"},
+        ("true", "false"),
+        ("false", "false"),
+        "disabled",
+    ),
+    ("the template's label asks for Istio", {ISTIO: "true"}, {}, ("false", "true"), ("true", None), "disabled"),
+    ("the template's annotation asks for Istio", {}, {ISTIO: "true"}, ("false", "true"), (None, "true"), "disabled"),
+    (
+        "the template selects a revision of Istio",
+        {"istio.io/rev": "canary"},
+        {},
+        ("false", "true"),
+        (None, None),
+        "disabled",
+    ),
+    ("the template asks for Linkerd", {}, {LINKERD: "enabled"}, ("false", "true"), ("false", "false"), "enabled"),
+)
+def test_autoscalers_and_meshes_leave_training_pods_alone_unless_the_template_says_otherwise(case):
+    labels, annotations, (evict, disrupt), istio, linkerd = case
+    metadata = first(template={"metadata": {"labels": labels, "annotations": annotations}})["metadata"]
+    assert (metadata["annotations"][CLUSTER_AUTOSCALER], metadata["annotations"][KARPENTER]) == (evict, disrupt)
+    assert (metadata["labels"].get(ISTIO), metadata["annotations"].get(ISTIO)) == istio
+    assert metadata["annotations"][LINKERD] == linkerd
 
 
 def test_a_port_that_the_user_declares_is_not_duplicated():

@@ -314,3 +314,54 @@ def test_exit_code_255_of_a_program_counts():
     found = with_status(ended(255), phase="Failed")
     cause = next(root_cause.failures(job(), Status(), [found], [], CREATED))
     assert (cause.exit_code, root_cause.is_uncounted(cause.reason)) == (255, False)
+
+
+def with_native_sidecar(phase: str, trainer: int, sidecar: int, reason: str = "") -> Pod:
+    """A pod with the native sidecar `proxy`, as the kubelet reports it after its program has ended."""
+
+    def ended(code: int) -> dict[str, Any]:
+        return {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed"} | FINISHED}
+
+    status = {
+        "phase": phase,
+        "reason": reason,
+        "initContainerStatuses": [{"name": "proxy", "restartCount": 0, "state": ended(sidecar)}],
+        "containerStatuses": [{"name": "trainer", "restartCount": 0, "state": ended(trainer)}],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "initContainers": [{"name": "proxy", "restartPolicy": "Always"}],
+        "containers": [{"name": "trainer"}],
+    }
+    manifest = {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}, "spec": spec, "status": status}
+    return to_cached_pod(msgspec.json.decode(msgspec.json.encode(manifest), type=Raw)).pod
+
+
+FINISHED = {"startedAt": "2026-01-01T00:00:05Z", "finishedAt": "2026-01-01T00:00:09Z"}
+
+
+def test_a_program_beside_a_native_sidecar_completes_whatever_the_sidecars_exit_code() -> None:
+    for phase, sidecar in (("Succeeded", 0), ("Succeeded", 137), ("Running", 0)):
+        assert with_native_sidecar(phase, 0, sidecar).succeeded
+
+
+def test_a_program_that_failed_beside_a_native_sidecar_is_the_failure() -> None:
+    pod = with_native_sidecar("Failed", 3, 137)
+    assert root_cause.failed(pod)
+    assert pod.exit is not None
+    assert pod.exit.code == 3
+    assert "proxy" not in pod.waiting_message
+
+
+def test_a_native_sidecar_that_was_killed_is_no_failed_init_container() -> None:
+    status = {
+        "phase": "Failed",
+        "reason": "NodeShutdown",
+        "message": "Pod was rejected as the node is shutting down.",
+        "initContainerStatuses": [{"name": "proxy", "state": {"terminated": {"exitCode": 137} | FINISHED}}],
+        "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
+    }
+    spec = {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}], "containers": [{"name": "trainer"}]}
+    manifest = {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}, "spec": spec, "status": status}
+    pod = to_cached_pod(msgspec.json.decode(msgspec.json.encode(manifest), type=Raw)).pod
+    assert (pod.waiting_reason, pod.waiting_message) == (status["reason"], status["message"])

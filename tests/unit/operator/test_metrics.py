@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from prometheus_client.exposition import generate_latest
 
-from allranks.api.status import ProgressStatus, RestartCounts, Status, Straggler, Times
+from allranks.api.pool import PoolSpec
+from allranks.api.status import Failure, ProgressStatus, RestartCounts, Status, Straggler, Times
+from allranks.core.policy import Policy
+from allranks.operator.job_metrics import OTHER, BoundedLabel, Families, GpuCounts, JobSample
 from allranks.operator.metrics import Metrics, Sampled
-from support.builders import NOW, job
+from support.builders import CLUSTER, NOW, at, job, observed
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -56,11 +61,11 @@ def test_the_start_time_is_observed_per_attempt_and_is_lost_time_after_a_restart
 
 def test_sampled_metrics_have_the_values_of_the_moment() -> None:
     metrics = Metrics()
-    jobs = [("pytorch", "Running"), ("pytorch", "Running"), ("horovod", "Failed")]
+    jobs = [JobSample("team", *job) for job in (("pytorch", "Running"), ("pytorch", "Running"), ("horovod", "Failed"))]
     metrics.registry.register(Sampled(lambda: jobs, lambda: 3, lambda: [("pods", 1.5)], reports_lost=lambda: 2))
     page = generate_latest(metrics.registry).decode()
-    assert 'allranks_jobs{framework="pytorch",phase="Running"} 2.0' in page
-    assert 'allranks_jobs{framework="horovod",phase="Failed"} 1.0' in page
+    assert 'allranks_jobs{framework="pytorch",job_namespace="team",phase="Running"} 2.0' in page
+    assert 'allranks_jobs{framework="horovod",job_namespace="team",phase="Failed"} 1.0' in page
     assert "allranks_queue_depth 3.0" in page
     assert "allranks_jobs_reports_lost 2.0" in page
     assert 'allranks_watch_age_seconds{resource="pods"} 1.5' in page
@@ -96,3 +101,103 @@ def test_a_straggler_is_counted_when_it_is_detected() -> None:
     metrics.wrote(job(), Status(), Status(progress=slow))
     metrics.wrote(job(), Status(progress=slow), Status(progress=slow))
     assert value(metrics, "allranks_stragglers_total", framework="pytorch") == 1
+
+
+def test_the_end_of_a_job_is_counted_once_and_its_series_exists_before() -> None:
+    metrics = Metrics()
+    labels = {"job_namespace": "team", "framework": "pytorch"}
+
+    def finished(phase: str) -> float | None:
+        return value(metrics, "allranks_jobs_finished_total", phase=phase, **labels)
+
+    metrics.wrote(job(), Status(), Status(start_time=NOW))
+    assert (finished("Failed"), finished("Succeeded")) == (0, 0)
+    assert value(metrics, "allranks_hangs_total", **labels) == 0
+    failed = Status(start_time=NOW, phase="Failed")
+    metrics.wrote(job(), Status(start_time=NOW), failed)
+    metrics.wrote(job(), failed, Status(start_time=NOW, phase="Failed", ready="0/2"))
+    assert (finished("Failed"), finished("Succeeded")) == (1, 0)
+
+
+def test_a_hang_is_counted_when_it_is_recorded_and_no_other_failure() -> None:
+    metrics = Metrics()
+    hang, crash = Failure(reason="Hang", time=NOW), Failure(reason="Error", time=NOW)
+    metrics.wrote(job(), Status(), Status(last_failure=hang))
+    metrics.wrote(job(), Status(last_failure=hang), Status(last_failure=hang, ready="1/2"))
+    metrics.wrote(job(), Status(last_failure=hang), Status(last_failure=crash))
+    assert value(metrics, "allranks_hangs_total", job_namespace="team", framework="pytorch") == 1
+
+
+def families(*samples: JobSample, namespaces: BoundedLabel | None = None) -> dict[str, dict[tuple[str, ...], float]]:
+    return {
+        family.name: {tuple(sample.labels.values()): sample.value for sample in family.samples}
+        for family in Families(namespaces).of(samples)
+    }
+
+
+def test_jobs_that_wait_are_counted_by_namespace_and_reason_with_the_longest_wait() -> None:
+    found = families(
+        JobSample("a", "pytorch", "Pending", "Unschedulable", 60.0),
+        JobSample("a", "pytorch", "Restarting", "Unschedulable", 90.0),
+        JobSample("a", "pytorch", "Pending", "PoolNotFound", 10.0),
+        JobSample("b", "pytorch", "Running", "AllPodsRunning"),
+        JobSample("b", "pytorch", "Suspended", "Suspended"),
+    )
+    assert found["allranks_pending_jobs"] == {("a", "Unschedulable"): 2, ("a", "PoolNotFound"): 1}
+    assert found["allranks_pending_seconds"] == {("a", "Unschedulable"): 90, ("a", "PoolNotFound"): 10}
+
+
+def test_gpus_are_summed_by_namespace_and_pool() -> None:
+    found = families(
+        JobSample("a", "pytorch", "Running", pool="h200", gpus=16, running_gpus=16),
+        JobSample("a", "pytorch", "Pending", pool="h200", gpus=8, running_gpus=0),
+        JobSample("b", "pytorch", "Running"),
+    )
+    assert found["allranks_gpus"] == {("a", "h200", "requested"): 24, ("a", "h200", "running"): 16}
+
+
+def test_the_values_of_a_label_are_bounded() -> None:
+    label = BoundedLabel(2)
+    samples = [JobSample(name, "pytorch", "Running") for name in ("a", "b", "c", "d", "a")]
+    assert families(*samples, namespaces=label)["allranks_jobs"] == {
+        ("a", "pytorch", "Running"): 2,
+        ("b", "pytorch", "Running"): 1,
+        (OTHER, "pytorch", "Running"): 2,
+    }
+
+
+KEY = ("team", "job")
+
+
+def sample(counts: GpuCounts, **status: Any) -> JobSample:
+    [found] = counts.samples([KEY], lambda _: {"status": status}, at(100))
+    return found
+
+
+def test_the_gpus_of_a_job_are_those_of_its_pods_and_of_its_pool() -> None:
+    counts, pool = GpuCounts(), PoolSpec.model_validate({"gpu": {"count": 8}}, by_alias=True, by_name=False)
+    platform = replace(CLUSTER, pool=pool)
+    counts.note(KEY, observed(job(pool="h200"), Status(start_time=NOW), platform=platform))
+    roles = {"worker": {"desired": 3, "ready": 1}}
+    found = sample(counts, phase="Pending", roles=roles, attemptTime="2026-03-04T10:00:40Z")
+    assert (found.pool, found.gpus, found.running_gpus, found.attempt_seconds) == ("h200", 24, 8, 60)
+    assert sample(counts, phase="Suspended", roles=roles).gpus == 0
+
+
+def test_gpus_follow_the_default_pool_a_new_pool_and_the_end_of_the_job() -> None:
+    counts, roles = GpuCounts(), {"worker": {"desired": 2, "ready": 2}}
+    begun = Status(start_time=NOW)
+    for size in (4, 8):
+        pool = PoolSpec.model_validate({"gpu": {"count": size}}, by_alias=True, by_name=False)
+        platform = replace(CLUSTER, pool=pool, policy=Policy(default_pool="gpu"))
+        counts.note(KEY, observed(job(), begun, platform=platform))
+        found = sample(counts, phase="Running", roles=roles)
+        assert (found.pool, found.running_gpus) == ("gpu", 2 * size)
+    counts.note(KEY, observed(job(), Status(start_time=NOW, phase="Failed"), platform=platform))
+    assert sample(counts, phase="Running", roles=roles).gpus == 0
+
+
+def test_a_status_without_a_schema_breaks_no_scrape() -> None:
+    for status in (None, 5, {"phase": 5, "conditions": 7, "roles": [], "attemptTime": "soon"}, {"conditions": [3]}):
+        [found] = GpuCounts().samples([KEY], lambda _, status=status: {"status": status}, at(0))
+        assert found.gpus == 0

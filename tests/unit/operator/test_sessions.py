@@ -55,7 +55,8 @@ def test_an_invalid_job_affects_neither_metrics_nor_pools(shape: dict[str, Any])
         metadata = {"name": "demo", "namespace": "ns", "uid": "u", "resourceVersion": "1"}
         session.controller.on_job_event({"metadata": metadata, **shape}, deleted=False)
         session.enqueue_users(None)
-        assert 'allranks_jobs{framework="",phase="Pending"} 1.0' in generate_latest(operator.metrics.registry).decode()
+        page = generate_latest(operator.metrics.registry).decode()
+        assert 'allranks_jobs{framework="",job_namespace="ns",phase="Pending"} 1.0' in page
         await session.client.close()
 
     asyncio.run(scenario())

@@ -159,6 +159,24 @@ def test_the_number_and_names_of_metrics_are_bounded(hub, client, warnings):
     assert len(warnings) == 6
 
 
+def test_a_metric_whose_name_is_close_to_a_value_is_warned_about_once(hub, client, warnings):
+    one = client()
+    for number in range(3):
+        note(one, stepp=number, totalSteps=9, losss=0.5)
+    assert warnings == [
+        f"allranks: report(): {name} is a metric of its own: did you mean {meant}?\n"
+        for name, meant in (("stepp", "step"), ("totalSteps", "total_steps"), ("losss", "loss"))
+    ]
+
+
+def test_names_of_metrics_are_not_mistaken_for_values(hub, client, warnings):
+    one = client()
+    names = "lr accuracy grad_norm val_loss d_loss loss1 losses step_time samples_per_second epoch/loss total"
+    note(one, **dict.fromkeys(names.split(), 1.0))
+    note(one, step=1, loss=0.5, steps=3, los=1)  # beside the value itself the name is meant
+    assert warnings == []
+
+
 def test_a_number_on_a_gpu_is_fetched_in_the_background(hub, client, monkeypatch):
     monkeypatch.setattr(clients, "FETCH_SECONDS", 10.0)
     one = client()

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from allranks.report import stacks
 from support.fake_report_server import ok, program
 
 
@@ -120,6 +121,7 @@ def lost_collective():
     lock = threading.Lock()
     lock.acquire()
     lock.acquire(timeout=2)
+threading.Thread(target=time.sleep, args=(2,), name="data", daemon=True).start()
 report(step=1)
 lost_collective()
 """, RANK="3", HOSTNAME="job-worker-1-0")  # fmt: skip
@@ -128,8 +130,19 @@ lost_collective()
     assert line == (
         "allranks: rank 3 (pod job-worker-1-0): stacks, asked for because the job makes no progress (hang-1)"
     )
-    assert re.search(r'File "<string>", line 7 in lost_collective\n  File "<string>", line 9 in <module>', stack)
-    assert stack.count("most recent call first") >= 2  # the main thread and the background thread
+    assert re.search(r'File "<string>", line 7 in lost_collective\n  File "<string>", line 10 in <module>', stack)
+    assert stack.startswith("Thread MainThread (most recent call first):\n")
+    # The main thread first, then the program's other threads, and none of this library.
+    assert re.findall(r"Thread (.*) \(most recent call first\)", stack) == ["MainThread", "data"]
+    assert "allranks/report" not in stack
+
+
+def test_stacks_in_a_local_run_have_the_replica_and_not_the_name_of_the_machine(monkeypatch):
+    for host, shown in (("laptop", "pod worker-1"), ("job-worker-1-0", "pod job-worker-1-0")):
+        monkeypatch.setenv("HOSTNAME", host)
+        monkeypatch.setenv("ALLRANKS_ROLE", "worker")
+        monkeypatch.setenv("ALLRANKS_INDEX", "1")
+        assert stacks.pod() == shown
 
 
 HOLDS_THE_LOCK = """

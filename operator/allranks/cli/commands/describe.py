@@ -234,11 +234,11 @@ def _goodput(status: Status, now: datetime) -> str:
     share = progress_text.goodput(status, now)
     if share is None:
         return ""
+    if not progress_text.is_measured(status):
+        return f"{progress_text.NOT_MEASURED}: {progress_text.limit_note(share)}"
     parts = [progress_text.percent(share)]
     if lost := progress_text.lost_by(status, now):
         parts.append("lost by " + ", ".join(f"{reason} {human(value)}" for reason, value in lost.items()))
-    if status.times and not status.times.measured:
-        parts.append(progress_text.UNMEASURED)
     return "; ".join(parts)
 
 

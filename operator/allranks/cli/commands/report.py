@@ -6,11 +6,13 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from allranks.api.job import KIND
 from allranks.cli.completers import complete_files, complete_jobs_and_runs
@@ -19,8 +21,53 @@ from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.local.run_directories import LATEST, RUN_FILE
 
-FORMS = ["text", "html", "json"]
+if TYPE_CHECKING:
+    from allranks.cli.job_report.run_files import RunFiles
+
+SUFFIXES = {".txt": "text", ".html": "html", ".htm": "html", ".json": "json"}
+FORMS = ("text", "html", "json")
 WIDTH = 100
+
+
+class Output(NamedTuple):
+    """Where to write the report, and in which format."""
+
+    form: str = "text"
+    file: Path | None = None
+    """None: stdout."""
+
+
+def output_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "-o",
+        "--output",
+        multiple=True,
+        metavar="FORMAT|FILE",
+        callback=lambda _context, _parameter, values: parse_output(values),
+        shell_complete=_complete_output,
+        help="Print text, html or json, or write FILE in the format of its suffix: .txt, .html, .json. [default: text]",
+    )(command)
+
+
+def _complete_output(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    forms = [CompletionItem(form) for form in FORMS if form.startswith(incomplete)]
+    return forms or [CompletionItem(incomplete, type="file")]
+
+
+def parse_output(values: Sequence[str]) -> Output:
+    """`html`, `page.html`, or both, of which the format then wins. Raises click.BadParameter."""
+    forms = [value for value in values if value in FORMS]
+    files = [Path(value) for value in values if value not in FORMS]
+    if len(forms) > 1 or len(files) > 1:
+        raise click.BadParameter(f"{', '.join(values)}: specify one format and one file at most.")
+    if not files:
+        return Output(forms[0] if forms else "text")
+    form = forms[0] if forms else SUFFIXES.get(files[0].suffix.lower())
+    if form is None:
+        raise click.BadParameter(
+            f"{files[0]}: specify text, html or json, or a file whose name ends in .txt, .html or .json."
+        )
+    return Output(form, files[0])
 
 
 class NoReport(AllranksError):
@@ -31,8 +78,8 @@ class NoReport(AllranksError):
     epilog="""\b
 Examples:
   allranks report penguins
-  allranks report penguins -n team -o html --output penguins.html
-  allranks report --run-dir runs/penguins/20260304-101500
+  allranks report penguins -n team -o penguins.html
+  allranks report --run-dir runs/penguins -o json
   kubectl get dt penguins -o yaml | allranks report -f - -o json
 \b
 Exit status:
@@ -40,19 +87,12 @@ Exit status:
 """
 )
 @click.argument("name", required=False, metavar="[JOB]", callback=name_callback, shell_complete=complete_jobs_and_runs)
-@click.option("-o", "form", type=click.Choice(FORMS), help="The format. [default: by the suffix of --output, or text]")
-@click.option(
-    "--output",
-    "target",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write to FILE.",
-)
+@output_option
 @click.option(
     "--run-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Report on a local run: the run directory of allranks run. The job may still run.",
+    help="Report on a local run: the run directory of allranks run, or runs/JOB for the newest one. The job may run.",
 )
 @click.option(
     "-f",
@@ -66,8 +106,7 @@ Exit status:
 def report(
     where: Where,
     name: str | None,
-    form: str | None,
-    target: Path | None,
+    output: Output,
     run_dir: Path | None,
     source: str | None,
 ) -> None:
@@ -80,33 +119,32 @@ def report(
         raise click.UsageError("specify either --run-dir or -f, not both.")
     if not (name or run_dir or source):
         raise click.UsageError("specify a job name, --run-dir DIR or -f FILE.")
-    form = form or {".html": "html", ".htm": "html", ".json": "json"}.get(target.suffix if target else "", "text")
     if name and not (run_dir or source):
-        options = {"name": name, "form": form, "target": target}
-        sys.exit(run_on_cluster(_from_cluster, where, options, lambda error: _from_runs(error, name, form, target)))
+        options = {"name": name, "output": output}
+        sys.exit(run_on_cluster(_from_cluster, where, options, lambda error: _from_runs(error, name, output)))
     try:
         if run_dir:
-            write_of_run(run_dir, form, target, name)
+            write_of_run(run_dir, output, name)
         else:
-            _write_of_file(source or "-", name, source or "-", form, target)
+            _write_of_file(source or "-", name, source or "-", output)
     except AllranksError as error:
         print_error(error)
         sys.exit(FAILED)
 
 
-async def _from_cluster(cluster: Cluster, name: str, form: str, target: Path | None) -> int:
-    write(await get_job(cluster, name), form, target)
+async def _from_cluster(cluster: Cluster, name: str, output: Output) -> int:
+    write(await get_job(cluster, name), output)
     return OK
 
 
-def _from_runs(error: AllranksError, name: str, form: str, target: Path | None) -> int:
+def _from_runs(error: AllranksError, name: str, output: Output) -> int:
     """Reports on the newest local run of the job if the cluster has none. Returns the exit status."""
     from allranks.local.run_directories import RunsError, find_run
 
     try:
         run = find_run(name)
         click.echo(f"The newest local run of {name} is shown ({run.directory}).", err=True)
-        write_of_run(run.directory, form, target)
+        write_of_run(run.directory, output)
     except RunsError:
         print_error(error)
         return FAILED
@@ -116,45 +154,56 @@ def _from_runs(error: AllranksError, name: str, form: str, target: Path | None) 
     return OK
 
 
-def write_of_run(run_dir: Path, form: str, target: Path | None, name: str | None = None) -> None:
+def write_of_run(run_dir: Path, output: Output, name: str | None = None) -> None:
     """Reports on a run directory, or on the newest one in a job's directory `runs/JOB`. Raises NoReport."""
     newest = run_dir / LATEST
     directory = newest if not (run_dir / RUN_FILE).exists() and newest.exists() else run_dir
-    _write_of_file(str(directory / RUN_FILE), name, str(run_dir), form, target)
+    _write_of_file(str(directory / RUN_FILE), name, str(run_dir), output, directory.resolve())
 
 
-def _write_of_file(source: str, name: str | None, shown: str, form: str, target: Path | None) -> None:
+def _write_of_file(source: str, name: str | None, shown: str, output: Output, run_dir: Path | None = None) -> None:
     from allranks.cli.job_report.model import last_update
+    from allranks.cli.job_report.run_files import read_run_files
 
     job = select_job(_read(source), name, shown)
-    write(job, form, target, last_update(job))
+    write(job, output, last_update(job), read_run_files(run_dir) if run_dir else None)
 
 
-def write(job: Manifest, form: str, target: Path | None, now: datetime | None = None) -> None:
-    """Prints the report, or writes it to `target`. `now`: end of the report. Raises NoReport."""
+def write(job: Manifest, output: Output, now: datetime | None = None, run: RunFiles | None = None) -> None:
+    """Prints the report, or writes it to a file. `now`: end of the report. Raises NoReport."""
     from allranks.cli.format.plots import supports_unicode
 
-    width = max(60, min(shutil.get_terminal_size().columns, 140)) if sys.stdout.isatty() and not target else WIDTH
-    unicode = bool(target) or supports_unicode(getattr(sys.stdout, "encoding", None))
-    made = rendered(job, form, now or datetime.now(UTC), width, unicode)
-    if target is None:
+    file = output.file
+    width = max(60, min(shutil.get_terminal_size().columns, 140)) if sys.stdout.isatty() and not file else WIDTH
+    unicode = bool(file) or supports_unicode(getattr(sys.stdout, "encoding", None))
+    made = rendered(job, output.form, now or datetime.now(UTC), width, unicode, run, file.parent if file else None)
+    if file is None:
         click.echo(made, nl=False)
         return
     try:
-        target.write_text(made, encoding="utf-8")
+        file.write_text(made, encoding="utf-8")
     except OSError as error:
-        raise NoReport(f"cannot write {target}: {error.strerror}") from error
+        raise NoReport(f"cannot write {file}: {error.strerror}") from error
+    click.echo(f"wrote {file}", err=True)
 
 
-def rendered(job: Manifest, form: str, now: datetime, width: int = WIDTH, unicode: bool = True) -> str:
-    """The report as text, html or json."""
+def rendered(
+    job: Manifest,
+    form: str,
+    now: datetime,
+    width: int = WIDTH,
+    unicode: bool = True,
+    run: RunFiles | None = None,
+    folder: Path | None = None,
+) -> str:
+    """The report as text, html or json. `folder`: where an HTML page will be, for its links to logs."""
     from allranks.cli.job_report.model import build_report
 
-    report = build_report(job, now)
+    report = build_report(job, now, run)
     if form == "html":
         from allranks.cli.job_report.html import page
 
-        return page(report)
+        return page(report, folder)
     if form == "json":
         return json.dumps(report.as_json(), indent=2) + "\n"
     from allranks.cli.job_report.text import lines

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.cli.commands.report import Output, output_option
 from allranks.cli.completers import complete_runs
 from allranks.cli.format.duration import age, elapsed
 from allranks.cli.options import FAILED, Duration, print_error
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Examples:
   allranks runs
   allranks runs logs penguins --replica worker-1
-  allranks runs report penguins/20260304-101500 -o html --output penguins.html
+  allranks runs report penguins/20260304-101500 -o penguins.html
   allranks runs rm penguins/20260304-101500
   allranks runs prune --older-than 7d
 \b
@@ -99,15 +100,14 @@ def logs(root: Path, run: str, replica: str | None) -> None:
 @runs.command()
 @root_option
 @click.argument("run", shell_complete=complete_runs)
-@click.option("-o", "form", type=click.Choice(["text", "html", "json"]), default="text", help="The format.")
-@click.option("--output", "target", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
-def report(root: Path, run: str, form: str, target: Path | None) -> None:
+@output_option
+def report(root: Path, run: str, output: Output) -> None:
     """Print the report on a run, as allranks report does."""
     from allranks.cli.commands.report import write_of_run
     from allranks.local.run_directories import find_run
 
     with _errors():
-        write_of_run(find_run(run, root).directory, form, target)
+        write_of_run(find_run(run, root).directory, output)
 
 
 @runs.command()

@@ -29,6 +29,7 @@ from allranks.cli.options import (
 from allranks.cli.safe_output import use_colour
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER
+from allranks.frameworks import FRAMEWORKS
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
 from allranks.kube.pod_logs import Line, Wanted
@@ -135,7 +136,7 @@ async def wait_for_job(
     follower = Follower(cluster, job, _ToRenderer(renderer), wanted)
     if wanted:
         raise_open_files()
-    renderer.begin(name)
+    renderer.begin(name, FRAMEWORKS.get((job.get("spec") or {}).get("framework", "")))
     reached: Status | None = None
     try:
         async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):

@@ -17,10 +17,17 @@ def elapsed(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`0:00`, `2:05`, `1:02:03`: a point on a time axis."""
+    """`0:00`, `2:05`, `1:02:03`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def moment(seconds: float, whole: float) -> str:
+    """A point on a time axis of `whole` seconds, in the same unit as `elapsed(whole)`: `12.3s`, `0:12`."""
+    if whole >= 100:
+        return clock(seconds)
+    return f"{seconds}s" if isinstance(seconds, int) else f"{seconds:.1f}s"
 
 
 def human(seconds: float) -> str:

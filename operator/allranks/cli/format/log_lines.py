@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -115,6 +116,10 @@ class Source:
     most_bytes: int
     latest: bytes = b""
     """The last line, for the summary."""
+    pod: str = ""
+    """The name of the pod that printed it: the container of a replica has another pod in each attempt."""
+    hold: Callable[[list[Line]], list[Line]] | None = None
+    """Returns the lines to print now, and keeps the others for `add`."""
     splitter: Splitter = field(default_factory=Splitter)
     dropped: int = 0
     waiting: deque[Line] = field(default_factory=deque)
@@ -122,17 +127,23 @@ class Source:
 
     def feed(self, data: bytes, place: int, faint: bool = False) -> None:
         """Adds output. `place` orders it among the output of other containers; `faint` output is less important."""
-        lines = self.splitter.feed(data)
-        self.dropped += max(0, len(lines) - self.most_lines)
-        for line in lines[-self.most_lines :]:
-            self.waiting.append(Line(place, line, faint))
-            self._bytes += len(line)
+        split = self.splitter.feed(data)
+        self.dropped += max(0, len(split) - self.most_lines)
+        lines = [Line(place, line, faint) for line in split[-self.most_lines :]]
+        self.add(self.hold(lines) if self.hold else lines)
+        if self.splitter.pending.strip():
+            self.latest = self.splitter.pending
+
+    def add(self, lines: Sequence[Line]) -> None:
+        """Adds lines to those that wait to be printed."""
+        for line in lines:
+            self.waiting.append(line)
+            self._bytes += len(line.text)
         while len(self.waiting) > self.most_lines or self._bytes > self.most_bytes:
             self._bytes -= len(self.waiting.popleft().text)
             self.dropped += 1
-        last = self.splitter.pending or (lines[-1] if lines else b"")
-        if last.strip():
-            self.latest = last
+        if lines and lines[-1].text.strip():
+            self.latest = lines[-1].text
 
     def take(self) -> tuple[int, list[Line]]:
         """Removes the buffered lines: (number of lines dropped before them, the lines)."""

@@ -61,8 +61,23 @@ def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
         return
     yield f"First failure: {describe(failure)}"
     yield from (f"  | {clean(line.encode(), colour=False)}" for line in failure.message.splitlines())
+    if hint := hint_for(failure):
+        yield f"Hint: {hint}"
     if logs is not None and (log := logs / f"{failure.pod}.log").exists():
         yield f"Full log: {log}"
+
+
+def hint_for(failure: Failure) -> str:
+    """What to change, if the last line of the log is a frequent mistake; empty if it is not."""
+    lines = failure.message.rstrip().splitlines()
+    return _HINTS.get(lines[-1].strip(), "") if lines else ""
+
+
+_HINTS = {
+    "EOFError: EOF when reading a line": "the standard input of a rank is always empty; pass values as arguments or "
+    "environment variables instead of input()",
+}
+"""Last line of a log -> what to change."""
 
 
 def describe(failure: Failure) -> str:

@@ -46,10 +46,12 @@ def part(kind: str, unicode: bool = True) -> str:
     return _PARTS[kind][0 if unicode else 1]
 
 
-def sparkline(values: Sequence[float | None], width: int, unicode: bool = True) -> str:
-    """A curve in one line of at most `width` characters. None is a gap."""
+def sparkline(values: Sequence[float | None], width: int, unicode: bool = True, stretch: bool = False) -> str:
+    """A curve in one line of at most `width` characters. None is a gap. `stretch`: few values are drawn wider."""
     steps = _BLOCKS if unicode else _STEPS
     heights = scaled(_means(values, width))
+    if stretch and values:
+        heights = [height for height in heights for _ in range(max(1, width // len(values)))]
     top = len(steps) - 1
     return "".join(" " if height is None else steps[min(top, int(height * len(steps)))] for height in heights)
 

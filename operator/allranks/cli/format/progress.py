@@ -17,7 +17,7 @@ from allranks.core import time_accounting
 from allranks.core.model import Pod
 
 KINDS = ("queued", "starting", "productive", "lost")
-UNMEASURED = "no reports: all running time counts as productive"
+NOT_MEASURED = "not measured"
 
 
 def times(status: Status, now: datetime) -> dict[str, float]:
@@ -33,9 +33,26 @@ def lost_by(status: Status, now: datetime) -> dict[str, float]:
 
 
 def goodput(status: Status, now: datetime) -> float | None:
-    """productive / (all but queued), up to now."""
+    """productive / (all but queued), up to now. An upper bound unless `is_measured`."""
     total = time_accounting.up_to(status, now)
     return time_accounting.goodput(total) if total else status.goodput
+
+
+def is_measured(status: Status) -> bool:
+    """Whether the ranks reported steps. Otherwise all running time counts as productive."""
+    return bool(status.times and status.times.measured)
+
+
+def limit_note(limit: float | None) -> str:
+    """Why the goodput is not measured, and its upper bound."""
+    if not limit:
+        return "no rank has reported a step"
+    return f"no rank has reported a step; at most {percent(limit)}, if all running time was productive"
+
+
+def kind_name(kind: str, measured: bool) -> str:
+    """The name of a kind of time. Without reports nothing shows whether a running job was productive."""
+    return "running" if kind == "productive" and not measured else kind
 
 
 def trains(status: Status) -> bool:

@@ -6,12 +6,16 @@ engine, so no text of a user or a program can become markup.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from allranks.cli.format import progress as progress_text
-from allranks.cli.format.duration import clock, elapsed
+from allranks.cli.format.duration import elapsed, moment
 from allranks.cli.format.table import Grid
 from allranks.cli.job_report import plots, text
 from allranks.cli.job_report.model import JobReport, Point
@@ -27,20 +31,27 @@ if TYPE_CHECKING:
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
 """A second line of defence: the browser runs no script and sends no request."""
+X_SCALE = 1000
+"""Units of a curve's own coordinates: points of a polyline cannot be percentages."""
+MOST_METRICS = 16
+"""Further metrics are in a table."""
+MOST_ROWS = 100
+"""Rows of the table of a plot."""
 _KINDS = (FORGOTTEN, *progress_text.KINDS)
 
 
-def page(report: JobReport) -> str:
+def page(report: JobReport, folder: Path | None = None) -> str:
+    """`folder`: the directory of the page, to which its links to logs are relative."""
     template = _environment().get_template("report.html.j2")
     return template.render(
         policy=POLICY,
         report=report,
         tiles=list(_tiles(report)),
-        sections=list(_sections(report)),
+        sections=list(_sections(report, folder)),
         footer=f"allranks {__version__}, report of {text.timestamp(report.until)}",
-        width=plots.WIDTH,
         bar_height=plots.BAR,
         axis_height=plots.AXIS,
+        x_scale=X_SCALE,
     )
 
 
@@ -75,28 +86,58 @@ class Section:
     table: Grid | None = None
     summary: str = ""
     """If set, the table is folded below this line."""
-    coloured: bool = False
-    """Whether the first column of the table names kinds of time."""
+    kinds: Sequence[str] = ()
+    """CSS class of each row of a table of kinds of time."""
+    links: Sequence[tuple[str, str]] = ()
+    """(address, text)"""
+    half: bool = False
+    """Whether two of them fit side by side."""
 
 
-def _sections(report: JobReport) -> Iterator[Section]:
+def _sections(report: JobReport, folder: Path | None) -> Iterator[Section]:
     yield from _timeline(report)
     yield from _times(report)
     metric = report.metric or "curve"
     yield from _curve(report, "curve", text.curve_title(report), metric, lambda point: point.value)
     unit, rate = report.throughput()
     yield from _curve(report, "rate", f"Throughput in {unit}", unit, rate, from_zero=True)
+    others = [name for name in report.metric_names() if name != report.metric]
+    for place, name in enumerate(others[:MOST_METRICS]):
+        value = partial(_metric, name)
+        yield from _curve(
+            report, f"metric-{place}", name + text.scale(map(value, report.points)), name, value, half=True
+        )
+    if len(others) > MOST_METRICS:
+        yield Section("Further metrics", table=text.metrics(report))
     yield from _lost(report)
     for title, table in text.tables(report):
         yield Section(title, table=table)
     yield Section("The job", table=Grid((), list(text.facts(report))))
+    if report.logs:
+        yield Section("Logs", links=[_link(Path(log), folder) for log in report.logs])
+
+
+def _metric(name: str, point: Point) -> float | None:
+    return point.metrics.get(name)
+
+
+def _link(log: Path, folder: Path | None) -> tuple[str, str]:
+    """(address, name of the pod). The address begins with ./ or file:, so that no name can be a scheme."""
+    if folder is None:
+        return log.absolute().as_uri(), log.stem
+    relative = os.path.relpath(log.absolute(), folder.absolute())
+    return f"./{quote(relative)}", log.stem
 
 
 def _tiles(report: JobReport) -> Iterator[tuple[str, str, str]]:
     """(title, value, note)"""
     progress = report.progress
-    goodput = progress_text.percent(report.goodput) or "not available"
-    yield "Goodput", goodput, "" if report.measured else progress_text.UNMEASURED
+    if report.goodput is not None:
+        yield "Goodput", progress_text.percent(report.goodput), ""
+    elif report.goodput_limit is not None:
+        yield "Goodput", progress_text.NOT_MEASURED, progress_text.limit_note(report.goodput_limit)
+    else:
+        yield "Goodput", "not available", ""
     if progress and progress.step is not None:
         metrics = ", ".join(list(progress_text.metrics(progress))[:4])
         yield "Progress", progress_text.summary(progress), metrics
@@ -105,7 +146,7 @@ def _tiles(report: JobReport) -> Iterator[tuple[str, str, str]]:
     unit, _ = report.throughput()
     if mean := text.mean_rate(report):
         yield unit, mean.split()[0], "on average while training"
-    yield "Duration", clock(report.seconds), "" if report.over else "so far"
+    yield "Duration", elapsed(report.seconds), "" if report.over else "so far"
     restarts = report.counted + report.disruptions
     yield "Restarts", str(restarts), text.restarts(report) if restarts else ""
 
@@ -114,25 +155,37 @@ def _timeline(report: JobReport) -> Iterator[Section]:
     if not report.attempts or report.seconds <= 0:
         return
     rows = [
-        Row(str(one.number), [_bar(part) for part in text.with_wait(report, one)], text.outcome(one))
+        Row(
+            f"attempt {one.number}: {text.outcome(one)}",
+            [_bar(report, part) for part in text.with_wait(report, one)],
+        )
         for one in report.attempts
     ]
     present = {bar.kind for row in rows for bar in row.bars}
     count = len(report.attempts)
-    description = f"{count} attempt{'s' * (count != 1)} in {clock(report.seconds)}: " + "; ".join(
-        f"attempt {one.number} from {clock(one.begin)} to {clock(one.end)}, {text.outcome(one)}"
+    whole = report.seconds
+    description = f"{count} attempt{'s' * (count != 1)} in {elapsed(whole)}: " + "; ".join(
+        f"attempt {one.number} from {moment(one.begin, whole)} to {moment(one.end, whole)}, {text.outcome(one)}"
         for one in report.attempts
     )
+    kinds = [_kind_name(report, kind) for kind in progress_text.KINDS]
     dropped = text.dropped_attempts(report)
     yield Section(
         "Timeline of attempts",
         plots.bars("timeline", "Timeline of attempts", description, rows, report.seconds),
-        legend=[(kind, _kind_name(kind)) for kind in _KINDS if kind in present],
+        legend=[(kind, _kind_name(report, kind)) for kind in _KINDS if kind in present],
         notes=[dropped] if dropped else [],
         table=Grid(
-            ["Attempt", "From", "To", "Ended by", *(kind.capitalize() for kind in progress_text.KINDS), "Steps"],
+            ["Attempt", "From", "To", "Ended by", *(kind.capitalize() for kind in kinds), "Steps"],
             [
-                [one.number, clock(one.begin), clock(one.end), text.outcome(one), *_by_kind(one), text.steps(one)]
+                [
+                    one.number,
+                    moment(one.begin, whole),
+                    moment(one.end, whole),
+                    text.outcome(one),
+                    *_by_kind(one),
+                    text.steps(one),
+                ]
                 for one in report.attempts
             ],
         ),
@@ -140,12 +193,13 @@ def _timeline(report: JobReport) -> Iterator[Section]:
     )
 
 
-def _kind_name(kind: str) -> str:
-    return "no details" if kind == FORGOTTEN else kind
+def _kind_name(report: JobReport, kind: str) -> str:
+    return "no details" if kind == FORGOTTEN else progress_text.kind_name(kind, report.measured)
 
 
-def _bar(segment: Segment) -> Bar:
-    title = f"{_kind_name(segment.kind)}: {elapsed(segment.seconds)} from {clock(segment.begin)}"
+def _bar(report: JobReport, segment: Segment) -> Bar:
+    begin = moment(segment.begin, report.seconds)
+    title = f"{_kind_name(report, segment.kind)}: {elapsed(segment.seconds)} from {begin}"
     return Bar(segment.kind, segment.begin, segment.seconds, title)
 
 
@@ -159,20 +213,22 @@ def _times(report: JobReport) -> Iterator[Section]:
     total = sum(report.times.values())
     if total <= 0:
         return
-    shares = [(kind, elapsed(s), progress_text.percent(s / total)) for kind, s in report.times.items()]
+    shares = [
+        (_kind_name(report, kind), elapsed(s), progress_text.percent(s / total)) for kind, s in report.times.items()
+    ]
     bars, begin = [], 0.0
-    for (kind, took, share), seconds in zip(shares, report.times.values(), strict=True):
+    for (name, took, share), (kind, seconds) in zip(shares, report.times.items(), strict=True):
         if seconds > 0:
-            bars.append(Bar(kind, begin, seconds, f"{kind}: {took}, {share}"))
+            bars.append(Bar(kind, begin, seconds, f"{name}: {took}, {share}"))
         begin += seconds
     title = "Where the time went"
-    description = ", ".join(f"{kind} {took} ({share})" for kind, took, share in shares)
+    description = ", ".join(f"{name} {took} ({share})" for name, took, share in shares)
     yield Section(
         title,
-        plots.bars("times", title, description, [Row("", bars)], total, axis=False, left=2),
+        plots.bars("times", title, description, [Row("", bars)], total, axes=False),
         notes=[f"Goodput: {text.goodput(report)}."],
         table=Grid(["Kind", "Time", "Share"], shares),
-        coloured=True,
+        kinds=list(report.times),
     )
 
 
@@ -184,6 +240,7 @@ def _curve(
     value: Callable[[Point], float | None],
     *,
     from_zero: bool = False,
+    half: bool = False,
 ) -> Iterator[Section]:
     strokes = report.strokes(value)
     values = [y for stroke in strokes for _, y in stroke]
@@ -193,16 +250,20 @@ def _curve(
     description = f"{len(values)} points: from {first} to {last}, minimum {low}, maximum {high}"
     plot = plots.curve(id, f"{name} over time", description, strokes, report.seconds, report.ends, from_zero)
     rows = [
-        [clock(point.at), point.attempt, point.step, progress_text.number(y)]
+        [moment(point.at, report.seconds), point.attempt, point.step, progress_text.number(y)]
         for point in report.points
         if (y := value(point)) is not None
     ]
+    count = f"{len(rows)} points" if len(rows) <= MOST_ROWS else f"{MOST_ROWS} of {len(rows)} points"
+    if len(rows) > MOST_ROWS:
+        rows = [rows[place * (len(rows) - 1) // (MOST_ROWS - 1)] for place in range(MOST_ROWS)]
     yield Section(
         title,
         plot,
-        notes=["Dashed lines: restarts."] if report.ends else [],
+        notes=["Dashed lines: restarts."] if report.ends and not half else [],
         table=Grid(["Time", "Attempt", "Step", name], rows),
-        summary=f"Table: {len(rows)} points",
+        summary=f"Table: {count}",
+        half=half,
     )
 
 
@@ -212,9 +273,9 @@ def _lost(report: JobReport) -> Iterator[Section]:
         return
     shares = [(cause, elapsed(s), progress_text.percent(s / total)) for cause, s in report.lost.items()]
     rows = [
-        Row(cause, [Bar("lost", 0.0, seconds, f"{cause}: {took}")], took)
+        Row(f"{cause}: {took}", [Bar("lost", 0.0, seconds, f"{cause}: {took}")])
         for (cause, took, _), seconds in zip(shares, report.lost.values(), strict=True)
     ]
     title, description = "Lost time by cause", ", ".join(f"{cause} {took}" for cause, took, _ in shares)
-    plot = plots.bars("lost", title, description, rows, max(report.lost.values()), axis=False, left=200)
+    plot = plots.bars("lost", title, description, rows, max(report.lost.values()), axes=False)
     yield Section(title, plot, table=Grid(["Cause", "Lost", "Share"], shares))

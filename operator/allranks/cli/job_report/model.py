@@ -7,7 +7,8 @@ escape them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,8 +16,12 @@ from typing import Any
 from allranks.api.status import FINISHED, ProgressStatus, Status
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.outcome import failure_block, summary
+from allranks.cli.job_report.run_files import RunFiles, Sample
 from allranks.cli.job_report.timeline import Attempt, Cause, Segment, Timeline, cause_of
 from allranks.kube.job_codec import status_of
+
+FEWEST_FOR_PARTIAL = 4
+"""An attempt with fewer points keeps the rates of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,9 @@ class Point:
     value: float | None
     samples_per_second: float | None
     steps_per_second: float | None
+    """Both rates are missing at the ends of an attempt, where only some ranks ran: they start and end one by one."""
+    metrics: Mapping[str, float]
+    """All metrics. A job on a cluster has only that of the curve over time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,14 @@ class JobReport:
     size: str
     image: str
     command: str
+    environment: tuple[str, ...]
+    """Names of the variables in the manifest. Values may be secret."""
+    commit: str
+    """git commit of the code of a local run; empty if unknown."""
+    dirty: bool
+    """Whether files differed from the commit."""
+    logs: tuple[str, ...]
+    """Log files of a local run."""
     phase: str
     verdict: str
     why: str
@@ -72,6 +88,9 @@ class JobReport:
     disruptions: int
     times: dict[str, float]
     goodput: float | None
+    """None if the ranks did not report steps."""
+    goodput_limit: float | None
+    """Upper bound of the goodput: all running time counts as productive. None if the goodput is measured."""
     measured: bool
     lost: dict[str, float]
     progress: ProgressStatus | None
@@ -88,7 +107,8 @@ class JobReport:
         plain = asdict(self) | {"began": _stamp(self.began), "until": _stamp(self.until)}
         named = {key: plain.pop(key) for key in ("times", "lost")}  # their keys are not field names
         progress = self.progress and self.progress.model_dump(by_alias=True, exclude_none=True, mode="json")
-        return {**_plain(plain), **named, "progress": progress}
+        points = [{**_plain(asdict(point)), "metrics": dict(point.metrics)} for point in self.points]
+        return {**_plain(plain), **named, "progress": progress, "points": points}
 
     def strokes(self, value: Callable[[Point], float | None]) -> list[list[tuple[float, float]]]:
         """(time, value) of each attempt: the curve is interrupted between attempts."""
@@ -99,6 +119,11 @@ class JobReport:
                 made.setdefault(point.attempt, []).append((point.at, y))
         return list(made.values())
 
+    def metric_names(self) -> list[str]:
+        """The metrics that have a curve, the main one first."""
+        names = {name for point in self.points for name in point.metrics}
+        return sorted(names, key=lambda name: (name != self.metric, name))
+
     def throughput(self) -> tuple[str, Callable[[Point], float | None]]:
         """(unit, value of a point): samples if the program reports them, otherwise steps."""
         if any(point.samples_per_second is not None for point in self.points):
@@ -106,8 +131,10 @@ class JobReport:
         return "steps/s", lambda point: point.steps_per_second
 
 
-def build_report(job: Mapping[str, Any], now: datetime) -> JobReport:
-    """`job`: a DistributedTraining in the form of the API. Missing parts are left out of the report."""
+def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = None) -> JobReport:
+    """`job`: a DistributedTraining in the form of the API. Missing parts are left out of the report. `run`: what a
+    local run has stored beside it."""
+    run = run or RunFiles()
     status, spec, metadata = status_of(dict(job)), job.get("spec") or {}, job.get("metadata") or {}
     began = _began(metadata, status, now)
     over = status.phase in FINISHED
@@ -117,13 +144,18 @@ def build_report(job: Mapping[str, Any], now: datetime) -> JobReport:
     attempts = tuple(timeline.attempts())
     kept = min((past.attempt for past in status.history), default=status.attempt)
     progress = status.progress
+    share, measured = progress_text.goodput(status, now), progress_text.is_measured(status)
     return JobReport(
         name=str(metadata.get("name") or "(no name)"),
         namespace=str(metadata.get("namespace") or ""),
         framework=str(spec.get("framework") or ""),
         size=_size(spec, status),
         image=str(spec.get("image") or ""),
-        command=" ".join(str(word) for word in [*(spec.get("command") or []), *(spec.get("args") or [])]),
+        command=shlex.join(str(word) for word in [*(spec.get("command") or []), *(spec.get("args") or [])]),
+        environment=tuple(sorted(_variables(spec))),
+        commit=run.commit,
+        dirty=run.dirty,
+        logs=tuple(map(str, run.logs)),
         phase=status.phase,
         verdict=_verdict(str(metadata.get("name") or ""), status, began, until),
         why=_why(status),
@@ -141,12 +173,13 @@ def build_report(job: Mapping[str, Any], now: datetime) -> JobReport:
         counted=status.restarts.counted,
         disruptions=status.restarts.disruptions,
         times=times,
-        goodput=progress_text.goodput(status, now),
-        measured=bool(status.times and status.times.measured),
+        goodput=share if measured else None,
+        goodput_limit=None if measured else share,
+        measured=measured,
         lost=progress_text.lost_by(status, now),
         progress=progress,
         metric=progress.curve_metric if progress else "",
-        points=tuple(_points(progress, began)),
+        points=tuple(_points(run.samples or _samples(progress), progress, attempts, began)),
     )
 
 
@@ -208,15 +241,71 @@ def _alone(status: Status, began: datetime) -> Iterator[Restart]:
         yield Restart(replica, one.count, one.counted, at, cause_of(one.failure) if one.failure else None)
 
 
-def _points(progress: ProgressStatus | None, began: datetime) -> Iterator[Point]:
-    before: Point | None = None
-    for point in progress.curve if progress else ():
-        at = max(0.0, (point.time - began).total_seconds())
-        rate = None
-        if before and before.attempt == point.attempt and at > before.at and point.step >= before.step:
-            rate = (point.step - before.step) / (at - before.at)
-        before = Point(at, point.attempt, point.step, point.value, point.samples_per_second, rate)
+def _variables(spec: Mapping[str, Any]) -> set[str]:
+    """Names of the environment variables in the manifest, of the job and its roles."""
+    roles = spec.get("roles") or {}
+    levels = [spec, *(roles.values() if isinstance(roles, dict) else ())]
+    templates = [_inside(level, "template", "spec", "containers") for level in levels]
+    containers = [*levels, *(container for listed in templates if isinstance(listed, list) for container in listed)]
+    variables = [_inside(container, "env") for container in containers]
+    return {
+        str(variable["name"])
+        for listed in variables
+        if isinstance(listed, list)
+        for variable in listed
+        if isinstance(variable, dict) and "name" in variable
+    }
+
+
+def _inside(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _samples(progress: ProgressStatus | None) -> list[Sample]:
+    """The curve in the status."""
+    return [
+        Sample(
+            point.time,
+            point.attempt,
+            point.step,
+            point.samples_per_second,
+            {} if progress is None or point.value is None else {progress.curve_metric: point.value},
+        )
+        for point in (progress.curve if progress else ())
+    ]
+
+
+def _points(
+    samples: Sequence[Sample], progress: ProgressStatus | None, attempts: Sequence[Attempt], began: datetime
+) -> Iterator[Point]:
+    metric, before = progress.curve_metric if progress else "", None
+    partial_places = set(_partial(samples, {attempt.number for attempt in attempts if attempt.over}))
+    for place, sample in enumerate(samples):
+        at, partial, rate = max(0.0, (sample.time - began).total_seconds()), place in partial_places, None
+        if before and before.attempt == sample.attempt and at > before.at and sample.step >= before.step:
+            rate = (sample.step - before.step) / (at - before.at)
+        before = Point(
+            at,
+            sample.attempt,
+            sample.step,
+            sample.metrics.get(metric),
+            None if partial else sample.samples_per_second,
+            None if partial else rate,
+            sample.metrics,
+        )
         yield before
+
+
+def _partial(samples: Sequence[Sample], ended: Collection[int]) -> Iterator[int]:
+    """The first sample of each attempt that has a rate, and the last one of each attempt that has ended."""
+    for attempt in {sample.attempt for sample in samples}:
+        places = [place for place, sample in enumerate(samples) if sample.attempt == attempt]
+        rated = [place for place in places if samples[place].samples_per_second is not None]
+        if len(places) >= FEWEST_FOR_PARTIAL:
+            yield from rated[:1]
+            yield from places[-1:] if attempt in ended else ()
 
 
 def _stamp(moment: datetime) -> str:

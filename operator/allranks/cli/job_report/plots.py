@@ -1,4 +1,7 @@
-"""Geometry of the SVG plots in the HTML report: positions only, report.html.j2 draws and escapes them. Pure."""
+"""Geometry of the SVG plots in the HTML report: positions only, report.html.j2 draws and escapes them. Pure.
+
+x is a fraction of the width, which depends on the window; y is in pixels. So text has the same size in every window.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from allranks.cli.format.duration import clock
+from allranks.cli.format.duration import moment
 from allranks.cli.format.plots import logarithmic, scaled
 from allranks.cli.format.progress import number
 
-WIDTH, LEFT, RIGHT = 960, 64, 130
-"""The same for all plots along time, so that their time axes are aligned."""
-ROW, BAR, CURVE, AXIS = 28, 20, 170, 22
-"""Heights of a row, its bars, a curve and the time axis."""
+TEXT, BAR, GAP, CURVE, AXIS = 18, 20, 8, 170, 22
+"""Heights of the text above a bar, a bar, the space below it, a curve and the time axis."""
+TICKS = 6
+MOST_CHARACTERS = 9
+"""A label of the y axis has room for these (report.css)."""
+LONGEST_LABEL = 120
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 
 
@@ -30,7 +35,6 @@ class Bar(NamedTuple):
 class Row(NamedTuple):
     label: str
     bars: Sequence[Bar]
-    note: str = ""
 
 
 class Label(NamedTuple):
@@ -38,18 +42,25 @@ class Label(NamedTuple):
     y: float
     anchor: str
     text: str
+    minor: bool = False
+    """Left out in a narrow window."""
 
 
 @dataclass(slots=True)
 class Plot:
-    """A plot of WIDTH x `height`. `id` is the prefix of its element ids."""
+    """A plot. `id` is the prefix of its element ids."""
 
     id: str
     title: str
     description: str
     height: float
+    axes: bool
+    """Whether there is room for a y axis."""
     grid: list[tuple[float, float, float, float]] = field(default_factory=list)
+    """(x1, y1, x2, y2)"""
     labels: list[Label] = field(default_factory=list)
+    y_labels: list[tuple[float, str]] = field(default_factory=list)
+    """(y, text)"""
     bars: list[tuple[str, float, float, float, str]] = field(default_factory=list)
     """(kind, x, y, width, title)"""
     strokes: list[list[tuple[float, float]]] = field(default_factory=list)
@@ -57,20 +68,17 @@ class Plot:
     """(x, title)"""
 
 
-def bars(
-    id: str, title: str, description: str, rows: Sequence[Row], seconds: float, axis: bool = True, left: int = LEFT
-) -> Plot:
-    """Rows of bars along a time of `seconds`."""
-    plot = Plot(id, title, description, ROW * len(rows) + (AXIS if axis else 0))
-    wide = WIDTH - left - RIGHT
+def bars(id: str, title: str, description: str, rows: Sequence[Row], seconds: float, axes: bool = True) -> Plot:
+    """Rows of bars along a time of `seconds`, each below its label."""
+    text = TEXT if any(row.label for row in rows) else 0
+    plot = Plot(id, title, description, (text + BAR + GAP) * len(rows) + (AXIS if axes else 0), axes)
     for place, row in enumerate(rows):
-        y = place * ROW
-        plot.labels.append(Label(left - 10, y + 15, "end", _cut(row.label, left)))
-        plot.labels.append(Label(WIDTH - RIGHT + 8, y + 15, "start", _cut(row.note, RIGHT)))
+        y = place * (text + BAR + GAP)
+        plot.labels.append(Label(0, y + 13, "start", _cut(row.label)))
         for bar in row.bars:
-            x, width = left + bar.begin / seconds * wide, max(bar.length / seconds * wide, 1.0)
-            plot.bars.append((bar.kind, x, y, width, bar.title))
-    if axis:
+            x, width = _x(bar.begin, seconds), max(bar.length / seconds, 0.001)
+            plot.bars.append((bar.kind, x, y + text, min(width, 1 - x), bar.title))
+    if axes:
         _add_time_axis(plot, seconds)
     return plot
 
@@ -85,13 +93,13 @@ def curve(
     from_zero: bool = False,
 ) -> Plot:
     """A curve of (seconds, value) for each attempt. `marks`: (seconds, title) of vertical lines."""
-    plot = Plot(id, title, description, CURVE + AXIS)
+    plot = Plot(id, title, description, CURVE + AXIS, axes=True)
     values = [value for stroke in strokes for _, value in stroke] + ([0.0] if from_zero else [])
     ticks = _ticks(min(values), max(values), logarithmic(values))
     heights = [(1 - (share or 0.0)) * (CURVE - 12) + 6 for share in scaled([*values, *ticks])]
     for tick, y in zip(ticks, heights[len(values) :], strict=True):
-        plot.grid.append((LEFT, y, WIDTH - RIGHT, y))
-        plot.labels.append(Label(LEFT - 8, y + 4, "end", number(tick)))
+        plot.grid.append((0, y, 1, y))
+        plot.y_labels.append((y + 4, _tick(tick)))
     ys = iter(heights)
     plot.strokes = [[(_x(at, seconds), next(ys)) for at, _ in stroke] for stroke in strokes]
     plot.marks = [(_x(at, seconds), text) for at, text in marks]
@@ -100,28 +108,35 @@ def curve(
 
 
 def _add_time_axis(plot: Plot, seconds: float) -> None:
-    step = next((step for step in _TIME_STEPS if step >= seconds / 6), 86400 * math.ceil(seconds / 6 / 86400))
+    step = next((step for step in _TIME_STEPS if step >= seconds / TICKS), 86400 * math.ceil(seconds / TICKS / 86400))
     for at in range(0, int(seconds) + 1, step):
         x = _x(at, seconds)
+        anchor = "start" if not at else "end" if x > 0.97 else "middle"
         plot.grid.append((x, 0, x, plot.height - AXIS))
-        plot.labels.append(Label(x, plot.height - 6, "middle" if at else "start", clock(at)))
+        plot.labels.append(Label(x, plot.height - 6, anchor, moment(at, seconds), minor=bool(at // step % 2)))
 
 
 def _x(at: float, seconds: float) -> float:
-    return LEFT + min(1.0, max(0.0, at / seconds)) * (WIDTH - LEFT - RIGHT)
+    return min(1.0, max(0.0, at / seconds))
 
 
-def _cut(text: str, room: int) -> str:
+def _cut(text: str) -> str:
     """The table beside the plot has the whole text."""
-    return text if len(text) <= room // 8 else f"{text[: room // 8 - 1]}…"
+    return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
+
+
+def _tick(value: float) -> str:
+    """A label of the y axis: `0.0002`, `12500`, `1.2e-07`."""
+    text = number(value)
+    return text if len(text) <= MOST_CHARACTERS else f"{value:.3g}"
 
 
 def _ticks(low: float, high: float, logs: bool) -> list[float]:
     """About five round values from `low` to `high`."""
     if logs:
         powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-        return [10.0**power for power in powers[:: math.ceil(len(powers) / 5)]]
-    rough = high / 4 - low / 4
+        return [10.0**power for power in powers[:: math.ceil(len(powers) / 7)]]
+    rough = high / 5 - low / 5
     if not 1e-300 < rough < math.inf:
         return [low]
     size = 10.0 ** math.floor(math.log10(rough))

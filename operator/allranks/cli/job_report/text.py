@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from pathlib import PurePath
 
 from allranks.cli.format import plots
 from allranks.cli.format import progress as progress_text
-from allranks.cli.format.duration import clock, elapsed
+from allranks.cli.format.duration import elapsed, moment
 from allranks.cli.format.table import Grid, cell
 from allranks.cli.job_report.model import JobReport, Point
 from allranks.cli.job_report.timeline import FORGOTTEN, Attempt, Cause, Segment
@@ -35,6 +37,7 @@ def lines(report: JobReport, width: int = 100, unicode: bool = True) -> Iterator
     yield from _section("Lost time by cause", _lost(report, unicode))
     for title, table in tables(report):
         yield from _section(title, table.plain())
+    yield from _section("Metrics", metrics(report).plain() if len(report.metric_names()) > 1 else ())
     yield from _section("Last failure", (f"  {clean(line.encode(), colour=False)}" for line in report.failure))
 
 
@@ -47,6 +50,10 @@ def facts(report: JobReport) -> Iterator[tuple[str, str]]:
     yield "Framework", ", ".join(part for part in (report.framework, report.size) if part)
     yield from ([("Image", report.image)] if report.image else [])
     yield from ([("Command", report.command)] if report.command else [])
+    yield from ([("Variables", ", ".join(report.environment))] if report.environment else [])
+    if report.commit:
+        yield "Code", f"commit {report.commit}{' with uncommitted changes' if report.dirty else ''}"
+    yield from ([("Logs", str(PurePath(report.logs[0]).parent))] if report.logs else [])
     yield "Created", timestamp(report.began)
     ended = "Ended" if report.over else "As of"
     yield ended, f"{timestamp(report.until)}, after {elapsed(report.seconds)}"
@@ -68,7 +75,7 @@ def tables(report: JobReport) -> Iterator[tuple[str, Grid]]:
     failed = [attempt for attempt in ended if attempt.cause is not None or attempt.reason != "Completed"]
     if failed:
         headers = ["At", "Attempt", "Cause", "Counted", "Who", "Node", "Exit", "Steps", "Last line"]
-        yield "Restarts and failures", Grid(headers, [_failed(attempt) for attempt in failed])
+        yield "Restarts and failures", Grid(headers, [_failed(report, attempt) for attempt in failed])
     if report.restarts:
         headers = ["Replica", "Times", "Cause", "Counted", "Node", "Exit", "Last line"]
         rows = [
@@ -86,10 +93,20 @@ def tables(report: JobReport) -> Iterator[tuple[str, Grid]]:
         yield "Stragglers", Grid(["Rank", "Replica", "Node", "Slowdown"], stragglers)
 
 
-def _failed(attempt: Attempt) -> list[object]:
+def metrics(report: JobReport) -> Grid:
+    """First, last, smallest and largest value of each metric that has a curve."""
+    rows = []
+    for name in report.metric_names():
+        values = [value for point in report.points if math.isfinite(value := point.metrics.get(name, math.nan))]
+        if values:
+            rows.append([name, *map(progress_text.number, (values[0], values[-1], min(values), max(values)))])
+    return Grid(["Metric", "First", "Last", "Lowest", "Highest"], rows)
+
+
+def _failed(report: JobReport, attempt: Attempt) -> list[object]:
     who = _who(attempt.cause)
     node, exited, last_line = _where_and_how(attempt.cause)
-    front = [clock(attempt.end), attempt.number, attempt.reason, _yes(attempt.counted)]
+    front = [moment(attempt.end, report.seconds), attempt.number, attempt.reason, _yes(attempt.counted)]
     return [*front, who, node, exited, steps(attempt), last_line]
 
 
@@ -117,10 +134,11 @@ def _yes(value: bool) -> str:
 
 def goodput(report: JobReport) -> str:
     """The goodput and how it was measured."""
-    if report.goodput is None:
+    if report.goodput is None and report.goodput_limit is None:
         return "not available: nothing has run yet" if report.times else "not available: no time accounting"
-    how = "productive / all but queued, by reports" if report.measured else progress_text.UNMEASURED
-    return f"{progress_text.percent(report.goodput)} ({how})"
+    if report.goodput is None:
+        return f"{progress_text.NOT_MEASURED}: {progress_text.limit_note(report.goodput_limit)}"
+    return f"{progress_text.percent(report.goodput)} (productive / all but queued, by reports)"
 
 
 def restarts(report: JobReport) -> str:
@@ -138,9 +156,11 @@ def mean_rate(report: JobReport) -> str:
 
 
 def curve_title(report: JobReport) -> str:
-    values = [point.value for point in report.points]
-    scale = " (logarithmic scale)" if plots.logarithmic(values) else ""
-    return f"{report.metric or 'Curve'}{scale}"
+    return f"{report.metric or 'Curve'}{scale(point.value for point in report.points)}"
+
+
+def scale(values: Iterable[float | None]) -> str:
+    return " (logarithmic scale)" if plots.logarithmic(list(values)) else ""
 
 
 def timestamp(time: datetime) -> str:
@@ -187,8 +207,8 @@ def _times(report: JobReport, room: int, unicode: bool) -> Iterator[str]:
         return
     yield f"{'':{MARGIN}}{''.join(text for _, text in plots.parts(report.times, room, unicode))}"
     for kind, seconds in report.times.items():
-        share = progress_text.percent(seconds / total)
-        yield f"  {plots.part(kind, unicode)} {kind:<12}{elapsed(seconds):>10}{share:>8}"
+        name, share = progress_text.kind_name(kind, report.measured), progress_text.percent(seconds / total)
+        yield f"  {plots.part(kind, unicode)} {name:<12}{elapsed(seconds):>10}{share:>8}"
 
 
 def _attempts(report: JobReport, room: int, unicode: bool) -> Iterator[str]:
@@ -213,8 +233,8 @@ def _bar(segments: Iterable[Segment], seconds: float, room: int, unicode: bool) 
 
 
 def _axis(report: JobReport, room: int) -> str:
-    end = clock(report.seconds)
-    return f"{'':{MARGIN}}{clock(0):<{room - len(end)}}{end}"
+    end = moment(report.seconds, report.seconds)
+    return f"{'':{MARGIN}}{moment(0, report.seconds):<{room - len(end)}}{end}"
 
 
 def _curve(

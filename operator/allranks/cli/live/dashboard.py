@@ -17,7 +17,7 @@ from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import age, elapsed, human
 from allranks.cli.format.outcome import failure_line
 from allranks.cli.format.table import Grid, Styled, cell
-from allranks.cli.job_report.model import build_report
+from allranks.cli.job_report.model import JobReport, build_report
 from allranks.cli.live.summary import PHASES
 from allranks.cli.live.terminal import Line
 from allranks.core import time_accounting
@@ -49,6 +49,7 @@ def data(row: JobRow, now: datetime) -> dict[str, Any]:
     job, status = row
     progress = status.progress
     rate, share = progress_text.step_rate(progress), progress_text.goodput(status, now)
+    measured = progress_text.is_measured(status)
     return {
         "name": job["metadata"]["name"],
         "namespace": job["metadata"].get("namespace", ""),
@@ -61,8 +62,9 @@ def data(row: JobRow, now: datetime) -> dict[str, Any]:
         "progress": progress and progress.model_dump(by_alias=True, exclude_none=True, mode="json"),
         "times": progress_text.times(status, now) or None,
         "lostBy": progress_text.lost_by(status, now),
-        "goodput": share,
-        "measured": bool(status.times and status.times.measured),
+        "goodput": share if measured else None,
+        "goodputLimit": None if measured else share,
+        "measured": measured,
     }
 
 
@@ -117,6 +119,10 @@ class _Summary:
     def restarts(self) -> str:
         return str(self.status.restarts.counted + self.status.restarts.disruptions)
 
+    def goodput(self) -> str:
+        measured = progress_text.is_measured(self.status)
+        return progress_text.percent(progress_text.goodput(self.status, self.now)) if measured else ""
+
     def slow(self) -> str:
         progress = self.status.progress
         return str(len(progress.stragglers)) if progress and progress.stragglers else ""
@@ -140,7 +146,7 @@ _COLUMNS = (
     _Column("RATE", _Summary.rate, priority=2),
     _Column("ETA", lambda one: progress_text.eta(one.status.progress) if progress_text.trains(one.status) else ""),
     _Column("RESTARTS", _Summary.restarts, priority=1),
-    _Column("GOODPUT", lambda one: progress_text.percent(progress_text.goodput(one.status, one.now))),
+    _Column("GOODPUT", _Summary.goodput),
     _Column("SLOW", _Summary.slow, lambda _: "yellow", priority=3),
     _Column(
         "CURVE",
@@ -152,11 +158,12 @@ _COLUMNS = (
 
 
 def _totals(summaries: Sequence[_Summary]) -> Line:
-    """The number of jobs by phase, and the goodput of all jobs."""
+    """The number of jobs by phase, and the goodput of all jobs that report steps."""
     phases = Counter(one.status.phase for one in summaries)
     count = f"{len(summaries)} job{'s' * (len(summaries) != 1)}"
     words = [f"{number} {phase}" for phase, number in sorted(phases.items(), key=lambda item: _ORDER.get(item[0], 9))]
-    totals = [times for one in summaries if (times := time_accounting.up_to(one.status, one.now))]
+    measured = [one for one in summaries if progress_text.is_measured(one.status)]
+    totals = [times for one in measured if (times := time_accounting.up_to(one.status, one.now))]
     used = sum(times.starting + times.productive + times.lost for times in totals)
     productive = sum(times.productive for times in totals)
     share = f"; goodput {progress_text.percent(productive / used)}" if used > 0 else ""
@@ -197,7 +204,7 @@ def job(row: JobRow, now: datetime, width: int, height: int, unicode: bool) -> I
         values = [value for stroke in strokes for _, value in stroke]
         if len(values) > 1:
             above += _curve(report.metric, values, strokes, min(width or WIDTH, WIDTH), unicode)
-    above += _times(report.times, min(width or WIDTH, WIDTH), unicode)
+    above += _times(report, min(width or WIDTH, WIDTH), unicode)
     above += _facts(status, now)
     yield from above
     if status.progress and status.progress.ranks:
@@ -256,7 +263,8 @@ def _curve(
     yield []
 
 
-def _times(times: Mapping[str, float], width: int, unicode: bool) -> Iterator[Line]:
+def _times(report: JobReport, width: int, unicode: bool) -> Iterator[Line]:
+    times = report.times
     total = sum(times.values())
     if total <= 0:
         return
@@ -264,22 +272,26 @@ def _times(times: Mapping[str, float], width: int, unicode: bool) -> Iterator[Li
     yield [("times       ", "dim"), *((text, KINDS[kind]) for kind, text in bar)]
     line = [(" " * 12, "")]
     for kind, seconds in times.items():
-        share = progress_text.percent(seconds / total)
-        line.append((f"{plots.part(kind, unicode)} {kind} {human(seconds)} {share}   ", KINDS[kind]))
+        name, share = progress_text.kind_name(kind, report.measured), progress_text.percent(seconds / total)
+        line.append((f"{plots.part(kind, unicode)} {name} {human(seconds)} {share}   ", KINDS[kind]))
     yield line
 
 
 def _facts(status: Status, now: datetime) -> Iterator[Line]:
     share = progress_text.goodput(status, now)
-    if share is not None:
+    if share is not None and not progress_text.is_measured(status):
+        yield [
+            ("goodput     ", "dim"),
+            (progress_text.NOT_MEASURED, "bold"),
+            (f"   ({progress_text.limit_note(share)})", "dim"),
+        ]
+    elif share is not None:
         lost_by = progress_text.lost_by(status, now)
         lost = ", ".join(f"{cell(reason)} {human(seconds)}" for reason, seconds in lost_by.items())
-        how = "" if status.times and status.times.measured else f"   ({progress_text.UNMEASURED})"
         yield [
             ("goodput     ", "dim"),
             (progress_text.percent(share), "bold"),
             (f"   lost by {lost}" if lost else "", ""),
-            (how, "dim"),
         ]
     restarts = status.restarts
     if number := restarts.counted + restarts.disruptions:

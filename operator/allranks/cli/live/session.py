@@ -43,9 +43,10 @@ class Session:
 
     def run(self, one: LocalRun) -> int:
         """Runs one job and prints its outcome. Returns the exit status."""
+        from allranks.core.topology import framework_of
         from allranks.errors import AllranksError, CannotRun
 
-        self._renderer.begin(one.job.name)
+        self._renderer.begin(one.job.name, framework_of(one.job), one.logs)
         how, broken = "stopped", None
         try:
             how = asyncio.run(self._drive(one))

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
-from allranks.api.status import Status
+from allranks.api.status import ProgressStatus, Status
 from allranks.cli.format import plots
 from allranks.cli.format import progress as progress_text
-from allranks.cli.format.duration import elapsed
+from allranks.cli.format.duration import elapsed, human
 from allranks.cli.format.log_lines import COLOURS
 from allranks.cli.format.outcome import failure_line
 from allranks.cli.format.progress import pod_state
@@ -24,28 +24,59 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 PHASES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Restarting": "yellow"}
+GAP = 2
+"""Spaces between the parts of a line."""
 _ROWS_KEPT = 8
 """Lines of the terminal that are reserved for logs."""
 
 
-def progress_line(status: Status, unicode: bool) -> list[tuple[str, str]]:
-    """Bar, steps, rates, ETA, metrics and curve as (text, style); empty without progress."""
+BAR_WIDTH = 8, 60
+CURVE_WIDTH = 64
+OLD_SECONDS = 3.0
+"""The age of older progress is shown: it lags behind the log by the interval of the reports."""
+
+
+def progress_line(status: Status, unicode: bool, width: int, now: datetime) -> list[tuple[str, str]]:
+    """Bar, steps, rates, ETA, metrics and curve as (text, style), in at most `width` characters; empty without
+    progress. What does not fit is left out as a whole, because half a number is a wrong number."""
     progress = status.progress
     if progress is None or progress.step is None:
         return []
-    parts: list[tuple[str, str]] = []
-    if (fraction := progress_text.fraction(progress)) is not None:
-        parts.append((plots.bar(fraction, 16, unicode), "green"))
-    parts.append((progress_text.summary(progress), "bold"))
-    if progress_text.trains(status):
-        parts += [(text, "") for text in progress_text.rates(progress)]
-        parts += [(f"ETA {left}", "")] if (left := progress_text.eta(progress)) else []
+    trains = progress_text.trains(status)
+    fraction, curve = progress_text.fraction(progress), progress_text.values(progress)
+    summary = progress_text.summary(progress)
+    rates = list(progress_text.rates(progress)) if trains else []
+    left = [f"ETA {eta}"] if trains and (eta := progress_text.eta(progress)) else []
     first, *others = [*progress_text.metrics(progress), ""]
-    parts += [(first, "")] if first else []
-    if curve := plots.sparkline(progress_text.values(progress), 20, unicode).strip():
-        parts.append((curve, "cyan"))
-    parts += [(text, "dim") for text in others if text]
-    return [part for text, style in parts for part in ((text, style), ("  ", ""))][:-1]
+    texts = [text for text in (*_age(status, progress, now), *rates, *left, first, *others) if text]
+    smallest = 0 if fraction is None else BAR_WIDTH[0] + GAP
+    # The least important first.
+    for text in (*reversed([other for other in others if other]), *reversed(rates), *left, first):
+        if smallest + len(summary) + sum(GAP + len(text) for text in texts) <= width:
+            break
+        if text:
+            texts.remove(text)
+    room = width - len(summary) - sum(GAP + len(text) for text in texts)
+    curve_width = min(CURVE_WIDTH, 4 * len(curve), (room - smallest) // 2 - GAP)
+    drawn = (
+        plots.sparkline(curve, curve_width, unicode, stretch=True).strip() if curve_width >= min(4, len(curve)) else ""
+    )
+    room -= len(drawn) + GAP * bool(drawn)
+    parts = [(summary, "bold"), *((text, "") for text in texts)]
+    if drawn:
+        place = 1 + (texts.index(first) + 1 if first in texts else len(texts))
+        parts.insert(place, (drawn, "cyan"))
+    if fraction is not None and (bar := min(BAR_WIDTH[1], room - GAP)) >= BAR_WIDTH[0]:
+        parts.insert(0, (plots.bar(fraction, bar, unicode), "green"))
+    return [part for text, style in parts for part in ((text, style), (" " * GAP, ""))][:-1]
+
+
+def _age(status: Status, progress: ProgressStatus, now: datetime) -> Iterator[str]:
+    """`12s ago`, if the numbers are not those of this moment."""
+    if progress.last_report and progress_text.trains(status):
+        seconds = (now - progress.last_report).total_seconds()
+        if seconds > OLD_SECONDS:
+            yield f"{human(seconds)} ago"
 
 
 @dataclass(frozen=True)
@@ -58,7 +89,7 @@ class Summary:
     status: Status
     pods: Sequence[Pod]
     latest: Mapping[str, bytes]
-    """Replica -> its last output."""
+    """Pod -> the last line of its log."""
     places: Mapping[str, int]
     """Replica -> its position among the ranks, which selects its colour."""
 
@@ -75,9 +106,9 @@ class Summary:
         head.append(f"  {elapsed(self.seconds)} ", "bold")
         unicode = plots.supports_unicode(options.encoding)
         yield Rule(head, align="left", characters="─" if unicode else "-", style="dim")
-        progress = progress_line(status, unicode)
+        progress = progress_line(status, unicode, options.max_width - 1, datetime.now(UTC))
         if progress:
-            yield Text.assemble(" ", *progress, no_wrap=True, overflow="ellipsis" if unicode else "crop")
+            yield Text.assemble(" ", *progress, no_wrap=True, overflow="crop")
         yield from self._ranks(console.height - _ROWS_KEPT - bool(progress))
         if status.last_failure:
             restarts = status.restarts.counted + status.restarts.disruptions
@@ -112,7 +143,7 @@ class Summary:
                 until = pod.exit.finished_at if pod.exit and pod.phase != "Running" else now
                 age = elapsed(max(0.0, (until - pod.started_at).total_seconds()))
             state, colour = pod_state(pod), COLOURS[self.places.get(name, 0) % len(COLOURS)]
-            output = clean(self.latest.get(name, b"").rstrip(b"\r"), colour=False)
+            output = clean(self.latest.get(pod.name, b"").rstrip(b"\r"), colour=False)
             if pod in others:
                 name, output = f"{name} (attempt {pod.attempt})", ""
             yield (

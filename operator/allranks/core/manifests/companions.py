@@ -19,6 +19,8 @@ _SUPERSEDED = 5
 """How many older ConfigMaps are deleted when a new one is created. Usually one exists, and more only if an operator was
 killed between creation and deletion."""
 
+_MORE_THAN_ANY_JOB = 1_000_000
+
 SSH_AUTH = "kubernetes.io/ssh-auth"
 """Type of the Secret with an ssh key. Any other Secret holds random text under the key `secret`."""
 
@@ -88,6 +90,28 @@ def network_policy(job: Job, open_ports: Collection[tuple[str, int]]) -> Manifes
         "kind": "NetworkPolicy",
         "metadata": metadata(job, job.name, {}),
         "spec": {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress},
+    }
+
+
+def disruption_budget(job: Job) -> Manifest:
+    """Blocks evictions by the eviction API, as by `kubectl drain`, until the job is deleted. Pods that have ended, and
+    placeholders, can be evicted.
+
+    A number of pods that no job has, because of `maxUnavailable` and of percentages Kubernetes takes the size of the
+    job from its scale subresource, which has the workers only.
+    """
+    own = {naming.JOB_LABEL: job.name}
+    others = [{"key": naming.ROLE_LABEL, "operator": "NotIn", "values": [naming.PLACEHOLDER]}]
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(job, job.name, {}),
+        "spec": {
+            "minAvailable": _MORE_THAN_ANY_JOB,
+            "selector": {"matchLabels": own, "matchExpressions": others},
+            # A pod that is not ready trains nothing.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
     }
 
 

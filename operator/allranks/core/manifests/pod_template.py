@@ -9,7 +9,7 @@ from allranks.api.job import Job, RoleSpec
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.core import naming, topology
-from allranks.core.manifests import pool_template, report_env, scheduling
+from allranks.core.manifests import pod_metadata, pool_template, report_env, scheduling
 from allranks.core.manifests.strategic_merge import merge, without_nulls
 from allranks.core.model import Manifest, Platform
 from allranks.frameworks.base import AttemptContext, ElasticBounds
@@ -33,7 +33,10 @@ def role_templates(job: Job, platform: Platform) -> dict[str, Manifest]:
     """Role -> its pod template."""
     pool = pool_template.pool_of(job, platform)
     kinds = topology.framework_of(job).roles
-    return {role: _role_template(job, spec, pool, kinds[role].ranked) for role, spec in job.spec.roles.items()}
+    user = platform.policy.default_run_as_user
+    defaults = merge(_DEFAULTS, {"securityContext": {"runAsUser": user}}) if user is not None else _DEFAULTS
+    roles = job.spec.roles.items()
+    return {role: _role_template(job, spec, pool, kinds[role].ranked, defaults) for role, spec in roles}
 
 
 def attempt_context(
@@ -93,8 +96,8 @@ def _variable_names(job: Job, template: Manifest, platform: Platform) -> tuple[s
     return (*own, "PYTHONUNBUFFERED", *(name for name in user if name != "PYTHONUNBUFFERED"))
 
 
-def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool) -> Manifest:
-    """One role's pod template. The layers, lowest first: the restricted defaults, the pool, the job's `scheduling`,
+def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool, defaults: Manifest) -> Manifest:
+    """One role's pod template. The layers, lowest first: the defaults, the pool, the job's `scheduling`,
     spec.template, the role's template, the fields of the job and of the role."""
     user = without_nulls(merge(job.spec.template or {}, role.template or {}))
     user["spec"] = merge(user.get("spec") or {}, {"containers": [_trainer_from_fields(job, role)]})
@@ -102,7 +105,10 @@ def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool
     template = merge(merge(below, {"spec": scheduling.requested(job, user["spec"])}), user)
     if tolerations := below["spec"].get("tolerations"):
         template["spec"]["tolerations"] = pool_template.union(tolerations, user["spec"].get("tolerations"))
-    return {"metadata": template.get("metadata") or {}, "spec": merge(_DEFAULTS, template["spec"])}
+    return {
+        "metadata": pod_metadata.with_defaults(template.get("metadata") or {}),
+        "spec": merge(defaults, template["spec"]),
+    }
 
 
 def _trainer_from_fields(job: Job, role: RoleSpec) -> Manifest:

@@ -56,6 +56,8 @@ def objects(
     if platform.network_policies:
         internal = {port for replica in sizes.outermost(context) for port in wire(replica).ports.values()}
         made.append(companions.network_policy(job, _declared_ports(templates.values(), internal)))
+    if platform.disruption_budgets:
+        made.append(companions.disruption_budget(job))
     return Objects(made, _pods(job, status, wired, templates, platform))
 
 

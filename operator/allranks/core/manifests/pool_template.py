@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from allranks.api.job import Job
-from allranks.api.pool import PoolSpec
+from allranks.api.pool import LabelExpression, PoolSpec
 from allranks.api.validation import template_problems
 from allranks.core import naming
 from allranks.core.manifests.strategic_merge import merge, without_nulls
@@ -39,10 +39,47 @@ def unavailable(job: Job, platform: Platform) -> tuple[str, str] | None:
             return "PoolsNotServed", platform.pool_refused
         what = "create it (kubectl get trainingpools lists those that exist), or make a new job that names another"
         return "PoolNotFound", f'TrainingPool "{name}" does not exist: {what}'
+    selector = platform.pool.namespace_selector
+    if platform.namespace_labels is None and selector and (selector.match_labels or selector.match_expressions):
+        why = "its namespaceSelector needs the operator's setting `namespace_policies`, which is off"
+        return "PoolNotAllowed", f'TrainingPool "{name}" cannot be used: {why}'
+    if refused := not_admitted(job, platform):
+        return "PoolNotAllowed", refused
     if wrong := problems(platform.pool):
         details = "; ".join(f"{path}: {text}" for path, text in wrong)
         return "InvalidPool", f'TrainingPool "{name}" cannot be used until it is corrected: {details}'
     return None
+
+
+def not_admitted(job: Job, platform: Platform) -> str:
+    """Why the pool's `namespaceSelector` excludes the job's namespace, whose labels are given; else empty.
+
+    The job fails if this is so when it begins. A pool or a label that changes later makes it wait.
+    """
+    pool, labels = platform.pool, platform.namespace_labels
+    if not job.spec.pool or pool is None or labels is None or admits(pool, labels):
+        return ""
+    text = f'TrainingPool "{job.spec.pool}" does not admit jobs of namespace {job.namespace} (its namespaceSelector)'
+    return f"{text}: use another pool, or ask the platform team for access"
+
+
+def admits(pool: PoolSpec, labels: Mapping[str, str]) -> bool:
+    """Whether a namespace with these labels may use the pool: without a selector every namespace may."""
+    selector = pool.namespace_selector
+    if selector is None:
+        return True
+    if any(labels.get(key) != value for key, value in (selector.match_labels or {}).items()):
+        return False
+    return all(_holds(expression, labels) for expression in selector.match_expressions or ())
+
+
+def _holds(expression: LabelExpression, labels: Mapping[str, str]) -> bool:
+    present, value, values = expression.key in labels, labels.get(expression.key), expression.values or ()
+    if expression.operator == "In":
+        return present and value in values
+    if expression.operator == "NotIn":
+        return bool(values) and value not in values
+    return present == (expression.operator == "Exists")
 
 
 def problems(pool: PoolSpec) -> list[tuple[str, str]]:

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import naming, places, topology, transitions
+from allranks.core import limits, naming, places, topology, transitions
 from allranks.core.manifests import pods as pod_manifests
-from allranks.core.model import Event, Observed, Pod
+from allranks.core.model import Event, Observed, Platform, Pod
 from allranks.core.rules import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 
@@ -24,17 +24,19 @@ def begin(snapshot: Snapshot) -> Outcome:
     if status.start_time:
         return None
     begun = transitions.begin(job, status, now)
-    return reject_invalid(job, begun, now) or write(begun)
+    return reject(job, begun, now, snapshot.observed.platform) or write(begun)
 
 
-def reject_invalid(job: Job, status: Status, now: datetime) -> Outcome:
-    """Fails a job with mistakes that the CRD's schema cannot find. Its size may change, so resizing checks it again."""
-    problems = pod_manifests.problems(job)
+def reject(job: Job, status: Status, now: datetime, platform: Platform) -> Outcome:
+    """Fails a job with mistakes that the CRD's schema cannot find, or that exceeds a limit of the platform team. Its
+    size may change, so resizing checks it again."""
+    reason, problems = "InvalidSpec", pod_manifests.problems(job)
+    if not problems:
+        reason, problems = limits.REASON, limits.violations(job, platform)
     if not problems:
         return None
     message = "; ".join(f"{path}: {text}" for path, text in problems)
-    failed = transitions.fail(job, status, "InvalidSpec", message, now)
-    return write(failed, Event("InvalidSpec", message, warning=True))
+    return write(transitions.fail(job, status, reason, message, now), Event(reason, message, warning=True))
 
 
 def begin_small(observed: Observed) -> Status | None:
@@ -49,14 +51,15 @@ def begin_small(observed: Observed) -> Status | None:
         return None
     begun = transitions.begin(job, status, observed.now)
     small = sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS
-    return begun if small and not pod_manifests.problems(job) else None
+    return None if not small or reject(job, begun, observed.now, observed.platform) else begun
 
 
 def resume(snapshot: Snapshot) -> Outcome:
     job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
     if job.spec.suspend:
         return None
-    return reject_invalid(job, status, now) or write(transitions.resume(job, status, now), Event("Resumed", "resumed"))
+    resumed = write(transitions.resume(job, status, now), Event("Resumed", "resumed"))
+    return reject(job, status, now, snapshot.observed.platform) or resumed
 
 
 def succeed(snapshot: Snapshot) -> Outcome:

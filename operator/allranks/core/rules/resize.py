@@ -20,7 +20,7 @@ def resize_to_spec(snapshot: Snapshot) -> Outcome:
         return write(resized, Event("Resized", f"from {before} to {after} pods")) if resized != status else None
     if wanted == present:
         return None
-    if invalid := lifecycle.reject_invalid(job, snapshot.summary, now):
+    if invalid := lifecycle.reject(job, snapshot.summary, now, snapshot.observed.platform):
         return invalid
     why = "the size changed"
     restarted = transitions.resize(job, status, "Resized", why, now)

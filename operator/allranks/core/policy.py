@@ -1,0 +1,101 @@
+"""Defaults and limits of the platform team for jobs: the operator's settings, and annotations of a Namespace.
+
+The author of a job cannot change either: editing a Namespace is a right of cluster administrators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from allranks.api.job import GROUP
+from allranks.errors import AllranksError
+
+ANNOTATION_PREFIX = f"policy.{GROUP}/"
+_LONGEST = 315_360_000
+"""Ten years, the bound of `ttlSecondsAfterFinished` and `activeDeadlineSeconds`."""
+
+
+class InvalidPolicy(AllranksError):
+    """An annotation of a Namespace that cannot be read. Its jobs wait until it is corrected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Defaults and limits for the jobs of one namespace; None: not set."""
+
+    default_ttl_seconds_after_finished: int | None = None
+    default_active_deadline_seconds: int | None = None
+    default_pool: str | None = None
+    default_run_as_user: int | None = None
+    max_active_deadline_seconds: int | None = None
+    max_pods: int | None = None
+    """Pods of a job: of all roles, with as many workers as an elastic job may have."""
+    allowed_pools: tuple[str, ...] | None = None
+    image_prefixes: tuple[str, ...] | None = None
+    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    """Field -> where it is set, for messages, if that is not the operator's setting of the same name."""
+
+    def source(self, name: str) -> str:
+        return self.sources.get(name, f"the operator's setting `{name}`")
+
+
+def for_namespace(base: Policy, namespace: str, annotations: Mapping[str, str]) -> Policy:
+    """The policy of a namespace: its annotations replace the operator-wide values one by one.
+
+    Raises InvalidPolicy for an unknown annotation with our prefix or a value that cannot be read: a limit with a
+    mistake must not be no limit.
+    """
+    found: dict[str, Any] = {}
+    sources = {}
+    for annotation, text in sorted(annotations.items()):
+        if not annotation.startswith(ANNOTATION_PREFIX):
+            continue
+        where = f"annotation {annotation} of namespace {namespace}"
+        name = annotation.removeprefix(ANNOTATION_PREFIX).replace("-", "_")
+        if name not in _READERS:
+            allowed = ", ".join(each.replace("_", "-") for each in _READERS)
+            raise InvalidPolicy(f"{where}: unknown; the names after {ANNOTATION_PREFIX} are {allowed}")
+        try:
+            found[name] = _READERS[name](text)
+        except ValueError as error:
+            raise InvalidPolicy(f"{where}: {error}, not {text!r}") from error
+        sources[name] = where
+    if not found:
+        return base
+    values = {each.name: getattr(base, each.name) for each in fields(base)}
+    return Policy(**{**values, **found, "sources": {**base.sources, **sources}})
+
+
+def _whole_number(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise ValueError(f"must be a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def names(text: str) -> tuple[str, ...]:
+    """A comma-separated list."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _name(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must be a name")
+    return text.strip()
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "default_ttl_seconds_after_finished": _whole_number(0, _LONGEST),
+    "default_active_deadline_seconds": _whole_number(1, _LONGEST),
+    "default_pool": _name,
+    "default_run_as_user": _whole_number(1, 2**31 - 1),
+    "max_active_deadline_seconds": _whole_number(1, _LONGEST),
+    "max_pods": _whole_number(0, 10_000),
+    "allowed_pools": names,
+    "image_prefixes": names,
+}

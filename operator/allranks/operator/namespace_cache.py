@@ -1,0 +1,126 @@
+"""The labels and policy annotations of the namespaces that have jobs, read one by one when they are needed.
+
+A watch would need the right to list all Namespaces, which a Role in one namespace cannot grant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from allranks.core.policy import InvalidPolicy, Policy, for_namespace
+from allranks.kube import paths
+from allranks.kube.client import Client
+from allranks.kube.errors import ApiError, NotFound, Refused
+from allranks.operator.settings import Settings
+from allranks.operator.timing import Clock, Timing
+
+logger = logging.getLogger(__name__)
+
+
+class NamespaceNotUsable(Exception):
+    """A new job has to wait, because the policy of its namespace is invalid or cannot be read."""
+
+
+class _Meta(msgspec.Struct):
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class _Namespace(msgspec.Struct):
+    metadata: _Meta
+
+
+@dataclass
+class _Entry:
+    policy: Policy
+    """The last valid one."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    read_at: float = 0.0
+    problem: str = ""
+    """Why new jobs have to wait."""
+
+
+class Namespaces:
+    """Calls `changed(namespace)` when its labels or its policy changed."""
+
+    def __init__(
+        self, client: Client, settings: Settings, changed: Callable[[str], None], timing: Timing, clock: Clock
+    ) -> None:
+        self._client, self._changed, self._timing, self._clock = client, changed, timing, clock
+        self._enabled, self._base = settings.namespace_policies, settings.policy
+        self._entries: dict[str, _Entry] = {}
+        self._reading: dict[str, asyncio.Future[None]] = {}
+
+    def policy(self, namespace: str) -> Policy:
+        entry = self._entries.get(namespace)
+        return entry.policy if entry else self._base
+
+    def labels(self, namespace: str) -> Mapping[str, str] | None:
+        """None: namespaces are not read."""
+        entry = self._entries.get(namespace)
+        return entry.labels if entry else None
+
+    async def prepare(self, namespace: str, new_job: bool) -> None:
+        """Reads the namespace before a job of it is reconciled: once, and again for a new job if that was long ago.
+
+        Raises NamespaceNotUsable for a new job, ApiError if the API server does not answer. Older jobs continue with
+        the last valid policy.
+        """
+        if not self._enabled:
+            return
+        entry = self._entries.get(namespace)
+        now = self._clock.monotonic()
+        if entry is None or (new_job and now - entry.read_at > self._timing.namespace_max_age):
+            await self._read_once(namespace)
+            entry = self._entries[namespace]
+        if new_job and entry.problem:
+            raise NamespaceNotUsable(entry.problem)
+
+    async def run(self, in_use: Callable[[], Iterable[str]]) -> None:
+        """Reads the namespaces that have jobs again from time to time, and forgets the others. Runs forever."""
+        while True:
+            await asyncio.sleep(self._timing.namespace_refresh)
+            used = set(in_use())
+            for namespace in list(self._entries):
+                if namespace not in used:
+                    del self._entries[namespace]
+                    continue
+                try:
+                    await self._read_once(namespace)
+                except ApiError as error:
+                    logger.warning("cannot read namespace %s: %s", namespace, error)
+
+    async def _read_once(self, namespace: str) -> None:
+        """Many jobs of a namespace that begin together share one request."""
+        if (reading := self._reading.get(namespace)) is None:
+            reading = asyncio.ensure_future(self._read(namespace))
+            self._reading[namespace] = reading
+            reading.add_done_callback(lambda _: self._reading.pop(namespace, None))
+        await asyncio.shield(reading)
+
+    async def _read(self, namespace: str) -> None:
+        """Raises ApiError."""
+        before = self._entries.get(namespace)
+        entry = _Entry(before.policy if before else self._base, before.labels if before else {})
+        entry.read_at = self._clock.monotonic()
+        try:
+            found = msgspec.json.decode(await self._client.get(paths.namespace(namespace)), type=_Namespace)
+            entry.labels = found.metadata.labels
+            entry.policy = for_namespace(self._base, namespace, found.metadata.annotations)
+        except NotFound:
+            pass  # it was deleted, and its jobs with it
+        except (InvalidPolicy, msgspec.DecodeError) as error:
+            entry.problem = f"{error}: ask the platform team to correct it"
+        except Refused as error:
+            why = f"the operator cannot read namespace {namespace} ({error})"
+            entry.problem = f"{why}: grant it `get` of namespaces, or disable its setting `namespace_policies`"
+        if entry.problem and not (before and before.problem == entry.problem):
+            logger.error("new jobs of namespace %s wait: %s", namespace, entry.problem)
+        self._entries[namespace] = entry
+        if before and (before.policy, before.labels, before.problem) != (entry.policy, entry.labels, entry.problem):
+            self._changed(namespace)

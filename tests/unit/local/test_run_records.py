@@ -1,0 +1,129 @@
+"""What a run stores for its report: the progress with all metrics, and the commit of the code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.api.status import ProgressStatus, Status
+from allranks.local import progress_log
+from allranks.local.code_version import CodeVersion
+from allranks.local.progress_log import ProgressLog
+from support.builders import NOW
+
+
+def status(step: int, seconds: float, attempt: int = 0, phase: Any = "Running", **metrics: float) -> Status:
+    at = NOW + timedelta(seconds=seconds)
+    progress = ProgressStatus(step=step, last_report=at, first_step_time=NOW, samples_per_second=64, metrics=metrics)
+    return Status(phase=phase, attempt=attempt, progress=progress)
+
+
+def recorded(path: Path) -> list[tuple[int, int]]:
+    """(attempt, step) of each line."""
+    return [(point["attempt"], point["step"]) for point in map(json.loads, path.read_text().splitlines())]
+
+
+def test_the_progress_is_stored_with_all_metrics(tmp_path: Path) -> None:
+    ProgressLog(tmp_path / "p").note(status(3, 7, loss=0.5, lr=0.1))
+    assert json.loads((tmp_path / "p").read_text()) == {
+        "time": "2026-03-04T10:00:07Z",
+        "attempt": 0,
+        "step": 3,
+        "samplesPerSecond": 64.0,
+        "metrics": {"loss": 0.5, "lr": 0.1},
+    }
+
+
+def test_points_are_not_too_close_but_the_last_one_of_an_attempt_is_stored(tmp_path: Path) -> None:
+    log = ProgressLog(tmp_path / "p")
+    for step in range(41):
+        log.note(status(step, step / 10))
+    log.note(status(45, 4.5))
+    log.note(status(30, 6.0, attempt=1))
+    log.note(status(31, 6.1, attempt=1))
+    log.note(status(31, 6.1, attempt=1, phase="Succeeded"))
+    first = [(0, 0), (0, 10), (0, 20), (0, 30), (0, 40), (0, 45)]
+    assert recorded(tmp_path / "p") == [*first, (1, 30), (1, 31)]
+
+
+def test_the_progress_that_a_new_attempt_begins_with_is_no_point(tmp_path: Path) -> None:
+    log = ProgressLog(tmp_path / "p")
+    log.note(status(9, 1))
+    log.note(status(9, 3))  # another rank has reached the same step
+    begun = status(9, 3, attempt=1)
+    assert begun.progress
+    log.note(begun.model_copy(update={"progress": begun.progress.model_copy(update={"first_step_time": None})}))
+    log.note(status(5, 9, attempt=1))
+    assert recorded(tmp_path / "p") == [(0, 9), (1, 5)]
+
+
+def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_log, "POINTS", 10)
+    log = ProgressLog(tmp_path / "p")
+    for step in range(10_000):
+        log.note(status(step, step))
+    assert 10 < len(recorded(tmp_path / "p")) < 100
+
+
+def test_an_earlier_run_in_the_same_directory_is_replaced(tmp_path: Path) -> None:
+    for step in (1, 2):
+        ProgressLog(tmp_path / "p").note(status(step, 1))
+    assert recorded(tmp_path / "p") == [(0, 2)]
+
+
+def test_a_file_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
+    ProgressLog(tmp_path / "gone" / "p").note(status(3, 7))
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "code"
+    directory.mkdir()
+    for name in ("GIT_AUTHOR", "GIT_COMMITTER"):
+        monkeypatch.setenv(f"{name}_NAME", "a")
+        monkeypatch.setenv(f"{name}_EMAIL", "a@example.com")
+    (directory / "train.py").write_text("1")
+    for command in (["init", "-q"], ["add", "train.py"], ["commit", "-qm", "x"], ["tag", "-am", "v", "v1"]):
+        subprocess.run(["git", *command], cwd=directory, check=True, capture_output=True)
+    return directory
+
+
+def commit_of(repository: Path) -> str:
+    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=repository, text=True).strip()
+
+
+def stored(directory: Path) -> Any:
+    file = directory.parent / "code.json"
+    CodeVersion(directory).write(file, timeout=30)
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def test_the_commit_of_the_code_is_stored_and_whether_files_differ_from_it(repository: Path) -> None:
+    assert stored(repository) == {"commit": commit_of(repository), "dirty": False}
+    (repository / "notes.txt").write_text("not tracked")
+    assert stored(repository) == {"commit": commit_of(repository), "dirty": False}
+    (repository / "train.py").write_text("2")
+    assert stored(repository) == {"commit": commit_of(repository), "dirty": True}
+
+
+def test_code_outside_a_repository_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    (tmp_path / "code").mkdir()
+    assert stored(tmp_path / "code") is None
+    monkeypatch.setenv("PATH", "")
+    assert stored(tmp_path / "code") is None
+
+
+def test_a_slow_git_does_not_delay_the_end_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "bin" / "git"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:/usr/bin:/bin")
+    CodeVersion(tmp_path).write(tmp_path / "code.json", timeout=0.1)
+    assert not (tmp_path / "code.json").exists()
