@@ -7,13 +7,14 @@ STAMP := $(VENV)/.installed
 DOCS := build/docs-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check lint generate verify docs docs-serve bench recovery golden controlplane images cluster \
+.PHONY: help demo test test-all check lint generate verify docs docs-serve dist bench recovery golden controlplane images cluster \
   cluster-down e2e clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\nThe targets install allranks into %s. To use it:\n  export PATH="$$PWD/%s:$$PATH"\n' $(VENV) $(BIN)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml images/operator/requirements.txt
 	@tools/venv.sh $(VENV) $(PYTHON) dev
 
 $(DOCS)/.installed: pyproject.toml
@@ -43,6 +44,7 @@ generate: $(STAMP) ## Generate the CRDs, the reference pages and the chart's cop
 	@$(BIN)/python -m allranks.api.crd TrainingPool > $(STAMP).crd && mv $(STAMP).crd crds/trainingpools.yaml
 	@$(BIN)/python tools/reference.py
 	@$(BIN)/python tools/chart.py
+	@$(BIN)/python tools/image_tags.py
 	@$(BIN)/python tools/test.py --update
 
 docs: $(DOCS)/.installed ## Build the documentation as a web site in build/site; a warning is an error
@@ -52,6 +54,9 @@ docs: $(DOCS)/.installed ## Build the documentation as a web site in build/site;
 docs-serve: $(DOCS)/.installed ## Serve the documentation at http://127.0.0.1:8000, rebuilt at every change
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve
 
+dist: ## Build the files of a release in dist/ (docs/dev/releasing.md); ARGS='--images none'
+	@$(PYTHON) tools/dist.py $(ARGS)
+
 golden: $(STAMP) ## Rewrite the golden files; review the difference before you commit it
 	@$(BIN)/python -m pytest -q tests/model/golden --update-golden
 
@@ -59,6 +64,7 @@ verify: $(STAMP) ## Fail if a generated file does not match the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \
 	  $(BIN)/python -m allranks.api.crd TrainingPool | diff -u crds/trainingpools.yaml - && \
 	  $(BIN)/python tools/reference.py --check && $(BIN)/python tools/chart.py --check && \
+	  $(BIN)/python tools/image_tags.py --check && \
 	  $(BIN)/python tools/test.py --check || \
 	  { echo "a generated file does not match the types: run 'make generate'"; exit 1; }
 

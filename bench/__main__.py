@@ -27,7 +27,7 @@ from bench.life import kubelet, lives  # noqa: E402
 from bench.machine import machine, versions  # noqa: E402
 from bench.scale import day, scale  # noqa: E402
 from bench.systems import PEERS, SYSTEMS, Allranks, Raw, System, UnthrottledJob  # noqa: E402
-from bench.table import headline, markdown  # noqa: E402
+from bench.table import markdown  # noqa: E402
 
 EXAMPLES = """\
 examples:
@@ -35,7 +35,7 @@ examples:
   python -m bench --only creation --rounds 5
   python -m bench --only life --peers        # include training-operator, built by Go on first use
   python -m bench -o json | jq .creation.allranks
-  python -m bench --peers --write            # write the tables into README.md and docs/platform/performance.md
+  python -m bench --peers --write            # write the tables into docs/platform/performance.md
   python -m bench --only day --add --write   # repeat one part, keep the others of the last run
 
 All numbers come from one run; with --add, the tables state the run of each part. The tables and the JSON are kept in
@@ -123,8 +123,6 @@ def main() -> None:
     text = markdown(found)
     if asked.write:
         write(ROOT / "docs" / "platform" / "performance.md", "bench", text)
-        if "creation" in found:
-            write(ROOT / "README.md", "speed", headline(found))
     print(json.dumps(found, indent=1) if asked.output == "json" else text)
 
 

@@ -25,12 +25,6 @@ def markdown(found: Mapping[str, Any]) -> str:
     return "\n\n".join(texts) + "\n"
 
 
-def headline(found: Mapping[str, Any]) -> str:
-    """The tables for the README."""
-    tables = [write(found[name]).partition("\n\n")[0] for name, write in _CREATIONS.items() if name in found]
-    return "\n\n".join([*tables, _machine(found.get("added", {}).get("creation") or found["machine"])])
-
-
 def table(head: Row, rows: Iterable[Row]) -> str:
     lines = [[str(cell) for cell in row] for row in (head, *rows)]
     lines.insert(1, ["---"] + ["---:"] * (len(lines[0]) - 1))

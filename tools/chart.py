@@ -1,7 +1,7 @@
 """Writes the generated parts of the chart: `tools/chart.py`; `--check` compares, and fails if one is stale.
 
 Sources are crds/ (for the CRD templates), the comments in values.yaml (for the descriptions in values.schema.json and
-the table in README.md) and the version of allranks (for appVersion).
+the table in README.md) and the version of allranks (for version and appVersion).
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ def with_version(text: str) -> str:
     source = (ROOT / "operator" / "allranks" / "version.py").read_text()
     version = re.search(r'__version__ = "(.+)"', source)
     assert version, "no version in version.py"
+    text = re.sub(r"^version: .*$", f"version: {version[1]}", text, flags=re.MULTILINE)
     return re.sub(r"^appVersion: .*$", f'appVersion: "{version[1]}"', text, flags=re.MULTILINE)
 
 

@@ -5,3 +5,7 @@ cd "$(dirname "$0")/.."
 
 frameworks=$(tools/frameworks.sh pytorch)
 PATH="$frameworks/bin:$PATH" .venv/bin/allranks run examples/penguins-pytorch.yaml "$@"
+cat <<'NEXT'
+This was `allranks run examples/penguins-pytorch.yaml`. To use allranks from here:
+  export PATH="$PWD/.venv/bin:$PATH"
+NEXT

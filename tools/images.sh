@@ -22,7 +22,7 @@ options:
   --push-tar DIR          also write each image to DIR/NAME.tar (docker-archive), for `docker load`,
                           `ctr images import`, `kind load image-archive`
   --into COMMAND          pipe each image to this command, as such an archive
-  --tag TAG               default: allranks' version and `latest`; `test-only` with a build argument for tests
+  --tag TAG               default: allranks' version; `test-only` with a build argument for tests
   --prefix PREFIX         default: ghcr.io/allranks
   --engine ENGINE         docker, podman or buildah
 
@@ -43,7 +43,7 @@ test_base=localhost/allranks/test-base:bookworm-1 # increment when `debootstrap_
 all=(operator pytorch tensorflow horovod) # the operator, and one for each of allranks.frameworks.FRAMEWORKS
 
 main() {
-  local wanted=() base='' without_pull=false arguments=() tar_folder='' into='' tag='' tags=() version prefix=ghcr.io/allranks engine='' image
+  local wanted=() base='' without_pull=false arguments=() tar_folder='' into='' tag='' version prefix=ghcr.io/allranks engine='' image
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   parse_arguments "$@"
   cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -53,7 +53,7 @@ main() {
   fi
   version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' operator/allranks/version.py)
   [[ "${arguments[*]-}" != *TEST_ONLY_* ]] || tag=${tag:-test-only}
-  settle_tags
+  tag=${tag:-$version}
   find_engine
   mkdir -p "$cache/images"
   # Concurrent calls would build the same layers twice.
@@ -63,13 +63,6 @@ main() {
   for image in "${wanted[@]}"; do
     build "$image"
   done
-}
-
-# Sets `tag` to the printed tag, and `tags` to all of them.
-settle_tags() {
-  tags=("${tag:-latest}")
-  [[ -n $tag ]] || tags=("$version" latest)
-  tag=${tags[0]}
 }
 
 parse_arguments() {
@@ -181,7 +174,7 @@ debootstrap_into() {
 }
 
 build() {
-  local image=$1 started=$SECONDS name=$prefix/$1:$tag own=() each
+  local image=$1 started=$SECONDS name=$prefix/$1:$tag own=()
   if [[ $image == base ]]; then
     echo "$base"
     return
@@ -190,9 +183,7 @@ build() {
     own=(--build-arg WHEEL=built) # also if it is the default: buildah would not find the stage
     give_wheel && own=(--build-arg WHEEL=given)
   fi
-  for each in "${tags[@]}"; do
-    own+=(--tag "$prefix/$image:$each")
-  done
+  own+=(--tag "$name")
   run_build "$image" --file "images/$image/Dockerfile" \
     --build-arg "BASE_IMAGE=$base" --build-arg "VERSION=$version" \
     --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" \

@@ -1,4 +1,4 @@
-"""Records the output of commands in docs/start.md, between `<!-- NAME -->` and `<!-- /NAME -->`.
+"""Records the output of commands in README.md and docs/start.md, between `<!-- NAME -->` and `<!-- /NAME -->`.
 
 All frameworks:   PATH=$(tools/frameworks.sh)/bin:$PATH .venv/bin/python tools/transcripts.py
 Single sections:  .venv/bin/python tools/transcripts.py failure
@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ALLRANKS = [sys.executable, "-m", "allranks"]
+RUN = (sys.executable, "-m", "allranks", "run")
 
 BROKEN = """\
 import torch.distributed as dist
@@ -31,30 +32,33 @@ kind: DistributedTraining
 metadata: {name: broken}
 spec:
   framework: pytorch
-  image: ghcr.io/allranks/pytorch:latest
+  image: ghcr.io/allranks/pytorch:0.2.0
   command: [torchrun, broken.py]
   roles: {master: {replicas: 1}, worker: {replicas: 1}}
 """
 
 
+PAGES = {"first": "README.md"}
+"""The page of each section that is not in docs/start.md."""
+
+
 def main() -> None:
-    """Runs the commands of all sections, or of the given ones, then writes the page."""
-    wanted = sys.argv[1:] or ["demo", "failure", "frameworks"]
+    """Runs the commands of all sections, or of the given ones, then writes the pages."""
+    wanted = sys.argv[1:] or ["first", "demo", "failure", "frameworks"]
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         (scratch / "broken.py").write_text(BROKEN)
         (scratch / "job.yaml").write_text(BROKEN_JOB)
         makers = {
+            "first": lambda: console("allranks run hello.py --replicas 2", first(scratch)),
             "demo": lambda: console("make demo", demo(scratch)),
             "failure": lambda: killed(scratch) + "\n\n" + broken(scratch),
             "frameworks": lambda: "\n\n".join(each(name, text, scratch) for name, text in FRAMEWORKS.items()),
         }
         sections = {name: makers[name]() for name in wanted}
-    page = ROOT / "docs" / "start.md"
-    text = page.read_text()
     for section, content in sections.items():
-        text = replaced(text, section, content)
-    page.write_text(text)
+        page = ROOT / PAGES.get(section, "docs/start.md")
+        page.write_text(replaced(page.read_text(), section, content))
 
 
 def replaced(text: str, section: str, content: str) -> str:
@@ -63,9 +67,16 @@ def replaced(text: str, section: str, content: str) -> str:
     return f"{head}{begin}\n{content}\n{end}" + (tail.partition(end)[2] if end in tail else tail)
 
 
+def first(scratch: Path) -> list[str]:
+    """Runs the first program of the README."""
+    found = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert found
+    (scratch / "hello.py").write_text(found[1])
+    return run(["hello.py", "--replicas", "2"], scratch)
+
+
 def demo(scratch: Path) -> list[str]:
-    lines = run(["examples/penguins-pytorch.yaml", "--run-dir", str(scratch / "demo")], ROOT)
-    return keep(lines)
+    return keep(run(["--run-dir", str(scratch / "demo")], ROOT, program=["tools/demo.sh"]))
 
 
 def killed(scratch: Path) -> str:
@@ -114,10 +125,10 @@ TORCHRUN = re.compile(
 )
 
 
-def run(arguments: list[str], directory: Path, kill_at: str = "") -> list[str]:
+def run(arguments: list[str], directory: Path, kill_at: str = "", program: Sequence[str] = RUN) -> list[str]:
     """The lines that `allranks run` prints; a rank's process is killed when one holds `kill_at`."""
     process = subprocess.Popen(
-        [*ALLRANKS, "run", *arguments],
+        [*program, *arguments],
         cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -11,6 +11,11 @@ venv=$1 python=${2:-python3} extra=${3:-dev}
 echo "setting up $venv" >&2
 start=$SECONDS
 "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$extra]"
+# The versions of the operator's image, so that the tests test what the image holds. With its hashes pip would ask for
+# the hash of every package.
+pins=$(mktemp)
+trap 'rm -f "$pins"' EXIT
+sed -n 's/^\([^ #]*==[^\\]*\).*/\1/p' images/operator/requirements.txt >"$pins"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$pins" --editable ".[$extra]"
 touch "$venv/.installed"
 echo "setting up $venv: done in $((SECONDS - start)) s" >&2

@@ -98,10 +98,10 @@ def test_no_extra_but_those_of_development_needs_a_framework():
         assert extra == "dev" or not names(requirements) & frameworks, extra
 
 
-def test_only_the_command_line_needs_the_official_client():
-    """It would double the operator's memory."""
+def test_only_the_extra_for_logins_needs_the_official_client():
+    """It would double the operator's memory, and triple the size of the command line."""
     extras = project()["optional-dependencies"]
-    assert [extra for extra, requirements in extras.items() if "kubernetes" in names(requirements)] == ["cli"]
+    assert [extra for extra, requirements in extras.items() if "kubernetes" in names(requirements)] == ["login"]
 
 
 def test_help_of_a_command_on_a_cluster_imports_no_client():

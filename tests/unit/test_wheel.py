@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from support.some_api import SomeApi
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "penguins-pytorch.yaml"
@@ -22,13 +24,8 @@ def clean() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the sources, because setuptools leaves files beside them and packs old ones again."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for name in ("operator", "tests"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    command = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "-w", str(out), "-q"]
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "-w", str(out), "-q"]
     subprocess.run([*command, "--disable-pip-version-check", "--no-input"], check=True, timeout=120, env=clean())
     [built] = out.glob("allranks-*.whl")
     return built
@@ -54,14 +51,17 @@ def test_the_wheel_holds_no_code_of_tests(wheel):
     assert [name for name in zipfile.ZipFile(wheel).namelist() if any(word in name for word in words)] == []
 
 
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory) -> Path:
+def install(wheel: Path, venv: Path) -> Path:
     """The `bin` of a new virtual environment that holds the wheel and what it requires, without extras."""
-    venv = tmp_path_factory.mktemp("venv")
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120, env=clean())
     command = [venv / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
     subprocess.run([*command, str(wheel)], check=True, timeout=300, env=clean())
     return venv / "bin"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    return install(wheel, tmp_path_factory.mktemp("venv"))
 
 
 def allranks(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -94,7 +94,7 @@ def test_a_command_works_without_extras(installed, tmp_path, arguments, output):
 
 
 @pytest.mark.slow
-def test_a_job_runs_without_extras(installed, tmp_path):
+def test_a_job_runs_without_extras(installed, wheel, tmp_path):
     manifest = f"""
 apiVersion: allranks.dev/v1alpha1
 kind: DistributedTraining
@@ -111,9 +111,8 @@ spec:
     assert done.returncode == 0, done.stderr
     assert "rank 0" in done.stdout
     assert "rank 1" in done.stdout
-    assert "hang and progress do nothing here without further Python packages: pip install 'allranks[cli]'" in (
-        done.stdout + done.stderr
-    )
+    note = f"hang and progress do nothing here without further Python packages: pip install '{wheel}[cli]'"
+    assert note in done.stdout + done.stderr
 
 
 ON_A_CLUSTER = [
@@ -130,8 +129,28 @@ ON_A_CLUSTER = [
     [*((command, "cli") for command in ON_A_CLUSTER), ("operator", "operator"), ("operator --help", "operator")],
     ids=lambda value: value.replace(str(EXAMPLE), EXAMPLE.name),
 )
-def test_a_command_that_needs_an_extra_names_it_in_one_line(installed, tmp_path, command, extra):
+def test_a_command_that_needs_an_extra_names_it_in_one_line(installed, wheel, tmp_path, command, extra):
     done = allranks(installed, tmp_path, *command.split())
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
-    assert line.endswith(f": pip install 'allranks[{extra}]'")
+    assert line.endswith(f": pip install '{wheel}[{extra}]'")
+
+
+def test_the_wheel_puts_only_allranks_and_the_plugin_of_kubectl_on_path(wheel):
+    archive = zipfile.ZipFile(wheel)
+    [listed] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+    scripts = re.findall(r"^(\S+) = ", archive.read(listed).decode(), re.MULTILINE)
+    assert sorted(scripts) == ["allranks", "kubectl-allranks"]
+
+
+@pytest.mark.slow
+def test_the_command_that_a_message_names_installs_the_extra_without_the_official_client(wheel, tmp_path):
+    folder = install(wheel, tmp_path / "venv")
+    message = allranks(folder, tmp_path, "get").stderr.strip()
+    command = message.rpartition("): ")[2]
+    environment = clean() | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", f"{command} -q"], check=True, timeout=300, env=environment)
+    assert not list((tmp_path / "venv").glob("lib/*/site-packages/kubernetes"))
+    with SomeApi(tmp_path) as api:
+        done = allranks(folder, tmp_path, "get", "--kubeconfig", str(api.kubeconfig), "-o", "json")
+    assert (done.returncode, done.stderr) == (0, ""), done

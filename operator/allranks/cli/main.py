@@ -11,6 +11,7 @@ from click.shell_completion import CompletionItem
 
 from allranks.cli.safe_output import guard_output
 from allranks.cli.suggestions import SuggestingGroup
+from allranks.extras import install_command
 from allranks.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -117,10 +118,9 @@ def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
     package = (error.name or "").partition(".")[0]
     if package in ("", "allranks"):
         raise error
-    extra = "operator" if command.startswith("operator") else "cli"
+    install = install_command("operator" if command.startswith("operator") else "cli")
     raise click.ClickException(
-        f"allranks {command} needs the Python package {package}, which is not installed: "
-        f"pip install 'allranks[{extra}]'"
+        f"allranks {command} needs the Python package {package}, which is not installed: {install}"
     ) from error
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from allranks.extras import install_command
 from allranks.kube import kubeconfig as kubeconfigs
 from allranks.kube.client_certificate import ClientCertificate, check_readable
 from allranks.kube.errors import LoginError
@@ -281,7 +282,7 @@ class ProviderLogin:
         except ImportError as error:
             raise LoginError(
                 f"{title} logs in with the auth-provider {provider}, which needs the official Kubernetes client "
-                f"({error}): pip install 'allranks[login]', or use a context with a login program (exec), a token or a "
+                f"({error}): {install_command('login')}, or use a context with a login program (exec), a token or a "
                 "client certificate"
             ) from error
         config: Any = untyped

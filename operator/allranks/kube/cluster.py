@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import click
 
 from allranks.errors import ClusterError
+from allranks.extras import install_command
 from allranks.kube.errors import DISCONNECTED, TIMED_OUT, ApiError, Target, Unavailable, explain
 from allranks.version import __version__
 
@@ -64,7 +65,7 @@ class Cluster:
             from allranks.kube.transport import Transport
         except ImportError as error:
             needed = "the commands for clusters need further Python packages"
-            raise ClusterError(f"{needed} ({error}): pip install 'allranks[cli]'") from error
+            raise ClusterError(f"{needed} ({error}): {install_command('cli')}") from error
         try:
             connection = connect(where.kubeconfig, where.context, prefer_pod=False)
         except NotConfigured as error:

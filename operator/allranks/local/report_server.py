@@ -32,7 +32,7 @@ class LocalReports:
         self._store: store.ReportStore | None = None
         self._server: server.Server[answers.ReportSource] | None = None
         self.url = ""
-        """Empty without a server: aiohttp is not installed (`pip install 'allranks[cli]'`)."""
+        """Empty without a server: aiohttp, of the extra `cli`, is not installed."""
 
     async def start(self) -> None:
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from allranks.api.job import MANAGED_BY, Job
 from allranks.core.model import Manifest
+from allranks.extras import install_command
 from allranks.local.prepare import PodPlan
 from allranks.local.volumes import Volumes
 
@@ -86,7 +87,7 @@ def _about_fields(job: Job) -> Iterator[str]:
         # Not applied: variables such as NCCL_SOCKET_IFNAME name the network interfaces of other machines.
         yield f"pool {job.spec.pool} is not used here: it describes nodes of a cluster, their GPUs and their variables"
     if (job.spec.hang or job.spec.progress) and not (find_spec("aiohttp") and find_spec("msgspec")):
-        yield "hang and progress do nothing here without further Python packages: pip install 'allranks[cli]'"
+        yield f"hang and progress do nothing here without further Python packages: {install_command('cli')}"
     if placement:
         yield f"pods are not placed here, so these do nothing: {', '.join(placement)}"
     others = _unique([*_present(specs, _POD_FIELDS), *_present(containers, _CONTAINER_FIELDS)])

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from allranks.core import policy
 from allranks.core.manifests.scheduling import NODE_LOST_SECONDS
+from allranks.version import OPERATOR_IMAGE
 
 ENV_PREFIX = "ALLRANKS_"
 
@@ -31,7 +32,7 @@ class Settings(BaseSettings):
         "When disabled, a job that names a pool waits with reason PoolsNotServed.",
     )
     helper_image: str = Field(
-        "ghcr.io/allranks/operator:latest",
+        OPERATOR_IMAGE,
         description="Image of the init container that copies helpers into pods: the operator's own image.",
     )
     helper_pull_secrets: Annotated[tuple[str, ...], NoDecode] = Field(

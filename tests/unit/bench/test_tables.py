@@ -8,7 +8,7 @@ import pytest
 from bench.common import percentiles
 from bench.creation import summary
 from bench.life import agent, writes
-from bench.table import changes, headline, markdown, own_writes, targets
+from bench.table import changes, markdown, own_writes, targets
 
 MACHINE = {
     "date": "2026-01-01", "cores": 2, "processor": "P", "memory_gb": 4, "python": "3.11", "commit": "c", "load": 0.1,
@@ -32,7 +32,7 @@ def test_a_system_without_a_measurement_has_no_number():
         {"raw": {"1 x 2": [sample(1.0)], "2 x 1": [sample(1.0)]}, "slow": {"1 x 2": [], "2 x 1": []}}, "raw"
     )
     assert found["slow"] == {}
-    assert "| slow | - | - |" in headline({"machine": MACHINE, "creation": found})
+    assert "| slow | - | - |" in markdown({"machine": MACHINE, "creation": found})
 
 
 def test_a_part_that_was_measured_later_has_its_own_commit():
@@ -89,6 +89,6 @@ def test_with_cores_reserved_for_the_server_targets_are_the_same_but_labelled():
     found = summary({"raw POSTs": {"1 x 256": [sample(0.9)]}, "allranks": {"1 x 256": [sample(1.0)]}}, "raw POSTs")
     rows = [tuple(row) for row in targets({"apart": found})]
     assert rows == [("1 x 256, server apart: pods per second, relative to the limit", ">= 0.9", "0.9", "yes")]
-    text = headline({"machine": MACHINE, "creation": found, "apart": found})
-    assert text.count("| allranks |") == 2
+    text = markdown({"machine": MACHINE, "creation": found, "apart": found})
+    assert text.count("| allranks |") == 4  # time and CPU time, with shared and with reserved cores
     assert "alone | 1 x 256 |" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_an_image_is_built_with_docker_and_its_name_is_all_that_stdout_has(build
     assert "operator: 124MB in " in done.stderr
     [build] = builders.calls("docker build")
     assert "--file images/operator/Dockerfile" in build
-    assert f"--tag ghcr.io/allranks/operator:{__version__} --tag ghcr.io/allranks/operator:latest" in build
+    assert re.findall(r"--tag (\S+)", build) == [f"ghcr.io/allranks/operator:{__version__}"]
     assert f"--build-arg {BASE} --build-arg VERSION={__version__} --build-arg REVISION=" in build
 
 

@@ -257,7 +257,7 @@ def test_a_login_program_needs_no_official_client(tmp_path, monkeypatch) -> None
 def test_a_provider_without_the_official_client_says_what_to_install(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     config = write(tmp_path / "config", **user(**{"auth-provider": {"name": "oidc", "config": {}}}))
-    with pytest.raises(LoginError, match=r"auth-provider oidc, which needs.*pip install 'allranks\[login\]'"):
+    with pytest.raises(LoginError, match=r"auth-provider oidc, which needs.*pip install .*\[cli,login\]', or use"):
         connect(config)
 
 

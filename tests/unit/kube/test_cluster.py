@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from allranks.errors import ClusterError
+from allranks.extras import install_command
 from allranks.kube import watch as watches
 from allranks.kube.cluster import Cluster, Watch, Where
 from support.scripted import Answer, Scripted, resets, says, server, status, streams
@@ -206,7 +207,7 @@ def test_without_its_packages_a_command_says_what_to_install():
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: the commands for clusters need further Python packages (")
-    assert done.stderr.endswith("): pip install 'allranks[cli]'\n")
+    assert done.stderr.endswith(f"): {install_command('cli')}\n")
 
 
 def test_a_kubeconfig_with_a_token_does_not_need_the_official_client(tmp_path):

@@ -10,14 +10,13 @@ import click
 
 from allranks.cli.options import BAD_MANIFEST, files_argument, print_error, print_problem, set_option
 from allranks.errors import InvalidManifest
-from allranks.version import __version__
+from allranks.version import OPERATOR_IMAGE
 
 if TYPE_CHECKING:
     from allranks.api.job import Job
     from allranks.api.pool import PoolSpec
     from allranks.cli.manifests import Loaded
 
-HELPER_IMAGE = f"ghcr.io/allranks/operator:{__version__}"
 REPORT_URL = "http://allranks.allranks-system.svc:8081/v1/report"
 """The address of the operator's report server where docs/platform/install.md installs it."""
 NO_UID = "00000000-0000-0000-0000-000000000000"
@@ -41,7 +40,7 @@ Exit status:
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True, help="The output format."
 )
 @click.option(
-    "--helper-image", default=HELPER_IMAGE, show_default=True, help="The image that provides the in-pod helpers."
+    "--helper-image", default=OPERATOR_IMAGE, show_default=True, help="The image that provides the in-pod helpers."
 )
 @click.option(
     "--report-url",
@@ -90,7 +89,7 @@ def _pools(loaded: Loaded) -> list[PoolSpec | None]:
 
 
 def rendered(
-    job: Job, helper_image: str = HELPER_IMAGE, pool: PoolSpec | None = None, report_url: str = REPORT_URL
+    job: Job, helper_image: str = OPERATOR_IMAGE, pool: PoolSpec | None = None, report_url: str = REPORT_URL
 ) -> list[dict[str, Any]]:
     """The objects of the first attempt of a job, with its pool applied."""
     from allranks.api.status import Status

@@ -23,6 +23,7 @@ from allranks.cli.job_report.plots import Bar, Plot, Row
 from allranks.cli.job_report.timeline import FORGOTTEN, Attempt, Segment
 from allranks.control_sequences import clean
 from allranks.errors import AllranksError
+from allranks.extras import install_command
 from allranks.version import __version__
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _environment() -> Environment:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
-        raise AllranksError(f"HTML reports need further packages ({error}): pip install 'allranks[cli]'") from error
+        raise AllranksError(f"HTML reports need further packages ({error}): {install_command('cli')}") from error
     return Environment(
         loader=PackageLoader("allranks.cli.job_report", "."),
         autoescape=True,

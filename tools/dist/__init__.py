@@ -1,0 +1,1 @@
+"""The parts of tools/dist.py: the files of a release, and their provenance."""
