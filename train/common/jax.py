@@ -8,8 +8,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# XLA reads its flags when it creates the CPU client. Collectives wait in threads of their own.
+# JAX reads both at its import, so programs import `jax` from here.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no lines of the coordination service about each connection
+# Its handler of SIGTERM would replace the one of `Termination`.
+os.environ.setdefault("JAX_ENABLE_PREEMPTION_SERVICE", "false")
 
 import jax
 import numpy as np
@@ -24,10 +26,12 @@ SUFFIX = ".npz"
 
 
 def join_group() -> tuple[int, int]:
-    """Rank and number of processes. allranks sets the variables that `initialize` reads; without them this process
-    trains alone."""
-    if "JAX_PROCESS_ID" in os.environ:
-        jax.distributed.initialize()
+    """Rank and number of processes. Without the variables this process trains alone."""
+    variables = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    if all(name in os.environ for name in variables):
+        # In an allranks job the arguments can be omitted.
+        address, size, rank = (os.environ[name] for name in variables)
+        jax.distributed.initialize(address, int(size), int(rank))
     return jax.process_index(), jax.process_count()
 
 

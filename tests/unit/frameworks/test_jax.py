@@ -106,3 +106,31 @@ def test_a_program_that_does_not_exist_is_an_error_of_a_shell(tmp_path: Path):
     done = run(fake_jax(tmp_path, JAX), "--", "no-such-program")
     assert (done.returncode, done.stderr) == (127, "allranks: cannot start no-such-program: No such file or directory\n")
     assert run({}, "train.py").returncode == 2
+
+
+FAILING = """
+import atexit, sys
+from jax._src import clusters, distributed
+clusters.ClusterEnv._cluster_types[0].is_env_present()
+{ending}
+"""
+DISTRIBUTED = """
+import atexit, time
+
+class State:
+    def shutdown(self):
+        print("waits for the other processes")
+
+global_state = State()
+atexit.register(lambda: global_state.shutdown())
+"""
+
+
+def test_a_process_that_fails_does_not_wait_for_the_others_at_exit(tmp_path: Path):
+    env = fake_jax(tmp_path, JAX)
+    (tmp_path / "jax" / "_src" / "distributed.py").write_text(DISTRIBUTED)
+    failed = run(env, "--", sys.executable, "-c", FAILING.format(ending="raise ValueError('no data')"))
+    assert (failed.stdout, failed.returncode) == ("", 1)
+    assert failed.stderr.endswith("ValueError: no data\n")
+    completed = run(env, "--", sys.executable, "-c", FAILING.format(ending=""))
+    assert (completed.stdout, completed.returncode) == ("waits for the other processes\n", 0)

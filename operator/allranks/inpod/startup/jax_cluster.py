@@ -1,12 +1,16 @@
 """Makes `jax.distributed.initialize()` find the variables of allranks. `sitecustomize.py` calls `install`.
 
-`jax` itself is not imported here: most processes of a program, such as those of data loaders, do not need it.
+A process that fails also leaves its group at once: at exit, JAX waits up to 300 s for the other processes to end, which
+hang in a collective with this one. `jax` itself is not imported here: most processes of a program, such as those of
+data loaders, do not need it.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
@@ -16,6 +20,7 @@ MODULE = "jax._src.clusters"
 
 def install() -> None:
     """Adds the class when JAX imports its own."""
+    atexit.register(_end_if_failed)  # the first one that is registered runs last
     sys.meta_path.insert(0, _Finder())
 
 
@@ -27,6 +32,8 @@ def add_cluster(clusters: Any) -> None:
 
         @classmethod
         def is_env_present(cls) -> bool:
+            # `initialize` asks this. Functions that JAX registered when it was imported run later.
+            atexit.register(_leave_if_failed)
             return {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"} <= os.environ.keys()
 
         @classmethod
@@ -43,6 +50,24 @@ def add_cluster(clusters: Any) -> None:
 
     types = clusters.ClusterEnv._cluster_types
     types.insert(0, types.pop())
+
+
+def _failed() -> bool:
+    return hasattr(sys, "last_value")  # an exception ends this process
+
+
+def _leave_if_failed() -> None:
+    if _failed():
+        sys.modules["jax._src.distributed"].global_state.shutdown = lambda: None
+
+
+def _end_if_failed() -> None:
+    """Ends the process before Python deletes the client of the coordinator, whose destructor waits as well."""
+    if _failed() and "jax._src.distributed" in sys.modules:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # none, or closed
+                stream.flush()
+        os._exit(1)
 
 
 class _Finder(MetaPathFinder):
