@@ -135,7 +135,7 @@ async def pod_to_status(watcher: Watcher, rounds: int) -> dict[str, Any]:
 
 async def many_failures(watcher: Watcher, pods: int, failing: int, rounds: int) -> dict[str, Any]:
     """`failing` pods of a large job whose pods restart alone fail at once."""
-    names = await watcher.start("large", pods, restart={"maxRestarts": 9999, "scope": "pod", "backoffSeconds": 0})
+    names = await watcher.start("large", pods, restart={"maxRestarts": 9999, "scope": "Pod", "backoffSeconds": 0})
     await asyncio.gather(*(watcher.run(pod) for pod in names))
     await watcher.phase("large", "Running")
     each, all_of_them = [], []

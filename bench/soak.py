@@ -43,7 +43,7 @@ FRAMEWORKS: tuple[dict[str, Any], ...] = (
     {
         "framework": "horovod",
         "roles": {"worker": {"replicas": 1}, "launcher": {"replicas": 1}},
-        "horovod": {"controller": "mpi"},
+        "horovod": {"controller": "MPI"},
     },
 )
 

@@ -24,7 +24,7 @@ GROUP = "admissionregistration.k8s.io"
 WHY = "the change freeze says no"
 MPI = {
     "framework": "horovod",
-    "horovod": {"controller": "mpi"},
+    "horovod": {"controller": "MPI"},
     "roles": {"launcher": {"replicas": 1}, "worker": {"replicas": 2}},
 }
 

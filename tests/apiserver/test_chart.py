@@ -453,7 +453,7 @@ JOBS_TO_RUN = (
     {"framework": "horovod", "roles": {"worker": {"replicas": 2}}},
     {
         "framework": "horovod",
-        "horovod": {"controller": "mpi", "slotsPerWorker": 1},
+        "horovod": {"controller": "MPI", "slotsPerWorker": 1},
         "roles": {"launcher": {"replicas": 1}, "worker": {"replicas": 2}},
     },
     {"framework": "pytorch", "pool": "a100", "roles": {"worker": {"replicas": 1}}},

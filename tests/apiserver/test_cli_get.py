@@ -167,7 +167,7 @@ def test_describe_shows_progress_times_and_stragglers(allranks, job):
         "summary": "600/1310 45%",
     }
     times = {"queued": 12, "starting": 18, "productive": 240, "lost": 50, "byReason": {"Error": 50}, "measured": True}
-    job.status(progress=progress, times=times | {"state": "over", "since": now})
+    job.status(progress=progress, times=times | {"category": "Finished", "since": now})
     output = allranks("describe", "penguins").stdout
     metrics, rates = "epoch 9, loss 0.5132, accuracy 0.9", "2 steps/s, 512 samples/s, done in 5m55s"
     assert f"Progress:    600/1310 45%, {metrics}, {rates}, reported " in output

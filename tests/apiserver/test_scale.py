@@ -42,7 +42,7 @@ def test_another_job_gets_its_pod_while_all_replicas_of_a_large_job_are_lost(
 ) -> None:
     """All pods are deleted at once. The other job waits for a fraction of the time until they are replaced."""
     api, connection = control_plane.api, live.connection(control_plane)
-    large = job("large", roles={"worker": {"replicas": REPLICAS}}, restart={"scope": "pod"})
+    large = job("large", roles={"worker": {"replicas": REPLICAS}}, restart={"scope": "Pod"})
     with live.operator(connection, namespace, other):
         api.create(large, namespace)
         eventually(lambda: bool(api.get(KIND, namespace, "large").get("status", {}).get("launched")), 200)

@@ -24,7 +24,7 @@ DEATHS: tuple[Death, ...] = get_args(Death)
 _KINDS = ("faults", "kill", "kill", "both")
 FOUND = (
     (
-        "A rank whose own work takes stragglerFactor times that of its peers is named once, with its node.",
+        "A rank whose own work takes stragglerPercent percent of that of its peers is named once, with its node.",
         "both",
         2321721244,
     ),

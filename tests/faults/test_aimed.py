@@ -31,7 +31,7 @@ SCENARIO = Scenario(
 MPI = Scenario(
     "an MPI job's key is made while its namespace's quota is counted",
     "",
-    {"framework": "horovod", "horovod": {"controller": "mpi"}, "roles": {"launcher": {"replicas": 1}} | ROLES},
+    {"framework": "horovod", "horovod": {"controller": "MPI"}, "roles": {"launcher": {"replicas": 1}} | ROLES},
     [],
     [Step([{"run": "all"}], {"status": {"phase": "Running"}, "objects": {"Secret/~demo-ssh-[0-9a-f]{8}": {}}})],
 )

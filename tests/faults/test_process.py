@@ -36,7 +36,7 @@ JOB = {
         "image": "example.org/train:1",
         "command": ["python", "train.py"],
         # A pod that the restarted operator creates ends late: nothing is cleaned up until all are done.
-        "success": "all",
+        "success": "All",
         "roles": {"master": {"replicas": 1}, "worker": {"replicas": 2}},
     },
 }

@@ -60,7 +60,7 @@ exec sh -c "$*"
 @pytest.fixture(params=["here", "through daemons"])
 def launch(request, tmp_path):
     """Runs a launcher; returns its exit status and log."""
-    fields = {"framework": "horovod", "horovod": {"controller": "mpi"}, "roles": {"worker": 2, "launcher": 1}}
+    fields = {"framework": "horovod", "horovod": {"controller": "MPI"}, "roles": {"worker": 2, "launcher": 1}}
 
     def run(*command: str, own: bool = False) -> tuple[int, str]:
         roles = {**fields["roles"], **({"launcher": {"command": list(command)}} if own else {})}

@@ -236,7 +236,7 @@ def test_horovod_trains_by_MPI_over_an_sshd_without_root(image: Images, tmp_path
             framework="horovod",
             command=["python3", "train/penguins_horovod.py", "--epochs=8"],
             roles={"worker": 1, "launcher": 1},
-            horovod={"controller": "mpi", "slotsPerWorker": 2},
+            horovod={"controller": "MPI", "slotsPerWorker": 2},
         ),
         Status(),
         CLUSTER,

@@ -1,7 +1,7 @@
 """The CEL rules of the CRDs. The API server evaluates them at `kubectl apply`, `allranks validate` evaluates the same
 expressions. A rule's message is shown to the user.
 
-A field that has no effect yet (`scheduling.gang`, `scheduling.queue`) is rejected here, not ignored. Rules that concern
+A field that has no effect yet (`scheduling.queue`) is rejected here, not ignored. Rules that concern
 one framework only are in that framework's file.
 """
 
@@ -164,17 +164,12 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
             field=".image",
         ),
         Rule(
-            rule="!has(self.success) || self.success == 'all' || "
+            rule="!has(self.success) || self.success in ['All', 'all'] || "
             + _any(f"self.success == '{r}' && has(self.roles.{r}) && self.roles.{r}.replicas > 0" for r in roles),
             message="names a role that this job does not have",
             field=".success",
         ),
         *_elastic(frameworks),
-        Rule(
-            rule="!has(self.scheduling) || !has(self.scheduling.gang) || self.scheduling.gang in ['auto', 'none']",
-            message="gang schedulers are not supported yet: use auto or none",
-            field=".scheduling.gang",
-        ),
         Rule(
             rule="!has(self.scheduling) || !has(self.scheduling.queue)",
             message="is not supported yet: remove it",
@@ -221,8 +216,9 @@ def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
         field=".elastic",
     )
     yield Rule(
-        rule="!has(self.elastic) || !has(self.restart) || !has(self.restart.scope) || self.restart.scope != 'pod'",
-        message="cannot be pod in an elastic job, where the framework decides: remove it or use group",
+        rule="!has(self.elastic) || !has(self.restart) || !has(self.restart.scope) || "
+        "!(self.restart.scope in ['Pod', 'pod'])",
+        message="cannot be Pod in an elastic job, where the framework decides: remove it or use Group",
         field=".restart.scope",
     )
     yield Rule(

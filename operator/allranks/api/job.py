@@ -101,8 +101,8 @@ class RestartRule(Model):
     reasons: Annotated[list[Reason], Field(min_length=1, max_length=32)] | None = Field(
         None, description="Reasons of the failure, for example OOMKilled, Evicted, NodeLost, Deleted."
     )
-    action: Literal["restart", "restartUncounted", "fail", "ignore"] = Field(
-        description="restart counts against maxRestarts, restartUncounted does not, fail ends the job, ignore "
+    action: Literal["Restart", "RestartUncounted", "Fail", "Ignore"] = Field(
+        description="Restart counts against maxRestarts, RestartUncounted does not, Fail ends the job, Ignore "
         "continues without the pod."
     )
 
@@ -119,7 +119,7 @@ class Restart(Model):
         10,
         description="Delay before the second counted restart; it doubles up to 300 s. The first restart is immediate.",
     )
-    scope: Literal["group", "pod"] | None = Field(
+    scope: Literal["Group", "Pod"] | None = Field(
         None, description="Restart all ranks together, or the failed pod alone. Default: depends on framework and role."
     )
     rules: Annotated[list[RestartRule], Field(max_length=32)] | None = Field(
@@ -145,8 +145,10 @@ class Elastic(Model):
 class Scheduling(Model):
     """How the pods are placed."""
 
-    gang: Literal["auto", "none", "native", "volcano", "coscheduling"] = Field(
-        "auto", description="Gang scheduler that places all pods or none. auto uses the one that the cluster has."
+    gang: Literal["Auto", "None"] | None = Field(
+        None,
+        description="Gang scheduling, which places all pods or none. No gang scheduler is supported yet: with both "
+        "values the scheduler places the pods one by one. Default: Auto.",
     )
     priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
     queue: Name | None = Field(None, description="Queue that admits the job.")
@@ -179,8 +181,8 @@ class Hang(Model):
     timeout_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = Field(
         description="The job hangs if no rank makes progress for this long."
     )
-    action: Literal["restart", "restartUncounted", "fail", "ignore"] = Field(
-        "restart", description="What to do when the job hangs."
+    action: Literal["Restart", "RestartUncounted", "Fail", "Ignore"] = Field(
+        "Restart", description="What to do when the job hangs."
     )
 
 
@@ -190,8 +192,10 @@ class Progress(Model):
     log_pattern: Text | None = Field(
         None, description="Regular expression with named groups (step, loss, ...) for programs that cannot be changed."
     )
-    straggler_factor: Annotated[float, Field(gt=1, le=1000)] = Field(
-        1.5, description="A rank this many times slower than the median of its peers is a straggler."
+    straggler_percent: Annotated[int, Field(ge=101, le=100_000)] = Field(
+        150,
+        description="A rank whose own work takes this many percent of the median of its peers is a straggler: 150 is "
+        "one and a half times as long.",
     )
 
 
@@ -237,9 +241,9 @@ class SpecBase(Container):
         default_factory=Restart, description="What happens when a rank fails.", json_schema_extra={"default": {}}
     )
     elastic: Elastic | None = Field(None, description="Bounds for the number of workers of an elastic job.")
-    success: Literal["all", *ROLES] | None = Field(  # type: ignore[valid-type]
+    success: Literal["All", *ROLES] | None = Field(  # type: ignore[valid-type]
         None,
-        description="The pods whose completion completes the job: all, or those of one role. Default: by framework.",
+        description="The pods whose completion completes the job: All, or those of one role. Default: by framework.",
     )
     suspend: bool = Field(False, description="While true, the job has no pods.")
     managed_by: Text | None = Field(

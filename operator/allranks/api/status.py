@@ -23,8 +23,10 @@ class Condition(Model):
         description="Type of the condition."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
-    reason: Reason = Field("", description="The reason in one word.")
-    message: Message = Field("", description="The reason in a sentence.")
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
+        description="The reason in one word."
+    )
+    message: Message = Field(description="The reason in a sentence.")
     last_transition_time: Time = Field(description="When status changed last.")
     observed_generation: Count = Field(0, description="Generation of spec that the condition is based on.")
 
@@ -140,7 +142,7 @@ class RestartedIndexes(Model):
     )
 
 
-TimeKind = Literal["queued", "starting", "productive", "lost", "over"]
+TimeKind = Literal["Queued", "Starting", "Productive", "Lost", "Finished"]
 
 
 class Times(Model):
@@ -150,9 +152,9 @@ class Times(Model):
     starting: Annotated[float, Field(ge=0)] = Field(0.0, description="Time from scheduling to the first step.")
     productive: Annotated[float, Field(ge=0)] = Field(0.0, description="Time spent training.")
     lost: Annotated[float, Field(ge=0)] = Field(0.0, description="Work lost by restarts, and the time of the restarts.")
-    state: TimeKind = Field(
-        "queued",
-        description="Category of the time after since. over: the job has finished, and no time counts any more.",
+    category: TimeKind = Field(
+        "Queued",
+        description="Category of the time after since. Finished: the job has finished, and no time counts any more.",
     )
     since: Time = Field(description="Time up to which the numbers count.")
     productive_since: Time | None = Field(None, description="Since when the current attempt has been productive.")

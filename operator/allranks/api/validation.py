@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from allranks.api import job, pod_template, pool
+from allranks.api import job, old_form, pod_template, pool
 from allranks.api.crd import Schema, root_schema
 from allranks.api.job import API_VERSION, Job, Metadata, Spec
 from allranks.api.pool import Pool, PoolSpec
@@ -241,6 +241,8 @@ def _problem(detail: ErrorDetails, root: Schema) -> Problem:
 def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> str:
     given = detail["input"]
     schema = _schema_at(location, root)
+    if sentence := old_form.sentence(location, given):
+        return sentence
     if schema.get("x-kubernetes-int-or-string") and detail["type"] != "missing":
         if word := schema.get("pattern", "").strip("^$"):
             return f"must be a whole number from {schema['minimum']} to {schema['maximum']}, or {word}"

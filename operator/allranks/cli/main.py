@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("allranks.cli.commands.run:run", "Run a job on this machine."),
     "runs": ("allranks.cli.commands.runs:runs", "List, print and remove the stored runs of this machine."),
     "validate": ("allranks.cli.commands.validate:validate", "Validate a manifest and print every error."),
+    "convert": ("allranks.cli.commands.convert:convert", "Convert manifests of earlier versions to today's form."),
     "render": ("allranks.cli.commands.render:render", "Print the objects that the operator creates for a job."),
     "submit": ("allranks.cli.commands.submit:submit", "Create jobs on a cluster."),
     "get": ("allranks.cli.commands.get:get", "Print jobs as a table, YAML or JSON; watch them."),
@@ -37,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name -> (module:attribute, one-line help). The module is imported when the command is used."""
 
 SECTIONS = {
-    "On this machine": ("run", "runs", "validate", "render"),
+    "On this machine": ("run", "runs", "validate", "convert", "render"),
     "On a cluster": (
         *("submit", "get", "list", "describe", "top", "report", "logs", "wait"),
         *("suspend", "resume", "scale", "delete"),

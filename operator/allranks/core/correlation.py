@@ -44,7 +44,7 @@ class EarlierFailures:
     def upstream_of(self, failure: Failure) -> ReplicaRestarts | None:
         """The failure of an individually restarted replica, already counted, that caused this one."""
         noticed = failure.reason == "Error" and failure.exit_code is not None and failure.signal != SIGKILL
-        if not noticed or scope(self._job, failure.role, failure.index) != "group":
+        if not noticed or scope(self._job, failure.role, failure.index) != "Group":
             return None
         if self._before and same_way(self._before, failure):
             return None  # the previous attempt failed in the same way without an upstream failure
@@ -61,7 +61,7 @@ class EarlierFailures:
 
     def counted(self, failure: Failure) -> bool:
         """Whether another individually restarted replica failed in the same way just before, and was counted."""
-        if failure.reason != "Error" or scope(self._job, failure.role, failure.index) == "group":
+        if failure.reason != "Error" or scope(self._job, failure.role, failure.index) == "Group":
             return False
         began = failure.time - timedelta(seconds=failure.ran_seconds or 0.0)
         own = naming.replica_key(failure.role, failure.index)

@@ -119,7 +119,7 @@ def silence_failure(failure: Failure, stall: StallWindow) -> Failure:
 
 
 def already_recorded(status: Status, stall: StallWindow) -> bool:
-    """Whether `status.lastFailure` is this stall. With action `ignore` it is recorded only once."""
+    """Whether `status.lastFailure` is this stall. With action `Ignore` it is recorded only once."""
     last = status.last_failure
     return last is not None and last.reason == REASON and last.time >= stall.moved_at - _JITTER
 

@@ -41,7 +41,7 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
         of_then = [
             replace(left[replica.hostname], role=replica.role, index=replica.index, attempt=past.attempt)
             for replica in topology.replicas(job, then)
-            if replica.hostname in left and restart_policy.scope(job, replica.role, replica.index) == "group"
+            if replica.hostname in left and restart_policy.scope(job, replica.role, replica.index) == "Group"
         ]
         latest = past.end_time + NODE_LOSS_DETECTION + timedelta(seconds=platform.node_lost_seconds or 0)
         for pod in of_then:
@@ -59,6 +59,6 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
 
 def counts(job: Job, found: Failure) -> bool | None:
     """Whether a restart for this failure counts; None if a rule would not have restarted the job at all."""
-    by_default = "restartUncounted" if root_cause.is_uncounted(found.reason) else "restart"
+    by_default = "RestartUncounted" if root_cause.is_uncounted(found.reason) else "Restart"
     action, _ = restart_policy.by_rules(job.spec.restart.rules or [], found) or (by_default, "")
-    return {"restart": True, "restartUncounted": False}.get(action)
+    return {"Restart": True, "RestartUncounted": False}.get(action)

@@ -13,7 +13,7 @@ from allranks.core import naming, topology
 from allranks.core.root_cause import is_uncounted, same_way
 from allranks.frameworks.base import Scope
 
-Action = Literal["restart", "restartUncounted", "fail", "ignore"]
+Action = Literal["Restart", "RestartUncounted", "Fail", "Ignore"]
 
 MAX_BACKOFF_SECONDS = 300
 NO_PROGRESS_SECONDS = 120
@@ -30,14 +30,14 @@ class RestartDecision:
     action: Action
     why: str
     reason: str = ""
-    """For `fail`: the reason of condition Failed."""
+    """For `Fail`: the reason of condition Failed."""
 
 
 def decide_restart(job: Job, status: Status, failure: Failure) -> RestartDecision:
     """Applies the user's rules, then the default rules (docs/reference/semantics.md). The first match wins."""
     rules = job.spec.restart.rules or []
     if topology.is_last_of_target(job, status, failure.role, failure.index):
-        rules = [rule for rule in rules if rule.action != "ignore"]  # no other replica can complete the job
+        rules = [rule for rule in rules if rule.action != "Ignore"]  # no other replica can complete the job
     action, why = by_rules(rules, failure) or _by_default(
         _just_before(job, status, failure), failure, _made_steps(status)
     )
@@ -48,14 +48,14 @@ def within_budget(job: Job, status: Status, failure: Failure, action: Action, wh
     """Turns a counted restart that exceeds maxRestarts into a failure of the job, and so an uncounted one after
     MAX_IDLE_RESTARTS."""
     counted = status.restarts.counted
-    if action == "restart" and counted >= job.spec.restart.max_restarts:
+    if action == "Restart" and counted >= job.spec.restart.max_restarts:
         allowed = job.spec.restart.max_restarts
         budget = (
             "restart.maxRestarts is 0" if not allowed else f"all {allowed} restarts of restart.maxRestarts are used"
         )
-        return RestartDecision("fail", budget, "MaxRestartsExceeded")
-    if action == "restartUncounted" and _is_exhausted(job, status, failure):
-        return RestartDecision("fail", f"{MAX_IDLE_RESTARTS} restarts in a row without progress", "NoProgress")
+        return RestartDecision("Fail", budget, "MaxRestartsExceeded")
+    if action == "RestartUncounted" and _is_exhausted(job, status, failure):
+        return RestartDecision("Fail", f"{MAX_IDLE_RESTARTS} restarts in a row without progress", "NoProgress")
     return RestartDecision(action, why, failure.reason)
 
 
@@ -79,7 +79,7 @@ def idle_restarts(job: Job, status: Status, failure: Failure, alone: bool) -> in
 
 def _is_exhausted(job: Job, status: Status, failure: Failure) -> bool:
     """An elastic worker that restarts alone is never exhausted: the other workers continue without it."""
-    alone = scope(job, failure.role, failure.index) == "pod"
+    alone = scope(job, failure.role, failure.index) == "Pod"
     if alone and topology.elasticity(job) == "absorbs":
         return False
     return idle_restarts(job, status, failure, alone) > MAX_IDLE_RESTARTS
@@ -127,7 +127,7 @@ def scope(job: Job, role: str, index: int) -> Scope:
 def _just_before(job: Job, status: Status, failure: Failure) -> Failure | None:
     """The replica's previous failure in this attempt if it restarts individually; else the previous attempt's."""
     alone = status.replica_restarts.get(naming.replica_key(failure.role, failure.index))
-    if alone and alone.failure and scope(job, failure.role, failure.index) == "pod":
+    if alone and alone.failure and scope(job, failure.role, failure.index) == "Pod":
         return alone.failure
     return status.attempt_failure
 
@@ -139,19 +139,19 @@ def _made_steps(status: Status) -> bool:
 
 def _by_default(before: Failure | None, failure: Failure, stepped: bool) -> tuple[Action, str]:
     if is_uncounted(failure.reason):
-        return "restartUncounted", "a disruption, not a failure of the program"
+        return "RestartUncounted", "a disruption, not a failure of the program"
     if failure.reason == "OOMKilled":
         if before and before.reason == "OOMKilled":
-            return "fail", "out of memory twice in a row"
-        return "restart", "out of memory for the first time"
+            return "Fail", "out of memory twice in a row"
+        return "Restart", "out of memory for the first time"
     if failure.exit_code is not None and 1 <= failure.exit_code <= 127:
         idle = not stepped and before is not None and _no_progress(before) and _no_progress(failure)
         if before and idle and same_way(before, failure):
-            return "fail", "failed the same way twice before any progress: a bug in the program, not a fault"
-        return "restart", "the program failed"
+            return "Fail", "failed the same way twice before any progress: a bug in the program, not a fault"
+        return "Restart", "the program failed"
     if failure.exit_code is None:
-        return "restart", "the pod failed before its program ran"
-    return "restart", "the program was ended by a signal, or asked to be run again"
+        return "Restart", "the pod failed before its program ran"
+    return "Restart", "the program was ended by a signal, or asked to be run again"
 
 
 def _no_progress(failure: Failure) -> bool:

@@ -112,7 +112,7 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
                 type=kind,
                 status=state,
                 # Condition Running has the reason of every phase: `kubectl get -o wide` shows it.
-                reason=reason[:128] if explains or kind == "Running" else kept_reason,
+                reason=(reason or phase)[:128] if explains or kind == "Running" else kept_reason,
                 message=message[:_MESSAGE_LENGTH] if explains else kept_message,
                 last_transition_time=now if before is None or flipped else before.last_transition_time,
                 observed_generation=status.observed_generation,

@@ -82,7 +82,7 @@ class TimesChanges(TypedDict, total=False):
     starting: float
     productive: float
     lost: float
-    state: TimeKind
+    category: TimeKind
     since: datetime
     productive_since: datetime | None
     measured: bool

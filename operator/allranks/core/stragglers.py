@@ -19,12 +19,12 @@ _RELEASE = 0.85
 
 
 def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) -> list[Straggler]:
-    """Ranks whose step takes longer than `stragglerFactor` times the median of their peers.
+    """Ranks whose step takes longer than `stragglerPercent` percent of the median of their peers.
 
     Ranks that synchronize in each step all have the step time of the slowest one. If every program measures its own
     work (`busy_seconds`), only that is compared.
     """
-    factor = (job.spec.progress or Progress()).straggler_factor
+    factor = (job.spec.progress or Progress()).straggler_percent / 100
     previous = {(straggler.replica, straggler.rank) for straggler in before.stragglers}
     active = [rank for rank in ranks if not rank.done]
     measured = bool(active) and all(rank.busy_seconds is not None for rank in active)

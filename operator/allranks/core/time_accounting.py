@@ -31,7 +31,7 @@ def account(
     `before` is the persisted status, `reported` the same with the ranks' newest progress, `pods` are those of the
     current attempt, `listened` says whether there is a report server.
     """
-    if after.start_time is None or (before.times and before.times.state == "over"):
+    if after.start_time is None or (before.times and before.times.category == "Finished"):
         return after
     times = before.times or _opened(job, after, now)
     if not times.measured and _reports(reported):
@@ -41,13 +41,13 @@ def account(
         after = changed(after, history=[*after.history[:-1], past])
     measures = listened and (job.spec.hang is not None or after.progress is not None)
     present = list(pods) if after.attempt == before.attempt else []
-    state, moment = _state(after, present, refused, measures, now)
-    if state == times.state and times == before.times and after == before:
+    category, moment = _category(after, present, refused, measures, now)
+    if category == times.category and times == before.times and after == before:
         return after
     moment = min(max(moment, times.since), now)
     reason = _last_reason(after)
-    times = _advanced(changed(_advanced(times, moment, reason), state=state), now, reason)
-    if state != "productive":
+    times = _advanced(changed(_advanced(times, moment, reason), category=category), now, reason)
+    if category != "Productive":
         times = changed(times, productive_since=None)
     elif times.productive_since is None:
         times = changed(times, productive_since=moment)
@@ -67,28 +67,28 @@ def goodput(times: Times) -> float | None:
 
 def _opened(job: Job, status: Status, now: datetime) -> Times:
     """Starts at creationTimestamp: time before the operator saw the job counts as queued."""
-    return Times(state="queued", since=min(job.metadata.creation_timestamp or now, status.start_time or now, now))
+    return Times(category="Queued", since=min(job.metadata.creation_timestamp or now, status.start_time or now, now))
 
 
-def _state(
+def _category(
     status: Status, pods: list[Pod], refused: Collection[Any], measures: bool, now: datetime
 ) -> tuple[TimeKind, datetime]:
     """The current state, and when it began."""
     if status.phase in FINISHED:
-        return "over", status.completion_time or now
+        return "Finished", status.completion_time or now
     if status.phase == "Suspended":
-        return "queued", now
+        return "Queued", now
     first_step = status.progress.first_step_time if status.progress else None
     if first_step:
-        return "productive", first_step
+        return "Productive", first_step
     if status.running_time and not measures:
-        return "productive", status.running_time
+        return "Productive", status.running_time
     placed = [pod.placed_at or now for pod in pods if pod.node]
     if _restarted(status):
         unplaced = bool(pods or refused) and not placed
         unplaceable = bool(refused) or any(pod.waiting_reason == "Unschedulable" for pod in pods)
-        return ("queued", now) if unplaced and unplaceable else ("lost", now)
-    return ("starting", min(placed)) if placed else ("queued", now)
+        return ("Queued", now) if unplaced and unplaceable else ("Lost", now)
+    return ("Starting", min(placed)) if placed else ("Queued", now)
 
 
 def _restarted(status: Status) -> bool:
@@ -125,7 +125,7 @@ def _close_attempt(
         if times.measured and after.phase not in FINISHED:
             saved = (progress.checkpoint_time if progress else None) or began
             lost = min(_seconds(max(saved, began), now), times.productive)
-        times = _moved(times, "productive", "lost", lost, past.reason)
+        times = _moved(times, "Productive", "Lost", lost, past.reason)
         kept = _exact(max(0.0, _seconds(began, now) - lost))
         past = changed(past, productive_seconds=kept, lost_seconds=_exact(lost))
     return changed(times, productive_since=None), past
@@ -135,22 +135,22 @@ def _measured(status: Status, times: Times, now: datetime) -> Times:
     """Handles the first report of a job that counted as one without reports: before its first step it was not
     productive."""
     times = changed(times, measured=True)
-    if times.state != "productive" or times.productive_since is None:
+    if times.category != "Productive" or times.productive_since is None:
         return times
     times = _advanced(times, now, _last_reason(status))
     first = status.progress.first_step_time if status.progress else None
     too_early = min(_seconds(times.productive_since or now, min(first or now, now)), times.productive)
-    kind: TimeKind = "lost" if _restarted(status) else "starting"
-    moved = _moved(times, "productive", kind, too_early, _last_reason(status))
-    return changed(moved, productive_since=first) if first else changed(moved, productive_since=None, state=kind)
+    kind: TimeKind = "Lost" if _restarted(status) else "Starting"
+    moved = _moved(times, "Productive", kind, too_early, _last_reason(status))
+    return changed(moved, productive_since=first) if first else changed(moved, productive_since=None, category=kind)
 
 
 def _advanced(times: Times, until: datetime, reason: str) -> Times:
     """Adds the time until then to the current state."""
     seconds = _seconds(times.since, until)
-    if times.state == "over" or seconds <= 0:
+    if times.category == "Finished" or seconds <= 0:
         return times
-    return _added(changed(times, since=until), times.state, seconds, reason)
+    return _added(changed(times, since=until), times.category, seconds, reason)
 
 
 def _moved(times: Times, source: TimeKind, target: TimeKind, seconds: float, reason: str) -> Times:
@@ -161,29 +161,29 @@ def _moved(times: Times, source: TimeKind, target: TimeKind, seconds: float, rea
 def _added(times: Times, kind: TimeKind, seconds: float, reason: str) -> Times:
     if seconds <= 0:
         return times
-    if kind == "lost" and (reason in times.by_reason or len(times.by_reason) < 64):
+    if kind == "Lost" and (reason in times.by_reason or len(times.by_reason) < 64):
         of_reason = _exact(times.by_reason.get(reason, 0.0) + seconds)
         times = changed(times, by_reason={**times.by_reason, reason: of_reason})
     return _with_total(times, kind, _total(times, kind) + seconds)
 
 
 def _total(times: Times, kind: TimeKind) -> float:
-    return {"queued": times.queued, "starting": times.starting, "productive": times.productive, "lost": times.lost}[
+    return {"Queued": times.queued, "Starting": times.starting, "Productive": times.productive, "Lost": times.lost}[
         kind
     ]
 
 
 def _with_total(times: Times, kind: TimeKind, seconds: float) -> Times:
     match kind:
-        case "queued":
+        case "Queued":
             return changed(times, queued=_exact(seconds))
-        case "starting":
+        case "Starting":
             return changed(times, starting=_exact(seconds))
-        case "productive":
+        case "Productive":
             return changed(times, productive=_exact(seconds))
-        case "lost":
+        case "Lost":
             return changed(times, lost=_exact(seconds))
-        case "over":
+        case "Finished":
             raise ValueError("no time accumulates after the end of a job")
 
 

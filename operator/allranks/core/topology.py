@@ -68,7 +68,7 @@ def success_target(job: Job, status: Status) -> list[tuple[str, int | None]]:
     """The replicas whose completion completes the job: (role, index), with index None for the whole role."""
     count = sizes(job, status)
     framework = framework_of(job)
-    if job.spec.success == "all":
+    if job.spec.success == "All":
         return [(role, None) for role in count if role not in framework.long_running_roles(count)]
     if job.spec.success:
         return [(job.spec.success, None)]

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from allranks.fields import Rule
 
-Scope = Literal["group", "pod"]
+Scope = Literal["Group", "Pod"]
 Elasticity = Literal["restarts", "absorbs"]
 
 
@@ -27,8 +27,8 @@ class RoleKind:
     description: str
     max_replicas: int | None = None
     """None: as many as the API allows."""
-    scope: Scope = "group"
-    """Default restart scope. `group` for ranks that communicate, because the peers of a dead rank only hang; `pod` for
+    scope: Scope = "Group"
+    """Default restart scope. `Group` for ranks that communicate, because the peers of a dead rank only hang; `Pod` for
     replicas that can be replaced alone, such as parameter servers."""
     ranked: bool = True
     """Whether pods of this role hold ranks."""

@@ -33,13 +33,13 @@ from allranks.frameworks.base import (
 class HorovodOptions(Model):
     """Options of Horovod."""
 
-    controller: Literal["gloo", "mpi"] = Field(
-        "gloo",
-        description="How ranks are started and find one another: gloo needs no ssh and no launcher, mpi needs both.",
+    controller: Literal["Gloo", "MPI"] = Field(
+        "Gloo",
+        description="How ranks are started and find one another: Gloo needs no ssh and no launcher, MPI needs both.",
     )
-    slots_per_worker: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        "auto",
-        description="Processes in each worker pod. auto: one per GPU of the pod, or one without GPUs.",
+    slots_per_worker: Annotated[int, Field(ge=1, le=64)] | Literal["Auto"] = Field(
+        "Auto",
+        description="Processes in each worker pod. Auto: one per GPU of the pod, or one without GPUs.",
         json_schema_extra={"x-kubernetes-int-or-string": True},
     )
     port: Port = Field(29400, description="Port of the gloo rendezvous in the pod of rank 0.")
@@ -55,7 +55,7 @@ class Horovod(Framework):
     options = HorovodOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "worker": RoleKind("The ranks."),
-        "launcher": RoleKind("Runs mpirun, for controller mpi.", max_replicas=1, ranked=False),
+        "launcher": RoleKind("Runs mpirun, for controller MPI.", max_replicas=1, ranked=False),
     }
     script_imports = frozenset({"horovod"})
     joins_group = frozenset({"init"})
@@ -73,14 +73,14 @@ class Horovod(Framework):
             field=".success",
         ),
         Rule(
-            rule="!has(self.elastic) || !has(self.horovod) || self.horovod.controller == 'gloo'",
-            message="elastic Horovod needs controller gloo: MPI cannot add or remove ranks of a running job",
+            rule="!has(self.elastic) || !has(self.horovod) || self.horovod.controller in ['Gloo', 'gloo']",
+            message="elastic Horovod needs controller Gloo: MPI cannot add or remove ranks of a running job",
             field=".elastic",
         ),
         Rule(
-            rule="(has(self.horovod) && self.horovod.controller == 'mpi') == "
+            rule="(has(self.horovod) && self.horovod.controller in ['MPI', 'mpi']) == "
             "(has(self.roles.launcher) && self.roles.launcher.replicas > 0)",
-            message="controller mpi needs a launcher, and controller gloo must not have one",
+            message="controller MPI needs a launcher, and controller Gloo must not have one",
             field=".roles.launcher",
         ),
         Rule(
@@ -91,12 +91,12 @@ class Horovod(Framework):
     )
 
     def wire(self, context: AttemptContext) -> Wire:
-        if context.options.controller == "mpi":
+        if context.options.controller == "MPI":
             return _mpi_wire(context)
         return _elastic_wire(context) if context.elastic else _gloo_wire(context)
 
     def shared(self, context: AttemptContext) -> Shared:
-        if context.options.controller != "mpi":
+        if context.options.controller != "MPI":
             return Shared(secret=True)
         if context.local:
             return Shared(files=_rank_helper())
@@ -104,7 +104,7 @@ class Horovod(Framework):
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
         # All other workers need the first one, where the rendezvous is.
-        return "pod" if elastic and index else super().scope(role, index, replicas, elastic)
+        return "Pod" if elastic and index else super().scope(role, index, replicas, elastic)
 
     def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
         return frozenset({"worker"} if replicas.get("launcher") else ())  # they run sshd

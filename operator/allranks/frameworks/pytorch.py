@@ -17,13 +17,13 @@ from allranks.frameworks.base import AttemptContext, Framework, Replica, RoleKin
 class PyTorchOptions(Model):
     """Options of PyTorch."""
 
-    backend: Literal["auto", "nccl", "gloo"] = Field(
-        "auto",
-        description="Backend for init_process_group: the program reads it from ALLRANKS_BACKEND, unset for auto.",
+    backend: Literal["Auto", "NCCL", "Gloo"] = Field(
+        "Auto",
+        description="Backend for init_process_group: the program reads it from ALLRANKS_BACKEND, unset for Auto.",
     )
-    processes_per_node: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        "auto",
-        description="Processes in each pod. auto: one per GPU of the pod, or one without GPUs.",
+    processes_per_node: Annotated[int, Field(ge=1, le=64)] | Literal["Auto"] = Field(
+        "Auto",
+        description="Processes in each pod. Auto: one per GPU of the pod, or one without GPUs.",
         json_schema_extra={"x-kubernetes-int-or-string": True},
     )
     port: Port = Field(29500, description="Port of rank 0 for the rendezvous.")
@@ -79,8 +79,8 @@ class PyTorch(Framework):
             # Else torchrun kills workers 30 s after SIGTERM, whatever the pod's grace period. 5 s remain to report.
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, context.grace_seconds - 5)),
         }
-        if options.backend != "auto":
-            defaults["ALLRANKS_BACKEND"] = options.backend
+        if options.backend != "Auto":
+            defaults["ALLRANKS_BACKEND"] = options.backend.lower()  # as init_process_group spells it
         common = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "NNODES": str(len(ranked))}
         common |= {f"PET_{name}": value for name, value in common.items()}
 

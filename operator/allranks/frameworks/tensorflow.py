@@ -29,11 +29,11 @@ class TensorFlow(Framework):
     roles: ClassVar[Mapping[str, RoleKind]] = {
         "chief": RoleKind("The task that coordinates the others and writes checkpoints.", max_replicas=1),
         "worker": RoleKind("Tasks that train."),
-        "ps": RoleKind("Parameter servers, which never exit by themselves.", scope="pod", ranked=False),
+        "ps": RoleKind("Parameter servers, which never exit by themselves.", scope="Pod", ranked=False),
         "evaluator": RoleKind(
             "A task that evaluates checkpoints during the training.",
             max_replicas=1,
-            scope="pod",
+            scope="Pod",
             ranked=False,
             required_by_peers=False,
         ),
@@ -70,7 +70,7 @@ class TensorFlow(Framework):
 
     def scope(self, role: str, index: int, replicas: Mapping[str, int], elastic: bool = False) -> Scope:
         if role == "worker" and _workers_serve_chief(replicas):
-            return "pod"  # the chief gives its work to other workers, and to the new one when it is ready
+            return "Pod"  # the chief gives its work to other workers, and to the new one when it is ready
         return super().scope(role, index, replicas, elastic)
 
     def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from allranks.api import validation
-from allranks.api.job import Job, Metadata, Spec
+from allranks.api import old_form, validation
+from allranks.api.job import Job, Metadata, Spec, SpecBase
 from allranks.api.status import FINISHED, Status
 from allranks.core import topology
 from allranks.core.model import Manifest, Pod
@@ -71,11 +71,15 @@ def encode(status: Status) -> Manifest:
 
 def _job(manifest: Manifest) -> Job:
     metadata = Metadata.model_validate(manifest["metadata"], by_alias=True, by_name=False)
-    return Job(metadata=metadata, spec=Spec.model_validate(manifest.get("spec"), by_alias=True, by_name=False))
+    return Job(metadata=metadata, spec=_spec(manifest.get("spec")))
 
 
-def _status(found: Any) -> Status:
-    return Status.model_validate(found, by_alias=True, by_name=False)
+def _spec(stored: Any) -> SpecBase:
+    return Spec.model_validate(old_form.spec(stored), by_alias=True, by_name=False)
+
+
+def _status(stored: Any) -> Status:
+    return Status.model_validate(old_form.status(stored), by_alias=True, by_name=False)
 
 
 def invalid_spec_patch(manifest: Manifest, why: str, now: datetime, reason: str = "InvalidSpec") -> Manifest | None:
@@ -128,7 +132,7 @@ def _conditions(status: Manifest) -> list[Manifest]:
 def _sentence(manifest: Manifest, error: ValidationError) -> str:
     metadata = {"name": manifest["metadata"]["name"]}
     try:
-        validation.parse({**manifest, "metadata": metadata})
+        validation.parse({**manifest, "metadata": metadata, "spec": old_form.spec(manifest.get("spec"))})
     except InvalidManifest as invalid:
         return "; ".join(str(invalid).splitlines())
     except Exception:  # validation may fail in other ways on an unexpected shape

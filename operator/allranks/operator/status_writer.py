@@ -112,7 +112,7 @@ def significant_fields(status: Status) -> Any:
 
 def without_progress(status: Status) -> Any:
     """The status without progress and without durations that can be derived, for comparison."""
-    return status.times and status.times.state, _strip_progress(status)
+    return status.times and status.times.category, _strip_progress(status)
 
 
 def _strip_progress(status: Status) -> Status:

@@ -250,7 +250,7 @@ def _check_cause(observed: Observed, status: Status) -> None:
         left = [(role, index) for role, index in target(spec, places) if f"{role}-{index}" not in before.ignored]
         last = left == [(each.role, each.index)]
         action = rule_on(spec, before.restarts.counted + (number if counted else 0), expected, None, last)
-        hold(action == ("restart" if counted else "restartUncounted"), f"{action} was due for {each}")
+        hold(action == ("Restart" if counted else "RestartUncounted"), f"{action} was due for {each}")
 
 
 def _replaced(before: Status, status: Status) -> list[RecordedFailure]:

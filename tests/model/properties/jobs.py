@@ -38,24 +38,24 @@ _ROLES: dict[str, list[dict[str, int]]] = {
 _ELASTIC = [name for name, framework in FRAMEWORKS.items() if framework.elastic]
 
 _RULES: list[dict[str, Any]] = [
-    {"exitCodes": [1, 3], "action": "restart"},
-    {"exitCodes": [3], "action": "fail"},
-    {"exitCodes": [1, 137], "action": "restartUncounted"},
-    {"exitCodes": [3], "action": "ignore"},
-    {"signals": [9], "action": "fail"},
-    {"signals": [9, 10], "action": "restartUncounted"},
-    {"signals": [10], "action": "ignore"},
-    {"reasons": ["OOMKilled"], "action": "fail"},
-    {"reasons": ["OOMKilled"], "action": "restart"},
-    {"reasons": ["Deleted"], "action": "fail"},
-    {"reasons": ["Deleted", "Evicted"], "action": "ignore"},
-    {"reasons": ["Evicted", "Preempted"], "action": "restart"},
-    {"reasons": ["NodeLost"], "action": "restart"},
+    {"exitCodes": [1, 3], "action": "Restart"},
+    {"exitCodes": [3], "action": "Fail"},
+    {"exitCodes": [1, 137], "action": "RestartUncounted"},
+    {"exitCodes": [3], "action": "Ignore"},
+    {"signals": [9], "action": "Fail"},
+    {"signals": [9, 10], "action": "RestartUncounted"},
+    {"signals": [10], "action": "Ignore"},
+    {"reasons": ["OOMKilled"], "action": "Fail"},
+    {"reasons": ["OOMKilled"], "action": "Restart"},
+    {"reasons": ["Deleted"], "action": "Fail"},
+    {"reasons": ["Deleted", "Evicted"], "action": "Ignore"},
+    {"reasons": ["Evicted", "Preempted"], "action": "Restart"},
+    {"reasons": ["NodeLost"], "action": "Restart"},
 ]
 
 
 def _success(framework: str, roles: dict[str, int]) -> st.SearchStrategy[str | None]:
-    choices: list[str | None] = [None, None, None, "all"]
+    choices: list[str | None] = [None, None, None, "All"]
     return st.sampled_from([*choices, *(role for role in roles if role not in ("ps",))])
 
 
@@ -71,7 +71,7 @@ def specs(draw: st.DrawFn, elastic: bool = False) -> Spec:
     }
     if draw(st.integers(0, 2)) == 2:
         restart["rules"] = draw(st.lists(st.sampled_from(_RULES), min_size=1, max_size=3))
-    if scope := draw(st.sampled_from([None, None, None, "group", "pod"])):
+    if scope := draw(st.sampled_from([None, None, None, "Group", "Pod"])):
         restart["scope"] = scope
     spec: Spec = {
         "framework": framework,
@@ -84,10 +84,10 @@ def specs(draw: st.DrawFn, elastic: bool = False) -> Spec:
         "startupDeadlineSeconds": draw(st.sampled_from([600, 60])),
     }
     if "launcher" in roles:
-        spec["horovod"] = {"controller": "mpi"}
+        spec["horovod"] = {"controller": "MPI"}
     if elastic or (framework in _ELASTIC and roles in able and draw(st.integers(0, 4)) == 4):
         spec["elastic"] = {"minReplicas": 1, "maxReplicas": 3, "waitSeconds": draw(st.sampled_from([10, 60]))}
-        if restart.get("scope") == "pod":
+        if restart.get("scope") == "Pod":
             del restart["scope"]
     if (success := draw(_success(framework, roles))) and not ("elastic" in spec and framework == "horovod"):
         spec["success"] = success

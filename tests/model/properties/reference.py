@@ -69,20 +69,20 @@ def rule_on(spec: dict[str, Any], counted: int, failure: Failure, before: Failur
     """`before` is the previous failure: of the previous attempt, or of the same replica if it restarts individually.
     `last`: only this replica can still complete the job, so its failure is not ignored."""
     restart = spec["restart"]
-    rules = [rule for rule in restart.get("rules", ()) if not (last and rule["action"] == "ignore")]
+    rules = [rule for rule in restart.get("rules", ()) if not (last and rule["action"] == "Ignore")]
     action = next((rule["action"] for rule in rules if _matches(rule, failure)), None)
     if action is None:
         if failure.disruption:
-            action = "restartUncounted"
+            action = "RestartUncounted"
         elif failure.reason == "OOMKilled":
-            action = "fail" if before is not None and before.reason == "OOMKilled" else "restart"
+            action = "Fail" if before is not None and before.reason == "OOMKilled" else "Restart"
         elif failure.code is not None and failure.code < 128 and before is not None:
             same = (before.code, before.message, before.reason) == (failure.code, failure.message, failure.reason)
             no_progress = before.ran < PROGRESS and failure.ran < PROGRESS
-            action = "fail" if same and no_progress else "restart"
+            action = "Fail" if same and no_progress else "Restart"
         else:
-            action = "restart"
-    return "fail" if action == "restart" and counted >= restart["maxRestarts"] else action
+            action = "Restart"
+    return "Fail" if action == "Restart" and counted >= restart["maxRestarts"] else action
 
 
 def _matches(rule: dict[str, Any], failure: Failure) -> bool:
@@ -98,7 +98,7 @@ def restarts_individually(spec: dict[str, Any], role: str, index: int) -> bool:
     """Whether this replica restarts individually."""
     scope = spec["restart"].get("scope")
     if scope is not None:
-        return bool(scope == "pod")
+        return bool(scope == "Pod")
     if absorbs_resize(spec):
         return index > 0
     # With parameter servers, the chief schedules work on workers that may leave and join.
@@ -129,7 +129,7 @@ def target(spec: dict[str, Any], places: list[tuple[str, int]]) -> list[tuple[st
     """The replicas whose completion ends the job."""
     success, framework = spec.get("success"), spec["framework"]
     roles = {role for role, _ in places}
-    if success == "all":
+    if success == "All":
         # Parameter servers never end, nor do workers that only serve a chief or a launcher.
         serves = {"launcher"} <= roles or {"chief", "ps"} <= roles
         return [p for p in places if p[0] != "ps" and not (serves and p[0] == "worker")]
@@ -301,10 +301,10 @@ class Reference:
             return
         cause = Failure("NodeLost", True)
         action = rule_on(self.spec, -1, cause, None)
-        if action == "restartUncounted":
+        if action == "RestartUncounted":
             self.counted, self.disruptions = self.counted - 1, self.disruptions + 1
             del self.ends[attempt]
-        elif action == "restart":
+        elif action == "Restart":
             self.ends[attempt] = "NodeLost"
         else:
             return
@@ -422,12 +422,12 @@ class Reference:
         if alone and self._is_correlated(place, failure):
             again = {"last": failure, "failed_at": self.now, "own": True, "idle": idle}
             self.places[place] = Place(self.now + backoff(self.spec, None, idle), there.restarts + 1, **again)
-        elif action == "fail":
+        elif action == "Fail":
             self._end("Failed", self.now)
-        elif action == "ignore":
+        elif action == "Ignore":
             self.ignored.add(place)
         else:
-            counts = action == "restart"
+            counts = action == "Restart"
             self.counted += counts
             self.disruptions += not counts
             self.by_reason[failure.reason] += 1

@@ -30,7 +30,7 @@ RUN_ALL: Action = ("run_all", 0, 0)
 
 
 def test_a_replica_that_restarts_alone_waits_until_its_former_pod_terminates() -> None:
-    spec = _spec("horovod", {"worker": 1}, restart={"maxRestarts": 3, "backoffSeconds": 10, "scope": "pod"})
+    spec = _spec("horovod", {"worker": 1}, restart={"maxRestarts": 3, "backoffSeconds": 10, "scope": "Pod"})
     for seed in range(8):
         roughly(spec, [("mark", 0, 0)], Lag(), seed, 0.0, None)
 
@@ -69,19 +69,19 @@ def test_a_pod_created_during_a_foreground_deletion_is_deleted_too() -> None:
 
 
 def test_an_ignored_replica_does_not_replace_a_required_one() -> None:
-    rules = [{"reasons": ["Deleted", "Evicted"], "action": "ignore"}]
+    rules = [{"reasons": ["Deleted", "Evicted"], "action": "Ignore"}]
     spec = _spec("horovod", {"worker": 3}, restart={"maxRestarts": 3, "backoffSeconds": 10, "rules": rules})
     step_by_step(spec, [("run", 0, 0), ("run", 0, 0), ("disrupt", 0, 9)], Lag(), 0)
 
 
 def test_a_failure_in_the_same_second_may_become_the_root_cause_of_the_past_attempt() -> None:
-    restart = {"maxRestarts": 3, "backoffSeconds": 10, "scope": "group"}
+    restart = {"maxRestarts": 3, "backoffSeconds": 10, "scope": "Group"}
     spec = _spec("tensorflow", {"chief": 1, "ps": 1}, restart=restart)
     roughly(spec, [("advance", 0, 1), ("fail", 0, 1), ("oom", 0, 0)], Lag(seconds=2.0), 2, 0.0, None)
 
 
 def test_individual_restarts_after_failures_during_an_outage_count_in_one_write() -> None:
-    alone = {"maxRestarts": 3, "backoffSeconds": 10, "scope": "pod"}
+    alone = {"maxRestarts": 3, "backoffSeconds": 10, "scope": "Pod"}
     outage: list[Action] = [RUN_ALL, ("stop_operator", 0, 0)]
     for ends in (["exit", "exit"], ["exit", "oom", "exit"], ["evict", "evict"], ["exit", "evict", "exit"]):
         spec = _spec("horovod", {"worker": len(ends)}, restart=alone)

@@ -64,7 +64,7 @@ FATES = {**RAN, **REJECTED, "init": lambda cluster, key: cluster.kubelets.fail_i
 
 JOBS: dict[str, Spec] = {
     "group": {"framework": "pytorch", "roles": {"master": {"replicas": 1}, "worker": {"replicas": 1}}},
-    "alone": {"framework": "horovod", "roles": {"worker": {"replicas": 2}}, "restart": {"scope": "pod"}},
+    "alone": {"framework": "horovod", "roles": {"worker": {"replicas": 2}}, "restart": {"scope": "Pod"}},
     "both": {"framework": "tensorflow", "roles": {"chief": {"replicas": 1}, "ps": {"replicas": 1}}},
     "elastic": {
         "framework": "horovod",

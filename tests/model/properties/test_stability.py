@@ -197,7 +197,7 @@ def jobs(draw: st.DrawFn) -> Spec:
         "backoffSeconds": draw(st.sampled_from([10, 100])),
     }
     if draw(st.integers(0, 3)) == 3:
-        restart["rules"] = [{"exitCodes": [1], "action": "ignore"}]
+        restart["rules"] = [{"exitCodes": [1], "action": "Ignore"}]
     return _job(framework, roles, restart=restart, startupDeadlineSeconds=draw(st.sampled_from([600, 60])))
 
 
@@ -269,7 +269,7 @@ def test_a_trainer_that_fails_beside_a_sidecar_that_stays_is_a_failure() -> None
 
 
 def test_a_completed_pod_that_somebody_deletes_stays_done() -> None:
-    status = stable(_job("pytorch", {"worker": 2}, success="all"), [[RUNS, COLLECTED], [RUNS]]).status
+    status = stable(_job("pytorch", {"worker": 2}, success="All"), [[RUNS, COLLECTED], [RUNS]]).status
     assert (status["phase"], status["attempt"]) == ("Running", 0)
 
 

@@ -25,7 +25,7 @@ def refusals(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, s
     return [(path.removeprefix("."), message) for path, message in found]
 
 
-RULE = {"exitCodes": [1], "action": "fail"}
+RULE = {"exitCodes": [1], "action": "Fail"}
 
 # Field, job before, job after.
 CHANGEABLE = [
@@ -55,8 +55,8 @@ FIXED = [
         {"framework": "horovod", "roles": {"worker": 1}},
         "framework",
     ),
-    ("the framework's options", {}, {"pytorch": {"backend": "gloo"}}, "pytorch"),
-    ("removal of the framework's options", {"pytorch": {"backend": "gloo"}}, {}, "pytorch"),
+    ("the framework's options", {}, {"pytorch": {"backend": "Gloo"}}, "pytorch"),
+    ("removal of the framework's options", {"pytorch": {"backend": "Gloo"}}, {}, "pytorch"),
     ("one option", {"pytorch": {"port": 1}}, {"pytorch": {"port": 2}}, "pytorch"),
     ("the image", {"image": "a"}, {"image": "b"}, "image"),
     ("the command", {"command": ["a"]}, {"command": ["a", "b"]}, "command"),
@@ -75,9 +75,9 @@ FIXED = [
     ("a role's command", {}, {"roles": {"worker": {"replicas": 2, "command": ["x"]}}}, "roles.worker.command"),
     ("a role's template", {}, {"roles": {"worker": {"replicas": 2, "template": {}}}}, "roles.worker.template"),
     ("backoffSeconds", {}, {"restart": {"backoffSeconds": 1}}, "restart.backoffSeconds"),
-    ("restart.scope", {}, {"restart": {"scope": "pod"}}, "restart.scope"),
+    ("restart.scope", {}, {"restart": {"scope": "Pod"}}, "restart.scope"),
     ("restart.rules", {"restart": {"rules": [RULE]}}, {"restart": {"rules": [RULE, RULE]}}, "restart.rules"),
-    ("success", {}, {"success": "all"}, "success"),
+    ("success", {}, {"success": "All"}, "success"),
     ("managedBy", {}, {"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy"),
     ("cleanPodPolicy", {}, {"cleanPodPolicy": "All"}, "cleanPodPolicy"),
     ("startupDeadlineSeconds", {}, {"startupDeadlineSeconds": 1}, "startupDeadlineSeconds"),

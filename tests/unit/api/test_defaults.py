@@ -27,7 +27,7 @@ def test_the_smallest_job_with_its_defaults():
         "suspend": False,
         "cleanPodPolicy": "Running",
         "startupDeadlineSeconds": 600,
-        "scheduling": {"gang": "auto"},
+        "scheduling": {},
     }
 
 
@@ -38,9 +38,9 @@ def test_a_job_without_a_namespace_is_in_default():
 @pytest.mark.parametrize(
     ("fields", "block", "expected"),
     [
-        ({}, "pytorch", {"backend": "auto", "processesPerNode": "auto", "port": 29500}),
+        ({}, "pytorch", {"backend": "Auto", "processesPerNode": "Auto", "port": 29500}),
         ({"framework": "tensorflow"}, "tensorflow", {"port": 2222}),
-        ({"framework": "horovod"}, "horovod", {"controller": "gloo", "slotsPerWorker": "auto", "port": 29400}),
+        ({"framework": "horovod"}, "horovod", {"controller": "Gloo", "slotsPerWorker": "Auto", "port": 29400}),
     ],
     ids=["pytorch", "tensorflow", "horovod"],
 )
@@ -55,7 +55,7 @@ def test_options_of_a_framework_have_defaults_with_an_empty_block_and_without_on
     [
         ({"checkpoint": {"claim": "a"}}, ("checkpoint",), {"claim": "a", "path": "/checkpoints"}),
         ({"restart": {"maxRestarts": 1}}, ("restart",), {"maxRestarts": 1, "backoffSeconds": 10}),
-        ({"scheduling": {"priorityClassName": "a"}}, ("scheduling",), {"priorityClassName": "a", "gang": "auto"}),
+        ({"scheduling": {"priorityClassName": "a"}}, ("scheduling",), {"priorityClassName": "a"}),
         ({"roles": {"worker": {"image": "a"}}}, ("roles", "worker"), {"image": "a", "replicas": 1}),
     ],
     ids=["checkpoint", "restart", "scheduling", "a role"],
@@ -89,7 +89,7 @@ def api_server(schema: dict[str, Any], value: Any) -> Any:
         {},
         {"pytorch": {}, "checkpoint": {"claim": "a"}},
         {"framework": "tensorflow", "tensorflow": {}, "roles": {"chief": {}, "ps": {}}},
-        {"framework": "horovod", "horovod": {}, "restart": {"rules": [{"exitCodes": [1], "action": "fail"}]}},
+        {"framework": "horovod", "horovod": {}, "restart": {"rules": [{"exitCodes": [1], "action": "Fail"}]}},
     ],
     ids=["the smallest job", "pytorch", "tensorflow", "horovod"],
 )

@@ -29,7 +29,7 @@ NAME_LENGTH = (
     "at most 42 characters: pods are named {name}-{role}-{index}-{attempt}-{restart}, and a host name has at most 63"
 )
 BLOCK = "does not match framework: remove it or change framework"
-LAUNCHER = "controller mpi needs a launcher, and controller gloo must not have one"
+LAUNCHER = "controller MPI needs a launcher, and controller Gloo must not have one"
 NO_PODS = "the job has no pods: set the replicas of at least one role"
 NO_SUCH_ROLE = "names a role that this job does not have"
 OUR_PREFIX = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
@@ -40,7 +40,7 @@ WITHIN = "must be between elastic.minReplicas and elastic.maxReplicas"
 ONE_OF = "set exactly one of exitCodes, signals and reasons"
 ONE_VOLUME = "set either claim or volume, not both"
 HOST_PATH = "hostPath is refused: the next attempt may run on another node; use a claim or a CSI volume"
-MPI = {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "mpi"}}
+MPI = {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "MPI"}}
 X = {"name": "X", "value": "1"}
 
 
@@ -117,7 +117,7 @@ RULES = [
     ),
     (
         "Horovod needs a worker",
-        {"framework": "horovod", "roles": {"launcher": 1}, "horovod": {"controller": "mpi"}},
+        {"framework": "horovod", "roles": {"launcher": 1}, "horovod": {"controller": "MPI"}},
         ("spec.roles.worker", "horovod needs at least one worker"),
         {"framework": "horovod", "roles": {"worker": 1}},
     ),
@@ -141,7 +141,7 @@ RULES = [
         "success names a role that has pods",
         {"success": "master", "roles": {"master": 0, "worker": 1}},
         ("spec.success", NO_SUCH_ROLE),
-        {"success": "all"},
+        {"success": "All"},
     ),
     (
         "variables that begin with ALLRANKS_ are rejected in the job",
@@ -169,19 +169,19 @@ RULES = [
     ),
     (
         "a restart rule has a condition",
-        {"restart": {"rules": [{"action": "fail"}]}},
+        {"restart": {"rules": [{"action": "Fail"}]}},
         ("spec.restart.rules[0]", ONE_OF),
-        {"restart": {"rules": [{"exitCodes": [1], "action": "fail"}]}},
+        {"restart": {"rules": [{"exitCodes": [1], "action": "Fail"}]}},
     ),
     (
         "a restart rule has one condition",
         {
             "restart": {
-                "rules": [{"signals": [9], "action": "fail"}, {"signals": [9], "reasons": ["x"], "action": "fail"}]
+                "rules": [{"signals": [9], "action": "Fail"}, {"signals": [9], "reasons": ["x"], "action": "Fail"}]
             }
         },
         ("spec.restart.rules[1]", ONE_OF),
-        {"restart": {"rules": [{"signals": [9], "action": "fail"}, {"reasons": ["x"], "action": "fail"}]}},
+        {"restart": {"rules": [{"signals": [9], "action": "Fail"}, {"reasons": ["x"], "action": "Fail"}]}},
     ),
     ("a checkpoint has a volume", {"checkpoint": {}}, ("spec.checkpoint", ONE_VOLUME), {"checkpoint": {"claim": "a"}}),
     (
@@ -205,7 +205,7 @@ RULES = [
     (
         "MPI jobs cannot be elastic",
         MPI | {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
-        ("spec.elastic", "elastic Horovod needs controller gloo: MPI cannot add or remove ranks of a running job"),
+        ("spec.elastic", "elastic Horovod needs controller Gloo: MPI cannot add or remove ranks of a running job"),
         {"framework": "horovod", "elastic": {"minReplicas": 1, "maxReplicas": 2}},
     ),
     (
@@ -222,9 +222,9 @@ RULES = [
     ),
     (
         "an elastic job has restart scope group",
-        {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "pod"}},
-        ("spec.restart.scope", "cannot be pod in an elastic job, where the framework decides: remove it or use group"),
-        {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "group"}},
+        {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "Pod"}},
+        ("spec.restart.scope", "cannot be Pod in an elastic job, where the framework decides: remove it or use Group"),
+        {"elastic": {"minReplicas": 1, "maxReplicas": 3}, "restart": {"scope": "Group"}},
     ),
     (
         "an elastic Horovod job has no success role",
@@ -237,12 +237,6 @@ RULES = [
         {"roles": {"master": 1}, "elastic": {"minReplicas": 1, "maxReplicas": 3}},
         ("spec.roles.worker.replicas", WITHIN),
         {"roles": {"master": 1, "worker": 1}, "elastic": {"minReplicas": 1, "maxReplicas": 3}},
-    ),
-    (
-        "gang schedulers are rejected until they are supported, not ignored",
-        {"scheduling": {"gang": "volcano"}},
-        ("spec.scheduling.gang", "gang schedulers are not supported yet: use auto or none"),
-        {"scheduling": {"gang": "none"}},
     ),
     (
         "queues are rejected until they are supported, not ignored",
@@ -373,14 +367,14 @@ TYPES = [
         ("spec.resources.limits[nvidia.com/gpu]", "must be a whole number or a string, not a list"),
     ),
     (
-        "processesPerNode is a number or auto",
+        "processesPerNode is a number or Auto",
         {"pytorch": {"processesPerNode": "all"}},
-        ("spec.pytorch.processesPerNode", "must be a whole number from 1 to 64, or auto"),
+        ("spec.pytorch.processesPerNode", "must be a whole number from 1 to 64, or Auto"),
     ),
     (
         "processesPerNode is at least 1",
         {"pytorch": {"processesPerNode": 0}},
-        ("spec.pytorch.processesPerNode", "must be a whole number from 1 to 64, or auto"),
+        ("spec.pytorch.processesPerNode", "must be a whole number from 1 to 64, or Auto"),
     ),
     ("a port is at least 1", {"pytorch": {"port": 0}}, ("spec.pytorch.port", "should be greater than or equal to 1")),
     (
@@ -396,16 +390,21 @@ TYPES = [
     (
         "for an unknown role in success the valid ones are listed",
         {"success": "boss"},
-        ("spec.success", "should be 'all', 'master', 'worker', 'chief', 'ps', 'evaluator' or 'launcher'"),
+        ("spec.success", "should be 'All', 'master', 'worker', 'chief', 'ps', 'evaluator' or 'launcher'"),
     ),
     (
         "for an unknown gang scheduler the valid ones are listed",
         {"scheduling": {"gang": "x"}},
-        ("spec.scheduling.gang", "should be 'auto', 'none', 'native', 'volcano' or 'coscheduling'"),
+        ("spec.scheduling.gang", "should be 'Auto' or 'None'"),
+    ),
+    (
+        "gang schedulers are rejected until they are supported, not ignored",
+        {"scheduling": {"gang": "volcano"}},
+        ("spec.scheduling.gang", "should be 'Auto' or 'None'"),
     ),
     (
         "an exit code is at most 255",
-        {"restart": {"rules": [{"exitCodes": [300], "action": "fail"}]}},
+        {"restart": {"rules": [{"exitCodes": [300], "action": "Fail"}]}},
         ("spec.restart.rules[0].exitCodes[0]", "should be less than or equal to 255"),
     ),
     (
@@ -437,7 +436,7 @@ UNKNOWN = [
     ),
     (
         "the right name of a misspelt nested field is suggested",
-        {"restart": {"rules": [{"exitCode": [1], "reasons": ["x"], "action": "fail"}]}},
+        {"restart": {"rules": [{"exitCode": [1], "reasons": ["x"], "action": "Fail"}]}},
         ("spec.restart.rules[0].exitCode", "unknown field, did you mean exitCodes?"),
     ),
     (
@@ -609,7 +608,7 @@ def test_status_and_other_metadata_are_ignored():
 
 
 def test_a_document_is_not_changed_by_parsing_it():
-    document = manifest(restart={"rules": [{"exitCodes": [1], "action": "fail"}]})
+    document = manifest(restart={"rules": [{"exitCodes": [1], "action": "Fail"}]})
     before = copy.deepcopy(document)
     parse(document)
     assert document == before
@@ -619,9 +618,9 @@ GARBAGE: list[Any] = [None, 2.5, "x", [None], {}, {"": []}]
 FULL = manifest(
     roles={"master": {"replicas": 1, "env": [X], "resources": {"limits": {"cpu": 1}}}, "worker": {"replicas": 2}},
     pytorch={"processesPerNode": 2},
-    restart={"rules": [{"exitCodes": [1], "action": "fail"}]},
+    restart={"rules": [{"exitCodes": [1], "action": "Fail"}]},
     checkpoint={"claim": "a"},
-    scheduling={"gang": "auto"},
+    scheduling={"gang": "Auto"},
     template=trainer(env=[X]),
     env=[X],
     resources={"limits": {"cpu": 1}},

@@ -15,7 +15,7 @@ from support.builders import job, manifest, table
 from support.simulator import Cluster
 
 KEY = (KIND, "team", "job")
-MPI = manifest("horovod", {"worker": 2, "launcher": 1}, horovod={"controller": "mpi"})
+MPI = manifest("horovod", {"worker": 2, "launcher": 1}, horovod={"controller": "MPI"})
 TENSORFLOW = manifest("tensorflow", {"chief": 1, "worker": 1, "ps": 1})
 
 

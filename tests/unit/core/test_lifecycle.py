@@ -48,7 +48,7 @@ SUCCESS = [
     ),
     (
         "Horovod's launcher ends the job",
-        {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "mpi"}},
+        {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "MPI"}},
         [done("launcher"), pod("worker")],
         [],
         True,
@@ -61,15 +61,15 @@ SUCCESS = [
         False,
     ),
     (
-        "success: all waits for every rank",
-        {"roles": {"master": 1, "worker": 1}, "success": "all"},
+        "success: All waits for every rank",
+        {"roles": {"master": 1, "worker": 1}, "success": "All"},
         [done("master"), pod("worker")],
         [],
         False,
     ),
     (
-        "success: all does not wait for parameter servers, which never end",
-        PS_JOB | {"success": "all"},
+        "success: All does not wait for parameter servers, which never end",
+        PS_JOB | {"success": "All"},
         [done("chief"), done("worker"), done("worker", 1), pod("ps"), pod("ps", 1)],
         [],
         True,

@@ -41,13 +41,13 @@ def test_the_decisions_of_a_write_are_those_of_one_failure_at_a_time(limit: int,
 def _scene(dice: random.Random) -> Snapshot:
     """A job whose replicas restart alone, or some of them, and of which several have failed in several ways."""
     rules = (
-        [{"exitCodes": [3], "action": dice.choice(["ignore", "restartUncounted", "fail"])}]
+        [{"exitCodes": [3], "action": dice.choice(["Ignore", "RestartUncounted", "Fail"])}]
         if dice.random() < 0.5
         else []
     )
     restart: dict[str, Any] = {"maxRestarts": dice.choice([1, 3, 20]), "rules": rules}
     if dice.random() < 0.4:
-        of = job(roles={"worker": 12}, restart=restart | {"scope": "pod"})
+        of = job(roles={"worker": 12}, restart=restart | {"scope": "Pod"})
     else:
         of = job("tensorflow", {"chief": 1, "ps": 3, "worker": 8, "evaluator": 1}, restart=restart)
     life = started(of)
@@ -126,14 +126,14 @@ def _first(snapshot: Snapshot) -> tuple[str, Status, list[Any]]:
         return "restarted", after, [event("same failure as another replica within 60 s; already counted")]
     decision = restart_policy.decide_restart(of, status, first)
     events = [event(decision.why)]
-    if decision.action == "fail":
+    if decision.action == "Fail":
         message = failure._with_last_line(f"{described}: {decision.why}", first)
         return "final", transitions.fail(of, snapshot.summary, decision.reason, message, now, first), events
-    if decision.action == "ignore":
+    if decision.action == "Ignore":
         return "ignored", transitions.ignore(status, first), events
-    counted = decision.action == "restart"
+    counted = decision.action == "Restart"
     places = [(pod.role, pod.index) for pod in snapshot.failed] + [(r.role, r.index) for r in snapshot.deleted_replicas]
-    if any(restart_policy.scope(of, role, index) == "group" for role, index in places):
+    if any(restart_policy.scope(of, role, index) == "Group" for role, index in places):
         after = transitions.restart(of, status, first, counted, decision.why, now)
         return "final", after, [*events, failure.Event("Restarting", decision.why)]
     return "restarted", transitions.restart_replica(of, status, first, counted, now), events
@@ -157,7 +157,7 @@ def _upstream(of: Job, status: Status, found: Failure) -> ReplicaRestarts | None
 
 
 def _is_correlated(of: Job, status: Status, found: Failure) -> bool:
-    if found.reason != "Error" or restart_policy.scope(of, found.role, found.index) == "group":
+    if found.reason != "Error" or restart_policy.scope(of, found.role, found.index) == "Group":
         return False
     began = found.time - timedelta(seconds=found.ran_seconds or 0.0)
     own = naming.replica_key(found.role, found.index)
@@ -175,7 +175,7 @@ def _is_correlated(of: Job, status: Status, found: Failure) -> bool:
 def test_a_write_holds_a_bounded_number_of_decisions_and_the_next_look_continues(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failure, "MAX_DECISIONS", 20)
     number = 47
-    life = started(job(roles={"worker": number}, restart={"scope": "pod", "maxRestarts": 9}))
+    life = started(job(roles={"worker": number}, restart={"scope": "Pod", "maxRestarts": 9}))
     life.put(*(failed("worker", index, message="ValueError: no data") for index in range(number)))
     sizes = []
     while (plan := life.step(70)).write_ahead:
@@ -187,7 +187,7 @@ def test_a_write_holds_a_bounded_number_of_decisions_and_the_next_look_continues
 
 
 def test_ignored_failures_are_written_together_until_another_decision_follows():
-    restart = {"scope": "pod", "rules": [{"exitCodes": [9], "action": "ignore"}]}
+    restart = {"scope": "Pod", "rules": [{"exitCodes": [9], "action": "Ignore"}]}
     life = started(job(roles={"worker": 6}, restart=restart))
     life.put(*(failed("worker", index, after=60 + index, code=9) for index in (1, 2, 4)), failed("worker", 3, after=63))
     assert life.step(70).write_ahead
@@ -231,14 +231,14 @@ def _chief_fails_after(number: int) -> Observed:
 
 
 def _deleted(number: int) -> Observed:
-    life = started(job(roles={"worker": number}, restart={"scope": "pod"}))
+    life = started(job(roles={"worker": number}, restart={"scope": "Pod"}))
     life.pods = {}
     return life.look(70)
 
 
 def _ignored(number: int) -> Observed:
-    rules = [{"exitCodes": [1], "action": "ignore"}]
-    life = started(job(roles={"worker": number}, restart={"scope": "pod", "rules": rules}, success="all"))
+    rules = [{"exitCodes": [1], "action": "Ignore"}]
+    life = started(job(roles={"worker": number}, restart={"scope": "Pod", "rules": rules}, success="All"))
     life.put(*(failed("worker", index) for index in range(number)))
     ignored = [f"worker-{index}" for index in range(number // 2)]
     return replace(life.look(70), status=life.status.model_copy(update={"ignored": ignored}))
@@ -255,7 +255,7 @@ def _group_ends(number: int) -> Observed:
 
 def _replaced(number: int) -> Observed:
     """All replicas have been restarted alone, and their first pods still run."""
-    life = started(job(roles={"worker": number}, restart={"scope": "pod"}))
+    life = started(job(roles={"worker": number}, restart={"scope": "Pod"}))
     entries = {f"worker-{index}": ReplicaRestarts(count=1, restart_time=at(1)) for index in range(number)}
     return replace(life.look(70), status=life.status.model_copy(update={"replica_restarts": entries}))
 
@@ -298,7 +298,7 @@ def _calls(look: Observed) -> int:
 
 def test_a_failure_that_was_counted_counts_once_for_any_number_of_replicas():
     """The status keeps few of many failures, and the counted ones are among them."""
-    life = started(job(roles={"worker": 400}, restart={"scope": "pod", "maxRestarts": 3}))
+    life = started(job(roles={"worker": 400}, restart={"scope": "Pod", "maxRestarts": 3}))
     life.put(*(failed("worker", index, after=60 + index / 10, message="ValueError: no data") for index in range(400)))
     while life.step(110).write_ahead:
         pass

@@ -150,7 +150,7 @@ def test_pods_are_named_job_role_index_attempt():
 
 
 def test_every_object_is_owned_by_the_job_and_in_its_namespace():
-    made = objects(framework="horovod", roles={"worker": 2, "launcher": 1}, horovod={"controller": "mpi"})
+    made = objects(framework="horovod", roles={"worker": 2, "launcher": 1}, horovod={"controller": "MPI"})
     everything = [*made.companions, *made.pods]
     assert {thing["kind"] for thing in everything} == {"Service", "ConfigMap", "Secret", "Pod"}
     for thing in everything:
@@ -293,7 +293,7 @@ def test_environment(case):
         {"roles": {"master": 1, "worker": 1}},
         {"framework": "tensorflow", "roles": {"chief": 1, "worker": 1, "ps": 1, "evaluator": 1}},
         {"framework": "horovod", "roles": {"worker": 2}},
-        {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "mpi"}},
+        {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "MPI"}},
     ],
     ids=["pytorch", "tensorflow", "horovod with gloo", "horovod with mpi"],
 )

@@ -16,7 +16,7 @@ from allranks.core.reconcile import reconcile
 from allranks.frameworks import FRAMEWORKS
 from support.builders import CLUSTER, Life, at, failed, job, started, table
 
-MPI = {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "mpi"}}
+MPI = {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "MPI"}}
 GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 RESERVED = {"key": "reserved", "operator": "Equal", "value": "training", "effect": "NoSchedule"}
 NOT_THERE = (

@@ -128,9 +128,9 @@ def test_a_program_that_failed_counts_where_no_rule_says_otherwise():
 # Sentence, the user's rule for NodeLost, whether such a failure counts.
 RULES = [
     ("the loss of a node does not count", None, False),
-    ("it does where a rule says so", "restart", True),
-    ("if a rule would have failed the job, the decision stays", "fail", None),
-    ("also if a rule would have ignored the failure", "ignore", None),
+    ("it does where a rule says so", "Restart", True),
+    ("if a rule would have failed the job, the decision stays", "Fail", None),
+    ("also if a rule would have ignored the failure", "Ignore", None),
 ]
 
 

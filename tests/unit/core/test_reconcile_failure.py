@@ -234,14 +234,14 @@ def test_a_lost_parameter_server_that_makes_the_chief_fail_is_the_cause_of_a_gro
 
 
 def test_restart_scope_pod_restarts_a_worker_alone():
-    life = started(job(**GROUP, restart={"scope": "pod"}))
+    life = started(job(**GROUP, restart={"scope": "Pod"}))
     life.put(failed("worker", 1, after=60))
     life.settle(61)
     assert (life.status.attempt, sorted(life.pods)) == (0, ["job-master-0-0", "job-worker-0-0", "job-worker-1-0-1"])
 
 
 def test_concurrent_individual_restarts_are_evaluated_one_by_one_and_written_once():
-    of = job(roles={"worker": 4}, restart={"scope": "pod", "maxRestarts": 9})
+    of = job(roles={"worker": 4}, restart={"scope": "Pod", "maxRestarts": 9})
     ends = [failed("worker", number, after=60 + number, code=136 + number) for number in (3, 1, 2)]
     together, singly = started(of), started(of)
     together.put(*ends)
@@ -257,7 +257,7 @@ def test_concurrent_individual_restarts_are_evaluated_one_by_one_and_written_onc
 
 
 def test_concurrent_individual_restarts_beyond_the_budget_fail_the_job():
-    life = started(job(roles={"worker": 4}, restart={"scope": "pod", "maxRestarts": 2}))
+    life = started(job(roles={"worker": 4}, restart={"scope": "Pod", "maxRestarts": 2}))
     life.put(*(failed("worker", number, after=60 + number, code=136 + number) for number in (1, 2, 3)))
     plan = life.step(70)
     assert (life.status.phase, life.status.restarts.counted, len(plan.events)) == ("Failed", 2, 3)
@@ -266,7 +266,7 @@ def test_concurrent_individual_restarts_beyond_the_budget_fail_the_job():
 
 def test_counted_and_uncounted_restarts_are_written_separately():
     """Metrics count them per write."""
-    life = started(job(roles={"worker": 4}, restart={"scope": "pod"}))
+    life = started(job(roles={"worker": 4}, restart={"scope": "Pod"}))
     life.put(failed("worker", 1, after=60), preempted("worker", 2, after=61), preempted("worker", 3, after=62))
     life.step(70)
     assert (life.status.restarts.counted, life.status.restarts.disruptions) == (1, 0)
@@ -275,7 +275,7 @@ def test_counted_and_uncounted_restarts_are_written_separately():
 
 
 def test_the_job_continues_without_a_pod_whose_failure_is_ignored():
-    life = started(job(**GROUP, restart={"rules": [{"exitCodes": [9], "action": "ignore"}]}))
+    life = started(job(**GROUP, restart={"rules": [{"exitCodes": [9], "action": "Ignore"}]}))
     life.put(failed("worker", 1, after=60, code=9))
     assert life.step(61).write_ahead
     assert life.settle(61).create == ()
@@ -287,7 +287,7 @@ def test_the_job_continues_without_a_pod_whose_failure_is_ignored():
 
 
 def test_the_job_continues_without_a_pod_whose_deletion_is_ignored():
-    life = started(job(**GROUP, restart={"rules": [{"reasons": ["Deleted"], "action": "ignore"}]}))
+    life = started(job(**GROUP, restart={"rules": [{"reasons": ["Deleted"], "action": "Ignore"}]}))
     del life.pods["job-worker-1-0"]
     assert life.settle(61).create == ()
     assert (life.status.phase, life.status.attempt, sorted(life.pods)) == ("Running", 0, ALL[:2])

@@ -12,11 +12,11 @@ from allranks.core.correlation import EarlierFailures
 from allranks.core.restart_policy import RestartDecision
 from support.builders import NOW, at, failure, job, table
 
-PROGRAM_FAILED = RestartDecision("restart", "the program failed", "Error")
+PROGRAM_FAILED = RestartDecision("Restart", "the program failed", "Error")
 TWICE = RestartDecision(
-    "fail", "failed the same way twice before any progress: a bug in the program, not a fault", "Error"
+    "Fail", "failed the same way twice before any progress: a bug in the program, not a fault", "Error"
 )
-SIGNAL = RestartDecision("restart", "the program was ended by a signal, or asked to be run again", "Error")
+SIGNAL = RestartDecision("Restart", "the program was ended by a signal, or asked to be run again", "Error")
 OOM = {"reason": "OOMKilled", "exit_code": 137, "signal": 9}
 
 
@@ -30,7 +30,7 @@ def past(failure: Failure | None) -> list[PastAttempt]:
 
 
 def disruption(reason: str) -> RestartDecision:
-    return RestartDecision("restartUncounted", "a disruption, not a failure of the program", reason)
+    return RestartDecision("RestartUncounted", "a disruption, not a failure of the program", reason)
 
 
 # Sentence, failure of this attempt, failure of the attempt before it, decision.
@@ -50,37 +50,37 @@ DEFAULTS = [
         "OOMKilled is restarted the first time",
         failure(**OOM),
         None,
-        RestartDecision("restart", "out of memory for the first time", "OOMKilled"),
+        RestartDecision("Restart", "out of memory for the first time", "OOMKilled"),
     ),
     (
         "OOMKilled fails after the second in a row",
         failure(**OOM, attempt=1),
         failure(**OOM),
-        RestartDecision("fail", "out of memory twice in a row", "OOMKilled"),
+        RestartDecision("Fail", "out of memory twice in a row", "OOMKilled"),
     ),
     (
         "OOMKilled after another failure is the first in a row",
         failure(**OOM, attempt=1),
         failure(),
-        RestartDecision("restart", "out of memory for the first time", "OOMKilled"),
+        RestartDecision("Restart", "out of memory for the first time", "OOMKilled"),
     ),
     (
         "OOMKilled twice with another attempt in between is not in a row",
         failure(**OOM, attempt=2),
         failure(**OOM),
-        RestartDecision("restart", "out of memory for the first time", "OOMKilled"),
+        RestartDecision("Restart", "out of memory for the first time", "OOMKilled"),
     ),
     (
         "OOMKilled of two ranks in two attempts is in a row",
         failure(**OOM, attempt=1, index=1),
         failure(**OOM),
-        RestartDecision("fail", "out of memory twice in a row", "OOMKilled"),
+        RestartDecision("Fail", "out of memory twice in a row", "OOMKilled"),
     ),
     (
         "OOMKilled twice fails even after hours of progress",
         failure(**OOM, attempt=1, ran_seconds=9000.0),
         failure(**OOM, ran_seconds=9000.0),
-        RestartDecision("fail", "out of memory twice in a row", "OOMKilled"),
+        RestartDecision("Fail", "out of memory twice in a row", "OOMKilled"),
     ),
     ("exit 1 restarts while the budget lasts", failure(exit_code=1), None, PROGRAM_FAILED),
     ("exit 127 restarts while the budget lasts", failure(exit_code=127), None, PROGRAM_FAILED),
@@ -158,7 +158,7 @@ DEFAULTS = [
         "a pod that failed before its program ran is restarted while the budget lasts",
         failure(exit_code=None, reason="InitContainerFailed"),
         None,
-        RestartDecision("restart", "the pod failed before its program ran", "InitContainerFailed"),
+        RestartDecision("Restart", "the pod failed before its program ran", "InitContainerFailed"),
     ),
     ("a pod that its kubelet rejects is not counted", lost("OutOfcpu"), None, disruption("OutOfcpu")),
     (
@@ -178,7 +178,7 @@ DEFAULTS = [
         "a pod that exceeds a limit of its own counts",
         failure(exit_code=137, signal=9, reason="LimitExceeded"),
         None,
-        RestartDecision("restart", "the program was ended by a signal, or asked to be run again", "LimitExceeded"),
+        RestartDecision("Restart", "the program was ended by a signal, or asked to be run again", "LimitExceeded"),
     ),
 ]
 
@@ -200,21 +200,21 @@ BUDGETS = [
         3,
         (3, 0),
         failure(),
-        RestartDecision("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("Fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     (
         "maxRestarts 0 ends the job at the first failure",
         0,
         (0, 0),
         failure(),
-        RestartDecision("fail", "restart.maxRestarts is 0", "MaxRestartsExceeded"),
+        RestartDecision("Fail", "restart.maxRestarts is 0", "MaxRestartsExceeded"),
     ),
     (
         "a budget that was lowered below what is used ends the job",
         1,
         (2, 0),
         failure(),
-        RestartDecision("fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("Fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     ("disruptions use none of the budget", 3, (2, 50), failure(), PROGRAM_FAILED),
     ("a disruption is restarted though the budget is used", 3, (3, 0), lost("Evicted"), disruption("Evicted")),
@@ -223,14 +223,14 @@ BUDGETS = [
         3,
         (3, 0),
         failure(exit_code=137, signal=9),
-        RestartDecision("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("Fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     (
         "out of memory counts against the budget",
         3,
         (3, 0),
         failure(**OOM),
-        RestartDecision("fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("Fail", "all 3 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
 ]
 
@@ -250,82 +250,82 @@ def user(*rules: dict[str, object]) -> dict[str, object]:
 USER_RULES = [
     (
         "a user's rule comes before the default ones",
-        user({"exitCodes": [1], "action": "fail"}),
+        user({"exitCodes": [1], "action": "Fail"}),
         0,
         failure(),
-        RestartDecision("fail", "restart.rules[0] says fail", "Error"),
+        RestartDecision("Fail", "restart.rules[0] says Fail", "Error"),
     ),
     (
         "first match wins",
-        user({"exitCodes": [7], "action": "fail"}, {"exitCodes": [1, 2], "action": "restartUncounted"})
+        user({"exitCodes": [7], "action": "Fail"}, {"exitCodes": [1, 2], "action": "RestartUncounted"})
         | {"maxRestarts": 0},
         0,
         failure(exit_code=2),
-        RestartDecision("restartUncounted", "restart.rules[1] says restartUncounted", "Error"),
+        RestartDecision("RestartUncounted", "restart.rules[1] says RestartUncounted", "Error"),
     ),
     (
         "the first of two matching rules applies",
-        user({"exitCodes": [1], "action": "restart"}, {"exitCodes": [1], "action": "fail"}),
+        user({"exitCodes": [1], "action": "Restart"}, {"exitCodes": [1], "action": "Fail"}),
         0,
         failure(),
-        RestartDecision("restart", "restart.rules[0] says restart", "Error"),
+        RestartDecision("Restart", "restart.rules[0] says Restart", "Error"),
     ),
-    ("without a match the default rules apply", user({"exitCodes": [9], "action": "fail"}), 0, failure(), None),
+    ("without a match the default rules apply", user({"exitCodes": [9], "action": "Fail"}), 0, failure(), None),
     (
         "a rule for a signal is for the signal that ended the rank",
-        user({"signals": [9], "action": "restartUncounted"}),
+        user({"signals": [9], "action": "RestartUncounted"}),
         0,
         failure(exit_code=137, signal=9),
-        RestartDecision("restartUncounted", "restart.rules[0] says restartUncounted", "Error"),
+        RestartDecision("RestartUncounted", "restart.rules[0] says RestartUncounted", "Error"),
     ),
     (
         "a rule for a signal is not for the exit code of that number",
-        user({"signals": [9], "action": "restartUncounted"}),
+        user({"signals": [9], "action": "RestartUncounted"}),
         0,
         failure(exit_code=9),
         None,
     ),
     (
         "a rule for an exit code also finds 128 + signal",
-        user({"exitCodes": [137], "action": "fail"}),
+        user({"exitCodes": [137], "action": "Fail"}),
         0,
         failure(exit_code=137, signal=9),
-        RestartDecision("fail", "restart.rules[0] says fail", "Error"),
+        RestartDecision("Fail", "restart.rules[0] says Fail", "Error"),
     ),
     (
         "a rule for a reason can make a disruption count",
-        user({"reasons": ["Preempted"], "action": "restart"}),
+        user({"reasons": ["Preempted"], "action": "Restart"}),
         0,
         lost("Preempted"),
-        RestartDecision("restart", "restart.rules[0] says restart", "Preempted"),
+        RestartDecision("Restart", "restart.rules[0] says Restart", "Preempted"),
     ),
     (
         "a rule's restart counts against the budget too",
-        user({"reasons": ["Preempted"], "action": "restart"}),
+        user({"reasons": ["Preempted"], "action": "Restart"}),
         1,
         lost("Preempted"),
-        RestartDecision("fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
+        RestartDecision("Fail", "all 1 restarts of restart.maxRestarts are used", "MaxRestartsExceeded"),
     ),
     (
-        "restartUncounted needs no budget",
-        user({"exitCodes": [1], "action": "restartUncounted"}),
+        "RestartUncounted needs no budget",
+        user({"exitCodes": [1], "action": "RestartUncounted"}),
         1,
         failure(),
-        RestartDecision("restartUncounted", "restart.rules[0] says restartUncounted", "Error"),
+        RestartDecision("RestartUncounted", "restart.rules[0] says RestartUncounted", "Error"),
     ),
     (
         "ignore needs no budget",
-        user({"exitCodes": [1], "action": "ignore"}),
+        user({"exitCodes": [1], "action": "Ignore"}),
         1,
         failure(),
-        RestartDecision("ignore", "restart.rules[0] says ignore", "Error"),
+        RestartDecision("Ignore", "restart.rules[0] says Ignore", "Error"),
     ),
     (
         "a rule with restart outweighs 'twice the same way'",
-        user({"exitCodes": [1], "action": "restart"}),
+        user({"exitCodes": [1], "action": "Restart"}),
         0,
         failure(attempt=1),
-        RestartDecision("restart", "restart.rules[0] says restart", "Error"),
+        RestartDecision("Restart", "restart.rules[0] says Restart", "Error"),
     ),
 ]
 
@@ -386,24 +386,24 @@ def idle(restarts: int, **progress: int | None) -> Status:
 
 
 @table(
-    ("the last uncounted restart without progress is granted", idle(299), lost("Evicted"), "restartUncounted"),
-    ("a row that is too long fails the job", idle(300), lost("Evicted"), "fail"),
-    ("also if a rule says restartUncounted", idle(300), failure(exit_code=5), "fail"),
-    ("counted restarts have their own bound", idle(300), failure(exit_code=9), "restart"),
-    ("a step breaks the row", idle(300, step=1), lost("Evicted"), "restartUncounted"),
+    ("the last uncounted restart without progress is granted", idle(299), lost("Evicted"), "RestartUncounted"),
+    ("a row that is too long fails the job", idle(300), lost("Evicted"), "Fail"),
+    ("also if a rule says RestartUncounted", idle(300), failure(exit_code=5), "Fail"),
+    ("counted restarts have their own bound", idle(300), failure(exit_code=9), "Restart"),
+    ("a step breaks the row", idle(300, step=1), lost("Evicted"), "RestartUncounted"),
     (
         "so do two minutes without reports",
         idle(300),
         failure(reason="Evicted", exit_code=None, ran_seconds=120.0),
-        "restartUncounted",
+        "RestartUncounted",
     ),
 )
 def test_restarts_without_progress_are_bounded(case):
     status, cause, action = case
-    of = job(restart={"rules": [{"exitCodes": [5], "action": "restartUncounted"}]})
+    of = job(restart={"rules": [{"exitCodes": [5], "action": "RestartUncounted"}]})
     decision = restart_policy.decide_restart(of, status, cause)
     assert decision.action == action
-    if action == "fail":
+    if action == "Fail":
         assert (decision.reason, decision.why) == ("NoProgress", "300 restarts in a row without progress")
 
 
@@ -417,8 +417,8 @@ def test_an_elastic_worker_that_restarts_alone_never_ends_the_job():
     entry = ReplicaRestarts(count=999, restart_time=at(50), without_progress=999)
     status = Status(replica_restarts={"worker-1": entry})
     cause = lost("Evicted").model_copy(update={"index": 1})
-    for framework, action in (("horovod", "restartUncounted"), ("tensorflow", "fail")):
-        elastic = ELASTIC if framework == "horovod" else {"restart": {"scope": "pod"}}
+    for framework, action in (("horovod", "RestartUncounted"), ("tensorflow", "Fail")):
+        elastic = ELASTIC if framework == "horovod" else {"restart": {"scope": "Pod"}}
         assert restart_policy.decide_restart(job(framework, **elastic), status, cause).action == action
 
 
@@ -449,19 +449,19 @@ ELASTIC = {"roles": {"worker": 2}, "elastic": {"minReplicas": 1, "maxReplicas": 
 
 # Sentence, job, role, scope.
 SCOPES = [
-    ("PyTorch's master restarts with its group", {"roles": {"master": 1, "worker": 1}}, "master", "group"),
-    ("PyTorch's workers restart with their group", {"roles": {"master": 1, "worker": 1}}, "worker", "group"),
-    ("TensorFlow's chief restarts with its group", PS_JOB, "chief", "group"),
-    ("TensorFlow's workers restart with their group", PS_JOB | {"roles": {"worker": 2}}, "worker", "group"),
-    ("a chief's workers restart with it", PS_JOB | {"roles": {"chief": 1, "worker": 2}}, "worker", "group"),
-    ("workers of a chief with parameter servers restart alone", PS_JOB, "worker", "pod"),
-    ("parameter servers restart alone", PS_JOB, "ps", "pod"),
-    ("PyTorch's elastic workers restart with their group", ELASTIC, "worker", "group"),
-    ("Horovod's elastic workers restart alone", ELASTIC | {"framework": "horovod"}, "worker", "pod"),
-    ("evaluators restart alone", PS_JOB, "evaluator", "pod"),
-    ("Horovod's workers restart with their group", {"framework": "horovod", "roles": {"worker": 2}}, "worker", "group"),
-    ("restart.scope says pod for all", {"restart": {"scope": "pod"}}, "worker", "pod"),
-    ("restart.scope says group for all", PS_JOB | {"restart": {"scope": "group"}}, "ps", "group"),
+    ("PyTorch's master restarts with its group", {"roles": {"master": 1, "worker": 1}}, "master", "Group"),
+    ("PyTorch's workers restart with their group", {"roles": {"master": 1, "worker": 1}}, "worker", "Group"),
+    ("TensorFlow's chief restarts with its group", PS_JOB, "chief", "Group"),
+    ("TensorFlow's workers restart with their group", PS_JOB | {"roles": {"worker": 2}}, "worker", "Group"),
+    ("a chief's workers restart with it", PS_JOB | {"roles": {"chief": 1, "worker": 2}}, "worker", "Group"),
+    ("workers of a chief with parameter servers restart alone", PS_JOB, "worker", "Pod"),
+    ("parameter servers restart alone", PS_JOB, "ps", "Pod"),
+    ("PyTorch's elastic workers restart with their group", ELASTIC, "worker", "Group"),
+    ("Horovod's elastic workers restart alone", ELASTIC | {"framework": "horovod"}, "worker", "Pod"),
+    ("evaluators restart alone", PS_JOB, "evaluator", "Pod"),
+    ("Horovod's workers restart with their group", {"framework": "horovod", "roles": {"worker": 2}}, "worker", "Group"),
+    ("restart.scope says Pod for all", {"restart": {"scope": "Pod"}}, "worker", "Pod"),
+    ("restart.scope says Group for all", PS_JOB | {"restart": {"scope": "Group"}}, "ps", "Group"),
 ]
 
 
@@ -472,4 +472,4 @@ def test_scope(case):
 
 
 def test_elastic_horovods_first_worker_restarts_all_because_it_is_their_rendezvous():
-    assert restart_policy.scope(job(**ELASTIC, framework="horovod"), "worker", 0) == "group"
+    assert restart_policy.scope(job(**ELASTIC, framework="horovod"), "worker", 0) == "Group"

@@ -10,21 +10,21 @@ RESTARTED = [PastAttempt(attempt=0, end_time=NOW, reason="OOMKilled")]
 
 
 def test_up_to_adds_the_time_of_the_current_state() -> None:
-    times = Times(queued=5, starting=10, productive=100, lost=1, state="productive", since=at(116))
+    times = Times(queued=5, starting=10, productive=100, lost=1, category="Productive", since=at(116))
     now = time_accounting.up_to(Status(times=times), at(120.5))
     assert now
     assert (now.productive, now.since) == (104.5, at(120.5))
 
 
 def test_lost_time_has_the_reason_of_the_last_restart() -> None:
-    times = Times(productive=100, lost=3, state="lost", since=at(0), by_reason={"Error": 3})
+    times = Times(productive=100, lost=3, category="Lost", since=at(0), by_reason={"Error": 3})
     now = time_accounting.up_to(Status(times=times, history=RESTARTED), at(7))
     assert now
     assert (now.lost, now.by_reason) == (10, {"Error": 3, "OOMKilled": 7})
 
 
 def test_a_finished_job_accumulates_no_time() -> None:
-    times = Times(productive=100, state="over", since=at(0))
+    times = Times(productive=100, category="Finished", since=at(0))
     assert time_accounting.up_to(Status(times=times), at(1000)) == times
 
 
@@ -34,7 +34,7 @@ def test_goodput_leaves_out_the_queue() -> None:
 
 
 def test_a_clock_that_goes_back_subtracts_nothing() -> None:
-    times = Times(queued=5, state="queued", since=at(10))
+    times = Times(queued=5, category="Queued", since=at(10))
     assert time_accounting.up_to(Status(times=times), at(3)) == times
 
 
@@ -42,4 +42,4 @@ def test_a_job_that_waited_for_its_operator_was_queued() -> None:
     created = job(creation_timestamp=at(-90))
     begun = Status(start_time=NOW, attempt_time=NOW)
     status = time_accounting.account(created, begun, begun, begun, (), (), True, NOW)
-    assert status.times == Times(queued=90, state="queued", since=NOW)
+    assert status.times == Times(queued=90, category="Queued", since=NOW)

@@ -32,7 +32,7 @@ RANKS = [
     ),
     (
         "Horovod's launcher holds no rank",
-        {"framework": "horovod", "roles": {"launcher": 1, "worker": 2}, "horovod": {"controller": "mpi"}},
+        {"framework": "horovod", "roles": {"launcher": 1, "worker": 2}, "horovod": {"controller": "MPI"}},
         [("worker", 0, 0), ("worker", 1, 1), ("launcher", 0, None)],
     ),
 ]
@@ -77,7 +77,7 @@ def test_no_name_is_longer_than_63_characters(role):
     kinds = [framework.roles[role] for framework in FRAMEWORKS.values() if role in framework.roles]
     last = 0 if all(kind.max_replicas == 1 for kind in kinds) else 9_999
     assert len(naming.pod_name("j" * 42, role, last, 9_999)) <= 63
-    alone = any(kind.scope == "pod" for kind in kinds)
+    alone = any(kind.scope == "Pod" for kind in kinds)
     assert not alone or len(naming.pod_name("j" * 42, role, last, 999, 999)) <= 63
 
 

@@ -22,7 +22,7 @@ from support.builders import CLUSTER, job, table
 LOGS = Path(__file__).parents[1] / "core" / "fixtures"
 HELPER = ["python3", "/allranks/horovod_gloo.py"]
 LAUNCHER = ["/bin/sh", "/etc/allranks/mpi_rank.sh", "launch"]
-MPI = {"horovod": {"controller": "mpi"}, "roles": {"worker": 2, "launcher": 1}}
+MPI = {"horovod": {"controller": "MPI"}, "roles": {"worker": 2, "launcher": 1}}
 LOCAL = Platform(helper_image="", local=True)
 
 
@@ -218,7 +218,7 @@ def test_mpi_workers_run_a_non_root_sshd_on_an_unprivileged_port():
 
 def test_the_command_of_a_launcher_replaces_mpirun():
     roles = {"worker": 2, "launcher": {"command": ["horovodrun", "-np", "2", "python3", "x.py"]}}
-    launcher = trainers(objects(horovod={"controller": "mpi"}, roles=roles))["job-launcher-0-0"]
+    launcher = trainers(objects(horovod={"controller": "MPI"}, roles=roles))["job-launcher-0-0"]
     own = ["horovodrun", "-np", "2", "python3", "x.py"]
     assert launcher["command"] == [*LAUNCHER, "job-launcher-0-0.job.team.svc", *own]
 

@@ -127,7 +127,7 @@ def test_defaults_for_NCCL_are_set_only_where_unset():
     assert one["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
 
 
-@pytest.mark.parametrize(("backend", "variable"), [("auto", None), ("nccl", "nccl"), ("gloo", "gloo")])
+@pytest.mark.parametrize(("backend", "variable"), [("Auto", None), ("NCCL", "nccl"), ("Gloo", "gloo")])
 def test_the_backend_is_in_a_variable_unless_it_is_auto(backend, variable):
     made = pods.objects(job(pytorch={"backend": backend}), Status(), CLUSTER)
     found = {v["name"]: v["value"] for v in made.pods[0]["spec"]["containers"][0]["env"]}

@@ -141,7 +141,7 @@ def test_a_look_at_the_largest_legal_job_needs_little_memory(shape):
 # What is too large
 
 TENSORFLOW = Shape("tensorflow", ("worker",))
-MPI = Shape("horovod", ("worker", "launcher"), (("controller", "mpi"),))
+MPI = Shape("horovod", ("worker", "launcher"), (("controller", "MPI"),))
 
 
 def fits(shape: Shape, name: str = LONGEST_NAME, namespace: str = LONGEST_NAMESPACE) -> int:

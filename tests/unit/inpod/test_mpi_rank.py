@@ -62,7 +62,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def helper(tmp_path) -> Path:
     """The files as in the pods of a job."""
-    of = job(framework="horovod", horovod={"controller": "mpi"}, roles={"worker": 2, "launcher": 1})
+    of = job(framework="horovod", horovod={"controller": "MPI"}, roles={"worker": 2, "launcher": 1})
     made = pods.objects(of, Status(), Platform(helper_image="", local=True))
     [files] = [thing["data"] for thing in made.companions if thing["kind"] == "ConfigMap"]
     for name, content in files.items():

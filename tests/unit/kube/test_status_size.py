@@ -26,7 +26,7 @@ def test_the_largest_status_is_smaller_than_a_megabyte():
 def test_all_replicas_of_the_largest_job_that_fail_at_once_fit_into_one_status():
     """The last lines of all their logs would add up to 6 MB."""
     number = 1_000
-    life = started(job(roles={"worker": number}, restart={"scope": "pod", "maxRestarts": 9_999}))
+    life = started(job(roles={"worker": number}, restart={"scope": "Pod", "maxRestarts": 9_999}))
     life.put(*(failed("worker", index, message=ESCAPED * 4096, code=1 + index % 99) for index in range(number)))
     while life.step(70).write_ahead:
         assert stored_size(life.status) < 300_000
@@ -40,7 +40,7 @@ def test_all_replicas_of_the_largest_job_that_fail_at_once_fit_into_one_status()
 
 
 def test_few_restarted_replicas_have_entries_of_their_own():
-    life = started(job(roles={"worker": 40}, restart={"scope": "pod"}))
+    life = started(job(roles={"worker": 40}, restart={"scope": "Pod"}))
     life.put(*(preempted("worker", index) for index in range(correlation.MAX_DETAILED)))
     life.settle(70)
     stored = job_codec.encode(life.status)
@@ -50,7 +50,7 @@ def test_few_restarted_replicas_have_entries_of_their_own():
 
 
 def test_the_compact_form_of_many_restarted_replicas_is_readable():
-    life = started(job(roles={"worker": 200}, restart={"scope": "pod"}))
+    life = started(job(roles={"worker": 200}, restart={"scope": "Pod"}))
     for restart in (0, 1):
         failing = range(200) if restart == 0 else (7,)
         life.put(*(preempted("worker", index, restart=restart, after=60 + 99 * restart) for index in failing))
@@ -79,7 +79,7 @@ def test_a_status_of_the_earlier_version_with_the_failure_of_each_replica_is_rea
         ).model_dump(by_alias=True, exclude_none=True, mode="json")
         for index in range(500)
     }
-    life = started(job(roles={"worker": 501}, restart={"scope": "pod"}))
+    life = started(job(roles={"worker": 501}, restart={"scope": "Pod"}))
     life.status = job_codec.status({"status": job_codec.encode(life.status) | {"replicaRestarts": entries}})
     life.pods = {f"{name}-1": replace(each, name=f"{name}-1", restart=1) for name, each in life.pods.items()}
     life.pods["job-worker-500-0"] = replace(life.pods.pop("job-worker-500-0-1"), name="job-worker-500-0", restart=0)

@@ -319,9 +319,9 @@ class LargeAndSmall(Api):
 
     def __init__(self, replicas: int) -> None:
         super().__init__()
-        life = started(job_of(roles={"worker": replicas}, restart={"scope": "pod"}))
+        life = started(job_of(roles={"worker": replicas}, restart={"scope": "Pod"}))
         self.pods = [replace(failed("worker", index), name=f"large-worker-{index}-0") for index in range(replicas)]
-        shown = manifest(roles={"worker": replicas}, name="large", restart={"scope": "pod"})
+        shown = manifest(roles={"worker": replicas}, name="large", restart={"scope": "Pod"})
         metadata = {"name": "large", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"}
         self.job = shown | {"metadata": metadata, "status": job_codec.encode(life.status)}
         self.small = shown | {"metadata": metadata | {"name": "small", "uid": "v"}, "spec": SPEC}

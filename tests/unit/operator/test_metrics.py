@@ -76,10 +76,10 @@ def test_time_is_counted_by_kind_and_time_that_becomes_lost_only_once() -> None:
         return value(metrics, "allranks_job_seconds_total", kind=kind, **labels)
 
     history = [
-        Times(queued=5, starting=10, state="starting", since=NOW),
-        Times(queued=5, starting=10, productive=100, state="productive", since=NOW),
-        Times(queued=5, starting=10, productive=70, lost=30, state="lost", since=NOW),  # since the last checkpoint
-        Times(queued=5, starting=10, productive=90, lost=35, state="productive", since=NOW),
+        Times(queued=5, starting=10, category="Starting", since=NOW),
+        Times(queued=5, starting=10, productive=100, category="Productive", since=NOW),
+        Times(queued=5, starting=10, productive=70, lost=30, category="Lost", since=NOW),  # since the last checkpoint
+        Times(queued=5, starting=10, productive=90, lost=35, category="Productive", since=NOW),
     ]
     before = Status()
     for times in history:

@@ -72,7 +72,7 @@ class _Evaluation:
         self._earlier = EarlierFailures(self._job, snapshot.observed.status)
         places = [*((pod.role, pod.index) for pod in snapshot.failed)]
         places += ((replica.role, replica.index) for replica in snapshot.deleted_replicas)
-        self._in_group = {place for place in places if restart_policy.scope(self._job, *place) == "group"}
+        self._in_group = {place for place in places if restart_policy.scope(self._job, *place) == "Group"}
 
     def decide(self, status: Status, failure: Failure) -> tuple[_Kind, Status, list[Event]]:
         """The decision about the next failure, on the status that the previous decisions produced."""
@@ -90,17 +90,17 @@ class _Evaluation:
 
         decision = restart_policy.decide_restart(job, status, failure)
         event = Event("RankFailed", f"{described}: {decision.why}", warning=True)
-        if decision.action == "fail":
+        if decision.action == "Fail":
             message = _with_last_line(f"{described}: {decision.why}", failure)
             return (
                 "final",
                 transitions.fail(job, self._summary(status), decision.reason, message, now, failure),
                 [event],
             )
-        if decision.action == "ignore":
+        if decision.action == "Ignore":
             self._in_group.discard((failure.role, failure.index))
             return "ignored", transitions.ignore(status, failure), [event]
-        counted = decision.action == "restart"
+        counted = decision.action == "Restart"
         if self._in_group:
             restarted = transitions.restart(job, status, failure, counted, decision.why, now)
             return "final", restarted, [event, Event("Restarting", decision.why)]

@@ -27,12 +27,12 @@ def handle_hang(snapshot: Snapshot) -> Outcome:
         failure = hang_detection.silence_failure(failure, stall)
     decision = hang_detection.decide_restart(o.job, o.status, failure)
     event = Event(hang_detection.REASON, f"{failure.message}: {decision.why}", warning=True)
-    if decision.action == "fail":
+    if decision.action == "Fail":
         failed = transitions.fail(o.job, snapshot.summary, decision.reason, failure.message, o.now, failure)
         return write(failed, event)
-    if decision.action == "ignore":
+    if decision.action == "Ignore":
         recorded = hang_detection.already_recorded(o.status, stall)
         return None if recorded else write(changed(o.status, last_failure=failure), event)
-    counted = decision.action == "restart"
+    counted = decision.action == "Restart"
     restarted = transitions.restart(o.job, o.status, failure, counted, decision.why, o.now)
     return write(restarted, event, Event("Restarting", decision.why))

@@ -1,0 +1,151 @@
+"""`allranks convert`: rewrites manifests of version 0.1 in today's form, and keeps comments and layout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from allranks.api import old_form
+from allranks.api.job import KIND
+from allranks.cli.options import BAD_MANIFEST
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One replacement in the text of a manifest."""
+
+    path: str
+    line: int
+    """From 1."""
+    old: str
+    new: str
+    begin: int
+    end: int
+    """Positions of the old text."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  allranks convert job.yaml                    # print the manifest in today's form
+  allranks convert --in-place jobs/*.yaml      # rewrite the files
+  kubectl get dt penguins -o yaml | allranks convert -
+\b
+Exit status:
+  0 converted or nothing to convert, 2 the manifest cannot be read.
+"""
+)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("-i", "--in-place", is_flag=True, help="Rewrite the files instead of printing the manifests.")
+def convert(files: tuple[str, ...], in_place: bool) -> None:
+    """Convert manifests to today's spelling of the API.
+
+    Values such as `action: restart` become `action: Restart`. Comments and layout stay. The changes are listed on
+    standard error. FILE can be - for standard input.
+    """
+    if in_place and "-" in files:
+        raise click.UsageError("--in-place needs files: standard input cannot be rewritten.")
+    written = [_convert(file, in_place) for file in files]
+    if not in_place:
+        click.echo("".join(_documents(written)), nl=False)
+
+
+def _convert(file: str, in_place: bool) -> str:
+    try:
+        text = sys.stdin.read() if file == "-" else _read(file)
+        changes = found(text)
+    except (OSError, UnicodeDecodeError) as error:
+        _refuse(file, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
+        _refuse(place, f"is not YAML: {getattr(error, 'problem', None) or error}")
+    if in_place and changes:
+        Path(file).write_bytes(applied(text, changes).encode())
+    name = "stdin" if file == "-" else file
+    for change in changes:
+        click.echo(f"{name}:{change.line}: {change.path}: {change.old} -> {change.new}", err=True)
+    if not changes:
+        click.echo(f"{name}: nothing to convert", err=True)
+    return applied(text, changes)
+
+
+def _read(file: str) -> str:
+    """With the line ends of the file."""
+    return Path(file).read_bytes().decode()
+
+
+def _refuse(place: str, why: str) -> Any:
+    click.echo(f"error: {place}: {why}", err=True)
+    sys.exit(BAD_MANIFEST)
+
+
+def _documents(texts: list[str]) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        if number and not text.startswith("---"):
+            yield "---\n"
+        yield text if text.endswith("\n") else f"{text}\n"
+
+
+def applied(text: str, changes: list[Change]) -> str:
+    for change in sorted(changes, key=lambda change: change.begin, reverse=True):
+        text = text[: change.begin] + change.new + text[change.end :]
+    return text
+
+
+def found(text: str) -> list[Change]:
+    """The changes that bring the jobs in a YAML text into today's form. Raises yaml.YAMLError."""
+    # An alias is the same place as its anchor, which must be replaced once.
+    return sorted({change.begin: change for change in _changes(text)}.values(), key=lambda change: change.begin)
+
+
+def _changes(text: str) -> Iterator[Change]:
+    for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
+        kind = _child(document, "kind")
+        spec = _child(document, "spec")
+        if kind is None or kind.value != KIND or spec is None:
+            continue
+        for path, names in old_form.values().items():
+            for where, node in _at(spec, path, "spec"):
+                if isinstance(node, yaml.ScalarNode) and node.value in names:
+                    yield _change(text, where, node, names[node.value])
+        section, name = old_form.STRAGGLERS
+        for key, value in _pairs(_child(spec, section)):
+            if key.value == name and isinstance(value, yaml.ScalarNode):
+                number = str(old_form.percent(yaml.safe_load(value.value)))
+                yield _change(text, f"spec.{section}.{name}", key, old_form.PERCENT)
+                yield _change(text, f"spec.{section}.{old_form.PERCENT}", value, number)
+
+
+def _change(text: str, path: str, node: yaml.Node, new: str) -> Change:
+    # The node begins with its anchor, tag and quotes, which stay.
+    old = str(node.value)
+    begin = text.rindex(old, node.start_mark.index, node.end_mark.index)
+    return Change(path, node.start_mark.line + 1, old, new, begin, begin + len(old))
+
+
+def _at(node: yaml.Node | None, path: old_form.Path, where: str) -> Iterator[tuple[str, yaml.Node]]:
+    """(path, node) of every node at this path."""
+    if node is None:
+        return
+    if not path:
+        yield where, node
+    elif path[0] != old_form.ITEMS:
+        yield from _at(_child(node, path[0]), path[1:], f"{where}.{path[0]}")
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _at(item, path[1:], f"{where}[{index}]")
+
+
+def _child(node: yaml.Node | None, name: str) -> yaml.Node | None:
+    return next((value for key, value in _pairs(node) if key.value == name), None)
+
+
+def _pairs(node: yaml.Node | None) -> list[tuple[yaml.Node, yaml.Node]]:
+    return list(node.value) if isinstance(node, yaml.MappingNode) else []
