@@ -9,7 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import Mesh
 
 from common.early_stopping import EarlyStopping
 from common.images import load_images
@@ -31,10 +34,6 @@ from common.options import make_parser, parse_options, positive_int
 from common.report import waiting
 from common.schedules import cosine
 from common.termination import Termination
-
-import jax.numpy as jnp
-import optax
-from jax.sharding import Mesh
 
 EXAMPLE = """python digits_jax.py --checkpoint-dir /tmp/digits      # this process alone
 export JAX_COORDINATOR_ADDRESS=localhost:8476 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0    # 1 in another terminal
@@ -151,7 +150,8 @@ def make_evaluation(mesh: Mesh, peak: int) -> Callable[[Parameters, np.ndarray, 
         x = np.concatenate([pixels, np.zeros((padding, *pixels.shape[1:]), pixels.dtype)])
         y = np.concatenate([labels, np.full(padding, -1)])
         own = slice(
-            len(y) // jax.process_count() * jax.process_index(), len(y) // jax.process_count() * (jax.process_index() + 1)
+            len(y) // jax.process_count() * jax.process_index(),
+            len(y) // jax.process_count() * (jax.process_index() + 1),
         )
         with waiting():
             loss, correct = sums(net, share_batch(mesh, x[own]), share_batch(mesh, y[own])).tolist()

@@ -7,6 +7,7 @@ import time
 
 BEGAN = time.time()
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -53,8 +54,8 @@ def main() -> None:
 def make_net(width: int) -> Net:
     draw = np.random.default_rng(0)
     sizes = [PIXELS, *[width] * LAYERS, CLASSES]
-    pairs = zip(sizes, sizes[1:], strict=False)
-    return [(jnp.asarray(draw.normal(size=(i, o)) * (2 / i) ** 0.5, jnp.float32), jnp.zeros(o)) for i, o in pairs]
+    layers = itertools.pairwise(sizes)
+    return [(jnp.asarray(draw.normal(size=(i, o)) * (2 / i) ** 0.5, jnp.float32), jnp.zeros(o)) for i, o in layers]
 
 
 def make_step(net: Net, x: jax.Array, y: jax.Array) -> Step:

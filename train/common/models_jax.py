@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 
@@ -22,7 +24,7 @@ def digit_net(key: jax.Array, side: int, channels: int, classes: int) -> Paramet
             channels = width
         side //= 2
     sizes = (side * side * channels, HIDDEN, classes)
-    for layer, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         key, draw = jax.random.split(key)
         parameters[f"dense{layer}"] = jax.random.normal(draw, (inputs, outputs)) * (2 / inputs) ** 0.5
         parameters[f"dense{layer}_bias"] = jnp.zeros(outputs)

@@ -6,4 +6,6 @@ from allranks.frameworks.jax import Jax
 from allranks.frameworks.pytorch import PyTorch
 from allranks.frameworks.tensorflow import TensorFlow
 
-FRAMEWORKS: dict[str, Framework] = {framework.name: framework for framework in (PyTorch(), TensorFlow(), Horovod(), Jax())}
+FRAMEWORKS: dict[str, Framework] = {
+    framework.name: framework for framework in (PyTorch(), TensorFlow(), Horovod(), Jax())
+}

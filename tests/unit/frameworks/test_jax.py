@@ -71,7 +71,8 @@ class KubernetesCluster(ClusterEnv):
 PROGRAM = """
 from jax._src import clusters
 first = clusters.ClusterEnv._cluster_types[0]
-print(first.name, first.is_env_present(), first.get_coordinator_address(60, None), first.get_process_count(), first.get_process_id())
+address = first.get_coordinator_address(60, None)
+print(first.name, first.is_env_present(), address, first.get_process_count(), first.get_process_id())
 """
 
 
@@ -104,7 +105,10 @@ def test_another_version_of_jax_is_reported_and_the_program_runs(tmp_path: Path)
 
 def test_a_program_that_does_not_exist_is_an_error_of_a_shell(tmp_path: Path):
     done = run(fake_jax(tmp_path, JAX), "--", "no-such-program")
-    assert (done.returncode, done.stderr) == (127, "allranks: cannot start no-such-program: No such file or directory\n")
+    assert (done.returncode, done.stderr) == (
+        127,
+        "allranks: cannot start no-such-program: No such file or directory\n",
+    )
     assert run({}, "train.py").returncode == 2
 
 
