@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -20,7 +21,6 @@ from common.jax import (
     SUFFIX,
     data_mesh,
     describe_devices,
-    jax,
     join_group,
     make_agreement,
     pack,

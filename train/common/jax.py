@@ -8,11 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# JAX reads both at its import, so programs import `jax` from here.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no lines of the coordination service about each connection
-# Its handler of SIGTERM would replace the one of `Termination`.
-os.environ.setdefault("JAX_ENABLE_PREEMPTION_SERVICE", "false")
-
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -27,6 +22,7 @@ SUFFIX = ".npz"
 
 def join_group() -> tuple[int, int]:
     """Rank and number of processes. Without the variables this process trains alone."""
+    jax.config.update("jax_enable_preemption_service", False)  # would replace the SIGTERM handler of `Termination`
     variables = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     if all(name in os.environ for name in variables):
         # In an allranks job the arguments can be omitted.
