@@ -40,6 +40,7 @@ FRAMEWORKS = (
     Framework("pytorch", "PyTorch DDP", "ddp.py", "torchrun", "torchrun"),
     Framework("tensorflow", "TensorFlow MultiWorkerMirrored", "mirrored.py", "TF_CONFIG by hand", "python3"),
     Framework("horovod", "Horovod with PyTorch", "horovod_torch.py", "horovodrun", "horovodrun", polls=True),
+    Framework("jax", "JAX data parallel", "jax_data_parallel.py", "JAX_PROCESS_ID by hand", "python3"),
 )
 
 
@@ -125,6 +126,9 @@ def bare(framework: Framework, program: list[str]) -> list[Command]:
         return [(["torchrun", "--standalone", "--nproc-per-node=2", *program], {})]
     if framework.name == "horovod":
         return [(["horovodrun", "-np", "2", "--gloo", "python3", *program], {})]
+    if framework.name == "jax":
+        common = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_ports(1)[0]}", "JAX_NUM_PROCESSES": "2"}
+        return [(["python3", *program], common | {"JAX_PROCESS_ID": str(rank)}) for rank in range(2)]
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
     tasks = [{"cluster": cluster, "task": {"type": "worker", "index": index}} for index in range(2)]
     return [(["python3", *program], {"TF_CONFIG": json.dumps(task)}) for task in tasks]

@@ -5,7 +5,7 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod]
+usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod] [jax]
 
 Installs the given frameworks (default: all) into the virtual environment
 $ALLRANKS_CACHE/frameworks-py<version>, and prints its path as the only line on stdout. Installed frameworks are not
@@ -24,7 +24,7 @@ environment:
 USAGE
 }
 
-all=(pytorch tensorflow horovod) # allranks.frameworks.FRAMEWORKS
+all=(pytorch tensorflow horovod jax) # allranks.frameworks.FRAMEWORKS
 
 main() {
   local wanted=()
@@ -50,7 +50,7 @@ parse_arguments() {
   for argument in "$@"; do
     case $argument in
       -h | --help) usage; exit 0 ;;
-      pytorch | tensorflow) wanted+=("$argument") ;;
+      pytorch | tensorflow | jax) wanted+=("$argument") ;;
       horovod) wanted+=(pytorch tensorflow horovod) ;; # it is built against the other two
       *) usage >&2; fail "unknown argument '$argument'" ;;
     esac
@@ -123,6 +123,12 @@ install_tensorflow() {
   check_disk 4
   pip_install_requirements tensorflow
   verify tensorflow tensorflow tf_keras
+}
+
+install_jax() {
+  check_disk 2
+  pip_install_requirements jax
+  verify jax jax optax
 }
 
 install_horovod() {

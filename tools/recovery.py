@@ -74,7 +74,8 @@ def arguments() -> argparse.Namespace:
 
 def missing_requirements(frameworks: Sequence[Framework], faults: Sequence[Fault]) -> list[str]:
     """Requirements that this machine does not meet."""
-    missing = [name for name in ("torchrun", "python3") if not shutil.which(name)]
+    programs = {program for one in frameworks for program in one.layout.launcher}
+    missing = [name for name in sorted(programs) if not shutil.which(name)]
     if any(one.name == "Horovod-MPI" for one in frameworks) and not shutil.which("mpirun"):
         missing.append("mpirun")
     problems = [f"{name} is not in PATH (tools/frameworks.sh, tools/system-packages.sh)" for name in missing]

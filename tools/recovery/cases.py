@@ -128,6 +128,14 @@ FRAMEWORKS = (
         alone=True,
         pods=3,
     ),
+    Framework(
+        "JAX",
+        "2 processes",
+        Layout("digits-jax", "train/digits_jax.py", arguments=("--patience=1000",)),  # no early stopping
+        first=Rank.of("worker-0", 0),
+        other=Rank.of("worker-1", 1),
+        inside=Rank.of("worker-1", 1),
+    ),
 )
 
 

@@ -48,6 +48,8 @@ class Layout:
     program: str
     launcher: tuple[str, ...] = ("python3",)
     settings: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    """Further arguments of the program."""
 
 
 @dataclass
@@ -97,9 +99,10 @@ class Job:
         manifest = ROOT / "examples" / f"{self.layout.manifest}.yaml"
         [spec] = [one["spec"] for one in yaml.safe_load_all(manifest.read_text()) if "framework" in one.get("spec", {})]
         program = [*self.layout.launcher, str(INJECT), self.layout.program]
+        arguments = (f"--epochs={EPOCHS_FOR_FAULT * self.faults + 4}", "--pause=0.25", *self.layout.arguments)
         settings = {
             "command": f"[{', '.join(program)}]",
-            "args": f"[--epochs={EPOCHS_FOR_FAULT * self.faults + 4}, --pause=0.25]",
+            "args": f"[{', '.join(arguments)}]",
             "restart.maxRestarts": "20",
             # The recovery is measured without the backoff after the second failure.
             "restart.backoffSeconds": "0",

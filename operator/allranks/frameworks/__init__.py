@@ -2,7 +2,10 @@
 
 from allranks.frameworks.base import Framework
 from allranks.frameworks.horovod import Horovod
+from allranks.frameworks.jax import Jax
 from allranks.frameworks.pytorch import PyTorch
 from allranks.frameworks.tensorflow import TensorFlow
 
-FRAMEWORKS: dict[str, Framework] = {framework.name: framework for framework in (PyTorch(), TensorFlow(), Horovod())}
+FRAMEWORKS: dict[str, Framework] = {
+    framework.name: framework for framework in (PyTorch(), TensorFlow(), Horovod(), Jax())
+}

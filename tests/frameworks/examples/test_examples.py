@@ -12,7 +12,7 @@ from frameworks.examples.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
-PER_COMMIT = ("penguins-pytorch", "penguins-tensorflow", "penguins-tensorflow-ps", "penguins-horovod")
+PER_COMMIT = ("penguins-pytorch", "penguins-tensorflow", "penguins-tensorflow-ps", "penguins-horovod", "digits-jax")
 """One example for each framework and kind of job. The others run every night."""
 MANIFESTS = [
     pytest.param(name, marks=() if name in PER_COMMIT else pytest.mark.nightly)

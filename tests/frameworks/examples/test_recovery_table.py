@@ -167,6 +167,7 @@ def test_cells_that_were_run_replace_those_of_the_page(tmp_path: Path, monkeypat
         ("PyTorch", "an exception"),
         ("TensorFlow-PS", "kill -9 of another rank"),
         ("Horovod-elastic", "kill -9 of another rank"),
+        ("JAX", "kill -9 of rank 0"),
     ],
 )
 def test_real_ranks_recover(

@@ -32,6 +32,7 @@ _ROLES: dict[str, list[dict[str, int]]] = {
         {"chief": 1, "worker": 1, "ps": 1, "evaluator": 1},
     ],
     "horovod": [{"worker": 1}, {"worker": 2}, {"worker": 3}, {"launcher": 1, "worker": 2}],
+    "jax": [{"worker": 1}, {"worker": 2}, {"worker": 3}],
 }
 
 _ELASTIC = [name for name, framework in FRAMEWORKS.items() if framework.elastic]
@@ -84,7 +85,7 @@ def specs(draw: st.DrawFn, elastic: bool = False) -> Spec:
     }
     if "launcher" in roles:
         spec["horovod"] = {"controller": "MPI"}
-    if elastic or (framework != "tensorflow" and roles in able and draw(st.integers(0, 4)) == 4):
+    if elastic or (framework in _ELASTIC and roles in able and draw(st.integers(0, 4)) == 4):
         spec["elastic"] = {"minReplicas": 1, "maxReplicas": 3, "waitSeconds": draw(st.sampled_from([10, 60]))}
         if restart.get("scope") == "Pod":
             del restart["scope"]

@@ -97,6 +97,12 @@ FIXED = [
         "tensorflow",
     ),
     (
+        "the options of JAX",
+        {"framework": "jax", "jax": {"port": 1}},
+        {"framework": "jax", "jax": {"port": 2}},
+        "jax",
+    ),
+    (
         "the options of Horovod",
         {"framework": "horovod", "roles": {"worker": 1}},
         {"framework": "horovod", "roles": {"worker": 1}, "horovod": {"port": 2}},

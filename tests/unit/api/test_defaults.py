@@ -40,9 +40,10 @@ def test_a_job_without_a_namespace_is_in_default():
     [
         ({}, "pytorch", {"backend": "Auto", "processesPerNode": "Auto", "port": 29500}),
         ({"framework": "tensorflow"}, "tensorflow", {"port": 2222}),
+        ({"framework": "jax"}, "jax", {"port": 8476}),
         ({"framework": "horovod"}, "horovod", {"controller": "Gloo", "slotsPerWorker": "Auto", "port": 29400}),
     ],
-    ids=["pytorch", "tensorflow", "horovod"],
+    ids=["pytorch", "tensorflow", "jax", "horovod"],
 )
 def test_options_of_a_framework_have_defaults_with_an_empty_block_and_without_one(fields, block, expected):
     without, empty = parse(manifest(**fields)), parse(manifest(**fields, **{block: {}}))

@@ -391,8 +391,8 @@ TYPES = [
     ("a port is at least 1", {"pytorch": {"port": 0}}, ("spec.pytorch.port", "should be greater than or equal to 1")),
     (
         "for an unknown framework the valid ones are listed",
-        {"framework": "jax"},
-        ("spec.framework", "should be 'pytorch', 'tensorflow' or 'horovod': there is no support for jax"),
+        {"framework": "ray"},
+        ("spec.framework", "should be 'pytorch', 'tensorflow', 'horovod' or 'jax': there is no support for ray"),
     ),
     (
         "for an unknown policy the valid ones are listed",

@@ -1,7 +1,7 @@
 """Makes every Python below `watch.py` dump its stacks on a signal: Python imports this file at start.
 
-The handler is in C and does not need the GIL, so it also works inside a hung collective. A `sitecustomize` of the
-environment itself runs as well.
+The handler is in C and does not need the GIL, so it also works inside a hung collective. In JAX jobs it also prepares
+`jax.distributed.initialize()`. A `sitecustomize` of the environment itself runs as well.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import sys
 
 def main() -> None:
     _show_stacks_on_signal(os.environ.get("ALLRANKS_STACKS_SIGNAL", ""))
+    if "JAX_PROCESS_ID" in os.environ:
+        import jax_cluster  # type: ignore[import-not-found]  # in the same directory
+
+        jax_cluster.install()
     _run_original_sitecustomize()
 
 
