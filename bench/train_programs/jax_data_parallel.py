@@ -62,7 +62,7 @@ def make_step(net: Net, x: jax.Array, y: jax.Array) -> Step:
     """A step on a fixed batch."""
     optimizer = optax.sgd(0.01)
 
-    def mean_loss(net: Net) -> jax.Array:
+    def mean_loss(net: Net, x: jax.Array, y: jax.Array) -> jax.Array:
         hidden = x
         for weights, bias in net[:-1]:
             hidden = jax.nn.relu(hidden @ weights + bias)
@@ -70,15 +70,15 @@ def make_step(net: Net, x: jax.Array, y: jax.Array) -> Step:
         return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
     @jax.jit
-    def train(net: Net, state: Any) -> tuple[Net, Any, jax.Array]:
-        loss, gradients = jax.value_and_grad(mean_loss)(net)
+    def train(net: Net, state: Any, x: jax.Array, y: jax.Array) -> tuple[Net, Any, jax.Array]:
+        loss, gradients = jax.value_and_grad(mean_loss)(net, x, y)
         updates, state = optimizer.update(gradients, state)
         return optax.apply_updates(net, updates), state, loss
 
     current = [net, optimizer.init(net)]
 
     def step() -> jax.Array:
-        current[0], current[1], loss = train(*current)
+        current[0], current[1], loss = train(*current, x, y)
         return loss.block_until_ready()
 
     return step

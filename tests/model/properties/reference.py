@@ -153,9 +153,9 @@ def target(spec: dict[str, Any], places: list[tuple[str, int]]) -> list[tuple[st
         return [place for place in places if place[0] == success]
     if absorbs_resize(spec):
         return [("worker", 0)]
-    first = {"pytorch": ("master", 0), "tensorflow": ("chief", 0), "horovod": ("launcher", 0)}[framework]
-    if first[0] in roles:
-        return [first]
+    first = {"pytorch": "master", "tensorflow": "chief", "horovod": "launcher"}.get(framework)
+    if first in roles:
+        return [(first, 0)]
     workers = [place for place in places if place[0] == "worker"]
     return workers[:1] if framework == "tensorflow" else workers
 

@@ -239,11 +239,11 @@ def test_a_bug_fails_the_job_with_its_last_lines_and_the_path_of_the_log(cli: Cl
 
 
 def test_a_program_that_does_not_exist_fails_the_job_naming_it(cli: Cli) -> None:
-    cli.job("torchrn", restart={"maxRestarts": 3})
+    cli.job("torchrn", roles={"worker": {}}, restart={"maxRestarts": 3})
     done = cli.run()
     assert done.returncode == 1
     why = "torchrn is not on PATH of this machine: is your environment active?"
-    assert f"\nmaster-0 could not be started (StartError): {why}\n" in done.stdout
+    assert f"\nworker-0 could not be started (StartError): {why}\n" in done.stdout
     assert '  | exec: "torchrn": executable file not found in $PATH' in done.stdout
     assert cli.status()["restarts"]["counted"] == 0
 

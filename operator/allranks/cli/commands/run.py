@@ -44,7 +44,13 @@ class _WithProgramArguments(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_ARGUMENTS] = tuple(args[at + 1 :])
-        return super().parse_args(ctx, args[:at])
+        try:
+            return super().parse_args(ctx, args[:at])
+        except click.NoSuchOption as error:
+            likely = [option for option in error.possibilities or () if option != "--help"]
+            hint = f"Did you mean {likely[0]}? " if likely else ""
+            message = f"No such option {error.option_name}. {hint}Options of the program follow --, as in: FILE -- "
+            raise click.UsageError(message + error.option_name, ctx) from error
 
 
 _ARGUMENTS = "allranks.program_arguments"
