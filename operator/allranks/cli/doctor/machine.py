@@ -209,8 +209,9 @@ _PROBES = {
     "torch": "''.join([', CUDA ' + m.version.cuda if m.version.cuda else ', CPU only']), bool(m.cuda.is_available())",
     "tensorflow": "', %d GPUs' % len(m.config.list_physical_devices('GPU')), None",
     "horovod": "'', None",
+    "jax": "'', None",  # asking for its devices would take most of a GPU's memory
 }
-"""Framework -> expression for (details, whether a GPU can be used), where m is the module."""
+"""Package -> expression for (details, whether a GPU can be used), where m is the module."""
 
 _PROBE = """\
 import importlib, importlib.metadata, importlib.util, json, os, sys

@@ -1,0 +1,141 @@
+"""The first hour of a new user: common mistakes with the messages they get, and the right uses of each command.
+
+`mistakes.yaml` and `uses.yaml` list what the user types in a new folder. Each entry starts from the files of
+`files.yaml`; `files` adds to them, and `replace` changes text of `job.yaml`. `prints` is the whole output with times,
+durations and dates replaced. To print the output of an entry instead of testing it:
+
+    python tests/unit/cli/first_hour/test_first_hour.py 'a misspelled field'
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+HERE = Path(__file__).parent
+FILES: dict[str, str] = yaml.safe_load((HERE / "files.yaml").read_text())
+
+VARIABLE = [
+    (r"\d{8}-\d{6}(-\d+)?", "TIME"),
+    (r"\b\d\d:\d\d:\d\d( UTC)?", "TIME"),
+    (r"^ *\d+\.\ds ", "TIMEs "),
+    (r"\b\d+(\.\d+)?(s|ms| s)\b", "DURATION"),
+    (r"(?<=in )\d+m\d+s", "DURATION"),
+    (r"(?<=version )\d+\.\d+\.\d+\w*", "VERSION"),
+    (r"(?<=Python )\d+\.\d+\.\d+\w*", "VERSION"),
+]
+"""Patterns of text that differs between two runs."""
+
+
+class Entry(NamedTuple):
+    """What the user types, and what happens."""
+
+    name: str
+    types: list[str]
+    """Commands, one after the other in the same folder. The output of the last one counts."""
+    exit: int
+    prints: str
+    files: dict[str, str]
+    replace: dict[str, str]
+    part: bool
+    """`prints` has lines that occur in this order, among others."""
+
+    @classmethod
+    def load(cls, name: str, value: dict[str, Any]) -> Entry:
+        types = value["types"]
+        return cls(
+            name,
+            types if isinstance(types, list) else [types],
+            value.get("exit", 0),
+            value["prints"],
+            value.get("files", {}),
+            value.get("replace", {}),
+            value.get("part", False),
+        )
+
+
+def entries(file: str) -> list[Entry]:
+    loaded: dict[str, Any] = yaml.safe_load((HERE / file).read_text())
+    return [Entry.load(name, value) for name, value in loaded.items()]
+
+
+MISTAKES = entries("mistakes.yaml")
+USES = entries("uses.yaml")
+
+
+def play(entry: Entry, folder: Path) -> tuple[int, str]:
+    """Runs the commands in a new folder. Returns the last one's exit code and its output, stderr included."""
+    files = FILES | entry.files
+    for old, new in entry.replace.items():
+        assert old in files["job.yaml"], f"job.yaml does not contain {old!r}"
+        files["job.yaml"] = files["job.yaml"].replace(old, new)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    for name, mode in ((name, 0o755) for name in files if name.endswith(".sh")):
+        (folder / name).chmod(mode)
+    home = folder / ".home"
+    home.mkdir()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ALLRANKS", "KUBE"))}
+    environment = kept | {"HOME": str(home), "COLUMNS": "100", "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}"}
+    for command in entry.types:
+        words = shlex.split(command)
+        assert words.pop(0) == "allranks"
+        done = subprocess.run(
+            [sys.executable, "-m", "allranks", *words],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    return done.returncode, normal(done.stdout, folder)
+
+
+def normal(output: str, folder: Path) -> str:
+    output = output.replace(str(folder), "FOLDER").replace(sys.executable, "PYTHON")
+    for pattern, replacement in VARIABLE:
+        output = re.sub(pattern, replacement, output, flags=re.MULTILINE)
+    return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+
+
+@pytest.mark.parametrize("entry", MISTAKES + USES, ids=lambda entry: entry.name)
+def test_first_hour(entry: Entry, tmp_path: Path) -> None:
+    exit_code, output = play(entry, tmp_path)
+    if entry.part:
+        lines = iter(output.splitlines())
+        missing = [line for line in entry.prints.splitlines() if line not in lines]
+        assert not missing, output
+    else:
+        assert output == entry.prints
+    assert exit_code == entry.exit
+
+
+def test_the_list_is_long_enough():
+    assert len({entry.name for entry in MISTAKES}) >= 40
+    assert len({entry.name for entry in USES}) >= 12
+
+
+def main() -> None:
+    """Prints the entries whose names contain the argument as they should stand in the file."""
+    import tempfile
+
+    for entry in MISTAKES + USES:
+        if sys.argv[1] in entry.name:
+            with tempfile.TemporaryDirectory() as folder:
+                exit_code, output = play(entry, Path(folder))
+            print(f"--- {entry.name}: {' ; '.join(entry.types)} -> {exit_code}\n{output}", end="")
+
+
+if __name__ == "__main__":
+    main()
