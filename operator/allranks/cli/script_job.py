@@ -92,10 +92,8 @@ def make_job(
     chosen = FRAMEWORKS[framework]
     if replicas > 1 and not chosen.joins_group & script.names:
         calls = ", ".join(sorted(chosen.joins_group))
-        notes.append(
-            f"{script.path} uses none of {calls}: the {replicas} ranks may be independent copies that do not train "
-            "together"
-        )
+        uses = f"uses none of {calls}" if len(chosen.joins_group) > 1 else f"does not use {calls}"
+        notes.append(f"{script.path} {uses}: the {replicas} ranks may be independent copies that do not train together")
     name = job_name(script.path)
     spec: dict[str, Any] = {
         "framework": framework,

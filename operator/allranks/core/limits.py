@@ -1,6 +1,7 @@
 """Applies a policy to a job: its defaults, and the violations of its limits.
 
-Limits are checked when a job begins, resumes or changes its size. A job that runs is not affected by a new limit.
+Limits are checked when a job begins, resumes or changes its size. Of the new limits only the deadline affects a job
+that runs; defaults always do.
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ def _images(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
         return
     allowed = f"{policy.source('image_prefixes')} allows: {', '.join(prefixes) or 'none'}"
     reported = set()
-    for role, template in pod_template.role_templates(job, pod_template.ANY_PLATFORM).items():
-        for where, image in _image_references(template["spec"], role):
+    templates = pod_template.role_templates(job, pod_template.ANY_PLATFORM)
+    for role, template in templates.items():
+        for where, image in (*_image_references(template["spec"], role), *_checkpoint_image(job)):
             if (where, image) not in reported and not any(is_below(image, prefix) for prefix in prefixes):
                 reported.add((where, image))
                 yield where, f"image {image} is not allowed here ({allowed}): use an image from there, {_ASK}"
@@ -91,6 +93,13 @@ def _image_references(pod_spec: Manifest, role: str) -> Iterator[tuple[str, str]
     for volume in pod_spec.get("volumes") or ():
         if reference := (volume.get("image") or {}).get("reference"):
             yield f"spec.template.spec.volumes[{volume.get('name')}].image.reference", str(reference)
+
+
+def _checkpoint_image(job: Job) -> Iterator[tuple[str, str]]:
+    volume = job.spec.checkpoint.volume if job.spec.checkpoint else None
+    source = volume.model_dump(by_alias=True, mode="json") if volume else {}
+    if reference := (source.get("image") or {}).get("reference"):
+        yield "spec.checkpoint.volume.image.reference", str(reference)
 
 
 def is_below(image: str, prefix: str) -> bool:

@@ -24,6 +24,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     lifecycle.succeed,
     lifecycle.suspend,
     lifecycle.exceed_active_deadline,
+    resize.reject_resize,
     startup.startup_failure,
     failure.handle_failures,
     hang.handle_hang,

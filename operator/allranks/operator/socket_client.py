@@ -187,7 +187,8 @@ class SocketClient:
             await asyncio.sleep(self._limits.count_seconds)
             if self._counts and self._writer is not None and not self._writer.is_closing():
                 counts, self._counts = self._counts, Counter()
-                self._writer.write(protocol.request_frame(protocol.Count(next(self._ids), dict(counts))))
+                bounded = {status: min(count, protocol.MAX_COUNT) for status, count in counts.items()}
+                self._writer.write(protocol.request_frame(protocol.Count(next(self._ids), bounded)))
 
 
 _DENIED = frozenset({401, 403, 503})

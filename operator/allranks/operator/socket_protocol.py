@@ -59,11 +59,15 @@ class Admits(_Request, frozen=True, tag="admits"):
     peer: Annotated[str, Meta(max_length=64)]
 
 
+MAX_COUNT = 1_000_000
+"""Largest number in one `Count`."""
+
+
 class Count(_Request, frozen=True, tag="count"):
     """Numbers of responses to reports by their HTTP code. No reply."""
 
     counts: Annotated[
-        dict[Annotated[int, Meta(ge=0, lt=1000)], Annotated[int, Meta(ge=1, le=1_000_000)]], Meta(max_length=64)
+        dict[Annotated[int, Meta(ge=0, lt=1000)], Annotated[int, Meta(ge=1, le=MAX_COUNT)]], Meta(max_length=64)
     ]
 
 

@@ -166,6 +166,18 @@ VIOLATIONS = [
         },
         ["initContainers[fetch].image", "containers[logs].image", "volumes[data].image.reference"],
     ),
+    (
+        "the image of the checkpoint volume",
+        {"image_prefixes": ("example.org/",)},
+        {"image": "example.org/a:1", "checkpoint": {"volume": {"image": {"reference": "evil:4"}}}},
+        [
+            (
+                "spec.checkpoint.volume.image.reference",
+                f"image evil:4 is not allowed here ({SET} `image_prefixes` allows: example.org/): use an image from "
+                f"there, {ASK}",
+            )
+        ],
+    ),
 ]
 
 
@@ -224,6 +236,24 @@ def test_a_running_job_is_not_affected_by_a_new_limit_until_its_size_changes():
     life.job = job(roles={"worker": 3}, generation=2)
     life.settle(70)
     assert refused(life)[1] == "PolicyViolation"
+
+
+def test_a_resize_beyond_a_limit_fails_the_job_even_if_a_pod_fails_at_the_same_time():
+    life = started(job(), platform=under(max_pods=2))
+    life.put(failed(index=1))
+    life.job = job(roles={"worker": 30}, generation=2)
+    life.settle(61)
+    assert refused(life)[1] == "PolicyViolation"
+    assert not life.pods
+
+
+def test_the_largest_deadline_holds_for_a_job_whose_own_is_raised_while_it_runs():
+    life = started(job(activeDeadlineSeconds=50), platform=under(max_active_deadline_seconds=100))
+    life.job = job(activeDeadlineSeconds=100_000, generation=2)
+    life.step(99)
+    assert life.status.phase == "Running"
+    life.step(100)
+    assert refused(life)[1:] == ("DeadlineExceeded", "not done within activeDeadlineSeconds (100)")
 
 
 def test_a_job_that_is_resumed_obeys_the_limits():

@@ -93,19 +93,21 @@ def suspend(snapshot: Snapshot) -> Outcome:
 def exceed_active_deadline(snapshot: Snapshot) -> Outcome:
     """Fails a job that exceeds activeDeadlineSeconds."""
     job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
-    deadline = active_deadline(job, status)
+    # The field can be changed while the job runs, so the largest value is enforced here too.
+    own, longest = job.spec.active_deadline_seconds, snapshot.observed.platform.policy.max_active_deadline_seconds
+    limit = min((seconds for seconds in (own, longest) if seconds is not None), default=None)
+    deadline = active_deadline(limit, status)
     if deadline is None:
         return None
     if now < deadline:
         return WaitUntil(deadline)
-    message = f"not done within activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
+    message = f"not done within activeDeadlineSeconds ({limit})"
     failed = transitions.fail(job, snapshot.summary, "DeadlineExceeded", message, now)
     return write(failed, Event("DeadlineExceeded", message, warning=True))
 
 
-def active_deadline(job: Job, status: Status) -> datetime | None:
-    """End of activeDeadlineSeconds, which counts only time in which the job is not suspended."""
-    limit = job.spec.active_deadline_seconds
+def active_deadline(limit: int | None, status: Status) -> datetime | None:
+    """End of a limit in seconds, which counts only time in which the job is not suspended."""
     if limit is None or status.active_since is None:
         return None
     return status.active_since + timedelta(seconds=max(0.0, limit - status.active_seconds))

@@ -10,6 +10,14 @@ from allranks.core.rules import Outcome, WaitUntil, lifecycle, write
 from allranks.core.snapshot import Snapshot
 
 
+def reject_resize(snapshot: Snapshot) -> Outcome:
+    """Fails a job whose new size is not valid or not allowed, before a restart for another reason applies the size."""
+    job, status = snapshot.observed.job, snapshot.observed.status
+    if elasticity.can_resize_in_place(job, status) or topology.wanted_sizes(job) == topology.sizes(job, status):
+        return None
+    return lifecycle.reject(job, snapshot.summary, snapshot.observed.now, snapshot.observed.platform)
+
+
 def resize_to_spec(snapshot: Snapshot) -> Outcome:
     """Applies a changed number of replicas: in place where the ranks can absorb it, else with a restart."""
     job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
@@ -20,8 +28,6 @@ def resize_to_spec(snapshot: Snapshot) -> Outcome:
         return write(resized, Event("Resized", f"from {before} to {after} pods")) if resized != status else None
     if wanted == present:
         return None
-    if invalid := lifecycle.reject(job, snapshot.summary, now, snapshot.observed.platform):
-        return invalid
     why = "the size changed"
     restarted = transitions.resize(job, status, "Resized", why, now)
     return write(restarted, Event("Resized", f"{why}: a new attempt begins"))
