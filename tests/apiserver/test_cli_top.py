@@ -17,7 +17,8 @@ def test_top_and_report_show_the_status(allranks, job, namespace):
         ready="3/3",
         attemptTime=now,
         progress=progress | {"curve": curve, "ranks": ranks, "reporting": 64, "metrics": {"loss": 0.0156}},
-        times={"productive": 80, "lost": 20, "category": "Productive", "since": now, "byReason": {"NodeLost": 20}},
+        times={"productive": 80, "lost": 20, "category": "Productive", "since": now, "byReason": {"NodeLost": 20}}
+        | {"measured": True},
     )
     table = allranks("top")
     assert (table.exit_code, table.stderr) == (0, "")

@@ -244,7 +244,7 @@ def test_a_resize_beyond_a_limit_fails_the_job_even_if_a_pod_fails_at_the_same_t
     life.job = job(roles={"worker": 30}, generation=2)
     life.settle(61)
     assert refused(life)[1] == "PolicyViolation"
-    assert not life.pods
+    assert set(life.pods) == {"job-worker-1-0"}, "the failed pod stays, and none is created"
 
 
 def test_the_largest_deadline_holds_for_a_job_whose_own_is_raised_while_it_runs():

@@ -147,7 +147,6 @@ def _from_runs(error: AllranksError, name: str, output: Output) -> int:
         write_of_run(run.directory, output)
     except RunsError:
         print_error(error)
-        click.echo(f"There is no local run of {name} in runs/ either: allranks runs lists them.", err=True)
         return FAILED
     except AllranksError as broken:
         print_error(broken)
