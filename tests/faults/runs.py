@@ -40,6 +40,12 @@ FOUND = (
         "both",
         343889479,
     ),
+    (
+        "When a lost node or preemption leaves fewer than desired but at least `minReplicas` schedulable, the job "
+        "continues with fewer workers and grows back when room returns. after a failed scale-up there is a backoff",
+        "faults",
+        1087200667,
+    ),
 )
 """(scenario and case, kind, seed) of runs that failed before. They always run."""
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from allranks.core import time_accounting
 from allranks.core.hang_detection import STACK_DUMP_WAIT
+from allranks.core.status_update import changed
+from allranks.kube import job_codec
 from allranks.kube.auth import Connection
 from allranks.operator.settings import Settings
 from support import kubernetes_world
@@ -198,16 +201,29 @@ class FaultyWorld(KubernetesWorld):
     def ending(self) -> Ending:
         if self._proxy.deliver(statuses=True):
             self._settle()
-        job = self.job() or {}
         record = self._proxy.record
         return Ending(
-            self._plain(job.get("status")),
+            self._plain(self._status_up_to_now()),
             sorted(self._described(found) for found in self.objects()),
             self._counted(record.creates),
             self._counted(record.deletes),
             record.successes,
             self.later,
         )
+
+    def _status_up_to_now(self) -> Any:
+        """The status with the time up to now. The operator accounts for time at each status write, and a fault may
+        cause one more (a rejected create is reported in a condition)."""
+        job = self.job() or {}
+        if not (written := job.get("status")) or not written.get("times"):
+            return written
+        status = job_codec.status(job)
+        assert status.times
+        assert status.goodput == time_accounting.goodput(status.times), written
+        times = time_accounting.up_to(status, self.clock.now())
+        assert times
+        encoded = job_codec.encode(changed(status, times=times, goodput=time_accounting.goodput(times)))
+        return written | {name: encoded.get(name) for name in ("times", "goodput")}
 
     def quota(self, kind: str, limit: int | None) -> None:
         self._scarce = True

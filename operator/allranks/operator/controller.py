@@ -121,11 +121,11 @@ class Controller:
         state = self._states.setdefault(key, JobState())
         state.begin(self._clock.monotonic(), changed=self.queue.begin(key))
         try:
-            if await self._reconcile_once(key, state):
+            if not await self._reconcile_once(key, state):
+                self._retry(key, state)
+            elif state.create_blocked != "interrupted":  # a pod changed during the backoff: the retry is still due
                 self.queue.forget(key)
                 state.end()
-            else:
-                self._retry(key, state)
         except Fenced:
             # Either the session ends, or the Lease was renewed too late: then no other replica takes care of this job.
             self._retry(key, state)
@@ -184,7 +184,7 @@ class Controller:
             reports.stack_dump_id(key, plan.stack_dump_id)
         state.set_companions_due(observed, plan, self._clock, self._timing)
         if plan.write_ahead:
-            state.create_blocked = False
+            state.create_blocked = ""
         elif await self._sync_objects(key, raw, state, observed, plan):
             self.queue.add(key)  # One status write then covers the new objects as well.
             return True
@@ -212,12 +212,12 @@ class Controller:
             self._emit_events(key, raw, observed.status, events)
         if not plan.create:
             rejections.clear_creates()
-            state.create_blocked = False
+            state.create_blocked = ""
             return False
         if state.create_blocked or not may_create:
             return False
         before = dict(rejections.by_object)
-        state.create_blocked = True  # An exception leaves it set until the retry.
+        state.create_blocked = "interrupted"  # An exception leaves it set until the retry.
         await self._executor.create(raw, plan.create, rejections, plan.superseded)
         state.created(self._clock, self._timing)
         if rejections.by_object != before:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 
 from allranks.api.status import FINISHED
 from allranks.core.model import Observed, Plan
@@ -20,8 +21,9 @@ from allranks.operator.timing import Clock, Timing
 @dataclass
 class JobState:
     rejections: Rejections = field(default_factory=Rejections)
-    create_blocked: bool = False
-    """A create was rejected, and neither the job changed nor a pod ended since: nothing else makes room in a quota."""
+    create_blocked: Literal["", "rejected", "interrupted"] = ""
+    """rejected: a create was rejected, and neither the job changed nor a pod ended since: nothing else makes room in a
+    quota. interrupted: an error interrupted the creates, and the retry sends them again."""
     companions_due: float | None = None
     """When to check the companions of a running job again."""
     check_companions: bool = False
@@ -48,7 +50,8 @@ class JobState:
         if self.rejections.deletions_retry_at is not None and self.rejections.deletions_retry_at <= now:
             self.rejections.deletions_retry_at = None
         self.writes.due = None
-        self.create_blocked = self.create_blocked and not (changed or due)
+        if changed or due:
+            self.create_blocked = ""
 
     @property
     def deadline(self) -> float | None:
@@ -63,7 +66,7 @@ class JobState:
         return min((at for at in moments if at is not None), default=None)
 
     def end(self) -> None:
-        """A reconcile succeeded."""
+        """A reconcile succeeded and left no creates to the retry after an error."""
         if not self.rejections.by_object:
             self.retry_at = None
 
@@ -83,7 +86,7 @@ class JobState:
     def created(self, clock: Clock, timing: Timing) -> None:
         """The creates of a plan were sent. Rejected ones are tried again with a backoff."""
         rejections = self.rejections
-        self.create_blocked = bool(rejections.by_object)
+        self.create_blocked = "rejected" if rejections.by_object else ""
         if rejections.by_object:
             rejections.tries += 1
             self.retry_at = clock.monotonic() + min(timing.retry_max, 2.0 ** (rejections.tries - 1))

@@ -1,4 +1,6 @@
-"""The controller and an API server that rejects creations and deletions: how many requests it sends, what it says."""
+"""The controller and an API server that rejects creations and deletions, or does not answer them: how many requests it
+sends, what it says.
+"""
 
 from __future__ import annotations
 
@@ -178,6 +180,33 @@ def test_the_end_and_the_deletion_of_a_pod_return_room_at_once() -> None:
             before = cluster.refused["POST"]
             cluster.changed(controller, cluster.pods[0], deleted=True)
             await until(lambda: len(cluster.pods) == 2)
+
+    asyncio.run(scenario())
+
+
+def test_creations_that_an_outage_interrupted_are_retried_although_a_pod_changed_during_the_backoff() -> None:
+    """The change of a pod causes a reconcile before the retry is due. It sends no creations, and the retry remains."""
+
+    async def scenario() -> None:
+        cluster, once, begun = Cluster(2), iter([True]), asyncio.Event()
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if request.path.endswith("/pods") and "demo-worker-1-0" in await request.text() and next(once, False):
+                await until(lambda: cluster.pods)  # the other pod is created
+                begun.set()
+                return await status(503)(request)
+            return await cluster(request)
+
+        async with (
+            client_of(answer, retry_timeout=0.0) as (client, _),
+            running(controller_of(client), cluster.job) as controller,
+        ):
+            await begun.wait()
+            cluster.changed(controller, cluster.pods[0])
+            async with asyncio.timeout(30):
+                while not controller.idle:  # nothing else is left to do only when both pods exist
+                    await asyncio.sleep(0.01)
+            assert sorted(pod["metadata"]["name"] for pod in cluster.pods) == ["demo-worker-0-0", "demo-worker-1-0"]
 
     asyncio.run(scenario())
 
