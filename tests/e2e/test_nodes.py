@@ -79,8 +79,8 @@ def test_a_lost_node_becomes_the_root_cause_and_does_not_count(team: Team, node_
         found = (first["attempt"], first["reason"], first["failure"]["role"], first["failure"]["node"])
         assert found == (0, "NodeLost", there[job], node_2), json.dumps(status, indent=1)
         assert status["restarts"]["disruptions"] == last
-        # The peer of the dead rank may fail so late that its job restarts once: before the loss of the node is reported,
-        # and after the node has its taint.
+        # The peer of the dead rank may fail so late that its job restarts once: after the node got its taint,
+        # and before its loss is reported.
         assert status["avoidedNodes"] == ([] if job == dead and last == 1 else [node_2])
         assert team.get("pod", f"{job}-{there[job]}-0-0")["metadata"]["deletionTimestamp"]  # nothing waits for its end
         placed = [team.get("pod", f"{job}-{role}-0-{last}")["spec"]["nodeName"] for role in ("master", "worker")]
