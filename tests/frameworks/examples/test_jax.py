@@ -39,7 +39,9 @@ def test_initialize_needs_no_arguments(run_job, tmp_path: Path):
     ending = "print('rank', jax.process_index(), 'of', jax.process_count(), 'total', total)\n    break"
     run = run_job(manifest(tmp_path, ending)).finish()
     assert run.code == 0, run.output
-    assert {log.splitlines()[-1] for log in run.logs().values()} == {f"rank {rank} of 3 total 6" for rank in range(3)}
+    assert {line for line in run.output.splitlines() if " total " in line} == {
+        f"worker-{rank} | rank {rank} of 3 total 6" for rank in range(3)
+    }
 
 
 @pytest.mark.nightly
