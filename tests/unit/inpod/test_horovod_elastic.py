@@ -216,9 +216,14 @@ def test_termination_of_the_first_worker_ends_all(start, out):
     assert [worker.wait(SOON) for worker in workers] == [143, 143]
 
 
+def handles_sigterm(process: subprocess.Popen[bytes]) -> bool:
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
+    return bool(caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def test_SIGTERM_while_it_waits_for_the_driver_ends_it_at_once(start, out):
     worker = start(1, 2, *shell("exit 0"))
-    time.sleep(0.5)
+    wait_for(lambda: handles_sigterm(worker))
     worker.terminate()
     assert worker.wait(SOON) == 143
     assert not list(out.glob("rank-*"))
