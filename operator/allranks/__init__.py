@@ -1,5 +1,31 @@
 """allranks: distributed training jobs on Kubernetes and on one machine."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from allranks.version import __version__
 
 __all__ = ["__version__"]
+
+_LAZY = {
+    "run": "allranks.sdk.run",
+    **dict.fromkeys(
+        ("AllranksError", "CannotPickle", "CannotRun", "InvalidManifest", "RankFailed", "ResultError"),
+        "allranks.errors",
+    ),
+}
+"""Name -> its module, imported at its first use: the report library in a pod has no other part of allranks. Their types
+are in `__init__.pyi`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'allranks' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -3,6 +3,9 @@
 AllranksError
  ├─ InvalidManifest     the manifest violates the schema or a rule; lists every problem with its field path
  ├─ CannotRun           this machine does not have what the job needs
+ ├─ CannotPickle        a function or its argument cannot be sent to the ranks
+ ├─ RankFailed          a job failed; has the exception and traceback of the rank that failed first
+ ├─ ResultError         a job succeeded, but what it returned cannot be had
  └─ ClusterError        a cluster cannot be reached, or rejects a request
 """
 
@@ -28,6 +31,44 @@ class InvalidManifest(AllranksError):
 
 class CannotRun(AllranksError):
     """Nothing was started, because this machine does not have something that the job needs."""
+
+
+class CannotPickle(AllranksError):
+    """Nothing was started, because a function, an argument or a variable that it uses cannot be pickled."""
+
+
+class RankFailed(AllranksError):
+    """A job failed. `__cause__` is the exception of the rank that failed first, if it could be loaded."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        job: str = "",
+        rank: int | None = None,
+        pod: str | None = None,
+        node: str | None = None,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        reason: str = "",
+        traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.job = job
+        self.rank = rank
+        """Global rank, if it can be determined."""
+        self.pod = pod
+        self.node = node
+        self.exit_code = exit_code
+        self.signal = signal
+        self.reason = reason
+        """Error, OOMKilled, NodeLost, ..., or the reason why the job failed without a failed rank."""
+        self.traceback = traceback
+        """The traceback in the rank, as text; empty if it did not fail by an exception of the function."""
+
+
+class ResultError(AllranksError):
+    """A job succeeded, but what its function returned cannot be had here."""
 
 
 class ClusterError(AllranksError):

@@ -79,32 +79,53 @@ def make_job(
     image: str | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """The manifest of the job, and notes on what was assumed. Raises InvalidManifest if the framework is unclear."""
-    notes = []
-    if framework is None:
-        guess = script.guess_framework()
-        if guess is None:
-            packages = ", ".join(sorted(package for item in FRAMEWORKS.values() for package in item.script_imports))
-            raise InvalidManifest(
-                [(script.path, f"imports none of {packages}: specify --framework {' | '.join(FRAMEWORKS)}")]
-            )
-        framework, package = guess
-        notes.append(f"framework {framework}, because {script.imports[package]} imports {package}")
+    framework, notes = choose_framework(script, framework, f"specify --framework {' | '.join(FRAMEWORKS)}")
     chosen = FRAMEWORKS[framework]
     if replicas > 1 and not chosen.joins_group & script.names:
         calls = ", ".join(sorted(chosen.joins_group))
         uses = f"uses none of {calls}" if len(chosen.joins_group) > 1 else f"does not use {calls}"
         notes.append(f"{script.path} {uses}: the {replicas} ranks may be independent copies that do not train together")
+    command = [*chosen.script_command, script.path]
     name = job_name(script.path)
+    return job_document(name, framework, command, replicas, gpus, env, arguments, image), notes
+
+
+def choose_framework(script: Script, framework: str | None, cure: str) -> tuple[str, list[str]]:
+    """The framework, `framework` if it is given, and notes on what was assumed.
+
+    Raises InvalidManifest if it is unclear; `cure` says how to specify it.
+    """
+    if framework is not None:
+        return framework, []
+    guess = script.guess_framework()
+    if guess is None:
+        packages = ", ".join(sorted(package for item in FRAMEWORKS.values() for package in item.script_imports))
+        raise InvalidManifest([(script.path, f"imports none of {packages}: {cure}")])
+    framework, package = guess
+    return framework, [f"framework {framework}, because {script.imports[package]} imports {package}"]
+
+
+def job_document(
+    name: str,
+    framework: str,
+    command: Sequence[str],
+    replicas: int = 1,
+    gpus: int = 0,
+    env: Sequence[tuple[str, str]] = (),
+    arguments: Sequence[str] = (),
+    image: str | None = None,
+) -> dict[str, Any]:
+    """The manifest of a job whose pods are all workers with the same command. `gpus` are those of each pod."""
     spec: dict[str, Any] = {
         "framework": framework,
         "image": image or f"{name}:dev",
-        "command": [*chosen.script_command, script.path],
+        "command": list(command),
         **({"args": list(arguments)} if arguments else {}),
         **({"env": [{"name": key, "value": value} for key, value in env]} if env else {}),
         "roles": {"worker": {"replicas": replicas}},
         **({"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}),
     }
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}, notes
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
 
 
 def job_name(path: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -113,6 +114,13 @@ class StoredRun:
             elif not remaining:
                 link.unlink(missing_ok=True)
                 parent.rmdir()
+
+
+def new_directory(job: str) -> Path:
+    """`runs/JOB/TIME`, which does not exist yet."""
+    base = ROOT / job / f"{datetime.now():%Y%m%d-%H%M%S}"
+    tries = itertools.chain((base,), (base.with_name(f"{base.name}-{number}") for number in itertools.count(2)))
+    return next(path for path in tries if not path.exists())
 
 
 def stored_runs(root: Path = ROOT) -> list[StoredRun]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -331,11 +329,11 @@ def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
 
 
 def _run_dir(given: Path | None, job: str, *, several: bool) -> Path:
+    from allranks.local import run_directories
+
     if given is not None:
         return given / job if several else given
-    base = Path("runs") / job / f"{datetime.now():%Y%m%d-%H%M%S}"
-    tries = itertools.chain((base,), (base.with_name(f"{base.name}-{number}") for number in itertools.count(2)))
-    return next(path for path in tries if not path.exists())
+    return run_directories.new_directory(job)
 
 
 def _print_pods(runs: Iterable[LocalRun]) -> None:

@@ -1,0 +1,83 @@
+"""Runs a command of allranks in a process of its own, shows its output, and hands Ctrl-C on to it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import IO, NamedTuple
+
+
+class Done(NamedTuple):
+    """The end of a command."""
+
+    status: int
+    errors: str
+    """What it printed on its standard error."""
+
+
+class Command:
+    """One command. `wait` starts it."""
+
+    def __init__(self, words: Sequence[str], given: str, environ: Mapping[str, str]) -> None:
+        """`given` is the command's standard input."""
+        self._words, self._given, self._environ = words, given, environ
+
+    def wait(self, show: bool) -> Done:
+        """Waits for the end of the command.
+
+        Ctrl-C asks the command to end, a second one to end at once; KeyboardInterrupt is raised when it has ended.
+        """
+        # In a terminal the command draws its live view itself, and gets Ctrl-C from the terminal. Elsewhere, such as in
+        # a notebook, sys.stdout is not a file of this process.
+        terminal = sys.__stdout__ is not None and sys.stdout is sys.__stdout__ and sys.__stdout__.isatty()
+        with tempfile.TemporaryFile("w+") as errors, tempfile.TemporaryFile("w+") as given:
+            given.write(self._given)
+            given.seek(0)
+            with subprocess.Popen(
+                self._words,
+                env=self._environ,
+                stdin=given,
+                stdout=None if terminal else subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                errors="replace",
+                start_new_session=not terminal,
+            ) as process:
+                interrupted = self._follow(process, show, forward=not terminal)
+            errors.seek(0)
+            text = errors.read().strip()
+        if interrupted:
+            raise KeyboardInterrupt
+        if process.returncode < 0:
+            return Done(128 - process.returncode, text)
+        if text and process.returncode != 2:
+            print(text, file=sys.stderr)
+        return Done(process.returncode, text)
+
+    def _follow(self, process: subprocess.Popen[str], show: bool, forward: bool) -> bool:
+        """Prints the output until the process has ended. Whether it was interrupted."""
+        interrupted = False
+        while True:
+            try:
+                if process.stdout is not None:
+                    _copy(process.stdout, show)
+                process.wait()
+            except KeyboardInterrupt:
+                interrupted = True
+                if forward:
+                    process.send_signal(signal.SIGINT)
+                continue
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
+            return interrupted
+
+
+def _copy(output: IO[str], show: bool) -> None:
+    for line in output:
+        if show:
+            print(line, end="", flush=True)

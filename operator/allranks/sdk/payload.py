@@ -1,0 +1,113 @@
+"""Writes a function with its arguments to a file that the ranks load (inpod/call_function.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from allranks.errors import CannotPickle, CannotRun
+from allranks.extras import install_command
+
+
+def write(file: Path, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises CannotPickle with the name of the object that cannot be pickled, TypeError if the arguments do not fit
+    the function, OSError."""
+    cloudpickle = _cloudpickle()
+    _check_arguments(function, args, kwargs)
+    try:
+        with _by_value(cloudpickle, function):
+            data = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+    except Exception as error:  # pickling runs code of the objects, which raises anything
+        raise CannotPickle(_explain(function, args, kwargs, error)) from error
+    header = {"python": "{}.{}".format(*sys.version_info[:2]), "path": [path for path in sys.path if path]}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(json.dumps(header).encode() + b"\n" + data)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _cloudpickle() -> Any:
+    try:
+        import cloudpickle
+    except ImportError:
+        raise CannotRun(f"sending a function to the ranks needs cloudpickle: {install_command('python')}") from None
+    return cloudpickle
+
+
+@contextlib.contextmanager
+def _by_value(cloudpickle: Any, function: Callable[..., Any]) -> Iterator[None]:
+    """The ranks get the source of a module that is not installed as it is in this process, and do not run its top
+    level, which may start the job."""
+    module = inspect.getmodule(function)
+    if module is None or module.__name__ == "__main__" or _is_installed(module):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Whether it belongs to Python or to an installed package."""
+    file = getattr(module, "__file__", None)
+    installed = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+    return file is None or any(Path(file).is_relative_to(folder) for folder in installed if folder)
+
+
+def _check_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """A wrong argument is reported here, with one traceback, instead of by each rank."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # builtins have none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name_of(function)}{signature} cannot be called with these arguments: {error}") from None
+
+
+def _explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> str:
+    """One sentence with the object that cannot be pickled."""
+    name = name_of(function)
+    for what, value, cure in _parts(function, args, kwargs):
+        if problem := _problem(value):
+            return f"{what.format(name=name)} cannot be pickled ({problem}): {cure.format(name=name)}"
+    return f"{name} cannot be pickled ({type(error).__name__}: {error})"
+
+
+def _parts(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, str]]:
+    """(what it is, the object, the cure) of everything that travels with the function."""
+    pass_data = "pass what it is made of, and make it in {name}"
+    for number, value in enumerate(args, 1):
+        yield f"argument {number} of {{name}}, a {type(value).__name__},", value, pass_data
+    for key, value in kwargs.items():
+        yield f"argument {key} of {{name}}, a {type(value).__name__},", value, pass_data
+    try:
+        variables = inspect.getclosurevars(inspect.unwrap(function))
+    except (TypeError, ValueError):
+        return
+    for key, value in {**variables.nonlocals, **variables.globals}.items():
+        if not inspect.ismodule(value):
+            yield f"the variable {key} that {{name}} uses, a {type(value).__name__},", value, "make it in {name}"
+
+
+def _problem(value: Any) -> str:
+    """Why it cannot be pickled; empty if it can."""
+    try:
+        _cloudpickle().dumps(value)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
