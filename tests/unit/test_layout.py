@@ -132,6 +132,8 @@ def test_an_in_pod_helper_needs_only_the_standard_library(helper):
     allowed = {"horovod"} if helper.name.startswith("horovod_") else set()
     if helper.name == "watch.py":
         allowed = {"allranks"}  # the report library, which is copied beside it
+    if helper.name == "call_function.py":
+        allowed = {"cloudpickle"}  # inside a function, which works without it
     beside = {other.stem for other in HELPERS}
     assert imports(tree) - set(sys.stdlib_module_names) - allowed - beside == set()
     top = ast.Module([node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.Try))], [])
