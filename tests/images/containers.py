@@ -71,12 +71,12 @@ class Image:
         try:
             yield process
         finally:
-            subprocess.run(["runc", "delete", "--force", name], capture_output=True, timeout=30, check=False)
+            subprocess.run(["runc", "delete", "--force", name], capture_output=True, timeout=120, check=False)
             try:
-                process.communicate(timeout=30)
+                process.communicate(timeout=120)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.communicate(timeout=30)
+                process.communicate(timeout=120)
 
     @property
     def command(self) -> list[str]:

@@ -365,7 +365,7 @@ def test_an_unrelated_folder_is_not_changed(tmp_path, command):
 
 def test_a_user_other_than_root_gets_an_error(tmp_path):
     command = ["unshare", "--user", "--map-user=65534", SCRIPT, "up", "--with", "node", "--dir", tmp_path / "cluster"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "only root can create namespaces and run containers: sudo -E tools/cluster.sh up" in done.stderr
     assert not (tmp_path / "cluster").exists()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).parents[2] / "operator"
-SOON = 60.0
+SOON = 120.0
 
 Answer = Callable[[dict[str, Any]], tuple[int, dict[str, str], dict[str, Any]]]
 

@@ -41,7 +41,7 @@ def test_the_wheel_holds_the_files_of_the_package_and_no_others(wheel):
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=120,
     ).stdout.splitlines()
     assert package == {name for name in tracked if (source / name).exists()}
 

@@ -60,13 +60,7 @@ def summarise(
         return with_phase(summary, summary.phase, now, *(waits or ("PodsPending", f"{ready} of {desired} pods run")))
     if waits:
         return with_phase(summary, "Running", now, waits[0], f"{ready} of {desired} pods run; {waits[1]}")
-    running = summary.condition("Running")
     message = _running_message(ready, desired)
-    if summary.phase == "Running" and running and running.reason == ALL_RUN:
-        before, _, noted = running.message.partition("; ")
-        if noted == note:
-            return summary
-        message = before
     return with_phase(summary, "Running", now, ALL_RUN, f"{message}; {note}" if note else message)
 
 

@@ -15,7 +15,7 @@ from .launch import ROOT, Launcher, Rank, free_ports, tf_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(400)]
 
-SOON = 60.0
+SOON = 120.0
 
 
 @pytest.fixture

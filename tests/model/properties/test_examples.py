@@ -93,3 +93,8 @@ def test_individual_restarts_of_workers_count_with_the_group_restart_of_the_chie
     outage: list[Action] = [RUN_ALL, ("stop_operator", 0, 0)]
     for order in ((2, 1, 0), (0, 1, 0), (1, 0, 0), (2, 0, 0, 0)):
         roughly(spec, [*outage, *(("exit", pod, 0) for pod in order)], Lag(), 0, 0.0, None)
+
+
+def test_the_condition_of_an_elastic_job_says_how_many_pods_run_whenever_it_was_observed() -> None:
+    spec = _spec("horovod", {"worker": 2}, elastic={"minReplicas": 1, "maxReplicas": 3, "waitSeconds": 10})
+    crash_everywhere(spec, [("unschedulable", 1, 0), RUN_ALL], 0)

@@ -642,7 +642,7 @@ def run_test_pod(helm: Helm, url: str, seconds: float) -> subprocess.CompletedPr
         env=env | {"OPERATOR": url, "SECONDS": str(seconds)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
 

@@ -72,7 +72,7 @@ def test_version():
 
 def test_python_m_allranks_is_the_same_command():
     done = subprocess.run(
-        [sys.executable, "-m", "allranks", "--version"], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-m", "allranks", "--version"], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout == f"allranks, version {__version__}\n"
 
@@ -456,7 +456,7 @@ def test_a_program_can_report_with_the_copied_library(here):
         env={"PYTHONPATH": str(here / "made" / "python")},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
     )
     assert (done.stdout, done.stderr) == (f"{here}/made/python/allranks/__init__.py\n", "")
 

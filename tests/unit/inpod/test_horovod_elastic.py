@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from allranks.pod_bundle import HELPERS
-from unit.inpod.test_horovod_gloo import SOON, Start, ask, free_port, none_is_left, secret, wait_for
+from unit.inpod.test_horovod_gloo import SOON, Start, ask, free_port, handles_sigterm, none_is_left, secret, wait_for
 
 HERE = Path(__file__).parent
 HELPER = HELPERS / "horovod_elastic.py"
@@ -54,7 +54,7 @@ def start(out) -> Iterator[Start]:
             "HOROVOD_HOSTNAME": f"job-worker-{index}-0",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-            "HOROVOD_START_TIMEOUT": "20",
+            "HOROVOD_START_TIMEOUT": "100",
             **secret(out),
         }
         with (out / f"log-{len(workers)}").open("w") as log:
@@ -214,11 +214,6 @@ def test_termination_of_the_first_worker_ends_all(start, out):
     for _ in range(20):
         workers[0].terminate()  # repeated signals have no further effect
     assert [worker.wait(SOON) for worker in workers] == [143, 143]
-
-
-def handles_sigterm(process: subprocess.Popen[bytes]) -> bool:
-    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
-    return bool(caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def test_SIGTERM_while_it_waits_for_the_driver_ends_it_at_once(start, out):

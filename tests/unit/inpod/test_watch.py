@@ -74,7 +74,7 @@ def python(text: str) -> tuple[str, str, str]:
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 
@@ -107,7 +107,7 @@ def test_one_pipe_for_both_streams_keeps_their_order(helpers, hub):
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=30,
+        timeout=120,
     )
     assert done.stdout.split() == [b"%d" % number for number in range(2000)]
 

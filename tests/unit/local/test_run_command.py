@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 MARK = "TEST_OF_RUN"
-SECONDS = 30.0
+SECONDS = 120.0
 
 MEET = "touch up-$ALLRANKS_ROLE-$ALLRANKS_INDEX; while [ ! -e go ]; do sleep 0.02; done; echo done $RANK"
 """Waits for a file that the test creates."""
