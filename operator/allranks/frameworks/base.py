@@ -180,6 +180,8 @@ class Framework(ABC):
     """The name of the program that starts the ranks, for messages."""
     script_command: ClassVar[tuple[str, ...]] = ("python3",)
     """Starts a script for which `allranks run SCRIPT` makes the job."""
+    script_module: ClassVar[str] = ""
+    """The module of `script_command`, to start it with a certain Python; empty if that runs the script itself."""
     script_imports: ClassVar[frozenset[str]]
     """Packages whose import shows that a script uses this framework."""
     joins_group: ClassVar[frozenset[str]]

@@ -41,6 +41,7 @@ class PyTorch(Framework):
     elastic = "restarts"
     launcher = "torchrun"
     script_command = ("torchrun",)
+    script_module = "torch.distributed.run"
     script_imports = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "deepspeed"})
     joins_group = frozenset(
         {"init_process_group", "init_device_mesh", "Accelerator", "Trainer", "Fabric", "init_distributed", "initialize"}

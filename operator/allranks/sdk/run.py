@@ -117,7 +117,9 @@ def _function_document(
     framework, _ = choose_framework(read_function(function), framework, cure)
     there = directory.absolute()
     program = [str(HELPERS / "call_function.py"), str(there / PAYLOAD), str(there / RESULTS)]
-    command = [*FRAMEWORKS[framework].script_command, *program]
+    # The caller's Python, which has what the function needs: a launcher on PATH may belong to another environment.
+    module = FRAMEWORKS[framework].script_module
+    command = [sys.executable, *(["-m", module] if module else []), *program]
     document = job_document(name, framework, command, replicas, gpus, env)
     document["spec"]["progress"] = {}  # the function can report its progress
     return document

@@ -120,6 +120,7 @@ REFUSED = [
         allranks.InvalidManifest,
         "scaled: imports none of .*specify framework='pytorch'",
     ),
+    ({"ranks": -1, "framework": "pytorch"}, allranks.RankFailed, "No module named"),
     ({"ranks": -1, "name": "Bad Name"}, allranks.InvalidManifest, "metadata.name: "),
     ({"ranks": -1, "env": {"TF_CONFIG": "{}"}}, allranks.InvalidManifest, "TF_CONFIG"),
 ]
@@ -129,12 +130,6 @@ REFUSED = [
 def test_a_wrong_option_is_refused_with_its_cure(options, kind, message):
     with pytest.raises(kind, match=message):
         allranks.run(scaled, [1], **{**HERE, **options})
-
-
-def test_a_missing_launcher_is_named(monkeypatch):
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    with pytest.raises(allranks.RankFailed, match="cannot start torchrun"):
-        allranks.run(scaled, [1], ranks=-1, framework="pytorch", logs=False)
 
 
 def test_the_output_of_the_ranks_is_printed_with_the_rank_in_front(capsys):
