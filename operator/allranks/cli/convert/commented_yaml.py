@@ -34,8 +34,9 @@ def dump(document: Mapping[str, Any], head: Iterable[str], comments: Iterable[tu
 
 
 def _lines(text: str, indent: str) -> list[str]:
+    start = f"{indent}# "
     return textwrap.wrap(
-        text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_on_hyphens=False
+        text, WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False, break_long_words=False
     )
 
 

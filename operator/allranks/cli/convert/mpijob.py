@@ -12,12 +12,14 @@ _ROLES = {"Launcher": "launcher", "Worker": "worker"}
 
 
 def convert(source: Fields) -> Draft:
+    # Since v2beta1 the launcher is a batch/v1 Job, which has at most 6 retries by default.
+    is_job = str(source.take("apiVersion")).endswith("/v2beta1")
     draft = Draft.of(source, "MPIJob")
     spec = source.child("spec")
     run_policy.read(draft, spec)
     specs = spec.child("mpiReplicaSpecs")
     names = [str(spec.take("mainContainer") or "mpi")]
-    parts, policies = run_policy.roles(draft, specs, _ROLES, names, "mpi-port", "Never", 1)
+    parts, policies = run_policy.roles(draft, specs, _ROLES, names, "mpi-port")
     by_role = {part.role: part for part in parts}
     if "launcher" not in by_role:
         raise NotConvertible(f"{specs.path}.Launcher", "is needed: it has the command")
@@ -33,10 +35,9 @@ def convert(source: Fields) -> Draft:
         implementation=str(spec.take("mpiImplementation") or "OpenMPI"),
         launcher_is_node=as_worker,
     )
-    limit = spec.child("runPolicy").take("backoffLimit")
-    # The launcher decides: a v2beta1 MPIJob restarts it as a Job does, with at most 6 retries.
-    decides = {"launcher": policies["launcher"]}
-    run_policy.restart(draft, decides, limit)
+    limit = spec.child("runPolicy").take("backoffLimit", 6 if is_job else None)
+    restarts = policies.get("launcher") or ("OnFailure" if is_job else "Never")
+    run_policy.restart(draft, {"launcher": restarts}, limit)  # the launcher decides
     return draft.finish()
 
 

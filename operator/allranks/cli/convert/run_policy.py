@@ -59,8 +59,7 @@ def roles(
     names: dict[str, str],
     containers: Sequence[str],
     port: str,
-    default_policy: str,
-    default_replicas: int = 1,
+    default_policy: str = "",
 ) -> tuple[list[Part], dict[str, str]]:
     """The parts of the roles, and role -> restartPolicy. `names`: the source's name -> role; it ignores case, as the
     operators do."""
@@ -72,7 +71,7 @@ def roles(
         if role is None:
             continue
         own = specs.child(name)
-        replicas = own.number("replicas", default_replicas)
+        replicas = own.number("replicas", 1)
         policies[role] = str(own.take("restartPolicy", default_policy))
         path = own.place("template")
         parts.append(pod_parts.read(role, replicas, own.take("template"), path, containers, [port]))

@@ -200,7 +200,10 @@ def _mpi(
     launcher = Part("launcher", 1, part.template, dict(part.fields), part.path)
     node = steps.get(_NODE)
     worker = _part(runtime, node, "worker", part.replicas) if node and node is not steps["trainer"] else part
-    if worker is not part:
+    if worker is part:
+        worker = Part("worker", part.replicas, part.template, dict(part.fields), part.path)
+        worker.fields.pop("command", None), worker.fields.pop("args", None)
+    else:
         if as_node and "resources" in part.fields:  # Trainer applies them to both
             worker.fields["resources"] = part.fields["resources"]
         nodes = part.replicas
@@ -212,7 +215,7 @@ def _mpi(
         launcher.fields.pop("resources", None)
         text = "Flux is not used: mpirun starts the ranks. The image needs MPI and sshd."
         draft.comment(("spec", "framework"), text)
-    mpijob.mpi_parts(draft, launcher, worker, slots, implementation, launcher_is_node=as_node and worker is not part)
+    mpijob.mpi_parts(draft, launcher, worker, slots, implementation, launcher_is_node=as_node)
 
 
 def _plain(draft: Draft, policy: Fields, part: Part) -> None:
