@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import yaml
@@ -240,7 +240,7 @@ def _documents(file: str, text: str) -> list[Any]:
         _refuse(place, f"is not YAML: {getattr(error, 'problem', None) or error}")
 
 
-def _refuse(place: str, why: str) -> Any:
+def _refuse(place: str, why: str) -> NoReturn:
     click.echo(f"error: {place}: {why}", err=True)
     sys.exit(BAD_MANIFEST)
 

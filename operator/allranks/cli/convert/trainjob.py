@@ -14,6 +14,7 @@ from allranks.cli.convert.source import Fields, NotConvertible
 from allranks.cli.convert.training_runtimes import STEP_LABEL, VERSION, published
 from allranks.core.gpu_count import gpus
 from allranks.core.manifests.strategic_merge import merge
+from allranks.core.naming import TRAINER
 from allranks.core.quantity import quantity
 
 FindRuntime = Callable[[str, str, str], dict[str, Any] | None]
@@ -280,7 +281,7 @@ def _initialize(draft: Draft, given: Fields, steps: dict[str, dict[str, Any]], p
 
 
 def _mount(spec: dict[str, Any], mount: dict[str, Any]) -> None:
-    patch = {"containers": [{"name": pod_parts.TRAINER, "volumeMounts": [mount]}]}
+    patch = {"containers": [{"name": TRAINER, "volumeMounts": [mount]}]}
     spec |= merge(spec, patch)
 
 
