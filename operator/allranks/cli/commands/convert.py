@@ -69,7 +69,7 @@ def convert(
     Values of allranks 0.1, such as `action: restart`, become `action: Restart`. Comments and layout stay there.
     """
     if in_place and (live or "-" in arguments):
-        raise click.UsageError("--in-place needs files: standard input and a cluster cannot be rewritten.")
+        raise click.UsageError("--in-place needs files: standard input cannot be rewritten.")
     if live:
         sys.exit(run_on_cluster(_live, where, {"arguments": arguments, "sets": sets, "output": output, "check": check}))
     texts = [(file, _read(file)) for file in arguments]
@@ -96,7 +96,7 @@ async def _live(cluster: Cluster, arguments: Sequence[str], sets: Sequence[str],
 def _convert(found: list[tuple[str, Any]], sets: Sequence[str], output: str, check: bool) -> int:
     from allranks.cli.convert.documents import convert, unlisted
 
-    pairs = [(file, document) for file, content in found for document in unlisted([content])]
+    pairs = [(manifest_files.source_name(file), document) for file, content in found for document in unlisted([content])]
     results = convert(pairs)
     if failed := [one for one in results if one.problems]:
         for one in failed:

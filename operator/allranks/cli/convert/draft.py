@@ -22,7 +22,13 @@ _ORDER = (
     + " success elastic restart suspend managedBy cleanPodPolicy ttlSecondsAfterFinished activeDeadlineSeconds "
     "startupDeadlineSeconds scheduling template"
 ).split()
-_NOT_OURS = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
+ADDED = frozenset(
+    {
+        "kubectl.kubernetes.io/last-applied-configuration",
+        *("controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name"),
+    }
+)
+"""Labels and annotations that kubectl and the API server add, in a Job also to its pod template."""
 
 
 @dataclass
@@ -49,7 +55,7 @@ class Draft:
         for name in ("name", "generateName", "namespace", "labels", "annotations"):
             value = given.take(name)
             if isinstance(value, Mapping):
-                value = {key: text for key, text in value.items() if key not in _NOT_OURS}
+                value = {key: text for key, text in value.items() if key not in ADDED}
             if value and not (name == "generateName" and "name" in metadata):
                 metadata[name] = value
         return cls(kind, source, {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": {}})
@@ -67,7 +73,7 @@ class Draft:
     def framework(self, name: str, comment: str = "") -> None:
         """Raises NotConvertible if this version has no such framework."""
         if name not in FRAMEWORKS:
-            raise NotConvertible("kind", f"this version of allranks has no framework {name}, which a {self.kind} needs")
+            raise NotConvertible("kind", f"this version of allranks has no framework {name}, which the kind {self.kind} needs")
         self.set("framework", name, comment)
 
     def set(self, path: str, value: Any, comment: str = "") -> None:

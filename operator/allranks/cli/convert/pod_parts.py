@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.cli.convert.draft import Draft
+from allranks.cli.convert.draft import ADDED, Draft
 from allranks.cli.convert.source import NotConvertible
 from allranks.core.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
@@ -48,11 +48,15 @@ def read(
     """`containers`: names that the training container may have; without one of these it is the first. `ports`: names
     of its ports that are for the operator. Raises NotConvertible."""
     pod: dict[str, Any] = copy.deepcopy(template) if isinstance(template, dict) else {}
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    for name in ADDED & labels.keys():
+        del labels[name]
     spec = pod.setdefault("spec", {})
     listed = spec.get("containers") if isinstance(spec, dict) else None
     if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed) or not listed:
         raise NotConvertible(f"{path}.spec.containers", "a container is needed")
     spec.pop("restartPolicy", None)  # the operators replace it
+    _remove_defaults(spec)
     trainer = next((one for one in listed if one.get("name") in containers), listed[0])
     fields = {name: trainer.pop(name) for name in _LIFTED if name in trainer}
     fields = {name: value for name, value in fields.items() if value not in (None, [], {}, "")}
@@ -62,6 +66,31 @@ def read(
     trainer["name"] = TRAINER
     spec["containers"] = [one for one in listed if one is not trainer or len(_without_empty(one)) > 1]
     return Part(role, replicas, _without_empty(pod), fields, path, own)
+
+
+_POD_DEFAULTS = {
+    "dnsPolicy": "ClusterFirst",
+    "schedulerName": "default-scheduler",
+    "terminationGracePeriodSeconds": 30,
+    "securityContext": {},
+}
+_CONTAINER_DEFAULTS = {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
+
+
+def _remove_defaults(spec: dict[str, Any]) -> None:
+    """Removes what the API server adds to the pod template of a Job. A written default of Kubernetes would replace
+    that of allranks, which for example reads the end of the log of a rank that failed."""
+    for name, value in _POD_DEFAULTS.items():
+        if spec.get(name) == value:
+            del spec[name]
+    for container in (*spec.get("containers", ()), *(spec.get("initContainers") or ())):
+        for name, value in _CONTAINER_DEFAULTS.items():
+            if container.get(name) == value:
+                del container[name]
+        image = str(container.get("image")).rpartition("/")[2]
+        latest = "@" not in image and (":" not in image or image.endswith(":latest"))
+        if container.get("imagePullPolicy") == ("Always" if latest else "IfNotPresent"):
+            del container["imagePullPolicy"]
 
 
 def assemble(draft: Draft, parts: Sequence[Part]) -> None:
@@ -132,7 +161,7 @@ def _without_empty(value: Any) -> Any:
             key: item
             for key, item in inner.items()
             if item is not None
-            and not (key in ("containers", "ports", "metadata", "spec") and not item)
+            and not (key in ("containers", "ports", "metadata", "labels", "spec") and not item)
             and key != "creationTimestamp"
         }
     return [_without_empty(item) for item in value] if isinstance(value, list) else value
