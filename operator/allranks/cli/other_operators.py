@@ -33,8 +33,8 @@ def _parse(argument: str) -> tuple[Kind, str]:
         names = {kind.name.lower(), kind.plural}
         if given.lower() in names | {f"{one}.{kind.group}" for one in names}:
             return kind, name
-    known = ", ".join(kind.name.lower() for kind in KINDS)
-    raise click.UsageError(f"{argument}: --live needs KIND/NAME or KIND, where KIND is one of {known}.")
+    kinds = ", ".join(kind.name.lower() for kind in KINDS)
+    raise click.UsageError(f"{argument}: --live needs KIND/NAME or KIND, where KIND is one of {kinds}.")
 
 
 async def _jobs(cluster: Cluster, kind: Kind, name: str) -> list[Manifest]:

@@ -102,7 +102,8 @@ def of_claims(
     pod_claims: Sequence[Mapping[str, object]],
     templates: Mapping[str, Mapping[str, object]],
 ) -> int | None:
-    """GPUs that a container's `resources.claims` have; None if that is not known. `pod_claims`: the `resourceClaims` of
+    """GPUs that a container's `resources.claims` have; None if that is not
+    determined. `pod_claims`: the `resourceClaims` of
     its pod; `templates`: ResourceClaimTemplate -> the `spec` of its claims."""
     total = 0
     for entry in _entries(resources):

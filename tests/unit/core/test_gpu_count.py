@@ -1,4 +1,4 @@
-"""How many GPUs a container requests, and what the author is told where a pod does not say it."""
+"""How many GPUs a container requests, and the note for a pod that does not say it."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_claim_is_one_process_and_tolerates_the_taint_of_GPU_nodes():
     ],
     ids=["unknown template", "eight GPUs", "one GPU", "a number of processes"],
 )
-def test_the_author_is_told_where_claims_do_not_determine_the_processes(fields, templates, severity, text):
+def test_a_note_says_where_claims_do_not_determine_the_processes(fields, templates, severity, text):
     found = notes_of(claiming(**fields), templates)
     assert [(note.path, note.severity) for note in found] == (
         [("spec.pytorch.processesPerNode", severity)] if severity else []

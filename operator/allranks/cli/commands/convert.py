@@ -15,6 +15,7 @@ import click
 import yaml
 
 from allranks.cli import manifest_files
+from allranks.cli.completers import complete_files
 from allranks.cli.convert import old_form
 from allranks.cli.options import BAD_MANIFEST, FAILED, OK, cluster_options, print_problem, run_on_cluster, set_option
 from allranks.kube.cluster import Cluster, Where
@@ -44,7 +45,7 @@ Exit status:
   2 a manifest cannot be read or converted.
 """
 )
-@click.argument("arguments", nargs=-1, required=True, metavar="FILE...")
+@click.argument("arguments", nargs=-1, required=True, metavar="FILE...", shell_complete=complete_files)
 @click.option("--live", is_flag=True, help="Read objects of a cluster instead of files: KIND/NAME, or KIND for all.")
 @click.option("--check", is_flag=True, help="Run the result on this machine, if its programs are here.")
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="The format. [default: yaml]")
@@ -80,6 +81,8 @@ def convert(
         if in_place:
             raise click.UsageError("--in-place is for manifests of allranks 0.1: redirect the output to a new file.")
         sys.exit(_convert(found, sets, output, check))
+    if sets or check or output == "json":
+        raise click.UsageError("--set, --check and -o json need a job of another operator, and the input has none.")
     _rewrite(texts, in_place)
 
 
@@ -96,7 +99,9 @@ async def _live(cluster: Cluster, arguments: Sequence[str], sets: Sequence[str],
 def _convert(found: list[tuple[str, Any]], sets: Sequence[str], output: str, check: bool) -> int:
     from allranks.cli.convert.documents import convert, unlisted
 
-    pairs = [(manifest_files.source_name(file), document) for file, content in found for document in unlisted([content])]
+    pairs = [
+        (manifest_files.source_name(file), document) for file, content in found for document in unlisted([content])
+    ]
     results = convert(pairs)
     if failed := [one for one in results if one.problems]:
         for one in failed:

@@ -112,7 +112,7 @@ class Mpirun:
     """The program that mpirun starts, and what its options become."""
 
     program: list[str]
-    """Empty if an option is not known: then the launcher has to keep its command."""
+    """Empty if an option has no counterpart: then the launcher has to keep its command."""
     removed: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     ranks: str | None = None
@@ -120,7 +120,7 @@ class Mpirun:
     kept: list[str] = field(default_factory=list)
     """mpirun with all options but those of hosts, for a launcher that keeps its command."""
     unknown: str = ""
-    """The first option that is not known."""
+    """The first option without a counterpart."""
 
 
 def is_mpirun(command: Sequence[str]) -> bool:

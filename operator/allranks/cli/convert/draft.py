@@ -73,7 +73,9 @@ class Draft:
     def framework(self, name: str, comment: str = "") -> None:
         """Raises NotConvertible if this version has no such framework."""
         if name not in FRAMEWORKS:
-            raise NotConvertible("kind", f"this version of allranks has no framework {name}, which the kind {self.kind} needs")
+            raise NotConvertible(
+                "kind", f"this version of allranks has no framework {name}, which the kind {self.kind} needs"
+            )
         self.set("framework", name, comment)
 
     def set(self, path: str, value: Any, comment: str = "") -> None:

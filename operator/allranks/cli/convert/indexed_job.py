@@ -62,8 +62,8 @@ def _add_index(draft: Draft, part: Part) -> None:
     """Programs that read the index of a Job get the rank of the pod."""
     env = list(part.fields.get("env") or ())
     uses = re.search(rf"\b{INDEX}\b", json.dumps([part.command_line, env]))
-    known = "NODE_RANK" in FRAMEWORKS[draft.spec["framework"]].reserved_env
-    if uses and known and INDEX not in {variable.get("name") for variable in env}:
+    numbered = "NODE_RANK" in FRAMEWORKS[draft.spec["framework"]].reserved_env
+    if uses and numbered and INDEX not in {variable.get("name") for variable in env}:
         part.fields["env"] = [{"name": INDEX, "value": "$(NODE_RANK)"}, *env]
         draft.comment(("spec", "env"), f"{INDEX} is the rank of the pod. The program may read NODE_RANK instead.")
 

@@ -36,8 +36,8 @@ def convert(source: Fields) -> Draft:
         launcher_is_node=as_worker,
     )
     limit = spec.child("runPolicy").take("backoffLimit", 6 if is_job else None)
-    restarts = policies.get("launcher") or ("OnFailure" if is_job else "Never")
-    run_policy.restart(draft, {"launcher": restarts}, limit)  # the launcher decides
+    given = {role: policy for role, policy in policies.items() if policy}
+    run_policy.restart(draft, {"launcher": "OnFailure" if is_job else "Never", **given}, limit)
     return draft.finish()
 
 
@@ -99,6 +99,7 @@ def _program(launcher: Part, ranks: int) -> tuple[list[str], list[str]]:
     if not command_line.is_mpirun(line):
         return [], ["This command runs once, in the launcher; it has to start the ranks itself, by mpirun."]
     found = command_line.mpirun(line)
+    by_entrypoint = "command" not in launcher.fields
     fits = found.ranks in (None, str(ranks)) and found.program
     for name in ("command", "args"):
         launcher.fields.pop(name, None)
@@ -115,6 +116,8 @@ def _program(launcher: Part, ranks: int) -> tuple[list[str], list[str]]:
         own["env"] = [*(own.get("env") or ()), *more]
     shown = ", ".join(found.removed)
     text = "allranks puts mpirun before the program, with a rank for each slot, and forwards all variables."
+    if by_entrypoint:
+        text += " The image's entrypoint is not run."
     return found.program, [f"{text} Removed: {shown}." if shown else text]
 
 
@@ -129,6 +132,8 @@ def _gloo(draft: Draft, launcher: Part, worker: Part, slots: int) -> None:
     env += [{"name": key, "value": value} for key, value in found.env.items()]
     if env:
         worker.fields["env"] = list({variable.get("name"): variable for variable in env}.values())
+    if launcher.template != worker.template and launcher.template:
+        draft.drop(launcher.path, "there is no launcher: what only its pod has belongs to the workers, if it is needed")
     for option in found.unknown:
         draft.drop(f"{launcher.path}: {option}", "this option of horovodrun has no counterpart")
     pod_parts.assemble(draft, [worker])

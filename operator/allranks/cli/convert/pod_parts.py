@@ -134,7 +134,7 @@ def _remove_variables(draft: Draft, part: Part, reserved: frozenset[str]) -> Non
 
 
 def _mount_token(part: Part) -> None:
-    """Kubernetes mounts the token of a service account, unless it is told not to; allranks tells it not to."""
+    """Kubernetes mounts the token of a service account by default, allranks only on request."""
     spec = part.template.get("spec") or {}
     if spec.get("serviceAccountName") or spec.get("serviceAccount"):
         spec.setdefault("automountServiceAccountToken", True)
@@ -154,7 +154,7 @@ def _names_user(part: Part) -> bool:
 
 
 def _without_empty(value: Any) -> Any:
-    """Without null, and without maps and lists that are empty, except emptyDir: {} and the like."""
+    """The value without null and without empty parts, except emptyDir: {} and the like."""
     if isinstance(value, dict):
         inner = {key: item if item == {} else _without_empty(item) for key, item in value.items()}
         return {

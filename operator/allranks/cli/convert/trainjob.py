@@ -42,6 +42,7 @@ def convert(source: Fields, find: FindRuntime) -> Draft:
     policy, jobset = _read(draft, runtime)
     jobs = copy.deepcopy(jobset.take("replicatedJobs", []))
     steps = {_step_of(job): job for job in jobs if isinstance(job, dict)}
+    _drop_job_fields(draft, steps, f"{runtime.path}.spec.template.spec.replicatedJobs")
     if "trainer" not in steps:
         raise NotConvertible(f"{runtime.path}.spec.template.spec.replicatedJobs", "no job has the step trainer")
     runtime_patches.apply(draft, spec, jobs, tuple(str(job.get("name")) for job in jobs))
@@ -99,6 +100,22 @@ def _step_of(job: dict[str, Any]) -> str:
     """`trainer`, an initializer, or the name of the job. A job `node` beside a `launcher` has no label."""
     metadata = (job.get("template") or {}).get("metadata") or {}
     return str((metadata.get("labels") or {}).get(STEP_LABEL) or job.get("name"))
+
+
+_IN_JOBSET = frozenset({"name", "replicas", "template", "dependsOn", "groupName"})
+_IN_JOB = frozenset({"template", "parallelism", "completions", "completionMode"})
+
+
+def _drop_job_fields(draft: Draft, steps: dict[str, dict[str, Any]], place: str) -> None:
+    """Drops what a JobSet and a Job have around their pod templates."""
+    for job in steps.values():
+        path, inner = f"{place}[{job.get('name')}]", (job.get("template") or {}).get("spec") or {}
+        names = [f"{path}.{name}" for name in job if name not in _IN_JOBSET]
+        names += [f"{path}.template.spec.{name}" for name in inner if name not in _IN_JOB]
+        for name in names:
+            draft.drop(name, "the pods belong to no Job")
+        if job.get("replicas", 1) != 1:
+            draft.drop(f"{path}.replicas", "a job has one group of workers")
 
 
 def _part(runtime: Fields, job: dict[str, Any], role: str, replicas: int) -> Part:
@@ -246,7 +263,8 @@ def _initialize(draft: Draft, given: Fields, steps: dict[str, dict[str, Any]], p
         for policy in jobset.take("volumeClaimPolicies", [])
         for one in policy.get("templates") or ()
     }
-    added = []
+    added: list[dict[str, Any]] = []
+    own_volumes: list[dict[str, Any]] = []
     for name, step in _INITIALIZERS.items():
         settings = given.child(name)
         if step not in steps:
@@ -256,6 +274,7 @@ def _initialize(draft: Draft, given: Fields, steps: dict[str, dict[str, Any]], p
                     settings.take(field)
             continue
         added.append(_init_container(draft, steps[step], step, settings))
+        own_volumes += _pod_spec(steps[step]).get("volumes") or []
     for step in steps:
         if step not in ("trainer", _NODE, *_INITIALIZERS.values()):
             draft.drop(f"spec.runtimeRef: job {step}", "only the trainer and the initializers become part of the job")
@@ -265,6 +284,8 @@ def _initialize(draft: Draft, given: Fields, steps: dict[str, dict[str, Any]], p
     spec["initContainers"] = [*added, *(spec.get("initContainers") or ())]
     volumes = spec.setdefault("volumes", [])
     have = {volume.get("name") for volume in volumes}
+    volumes += [volume for volume in own_volumes if volume.get("name") not in have]
+    have |= {volume.get("name") for volume in own_volumes}
     mounted = {mount.get("name") for one in added for mount in one.get("volumeMounts") or ()}
     if not mounted:
         mount = {"name": "initializer", "mountPath": "/workspace"}
@@ -285,8 +306,13 @@ def _mount(spec: dict[str, Any], mount: dict[str, Any]) -> None:
     spec |= merge(spec, patch)
 
 
+def _pod_spec(job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = ((((job.get("template") or {}).get("spec") or {}).get("template") or {}).get("spec")) or {}
+    return found
+
+
 def _init_container(draft: Draft, job: dict[str, Any], step: str, settings: Fields) -> dict[str, Any]:
-    pod = ((((job.get("template") or {}).get("spec") or {}).get("template") or {}).get("spec")) or {}
+    pod = _pod_spec(job)
     containers = pod.get("containers") or [{}]
     found: dict[str, Any] = copy.deepcopy(next((one for one in containers if one.get("name") == step), containers[0]))
     env: list[dict[str, Any]] = []
@@ -297,7 +323,7 @@ def _init_container(draft: Draft, job: dict[str, Any], step: str, settings: Fiel
         found["env"] = merge({"env": found.get("env") or []}, {"env": env})["env"]
     if secret := settings.child("secretRef").take("name"):
         found["envFrom"] = [*(found.get("envFrom") or ()), {"secretRef": {"name": secret}}]
-    if account := pod.get("serviceAccountName"):
-        text = f"the step {step} ran with the service account {account}; an init container has that of the pod"
-        draft.drop(f"spec.runtimeRef: job {step}: serviceAccountName", text)
+    for field in pod.keys() - {"containers", "volumes", "restartPolicy"}:
+        text = f"the step {step} had a pod of its own; an init container has the {field} of the training pod"
+        draft.drop(f"spec.runtimeRef: job {step}: {field}", text)
     return found

@@ -34,7 +34,7 @@ class Rendered:
         return found
 
     def env(self, role: str, index: int) -> dict[str, str]:
-        """With `$(NAME)` expanded, as the kubelet does."""
+        """The variables, with `$(NAME)` expanded as by the kubelet."""
         out: dict[str, str] = {}
         for variable in self.trainer(role, index)["env"]:
             value = variable.get("value", "")

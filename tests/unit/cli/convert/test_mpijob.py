@@ -79,6 +79,12 @@ def test_horovodrun_needs_no_launcher():
     assert [why for _, why in made.dropped] == ["this option of horovodrun has no counterpart"]
 
 
+def test_what_only_the_pod_of_a_launcher_has_is_dropped_without_a_launcher():
+    job = mpi(["horovodrun", "-np", "2", "python", "t.py"])
+    job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["nodeSelector"] = {"a": "b"}
+    assert [where for where, _ in draft(job).dropped] == ["spec.mpiReplicaSpecs.Launcher.template"]
+
+
 def test_an_MPIJob_without_Horovod_is_framework_mpi():
     job = mpi(["mpirun", "-n", "2", "/pi"], mpiImplementation="Intel", sshAuthMountPath="/x")
     for role in job["spec"]["mpiReplicaSpecs"].values():

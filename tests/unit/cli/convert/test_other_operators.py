@@ -69,6 +69,29 @@ def test_initializers_become_init_containers():
     assert "Each pod runs the initializers" in comments(made)
 
 
+def test_what_a_runtime_has_around_its_pods_is_dropped():
+    pod = {"spec": {"containers": [{"name": "node", "image": "i:1"}]}}
+    step = {
+        "name": "node",
+        "template": {
+            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+            "spec": {"backoffLimit": 1, "template": pod},
+        },
+    }
+    jobset = {"replicatedJobs": [step], "failurePolicy": {"maxRestarts": 4}, "coordinator": {"replicatedJob": "x"}}
+    spec = {"mlPolicy": {"torch": {}, "numNodes": 5}, "template": {"spec": jobset}}
+    runtime = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime", "metadata": {"name": "ours"}}
+    job = trainjob("ours", reference={"kind": "TrainingRuntime"})
+    del job["spec"]["trainer"]["numNodes"]
+    made = draft(job, {**runtime, "spec": spec})
+    assert (made.get("roles.worker.replicas"), made.get("restart.maxRestarts")) == (5, 4)
+    place = "TrainingRuntime/ours.spec.template.spec"
+    assert [where for where, _ in made.dropped] == [
+        f"{place}.replicatedJobs[node].template.spec.backoffLimit",
+        f"{place}.coordinator",
+    ]
+
+
 def test_torchtune_loses_its_rendezvous():
     job = trainjob("torchtune-llama3.2-1b")
     del job["spec"]["trainer"]["command"]
