@@ -44,8 +44,14 @@ ALLOWED = re.compile(
 OPENINGS = {"Of", "In", "On", "At", "By", "From", "With", "Without", "Upon", "Among", "Whom", "Whose", "Who", "Whoever"}
 """First words that a docstring does not have: it begins with its subject or its verb."""
 
-NOT_OURS = ("LICENSE", "tests/unit/core/fixtures/", "tests/unit/inpod/fake_horovod/", "tools/language.py")
-"""Licences, and logs and interfaces of other programs."""
+NOT_OURS = (
+    "LICENSE",
+    "tests/unit/core/fixtures/",
+    "tests/unit/inpod/fake_horovod/",
+    "tests/unit/cli/convert/manifests/",
+    "tools/language.py",
+)
+"""Licences, and logs, interfaces and manifests of other programs."""
 
 
 def main() -> None:

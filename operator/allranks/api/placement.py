@@ -104,7 +104,7 @@ def _job_part(name: str, place: str, fields: frozenset[str]) -> str | None:
     if name == "nodePool":
         return "belongs under spec.pool"
     if name in _OTHER_OPERATORS:
-        return f"is a field of {_OTHER_OPERATORS[name]}: docs/guides/migrate.md has the fields to use here"
+        return f"is a field of {_OTHER_OPERATORS[name]}: allranks convert converts it (docs/guides/migrate.md)"
     if place != "spec" and name in fields - {"roles"}:
         return f"belongs under spec.{name}"
     return None

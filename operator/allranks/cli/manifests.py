@@ -217,8 +217,9 @@ class _Loading:
     def result(self) -> Loaded:
         """Raises InvalidManifests."""
         by_name = {pool.name: pool.spec for pool in self.pools}
+        claims = {_name(one): _claim_spec(one) for one in self.written if one.get("kind") == "ResourceClaimTemplate"}
         for job, place in self.jobs:
-            self._report(place, checks.finished(job, by_name.get(job.spec.pool or "")))
+            self._report(place, checks.finished(job, by_name.get(job.spec.pool or ""), claims))
         if any(one.problem.severity == "error" for one in self.findings):
             raise InvalidManifests(self.findings)
         jobs = tuple(job for job, _ in self.jobs)
@@ -304,6 +305,13 @@ def _checked_pool(document: Any) -> Pool:
     if wrong := pool_template.problems(parsed.spec):
         raise InvalidManifest(wrong)
     return parsed
+
+
+def _claim_spec(template: dict[str, Any]) -> dict[str, Any]:
+    """The spec of the claims that a ResourceClaimTemplate describes."""
+    outer = template.get("spec")
+    inner = outer.get("spec") if isinstance(outer, dict) else None
+    return inner if isinstance(inner, dict) else {}
 
 
 def _name(document: Any) -> str:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from allranks.api.job import Job
-from allranks.core.manifests import command_notes
+from allranks.core import gpu_count
+from allranks.core.manifests import command_notes, pod_template
 from allranks.core.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
 
@@ -28,10 +29,12 @@ class Note:
     """`warning`: probably a mistake. `note`: good to be aware of."""
 
 
-def notes_of(job: Job) -> list[Note]:
-    """All notes on a job for which `pods.problems` is empty."""
+def notes_of(job: Job, claim_templates: Mapping[str, Mapping[str, Any]] | None = None) -> list[Note]:
+    """All notes on a job for which `pods.problems` is empty. `claim_templates`: ResourceClaimTemplate -> the
+    spec of its claims, of those in the files."""
     about_commands = (Note(path, message, "warning") for path, message in command_notes.notes(job))
-    return [*_about_log_pattern(job), *_about_sidecars(job), *about_commands]
+    claims = _about_claims(job, claim_templates or {})
+    return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *about_commands]
 
 
 def _about_log_pattern(job: Job) -> Iterator[Note]:
@@ -63,3 +66,29 @@ def _about_sidecars(job: Job) -> Iterator[Note]:
         mistaken = name in _USUAL_NAMES or bool(difflib.get_close_matches(name, [TRAINER], cutoff=0.7))
         cure = f"name it {TRAINER} if it is the training program"
         yield Note(path, f"{what}: {cure}", "warning" if mistaken else "note")
+
+
+def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Iterator[Note]:
+    """The number of processes follows from the GPUs of a pod, which are not in the pod if it claims them."""
+    option = next((name for name in _PROCESSES if getattr(job.spec.options, name, None) == "Auto"), None)
+    if option is None:
+        return
+    field = f"spec.{job.spec.framework}.{type(job.spec.options).model_fields[option].alias}"
+    for role, template in pod_template.role_templates(job, pod_template.ANY_PLATFORM).items():
+        resources = pod_template.trainer(template).get("resources") or {}
+        entries = gpu_count.claims(resources)
+        if not entries or not FRAMEWORKS[job.spec.framework].roles[role].ranked:
+            continue
+        found = gpu_count.of_claims(resources, template["spec"].get("resourceClaims") or (), templates)
+        if found is None:
+            what = f"Auto counts each of the {entries} entries of resources.claims as one GPU"
+            what = what.replace("each of the 1 entries", "the entry")
+            cure = "set the number of processes if a claim has several GPUs or another device"
+            yield Note(field, f"{what}, because a pod does not say what a claim contains: {cure}")
+        elif found != entries:
+            starts = f"Auto starts {entries}, one for each entry of resources.claims"
+            yield Note(field, f"the claims of a {role} have {found} GPUs, {starts}: set it to {found}", "warning")
+
+
+_PROCESSES = ("processes_per_node", "processes_per_pod", "slots_per_worker")
+"""Options of frameworks with the number of processes in each pod."""

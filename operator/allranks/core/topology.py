@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from functools import lru_cache
 
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.naming import hostname, replica_key
-from allranks.core.quantity import quantity
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import Elasticity, Framework, Replica
 
@@ -91,26 +88,3 @@ def is_last_of_target(job: Job, status: Status, role: str, index: int) -> bool:
     ignored = set(status.ignored)
     left = [place for place in target_places(job, status) if replica_key(*place) not in ignored]
     return left == [(role, index)]
-
-
-def gpus(resources: Mapping[str, object] | None, resource: str = "") -> int:
-    """GPUs that a container requests, of any vendor: the sum of its resources named `*/gpu`, such as `nvidia.com/gpu`.
-
-    `resource` is a further name to count, for example that of a GPU slice (`nvidia.com/mig-3g.40gb`). Limits count;
-    requests count only if no limit is a GPU.
-    """
-    for part in ("limits", "requests"):
-        amounts = (resources or {}).get(part)
-        if isinstance(amounts, Mapping):
-            found = [amount for name, amount in amounts.items() if name.endswith("/gpu") or name == resource]
-            if found:
-                return sum(_count(amount) for amount in found)
-    return 0
-
-
-def _count(amount: object) -> int:
-    """A whole number of devices. An invalid amount counts as none: the API server rejects the pod."""
-    try:
-        return max(0, math.ceil(quantity(str(amount))))
-    except (ValueError, OverflowError):
-        return 0

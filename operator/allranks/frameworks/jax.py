@@ -31,13 +31,17 @@ class Jax(Framework):
         first = context.ranked()[0]
         host, port = context.address(first, context.options.port)
         common = {"JAX_COORDINATOR_ADDRESS": f"{host}:{port}", "JAX_NUM_PROCESSES": str(len(context.ranked()))}
-        # The coordinator listens on all addresses of its pod. Processes of one machine need only its own.
-        defaults = {"JAX_COORDINATOR_BIND_ADDRESS": f"{host}:{port}"} if context.local else {}
+        # Programs that were written for Kubeflow's JAXJob read these names.
+        defaults = {"COORDINATOR_ADDRESS": host, "COORDINATOR_PORT": str(port)}
+        defaults["NUM_PROCESSES"] = str(len(context.ranked()))
+        if context.local:
+            # The coordinator listens on all addresses of its pod. Processes of one machine need only its own.
+            defaults["JAX_COORDINATOR_BIND_ADDRESS"] = f"{host}:{port}"
 
         def wiring(replica: Replica) -> Wiring:
             return Wiring(
                 env=common | {"JAX_PROCESS_ID": str(replica.node_rank)},
-                defaults=defaults,
+                defaults=defaults | {"PROCESS_ID": str(replica.node_rank)},
                 ports={"coordinator": context.options.port} if replica == first else {},
                 # `jax.distributed.initialize()` reads only the address from the environment.
                 prefix=("python3", f"{HELPER_DIR}/jax_process.py", "--"),

@@ -144,7 +144,7 @@ class PyTorch(Framework):
 
 _FLAGS = frozenset({"standalone", "m", "module", "no-python", "run-path", "h", "help"})
 """Options of torchrun without a value."""
-_RENDEZVOUS = frozenset(
+RENDEZVOUS_OPTIONS = frozenset(
     {"nnodes", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id"}
 )
 _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
@@ -153,16 +153,16 @@ _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 def torchrun_notes(arguments: Sequence[str]) -> list[Note]:
     """Options by which a user connects nodes by hand. A value that refers to a variable may be that of allranks."""
     notes = []
-    for index, name, value in _torchrun_options(arguments):
+    for index, name, value in torchrun_options(arguments):
         written = arguments[index].partition("=")[0]
         if name == "standalone":
             notes.append((index, f"each pod would train alone; allranks connects the ranks: remove {written}"))
-        elif name in _RENDEZVOUS and "$" not in value:
+        elif name in RENDEZVOUS_OPTIONS and "$" not in value:
             notes.append((index, f"allranks sets it for each rank, and this value replaces it: remove {written}"))
     return notes
 
 
-def _torchrun_options(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+def torchrun_options(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
     """(index, name without dashes, value) of torchrun's own options, which end at the script. Underscores in names
     become dashes, as torchrun accepts both."""
     index = _after_torchrun(arguments)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from allranks.api.job import MANAGED_BY, Job
+from allranks.core.gpu_count import is_gpu
 from allranks.core.model import Manifest
 from allranks.extras import install_command
 from allranks.local.prepare import PodPlan
@@ -68,7 +69,7 @@ def _about_resources(plans: Iterable[PodPlan]) -> Iterator[str]:
         for amounts in (container.get("resources") or {}).values()
         if isinstance(amounts, Mapping)
         for name in amounts
-        if not name.endswith("/gpu")
+        if not is_gpu(name)
     )
     if names:
         yield f"resources are not limited here: {', '.join(names)}"

@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from allranks.api.validation import parse
-from allranks.cli.commands.convert import applied, found
+from allranks.cli.convert.old_form import applied, found
 from allranks.cli.main import cli
 
 OLD = """\

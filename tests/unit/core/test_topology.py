@@ -79,30 +79,3 @@ def test_no_name_is_longer_than_63_characters(role):
     assert len(naming.pod_name("j" * 42, role, last, 9_999)) <= 63
     alone = any(kind.scope == "Pod" for kind in kinds)
     assert not alone or len(naming.pod_name("j" * 42, role, last, 999, 999)) <= 63
-
-
-# Sentence, resources, GPUs.
-GPUS = [
-    ("without resources there are no GPUs", None, 0),
-    ("limits count", {"limits": {"nvidia.com/gpu": 8}}, 8),
-    ("a number in quotes counts", {"limits": {"nvidia.com/gpu": "8"}}, 8),
-    ("requests alone count", {"requests": {"nvidia.com/gpu": 4}}, 4),
-    ("limits and requests count once", {"limits": {"nvidia.com/gpu": 2}, "requests": {"nvidia.com/gpu": 2}}, 2),
-    ("GPUs of other vendors count", {"limits": {"amd.com/gpu": 3}}, 3),
-    ("GPUs of several vendors add up", {"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 2}}, 3),
-    ("a quantity with a suffix counts", {"limits": {"nvidia.com/gpu": "2000m"}}, 2),
-    ("an invalid amount counts as none", {"limits": {"nvidia.com/gpu": "many"}}, 0),
-    ("memory and CPUs are not GPUs", {"limits": {"memory": "64Gi", "cpu": 8}}, 0),
-]
-
-
-@table(*GPUS)
-def test_gpus(case):
-    resources, count = case
-    assert topology.gpus(resources) == count
-
-
-def test_gpus_counts_the_resource_of_the_pool_too():
-    resources = {"limits": {"nvidia.com/mig-3g.40gb": 2}}
-    assert topology.gpus(resources) == 0
-    assert topology.gpus(resources, "nvidia.com/mig-3g.40gb") == 2

@@ -11,14 +11,8 @@ from allranks.api.pool import KIND as POOL
 from allranks.cli.checks.problem import Problem
 
 MIGRATION = "docs/guides/migrate.md"
-OTHER_JOBS = {
-    "PyTorchJob": "pytorchReplicaSpecs.Worker.replicas is spec.roles.worker.replicas",
-    "TFJob": "tfReplicaSpecs.Worker.replicas is spec.roles.worker.replicas",
-    "MPIJob": "mpiReplicaSpecs.Worker.replicas is spec.roles.worker.replicas",
-    "TrainJob": "trainer.numNodes is spec.roles.worker.replicas",
-    "RayJob": "there is no counterpart of a Ray cluster; the training program itself can run",
-}
-"""Kind -> the first thing to be aware of when it is rewritten."""
+OTHER_JOBS = frozenset({"PyTorchJob", "TFJob", "MPIJob", "JAXJob", "TrainJob", "RayJob"})
+"""Kinds that `allranks convert` converts."""
 
 
 def misspelt(document: Mapping[str, Any]) -> Problem | None:
@@ -41,7 +35,11 @@ def instead_of_jobs(kinds: list[str]) -> str:
     found = ", ".join(dict.fromkeys(kinds))
     if other := next((kind for kind in kinds if kind in OTHER_JOBS), None):
         return (
-            f"contains no {KIND}, only {found}: {'an' if other[0] in 'MA' else 'a'} {other} has to be rewritten by "
-            f"hand, {MIGRATION} lists the fields ({OTHER_JOBS[other]})"
+            f"contains no {KIND}, only {found}: `allranks convert FILE > job.yaml` converts {_article(other)} {other} "
+            f"and comments on each line that means something else ({MIGRATION})"
         )
     return f"contains no {KIND}, only {found}"
+
+
+def _article(kind: str) -> str:
+    return "an" if kind.startswith("MPI") else "a"

@@ -57,12 +57,14 @@ def written_pool(document: Mapping[str, Any]) -> list[Problem]:
     return out
 
 
-def finished(job: Job, pool: PoolSpec | None) -> list[Problem]:
+def finished(
+    job: Job, pool: PoolSpec | None, claim_templates: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[Problem]:
     """Problems of the pods, and notes, of a job that has no other errors.
 
-    `pool`: the pool that it names, None if that is not in the files.
+    `pool`: the pool that it names, None if that is not in the files. `claim_templates`: those in the files, by name.
     """
-    notes = (Problem(note.path, note.message, note.severity) for note in notes_of(job))
+    notes = (Problem(note.path, note.message, note.severity) for note in notes_of(job, claim_templates))
     return [*pods.problems(job, pool), *notes]
 
 

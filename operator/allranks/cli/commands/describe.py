@@ -11,7 +11,7 @@ import click
 
 from allranks.api.status import Status
 from allranks.cli.completers import complete_jobs
-from allranks.cli.format import outcome
+from allranks.cli.format import gpus, outcome
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import age, elapsed, human
 from allranks.cli.format.events import EventGroup, group_events
@@ -114,7 +114,7 @@ def described(
 ) -> Iterator[str | Grid]:
     """Lines and tables. `hidden`: why the pods cannot be listed."""
     status = status_of(job)
-    yield from _head(job, status, now)
+    yield from _head(job, status, manifests, now)
     yield from _section("Conditions", _conditions(status, now))
     yield from _section("Roles", _roles(status))
     yield from _section("Pods", [f"  {hidden}"] if hidden else _pods(job, status, manifests, now))
@@ -131,7 +131,7 @@ def _section(title: str, content: Iterable[str | Grid]) -> Iterator[str | Grid]:
         yield from found
 
 
-def _head(job: Manifest, status: Status, now: datetime) -> Iterator[str]:
+def _head(job: Manifest, status: Status, manifests: list[Manifest], now: datetime) -> Iterator[str]:
     metadata, spec = job["metadata"], job["spec"]
     roles = spec.get("roles") or {}
     sizes = [_count((of or {}).get("replicas", 1), role) for role, of in roles.items()]
@@ -145,6 +145,7 @@ def _head(job: Manifest, status: Status, now: datetime) -> Iterator[str]:
         ("Image", spec.get("image")),
         ("Command", " ".join([*(spec.get("command") or []), *(spec.get("args") or [])])),
         ("Size", ", ".join(sizes) + _elastic(spec, status)),
+        ("GPUs", gpus.text(job, status, manifests)),
         ("Pool", spec.get("pool")),
         ("Phase", _phase(status)),
         ("Attempt", status.attempt if status.start_time else ""),

@@ -12,6 +12,7 @@ from allranks.api.job import GROUP, PLURAL, VERSION
 from allranks.api.pool import KIND as POOL_KIND
 from allranks.api.schema_differences import differences
 from allranks.cli.doctor.findings import Finding, describe_error, not_checked, note, ok, problem
+from allranks.core import gpu_count
 from allranks.core.quantity import quantity
 from allranks.errors import ClusterError
 from allranks.kube import paths
@@ -203,7 +204,7 @@ async def _nodes(cluster: Cluster) -> list[Finding]:
     holders: Counter[str] = Counter()
     for node in ready:
         for resource, amount in ((node.get("status") or {}).get("allocatable") or {}).items():
-            if _is_gpu(resource) and (count := int(quantity(str(amount)))):
+            if gpu_count.is_gpu(resource) and (count := int(quantity(str(amount)))):
                 gpus[resource] += count
                 holders[resource] += 1
     if not gpus:
@@ -220,10 +221,6 @@ def _nodes_text(count: int) -> str:
 def _is_ready(node: Manifest) -> bool:
     conditions = (node.get("status") or {}).get("conditions") or ()
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-
-def _is_gpu(resource: str) -> bool:
-    return resource.endswith("/gpu") or resource.startswith(("nvidia.com/mig-", "gpu.intel.com/"))
 
 
 async def _pools(cluster: Cluster) -> list[Finding]:

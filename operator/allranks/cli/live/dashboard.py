@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from allranks.api.status import ProgressStatus, Status
-from allranks.cli.format import plots
+from allranks.cli.format import gpus, plots
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import age, elapsed, human
 from allranks.cli.format.outcome import failure_line
@@ -56,6 +56,7 @@ def data(row: JobRow, now: datetime) -> dict[str, Any]:
         "framework": (job.get("spec") or {}).get("framework", ""),
         "phase": status.phase,
         "ready": status.ready,
+        "gpus": gpus.total(job, status),
         "attempt": status.attempt,
         "restarts": status.restarts.model_dump(by_alias=True, mode="json"),
         "stepsPerSecond": round(rate, 4) if rate is not None and progress_text.trains(status) else None,
@@ -216,12 +217,14 @@ def job(row: JobRow, now: datetime, width: int, height: int, unicode: bool) -> I
 def _head(manifest: Mapping[str, Any], status: Status, seconds: float) -> Line:
     metadata = manifest["metadata"]
     ready = f"{status.ready} pods running" if status.ready and not status.completion_time else ""
+    devices = gpus.total(manifest, status)
     parts = [
         (cell(metadata["name"]), "bold"),
         (cell(metadata.get("namespace", "")), "dim"),
         (cell((manifest.get("spec") or {}).get("framework", "")), ""),
         (status.phase, PHASES.get(status.phase, "")),
         (ready, ""),
+        (f"{devices} GPU{'s' * (devices != 1)}" if devices else "", ""),
         (f"attempt {status.attempt}" if status.attempt else "", ""),
         (elapsed(seconds), "bold"),
     ]

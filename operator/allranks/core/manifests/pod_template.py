@@ -8,7 +8,7 @@ from typing import Any
 from allranks.api.job import Job, RoleSpec
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
-from allranks.core import naming, topology
+from allranks.core import gpu_count, naming, topology
 from allranks.core.manifests import pod_metadata, pool_template, report_env, scheduling
 from allranks.core.manifests.strategic_merge import merge, without_nulls
 from allranks.core.model import Manifest, Platform
@@ -76,7 +76,7 @@ def trainer(template: Manifest) -> Manifest:
 def gpus(job: Job, template: Manifest, platform: Platform) -> int:
     """GPUs that the training container requests."""
     pool = pool_template.pool_of(job, platform)
-    return topology.gpus(trainer(template).get("resources"), pool.gpu.resource if pool and pool.gpu else "")
+    return gpu_count.gpus(trainer(template).get("resources"), pool.gpu.resource if pool and pool.gpu else "")
 
 
 def _grace_period(template: Manifest) -> int:

@@ -1,0 +1,86 @@
+"""Converts all jobs in the documents of files; other objects stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.cli.convert import kinds
+from allranks.cli.convert.commented_yaml import dump
+from allranks.cli.convert.draft import Draft
+from allranks.cli.convert.source import Fields
+from allranks.cli.format import yaml
+from allranks.errors import InvalidManifest
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A document of the output."""
+
+    source: str
+    """The file."""
+    documents: tuple[dict[str, Any], ...]
+    """One object, and for a job those that complete it."""
+    draft: Draft | None = None
+    """None for an object that stays as it is."""
+    problems: tuple[tuple[str, str], ...] = field(default=())
+    """(path in the source, message) of a job that cannot be converted; it has no documents."""
+    name: str = ""
+    """`PyTorchJob mnist`"""
+
+    def text(self) -> str:
+        """YAML with comments."""
+        if self.draft is None:
+            return yaml.dump(self.documents)
+        head = [f"Converted from {self.name} by allranks convert."]
+        head += [f"Dropped: {path}: {why}." for path, why in self.draft.dropped]
+        first = dump(self.draft.document, head, self.draft.comments)
+        return "---\n".join([first, *(yaml.dump([one]) for one in self.draft.further)])
+
+
+def has_jobs(documents: Iterable[Any]) -> bool:
+    return any(kinds.kind_of(document) for document in unlisted(documents))
+
+
+def unlisted(documents: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """The documents, with the items of lists in place of these, as `kubectl get -o yaml` prints several objects."""
+    for document in documents:
+        if not isinstance(document, dict):
+            continue
+        items = document.get("items")
+        if str(document.get("kind", "")).endswith("List") and isinstance(items, list):
+            kind = str(document["kind"])[: -len("List")]
+            inherited = {"apiVersion": document.get("apiVersion"), "kind": kind} if kind else {}
+            yield from unlisted({**inherited, **item} for item in items if isinstance(item, dict))
+        else:
+            yield document
+
+
+def convert(documents: Sequence[tuple[str, dict[str, Any]]]) -> list[Converted]:
+    """`documents`: (file, object). TrainingRuntimes are used and not printed."""
+    runtimes = [document for _, document in documents if kinds.is_runtime(document)]
+
+    def find(kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        for runtime in runtimes:
+            metadata = runtime.get("metadata") or {}
+            same = kind != "TrainingRuntime" or not namespace or metadata.get("namespace", namespace) == namespace
+            if (runtime.get("kind"), metadata.get("name")) == (kind, name) and same:
+                return runtime
+        return None
+
+    return [_converted(source, document, find) for source, document in documents if not kinds.is_runtime(document)]
+
+
+def _converted(source: str, document: dict[str, Any], find: Any) -> Converted:
+    kind = kinds.kind_of(document)
+    if kind is None:
+        return Converted(source, (document,))
+    metadata = document.get("metadata")
+    found = metadata if isinstance(metadata, dict) else {}
+    name = f"{kind.name} {found.get('name') or found.get('generateName') or ''}".strip()
+    try:
+        draft = kind.convert(Fields(document), find)
+    except InvalidManifest as error:
+        return Converted(source, (), problems=tuple(error.problems), name=name)
+    return Converted(source, (draft.document, *draft.further), draft, name=name)
