@@ -221,8 +221,7 @@ class Run:
         else:
             change()
         eventually(lambda: self._runs(attempt), what=f"attempt {attempt} runs")
-        kept = ("phase", "attempt", "restarts", "roles", "ready", "launched", "replicaRestarts")
-        self._statuses.append({name: self._status().get(name) for name in kept})
+        self._statuses.append(self._kept())
         if self._moves:
             self._proxy.move("")
 
@@ -251,7 +250,13 @@ class Run:
         status, uid = self._status(), self._api.get(KIND, self._namespace, "demo")["metadata"]["uid"]
         wanted = {(f"demo-{role}-0-{attempt}", uid) for role in ("master", "worker")}
         there = {(p["metadata"]["name"], p["metadata"]["ownerReferences"][0]["uid"]) for p in self._pods()}
-        return (status.get("phase"), status.get("attempt"), there) == ("Running", attempt, wanted)
+        seen = (status.get("phase"), status.get("attempt"), status.get("ready"), status.get("launched"), there)
+        return seen == ("Running", attempt, "2/2", True, wanted)
+
+    def _kept(self) -> dict[str, Any]:
+        """The status without times, because the clock is real."""
+        kept = ("phase", "attempt", "restarts", "roles", "replicaRestarts")
+        return {name: self._status().get(name) for name in kept}
 
     def _status(self) -> dict[str, Any]:
         found: dict[str, Any] = self._api.get(KIND, self._namespace, "demo").get("status", {})

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from .api import Api, ApiError
 
 HOST = "127.0.0.1"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 SECOND = "kube-apiserver-2"
 TOOLS = Path(__file__).parents[2] / "tools"
 CONTROLLERS = (
