@@ -250,8 +250,8 @@ class Run:
         status, uid = self._status(), self._api.get(KIND, self._namespace, "demo")["metadata"]["uid"]
         wanted = {(f"demo-{role}-0-{attempt}", uid) for role in ("master", "worker")}
         there = {(p["metadata"]["name"], p["metadata"]["ownerReferences"][0]["uid"]) for p in self._pods()}
-        seen = (status.get("phase"), status.get("attempt"), status.get("ready"), status.get("launched"), there)
-        return seen == ("Running", attempt, "2/2", True, wanted)
+        observed = (status.get("phase"), status.get("attempt"), status.get("ready"), status.get("launched"), there)
+        return observed == ("Running", attempt, "2/2", True, wanted)
 
     def _kept(self) -> dict[str, Any]:
         """The status without times, because the clock is real."""
@@ -309,6 +309,6 @@ def test_an_api_server_that_lags_behind_changes_nothing(
 
 
 def test_no_read_may_be_answered_from_a_cache(reference: Ending) -> None:
-    """With a resourceVersion, an API server may answer from its watch cache."""
+    """An API server may do that if the request names a resourceVersion."""
     assert [read for read in reference.reads if "/distributedtrainings?" in read or "/pods?" in read]
     assert not [read for read in reference.reads if "resourceVersion" in read]
