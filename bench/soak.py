@@ -169,7 +169,7 @@ def _sample(system: Allranks, of: ControlPlane, chaos: Chaos, passed: float) -> 
 
 def _etcd_bytes(of: ControlPlane) -> float:
     """Bytes of the database that are in use."""
-    with urllib.request.urlopen(f"{of._etcd_url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{of.etcd_url}/metrics", timeout=10) as answer:
         found = re.search(rb"^etcd_mvcc_db_total_size_in_use_in_bytes (\S+)", answer.read(), re.MULTILINE)
     return float(found[1]) if found else 0.0
 

@@ -4,11 +4,12 @@
 set -euo pipefail
 
 usage() {
-  cat <<'USAGE'
-usage: tools/go-tools.sh controlplane | helm | helm3 | untt | node | argo | bench | peers     (controlplane, helm, helm3: tools/controlplane.sh, tools/helm.sh [3] as well)
+  cat <<USAGE
+usage: tools/go-tools.sh controlplane [VERSION] | helm | helm3 | untt | node | argo | bench | peers     (controlplane, helm, helm3: tools/controlplane.sh [VERSION], tools/helm.sh [3] as well)
 
-Builds the programs into a directory of $ALLRANKS_CACHE, and prints that directory as the only line on stdout:
-  controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl
+Builds the programs into a directory of \$ALLRANKS_CACHE, and prints that directory as the only line on stdout:
+  controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl. VERSION: another version of Kubernetes than that of
+                tools/programs/go.mod, one of the folders of tools/kubernetes: $(versions)
   helm          helm 4
   helm3         helm 3, for tests of the chart
   untt          the test runner of helm-unittest, for the chart's own tests
@@ -21,8 +22,8 @@ more (they share packages), argo and peers 3 to 4 minutes each. Go needs 4 GB of
 
 environment:
   ALLRANKS_CACHE       folder of the programs, default ~/.cache/allranks
-  KUBEBUILDER_ASSETS   a directory with etcd, kube-apiserver and kubectl, as created by `setup-envtest`: these are used,
-                       and only missing programs are built (controlplane)
+  KUBEBUILDER_ASSETS   a directory with etcd, kube-apiserver and kubectl, as created by setup-envtest: these are used,
+                       and only missing programs are built (controlplane without VERSION)
   GOPROXY, GOFLAGS...  Go's own settings apply
 USAGE
 }
@@ -31,14 +32,17 @@ main() {
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case ${1-} in
     -h | --help) usage; exit 0 ;;
-    controlplane | helm | helm3 | untt | node | argo | bench | peers) name=$1 ;;
+    controlplane | helm | helm3 | untt | node | argo | bench | peers) name=$1 kubernetes=${2-} ;;
     *) usage >&2; exit 2 ;;
   esac
+  [[ -z $kubernetes || $name == controlplane ]] || { usage >&2; exit 2; }
+  [[ -z $kubernetes || -e $repository/tools/kubernetes/$kubernetes/go.mod ]] ||
+    fail "there is no tools/kubernetes/$kubernetes/go.mod: name one of $(versions), or no version"
   assets=
-  [[ $name != controlplane ]] || assets=${KUBEBUILDER_ASSETS:-}
+  [[ $name != controlplane || -n $kubernetes ]] || assets=${KUBEBUILDER_ASSETS:-}
   [[ -z $assets || -d $assets ]] || fail "KUBEBUILDER_ASSETS is not a directory: '$assets'"
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
-  target=$cache/$name-$(fingerprint)
+  target=$cache/$name${kubernetes:+-$kubernetes}-$(fingerprint)
 
   if [[ ! -d $target ]]; then
     mkdir -p "$cache"
@@ -47,6 +51,13 @@ main() {
     [[ -d $target ]] || build # the other call may have built it
   fi
   echo "$target"
+}
+
+# Versions of Kubernetes whose control plane can be built beside the usual one.
+versions() {
+  local files=("$repository"/tools/kubernetes/*/go.mod) names
+  names=("${files[@]%/go.mod}")
+  echo "${names[@]##*/}"
 }
 
 # Hash of everything that determines the programs.
@@ -62,7 +73,7 @@ fingerprint() {
 # The folder below tools/ with the go.mod.
 module() {
   case $name in
-    controlplane | helm | untt | node) echo programs ;;
+    controlplane | helm | untt | node) [[ -z $kubernetes ]] && echo programs || echo "kubernetes/$kubernetes" ;;
     *) echo "$name" ;;
   esac
 }
@@ -165,9 +176,11 @@ build_peers() {
 
 # Linker flags. Without these the version is v0.0.0-master, which Helm and kubectl reject.
 kubernetes_version() {
-  local package
+  local version major minor package
+  version=$(awk '$1 == "k8s.io/kubernetes" { print $2 }' "$repository/tools/$(module)/go.mod")
+  IFS=. read -r major minor _ <<<"${version#v}"
   for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
-    printf ' -X %s' "$package".{gitVersion=v1.36.3,gitMajor=1,gitMinor=36,gitTreeState=clean}
+    printf ' -X %s' "$package".{gitVersion="$version",gitMajor="$major",gitMinor="$minor",gitTreeState=clean}
   done
 }
 
@@ -176,8 +189,8 @@ compile() {
   say "compiling ${*:2}"
   (
     modules
-    # Debug information would take a tenth of the build time.
-    "$go" build -v -gcflags=all=-dwarf=false -ldflags "-s -w $1" -o "$work/bin/" "${@:2}" 2> >(count) ||
+    # Debug information would take a tenth of the build time. Kubernetes 1.30 contains cloud providers, which no test needs.
+    "$go" build -v -tags providerless -gcflags=all=-dwarf=false -ldflags "-s -w $1" -o "$work/bin/" "${@:2}" 2> >(count) ||
       fail "Go could not compile them, see above; run the same command to retry"
   )
 }
@@ -195,8 +208,8 @@ modules() {
 
 # Counts the packages that Go prints when compiled; passes all other lines on.
 count() {
-  awk -v name="$name" '
-    /^[^ ]+\/[^ ]+$|^[a-z0-9]+$/ { if (++n % 200 == 0) print name ": " n " packages"; next }
+  awk -v name="$name${kubernetes:+ $kubernetes}" '
+    /^[^ ]+\/[^ ]+$|^[a-z0-9]+$/ { if (++n % 200 == 0) { print name ": " n " packages"; fflush() } next }
     { print }' >&2
 }
 
@@ -215,7 +228,7 @@ find_go() {
   export GOGC=${GOGC:-off} GOMEMLIMIT=${GOMEMLIMIT:-2GiB}
 }
 
-say() { echo "$name: $*" >&2; }
+say() { echo "$name${kubernetes:+ $kubernetes}: $*" >&2; }
 
 fail() {
   echo "${name-go-tools}: error: $*" >&2

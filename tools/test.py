@@ -67,6 +67,29 @@ BY_MODULE = ("-n", "2", "--dist", "loadscope")
 FRAMEWORKS = "frameworks.sh"
 RANDOM = str(int.from_bytes(os.urandom(4), "big"))
 
+ON_EVERY_KUBERNETES = [
+    f"tests/apiserver/test_{name}.py"
+    for name in (
+        *("scenarios", "rules", "policies", "operator", "leader_election", "foreign_hands", "reports", "controlplane"),
+        *("cli_doctor", "cli_get", "cli_logs", "cli_output", "cli_submit", "cli_top", "cli_wait"),
+    )
+] + ["tests/faults/test_lagging_server.py"]
+"""What depends on the version of the API server."""
+
+
+def on_kubernetes(version: str, which: str) -> Part:
+    """The tests on the API server of another version, a folder of tools/kubernetes."""
+    name = f"kubernetes-{version}"
+    return Part(
+        name,
+        4,
+        f"scenarios, rules of the CRD, the operator, its Lease and the commands on {which}",
+        [pytest(name, "-m", "cluster and not nightly", *BY_MODULE, *ON_EVERY_KUBERNETES)],
+        {"KUBERNETES_VERSION": version},
+        prepares=(f"controlplane.sh {version}",),
+    )
+
+
 EVERY_CHANGE = (
     Part(
         "static",
@@ -129,6 +152,8 @@ NIGHT = (
         {"FAULTS": "600", "FAULTS_SEED": RANDOM},
         prepares=("controlplane.sh", "helm.sh"),
     ),
+    on_kubernetes("1.30", "the oldest supported Kubernetes"),
+    on_kubernetes("1.37", "the newest Kubernetes"),
     Part(
         "nodes",
         4,

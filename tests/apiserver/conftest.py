@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import subprocess
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from support import controlplane
 from support.api import ApiError, path
 from support.commands import Commands, JobOnCluster
 from support.controlplane import ControlPlane
@@ -31,9 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """The directory with etcd, kube-apiserver, kube-controller-manager and kubectl. Builds them if necessary."""
-    script = REPOSITORY / "tools" / "controlplane.sh"
-    done = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
-    return Path(done.stdout.strip())
+    return controlplane.build()
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from .api import Api, ApiError
 
 HOST = "127.0.0.1"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
+SECOND = "kube-apiserver-2"
+TOOLS = Path(__file__).parents[2] / "tools"
 CONTROLLERS = (
     "garbage-collector-controller",
     "namespace-controller",
@@ -35,6 +37,13 @@ CONTROLLERS = (
     "clusterrole-aggregation-controller",
 )
 """Controllers that tests need. Not the pod garbage collector: without Node objects it would delete every pod."""
+
+
+def build() -> Path:
+    """The folder with the programs, built if necessary: of $KUBERNETES_VERSION, or of the usual version."""
+    command = [TOOLS / "controlplane.sh", *filter(None, [os.environ.get("KUBERNETES_VERSION")])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
+    return Path(done.stdout.strip())
 
 
 class DoesNotStart(Exception):
@@ -57,7 +66,7 @@ class ControlPlane:
         self.ca_file = folder / "certificates" / "apiserver.crt"
         self.kubeconfig = folder / "kubeconfig"
         self.url = ""
-        self._etcd_url = ""
+        self.etcd_url = ""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._api: Api | None = None
 
@@ -84,7 +93,7 @@ class ControlPlane:
         """Stops the API server before etcd, because it waits for etcd otherwise."""
         if self._api:
             self._api.close()
-        for name in ("kube-controller-manager", "kube-apiserver", "etcd"):
+        for name in ("kube-controller-manager", SECOND, "kube-apiserver", "etcd"):
             self._end(name, signal.SIGKILL if name == "etcd" else signal.SIGTERM)
 
     def stop_api_server(self, how: signal.Signals = signal.SIGTERM) -> None:
@@ -95,6 +104,22 @@ class ControlPlane:
         """Starts it at the same address with the same data."""
         self._run_api_server()
         self._wait_for_api_server()
+
+    def start_second_api_server(self, etcd_url: str) -> str:
+        """Starts another one, which reaches etcd at this address. Returns its URL; CA and tokens are the same."""
+        for _ in range(5):
+            [port] = free_ports(1)
+            url = f"https://{HOST}:{port}"
+            with contextlib.suppress(PortIsTaken):
+                # The addresses of the Service `kubernetes` are left to the first one.
+                self._run_api_server(SECOND, etcd_url, port, "--endpoint-reconciler-type=none")
+                self._wait_for_api_server(url)
+                return url
+            self._end(SECOND, signal.SIGKILL)
+        raise DoesNotStart("five times in a row, a free port was in use when a server started")
+
+    def stop_second_api_server(self) -> None:
+        self._end(SECOND, signal.SIGKILL)
 
     @property
     def api(self) -> Api:
@@ -132,15 +157,15 @@ class ControlPlane:
     def _start_servers(self) -> None:
         client, peer, self._port = free_ports(3)
         self.url = f"https://{HOST}:{self._port}"
-        self._etcd_url, peer_url = f"http://{HOST}:{client}", f"http://{HOST}:{peer}"
+        self.etcd_url, peer_url = f"http://{HOST}:{client}", f"http://{HOST}:{peer}"
         # Start with an empty folder: etcd stores the addresses of its peers.
         self._data = self.folder / f"etcd-{client}"
         self._run(
             "etcd",
             f"--data-dir={self._data}",
             "--unsafe-no-fsync",
-            f"--listen-client-urls={self._etcd_url}",
-            f"--advertise-client-urls={self._etcd_url}",
+            f"--listen-client-urls={self.etcd_url}",
+            f"--advertise-client-urls={self.etcd_url}",
             f"--listen-peer-urls={peer_url}",
             f"--initial-advertise-peer-urls={peer_url}",
             f"--initial-cluster=default={peer_url}",
@@ -149,13 +174,13 @@ class ControlPlane:
         self._write_kubeconfig()
         self._wait_for_api_server()
 
-    def _run_api_server(self) -> None:
+    def _run_api_server(self, name: str = "kube-apiserver", etcd_url: str = "", port: int = 0, *options: str) -> None:
         key = self.folder / "service-accounts.key"
         self._run(
-            "kube-apiserver",
-            f"--etcd-servers={self._etcd_url}",
+            name,
+            f"--etcd-servers={etcd_url or self.etcd_url}",
             f"--bind-address={HOST}",
-            f"--secure-port={self._port}",
+            f"--secure-port={port or self._port}",
             # It creates a certificate authority and a certificate there, which it keeps over restarts.
             f"--cert-dir={self.ca_file.parent}",
             f"--token-auth-file={self.folder / 'tokens'}",
@@ -165,7 +190,8 @@ class ControlPlane:
             "--authorization-mode=Node,RBAC",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--profiling=false",
-            *self._audit(),
+            *(self._audit() if name != SECOND else ()),
+            *options,
         )
 
     def _audit(self) -> list[str]:
@@ -212,7 +238,7 @@ class ControlPlane:
         self.kubeconfig.write_text(json.dumps(config))
         self.kubeconfig.chmod(0o600)
 
-    def _wait_for_api_server(self) -> None:
+    def _wait_for_api_server(self, url: str = "") -> None:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             for name, process in self._processes.items():
@@ -223,7 +249,7 @@ class ControlPlane:
             if self.ca_file.exists():
                 with contextlib.suppress(TimeoutError):
                     # It listens long before it responds: a blocking request would not notice that etcd has ended.
-                    api = Api(self.url, self.ca_file, self.admin_token, timeout=1)
+                    api = Api(url or self.url, self.ca_file, self.admin_token, timeout=1)
                     with contextlib.closing(api):
                         api.wait_until_ready(0.5)
                     if self._api:
@@ -235,7 +261,7 @@ class ControlPlane:
     def _run(self, name: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [*_DIES_WITH_PARENT, str(os.getpid()), str(self.programs / name), *arguments],
+                [*_DIES_WITH_PARENT, str(os.getpid()), str(self.programs / name.removesuffix("-2")), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
