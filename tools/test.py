@@ -153,7 +153,6 @@ NIGHT = (
         prepares=("controlplane.sh", "helm.sh"),
     ),
     on_kubernetes("1.30", "the oldest supported Kubernetes"),
-    on_kubernetes("1.37", "the newest Kubernetes"),
     Part(
         "nodes",
         4,
