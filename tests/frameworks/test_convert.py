@@ -12,26 +12,32 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
+# Ranks of a pod share its output, so each line is one write.
 PYTORCH = """
+import sys
+
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-print(f"rank {dist.get_rank()}: the sum is {int(total)}", flush=True)
+sys.stdout.write(f"rank {dist.get_rank()}: the sum is {int(total)}\\n")
 """
 TENSORFLOW = """
+import sys
+
 import tensorflow as tf
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 index = strategy.cluster_resolver.task_id
-print(f"rank {index}: the sum is {strategy.num_replicas_in_sync}", flush=True)
+sys.stdout.write(f"rank {index}: the sum is {strategy.num_replicas_in_sync}\\n")
 """
 JAX = """
 import os
+import sys
 
 import jax
 
@@ -39,15 +45,17 @@ address = f"{os.environ['COORDINATOR_ADDRESS']}:{os.environ['COORDINATOR_PORT']}
 number, index = int(os.environ["NUM_PROCESSES"]), int(os.environ["PROCESS_ID"])
 jax.distributed.initialize(address, number, index)
 total = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")(jax.numpy.ones(1))
-print(f"rank {index}: the sum is {int(total[0])}", flush=True)
+sys.stdout.write(f"rank {index}: the sum is {int(total[0])}\\n")
 """
 HOROVOD = """
+import sys
+
 import horovod.torch as hvd
 import torch
 
 hvd.init()
 total = hvd.allreduce(torch.ones(1), op=hvd.Sum)
-print(f"rank {hvd.rank()}: the sum is {int(total)}", flush=True)
+sys.stdout.write(f"rank {hvd.rank()}: the sum is {int(total)}\\n")
 """
 
 
