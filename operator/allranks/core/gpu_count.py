@@ -102,9 +102,10 @@ def of_claims(
     pod_claims: Sequence[Mapping[str, object]],
     templates: Mapping[str, Mapping[str, object]],
 ) -> int | None:
-    """GPUs that a container's `resources.claims` have; None if that is not
-    determined. `pod_claims`: the `resourceClaims` of
-    its pod; `templates`: ResourceClaimTemplate -> the `spec` of its claims."""
+    """GPUs that a container's `resources.claims` have; None if that is not determined.
+
+    `pod_claims`: the `resourceClaims` of its pod; `templates`: ResourceClaimTemplate -> the `spec` of its claims.
+    """
     total = 0
     for entry in _entries(resources):
         source = next((one for one in pod_claims if one.get("name") == entry.get("name")), {})

@@ -83,4 +83,8 @@ def _converted(source: str, document: dict[str, Any], find: Any) -> Converted:
         draft = kind.convert(Fields(document), find)
     except InvalidManifest as error:
         return Converted(source, (), problems=tuple(error.problems), name=name)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        # No schema of the other operator is at hand, and its API server accepts nothing that leads here.
+        text = f"a field has a type that no {kind.name} has: `kubectl apply --dry-run=server` names it"
+        return Converted(source, (), problems=(("spec", text),), name=name)
     return Converted(source, (draft.document, *draft.further), draft, name=name)

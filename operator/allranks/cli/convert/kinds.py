@@ -54,4 +54,4 @@ def kind_of(document: Mapping[str, Any]) -> Kind | None:
 
 def is_runtime(document: Mapping[str, Any]) -> bool:
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
-    return group == RUNTIME_GROUP and document.get("kind") in RUNTIMES
+    return group == RUNTIME_GROUP and str(document.get("kind")) in RUNTIMES

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.cli.convert.draft import ADDED, Draft
-from allranks.cli.convert.source import NotConvertible
+from allranks.cli.convert.source import NotConvertible, check
 from allranks.core.naming import TRAINER
 from allranks.frameworks import FRAMEWORKS
 
@@ -34,7 +34,7 @@ class Part:
 
     @property
     def command_line(self) -> list[str]:
-        return [*(self.fields.get("command") or ()), *(self.fields.get("args") or ())]
+        return [str(text) for name in ("command", "args") for text in self.fields.get(name) or () if text is not None]
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -47,6 +47,7 @@ def read(
 ) -> Part:
     """`containers`: names that the training container may have; without one of these it is the first. `ports`: names
     of its ports that are for the operator. Raises NotConvertible."""
+    check(template, "PodTemplateSpec", path)
     pod: dict[str, Any] = copy.deepcopy(template) if isinstance(template, dict) else {}
     labels = (pod.get("metadata") or {}).get("labels") or {}
     for name in ADDED & labels.keys():

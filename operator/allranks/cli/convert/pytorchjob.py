@@ -85,7 +85,7 @@ def processes_per_node(draft: Draft, parts: list[Part], starts: list[command_lin
 
 def _elastic(draft: Draft, policy: Fields, parts: list[Part]) -> None:
     workers = next((part.replicas for part in parts if part.role == "worker"), 0)
-    least, most = policy.take("minReplicas"), policy.take("maxReplicas")
+    least, most = policy.number("minReplicas"), policy.number("maxReplicas")
     least, most = least or most or workers, most or least or workers
     backend = policy.take("rdzvBackend", "c10d")
     for name in _RENDEZVOUS[:-1]:
@@ -109,6 +109,9 @@ def _elastic(draft: Draft, policy: Fields, parts: list[Part]) -> None:
         if any(part.role == "master" for part in parts):
             draft.comment(("spec", "elastic"), "These bounds are of the workers, without the master.")
     if metrics := policy.take("metrics"):
+        if "name" not in draft.document["metadata"]:
+            draft.drop(policy.place("metrics"), "an autoscaler needs a job with a name, not with generateName")
+            return
         draft.further.append(_autoscaler(draft, least, most, metrics))
 
 

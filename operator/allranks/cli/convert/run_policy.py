@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from allranks.cli.convert import pod_parts
 from allranks.cli.convert.draft import Draft, Row
 from allranks.cli.convert.pod_parts import Part
-from allranks.cli.convert.source import Fields
+from allranks.cli.convert.source import Fields, NotConvertible
 
 _ROWS: tuple[Row, ...] = (
     ("cleanPodPolicy", "cleanPodPolicy", ""),
@@ -75,6 +75,8 @@ def roles(
         policies[role] = str(own.take("restartPolicy", default_policy))
         path = own.place("template")
         parts.append(pod_parts.read(role, replicas, own.take("template"), path, containers, [port]))
+    if not parts:
+        raise NotConvertible(specs.path, f"has none of the roles {', '.join(names)}")
     order = list(names.values())
     parts.sort(key=lambda part: order.index(part.role))
     return parts, policies

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from allranks.api.validation_messages import json_type
+from allranks.cli.checks import schema
 from allranks.errors import InvalidManifest
 
 
@@ -14,6 +15,13 @@ class NotConvertible(InvalidManifest):
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__([(path, message)])
+
+
+def check(value: Any, kind: str, path: str) -> None:
+    """Raises InvalidManifest if a value has not the form of a Kubernetes type such as PodTemplateSpec."""
+    found = schema.problems(value, kind, path)
+    if wrong := [(one.path, one.message) for one in found if one.severity == "error"]:
+        raise InvalidManifest(wrong)
 
 
 class Fields:

@@ -10,7 +10,7 @@ from typing import Any
 from allranks.cli.convert import command_line, mpijob, pod_parts, pytorchjob, run_policy, runtime_patches
 from allranks.cli.convert.draft import Draft, Row
 from allranks.cli.convert.pod_parts import Part
-from allranks.cli.convert.source import Fields, NotConvertible
+from allranks.cli.convert.source import Fields, NotConvertible, check
 from allranks.cli.convert.training_runtimes import STEP_LABEL, VERSION, published
 from allranks.core.gpu_count import gpus
 from allranks.core.manifests.strategic_merge import merge
@@ -134,6 +134,7 @@ def _add_trainer(trainer: Fields, part: Part) -> None:
     if env := trainer.take("env"):
         part.fields["env"] = merge({"env": part.fields.get("env") or []}, {"env": env})["env"]
     if resources := trainer.take("resourcesPerNode"):
+        check(resources, "ResourceRequirements", trainer.place("resourcesPerNode"))
         part.fields["resources"] = merge(dict(part.resources), resources)
 
 

@@ -291,12 +291,21 @@ def test_a_TFJob(case):
     assert [where for where, _ in made.dropped] == dropped
 
 
+def job_with_a_wrong_name() -> dict[str, Any]:
+    job = manifest("TrainJob", "trainer.kubeflow.org/v1alpha1", runtimeRef={"name": "torch-distributed"})
+    job["spec"]["trainer"] = {"env": [{"name": 1}], "command": ["python3", "train.py"]}
+    return job
+
+
 # Sentence, a document, (path, message).
 MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
     ("a role without containers", pytorch({"template": {}}), "template.spec.containers", "a container is needed"),
     ("a text for a map", pytorch(runPolicy="x"), "spec.runPolicy", "must be a map, not a string"),
     ("a word for a number", pytorch(pods(replicas="two")), "replicas", "must be a whole number, not two"),  # type: ignore[arg-type]
-    ("a launcher that is missing", manifest("MPIJob", mpiReplicaSpecs={}), "Launcher", "is needed"),
+    ("roles that are missing", manifest("MPIJob", mpiReplicaSpecs={}), "mpiReplicaSpecs", "has none of the roles"),
+    ("a worker alone", manifest("MPIJob", mpiReplicaSpecs={"Worker": pods()}), "Launcher", "is needed"),
+    ("a text for a list in a pod", pytorch(pods(env="x")), "containers[0].env", "must be a list"),
+    ("any other wrong type", job_with_a_wrong_name(), "spec", "a field has a type that no TrainJob has"),
     (
         "two chiefs",
         manifest("TFJob", tfReplicaSpecs={"Chief": pods("tensorflow"), "Master": pods("tensorflow")}),
