@@ -181,11 +181,24 @@ def test_a_script_runs_without_a_manifest(cli: Cli) -> None:
     assert (again.returncode, "--save job.yaml: the file exists" in again.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("path", ["framework", "spec.framework"])
+def test_set_framework_of_a_script_also_chooses_its_command(cli: Cli, path: str) -> None:
+    (cli.directory / "show.py").write_text("import torch")
+    done = cli.run("show.py", "--set", f"{path}=tensorflow", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    [pod] = (pod for pod in yaml.safe_load_all(done.stdout) if pod)
+    [trainer] = pod["spec"]["containers"]
+    assert "TF_CONFIG" in [variable["name"] for variable in trainer["env"]]
+    assert trainer["command"] == ["python", "show.py"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["job.yaml", "-n", "2"], "change a manifest with --set"),
         (["a.py", "b.py"], "a script runs alone"),
+        (["a.py", "--set", "framework=jaxx"], "--set framework=jaxx: there is no such framework"),
+        (["a.py", "--set", "framework=jax", "--framework", "pytorch"], "differ: specify one of them"),
         (["missing.py"], "missing.py: cannot be read: no such file or directory"),
         (["job.yaml", "-e", "A"], "--env A: must be NAME=VALUE"),
         ([], "no manifest given"),
@@ -243,7 +256,7 @@ def test_a_program_that_does_not_exist_fails_the_job_naming_it(cli: Cli) -> None
     done = cli.run()
     assert done.returncode == 1
     why = "torchrn is not on PATH of this machine: is your environment active?"
-    assert f"\nworker-0 could not be started (StartError): {why}\n" in done.stdout
+    assert done.stdout.count(f"worker-0 could not be started (StartError): {why}\n") == 1
     assert '  | exec: "torchrn": executable file not found in $PATH' in done.stdout
     assert cli.status()["restarts"]["counted"] == 0
 
@@ -253,7 +266,7 @@ def test_a_command_that_a_shell_does_not_find_fails_the_job_at_once(cli: Cli) ->
     done = cli.run()
     assert done.returncode == 1
     why = "torchrn is not on PATH of this machine: is your environment active?"
-    assert f"\nworker-0 failed with exit code 127 (Error): {why}\n" in done.stdout
+    assert done.stdout.count(f"worker-0 failed with exit code 127 (Error): {why}") == 1
     assert cli.status()["restarts"]["counted"] == 0
 
 
@@ -499,6 +512,12 @@ def test_quiet_prints_only_the_result_and_no_logs_hides_the_output_of_ranks(cli:
     shown = cli.run("job.yaml", "--no-logs").stdout
     assert "hello" not in shown
     assert "Pending, 0/1 pods running" in shown
+
+
+def test_a_quiet_run_that_failed_says_why(cli: Cli) -> None:
+    cli.job("torchrn", roles={"worker": {}})
+    why = "worker-0 could not be started (StartError): torchrn is not on PATH of this machine: is your environment active?"
+    assert cli.run("job.yaml", "--quiet").stdout.splitlines()[1] == why
 
 
 def test_a_bad_manifest_is_rejected_with_every_error_and_its_path(cli: Cli) -> None:

@@ -6,15 +6,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import yaml
 
 from allranks.api import old_form
 from allranks.api.job import KIND
+from allranks.cli import manifest_files
 from allranks.cli.completers import complete_files
-from allranks.cli.options import BAD_MANIFEST
+from allranks.cli.manifest_files import Unreadable
+from allranks.cli.options import BAD_MANIFEST, print_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Change:
 Examples:
   allranks convert job.yaml                    # print the manifest in today's form
   allranks convert --in-place jobs/*.yaml      # rewrite the files
-  kubectl get dt penguins -o yaml | allranks convert -
+  kubectl get dt -o yaml | allranks convert -
 \b
 Exit status:
   0 converted or nothing to convert, 2 the manifest cannot be read.
@@ -58,18 +60,13 @@ def convert(files: tuple[str, ...], in_place: bool) -> None:
 
 
 def _convert(file: str, in_place: bool) -> str:
-    try:
-        text = sys.stdin.read() if file == "-" else _read(file)
-        changes = found(text)
-    except (OSError, UnicodeDecodeError) as error:
-        _refuse(file, f"cannot be read: {getattr(error, 'strerror', None) or error}")
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
-        _refuse(place, f"is not YAML: {getattr(error, 'problem', None) or error}")
+    text = manifest_files.read_text(file)
+    changes = text if isinstance(text, Unreadable) else manifest_files.parsed(text, found)
+    if isinstance(text, Unreadable) or isinstance(changes, Unreadable):
+        _refuse(file, changes)
     if in_place and changes:
         Path(file).write_bytes(applied(text, changes).encode())
-    name = "stdin" if file == "-" else file
+    name = manifest_files.source_name(file)
     for change in changes:
         click.echo(f"{name}:{change.line}: {change.path}: {change.old} -> {change.new}", err=True)
     if not changes:
@@ -77,13 +74,9 @@ def _convert(file: str, in_place: bool) -> str:
     return applied(text, changes)
 
 
-def _read(file: str) -> str:
-    """The text of a file. Its line ends stay."""
-    return Path(file).read_bytes().decode()
-
-
-def _refuse(place: str, why: str) -> Any:
-    click.echo(f"error: {place}: {why}", err=True)
+def _refuse(file: str, why: Any) -> NoReturn:
+    place = manifest_files.source_name(file) + (f":{why.line}:{why.column}" if why.line else "")
+    print_problem("error", f"{place}: {why.message}" + (f"\n{why.excerpt}" if why.excerpt else ""))
     sys.exit(BAD_MANIFEST)
 
 
@@ -107,7 +100,8 @@ def found(text: str) -> list[Change]:
 
 
 def _changes(text: str) -> Iterator[Change]:
-    for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
+    documents = yaml.compose_all(text, Loader=yaml.SafeLoader)
+    for document in (item for node in documents for item in manifest_files.item_nodes(node)):
         kind = _child(document, "kind")
         spec = _child(document, "spec")
         if kind is None or kind.value != KIND or spec is None:

@@ -260,6 +260,7 @@ def _load_script(
     from allranks.cli.script_job import make_job, read_script
 
     arguments, env = additions
+    framework = _framework_of_script(framework, sets)
     source = read_script(script, workdir)
     document, notes = make_job(source, framework=framework, replicas=replicas, gpus=gpus, env=env, arguments=arguments)
     loaded = load_documents([(script, document)], sets)
@@ -267,6 +268,22 @@ def _load_script(
         _save(save, loaded.documents[0])
         notes.append(f"the manifest is in {save}: set its image to one that contains {script}, then submit it")
     return loaded, notes
+
+
+def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:
+    """The framework of --framework, or of --set framework=NAME, which means the same: it also chooses the command."""
+    values = [value for path, _, value in (item.partition("=") for item in sets) if path in _FRAMEWORK_PATHS]
+    if not values:
+        return option
+    if values[-1] not in FRAMEWORKS:
+        names = ", ".join(FRAMEWORKS)
+        raise click.UsageError(f"--set framework={values[-1]}: there is no such framework; there are {names}.")
+    if option not in (None, values[-1]):
+        raise click.UsageError(f"--framework {option} and --set framework={values[-1]} differ: specify one of them.")
+    return values[-1]
+
+
+_FRAMEWORK_PATHS = ("framework", "spec.framework")
 
 
 def _save(file: Path, document: dict[str, Any]) -> None:
