@@ -77,10 +77,18 @@ SYNONYMS = {
 }
 
 
+FILES = (".py", ".yaml", ".yml", ".json")
+
+
 class LazyGroup(SuggestingGroup):
     """Imports a command only to run it or to print its help."""
 
     synonyms = SYNONYMS
+
+    def explain(self, name: str) -> str:
+        if name == "init":
+            return "To write the manifest of a script: allranks run SCRIPT.py --save job.yaml"
+        return f"To run it on this machine: allranks run {name}" if name.endswith(FILES) else ""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

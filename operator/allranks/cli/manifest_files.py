@@ -5,6 +5,7 @@ The items of a `List`, which `kubectl get -o yaml` prints for several objects, c
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ def read(file: str) -> list[Any] | Unreadable:
     text = read_text(file)
     if isinstance(text, Unreadable):
         return text
+    if file.endswith(".py"):
+        return Unreadable(f"is a Python script: allranks run {file} --save job.yaml writes its manifest")
     found = parsed(text, lambda text: list(yaml.load_all(text, Loader=_Loader)))
     if isinstance(found, Unreadable):
         return found
@@ -67,9 +70,22 @@ def read_text(file: str) -> str | Unreadable:
         raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return raw.decode("utf-8-sig")
     except OSError as error:
-        return Unreadable(f"cannot be read: {(error.strerror or str(error)).lower()}")
+        return Unreadable(f"cannot be read: {(error.strerror or str(error)).lower()}{did_you_mean(file)}")
     except UnicodeDecodeError:
         return Unreadable("is not a UTF-8 text file")
+
+
+def did_you_mean(file: str) -> str:
+    """`, did you mean job.yaml?` for a file that does not exist, if a file beside it has a similar name."""
+    path = Path(file)
+    if path.exists() or not path.name:
+        return ""
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix == path.suffix]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7)
+    return f", did you mean {path.with_name(near[0])}?" if near else ""
 
 
 def parsed(text: str, parse: Callable[[str], _T]) -> _T | Unreadable:

@@ -241,8 +241,8 @@ UNREADABLE: list[tuple[str, str | bytes, str]] = [
     ("an empty file", "", "stdin: contains no DistributedTraining"),
     ("a comment", "# later\n", "stdin: contains no DistributedTraining"),
     ("another kind", CLAIM, "stdin: contains no DistributedTraining, only PersistentVolumeClaim"),
-    ("a list", "[1]", "stdin: (no name): a manifest must be a mapping, not a list"),
-    ("a word", "hello", "stdin: (no name): a manifest must be a mapping, not a string"),
+    ("a list", "[1]", "stdin: a manifest must be a mapping, not a list"),
+    ("a word", "hello", "stdin: a manifest must be a mapping, not a string"),
 ]
 
 

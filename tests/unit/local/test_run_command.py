@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
+from allranks.cli.commands import run as run_module
+
 MARK = "TEST_OF_RUN"
 SECONDS = 30.0
 
@@ -516,8 +518,9 @@ def test_quiet_prints_only_the_result_and_no_logs_hides_the_output_of_ranks(cli:
 
 def test_a_quiet_run_that_failed_says_why(cli: Cli) -> None:
     cli.job("torchrn", roles={"worker": {}})
-    why = "worker-0 could not be started (StartError): torchrn is not on PATH of this machine: is your environment active?"
-    assert cli.run("job.yaml", "--quiet").stdout.splitlines()[1] == why
+    why = "torchrn is not on PATH of this machine: is your environment active?"
+    [_, line, *_] = cli.run("job.yaml", "--quiet").stdout.splitlines()
+    assert line == f"worker-0 could not be started (StartError): {why}"
 
 
 def test_a_bad_manifest_is_rejected_with_every_error_and_its_path(cli: Cli) -> None:
@@ -559,6 +562,23 @@ def test_an_unwritable_run_directory_is_one_line_of_error(cli: Cli) -> None:
         2,
         "error: the run directory file/below cannot be created: not a directory\n",
     )
+
+
+def test_runs_that_start_in_the_same_second_have_different_directories(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reserved: list[Path] = []
+    paths = [run_module._run_dir(None, "job", reserved, several=False) for _ in range(3)]
+    assert len(set(paths)) == 3
+    assert reserved == paths
+    assert all(path.is_dir() for path in paths)
+    run_module._remove(reserved)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_does_not_start_leaves_no_directory(cli: Cli) -> None:
+    cli.job("true")
+    done = cli.run("job.yaml", "--volume", "nosuch=.")
+    assert (done.returncode, (cli.directory / "runs").exists()) == (2, False)
 
 
 def test_jobs_run_one_after_the_other_and_other_kinds_are_named(cli: Cli) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,7 +15,7 @@ import click
 
 from allranks.cli.completers import complete_files
 from allranks.cli.live.session import NOT_STARTED, Session, exit_on_ctrl_c
-from allranks.cli.options import OK, print_error, set_option
+from allranks.cli.options import OK, Count, print_error, set_option
 from allranks.cli.safe_output import use_colour
 from allranks.cli.script_job import is_script
 from allranks.frameworks import FRAMEWORKS
@@ -47,13 +49,15 @@ class _WithProgramArguments(click.Command):
         try:
             return super().parse_args(ctx, args[:at])
         except click.NoSuchOption as error:
-            likely = [option for option in error.possibilities or () if option != "--help"]
+            likely = difflib.get_close_matches(error.option_name, error.possibilities or (), cutoff=_SIMILAR)
             hint = f"Did you mean {likely[0]}? " if likely else ""
             message = f"No such option {error.option_name}. {hint}Options of the program follow --, as in: FILE -- "
             raise click.UsageError(message + error.option_name, ctx) from error
 
 
 _ARGUMENTS = "allranks.program_arguments"
+_SIMILAR = 0.75
+"""Required similarity of a suggested option: most unknown options belong to the program."""
 
 
 @click.command(
@@ -72,8 +76,8 @@ _ARGUMENTS = "allranks.program_arguments"
     shell_complete=complete_files,
 )
 @set_option
-@click.option("-n", "--replicas", type=click.IntRange(min=1), metavar="N", help="Ranks of a script. [default: 1]")
-@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs of each rank of a script. [default: 0]")
+@click.option("-n", "--replicas", type=Count(min=1), metavar="N", help="Ranks of a script. [default: 1]")
+@click.option("--gpus", type=Count(min=0), metavar="N", help="GPUs of each rank of a script. [default: 0]")
 @click.option(
     "--framework",
     type=click.Choice(list(FRAMEWORKS)),
@@ -113,7 +117,7 @@ _ARGUMENTS = "allranks.program_arguments"
 )
 @click.option(
     "--restarts",
-    type=click.IntRange(min=0, max=9_999),
+    type=Count(min=0, max=9_999),
     metavar="N",
     help="Restart the job up to N times after failures of the program. [default: restart.maxRestarts, but without it "
     "in the manifest a job that fails before its first step is not restarted]",
@@ -170,6 +174,7 @@ def run(
         sets = (*sets, f"restart.maxRestarts={restarts}")
     human = sys.stderr if output else sys.stdout
     colour = use_colour(human) and not no_color
+    reserved: list[Path] = []
     try:
         mapped = _mapped(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
@@ -182,7 +187,7 @@ def run(
             LocalRun(
                 job,
                 Options(
-                    run_dir=_run_dir(run_dir, job.name, several=len(loaded.jobs) > 1),
+                    run_dir=_run_dir(run_dir, job.name, None if dry_run else reserved, several=len(loaded.jobs) > 1),
                     link_latest=run_dir is None,
                     workdir=workdir.absolute(),
                     volumes=mapped,
@@ -197,6 +202,7 @@ def run(
             return
         notes = _check(runs, mapped)
     except AllranksError as error:
+        _remove(reserved)
         print_error(error)
         sys.exit(NOT_STARTED)
     named = {job.spec.pool for job in loaded.jobs}  # the notes of the jobs mention these
@@ -212,6 +218,7 @@ def run(
             _note(human, text, quiet, colour)
         status = session.run(one)
         if status != OK:
+            _remove(reserved[number + 1 :])
             left = ", ".join(later.job.name for later in runs[number + 1 :])
             if left:
                 click.echo(f"not run: {left}", file=human)
@@ -224,11 +231,22 @@ def _only_script(given: Sequence[str]) -> str | None:
         raise click.UsageError("no manifest given: specify a FILE, or - for standard input.")
     scripts = [file for file in given if is_script(file)]
     if scripts and len(given) > 1:
+        script, others = scripts[0], [file for file in given if file != scripts[0]]
+        if others[0] in _LAUNCHERS and others[0] == given[0]:
+            raise click.UsageError(f"leave out {others[0]}, which allranks adds: allranks run {script}")
+        example = "--lr 0.1" if any(map(_is_manifest, others)) else " ".join(others)
         raise click.UsageError(
-            f"{scripts[0]}: a script runs alone; put arguments of the program after --, for example "
-            f"allranks run {scripts[0]} -- --lr 0.1."
+            f"{script}: a script runs alone; put arguments of the program after --, for example "
+            f"allranks run {script} -- {example}"
         )
     return scripts[0] if scripts else None
+
+
+_LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "accelerate", "mpirun")
+
+
+def _is_manifest(file: str) -> bool:
+    return file.endswith((".py", ".yaml", ".yml", ".json")) or file == "-"
 
 
 def _first_given(**options: Any) -> str | None:
@@ -347,12 +365,38 @@ def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
     return notes
 
 
-def _run_dir(given: Path | None, job: str, *, several: bool) -> Path:
+def _run_dir(given: Path | None, job: str, reserved: list[Path] | None, *, several: bool) -> Path:
+    """The directory of --run-dir, or a new one in runs/JOB.
+
+    The new one is created and added to `reserved`, so that no other run that starts in the same second takes it.
+    """
     if given is not None:
         return given / job if several else given
     base = Path("runs") / job / f"{datetime.now():%Y%m%d-%H%M%S}"
     tries = itertools.chain((base,), (base.with_name(f"{base.name}-{number}") for number in itertools.count(2)))
-    return next(path for path in tries if not path.exists())
+    free = (path for path in tries if not path.exists())
+    if reserved is None:
+        return next(free)
+    for path in free:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if not path.is_dir():
+                return path  # `runs` is a file: the run says so
+        except OSError:
+            return path  # it cannot be created: the run says so
+        else:
+            reserved.append(path)
+            return path
+    raise AssertionError("the numbers are endless")
+
+
+def _remove(reserved: Iterable[Path]) -> None:
+    """Removes directories of runs that did not start, and those of their jobs if they are empty."""
+    for path in reserved:
+        for folder in (path, path.parent, path.parent.parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _print_pods(runs: Iterable[LocalRun]) -> None:
