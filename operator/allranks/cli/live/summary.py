@@ -99,7 +99,7 @@ class Summary:
 
         status = self.status
         head = Text.assemble((self.title, "bold"), "  ", (status.phase, PHASES.get(status.phase, "")))
-        if status.ready:  # before the first look at the pods, nothing is known about them
+        if status.ready:  # empty until the pods are counted
             head.append(f"  {status.ready} pods running")
         if status.attempt:
             head.append(f"  attempt {status.attempt}")
