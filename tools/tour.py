@@ -142,7 +142,7 @@ class Tour:
     def consoles(self, *blocks: tuple[str, str], only: str = ".") -> None:
         self.text.append(console(*blocks, only=only) + "\n")
 
-    def run(self, command: str, seconds: float = 300) -> str:
+    def run(self, command: str, seconds: float = 600) -> str:
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,
@@ -175,7 +175,7 @@ class Tour:
         return head + "\n" + "\n".join(self.text)
 
 
-def until(happened: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def until(happened: Callable[[], bool], what: str, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         if time.monotonic() > deadline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -109,6 +110,8 @@ class LazyGroup(SuggestingGroup):
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
             _explain(ctx.invoked_subcommand or "", error)
+        except KeyboardInterrupt:  # click would print "Aborted!" and exit with 1
+            sys.exit(128 + signal.SIGINT)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in SECTIONS.items():
