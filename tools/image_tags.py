@@ -1,7 +1,6 @@
 """Writes the version of allranks into examples and pages: `tools/image_tags.py`; `--check` compares.
 
-The source is `__version__`. It is in image names, and in recorded output such as `allranks, version 0.2.0`. Images are
-named with a version everywhere: `latest` would be another program tomorrow.
+The source is `__version__`. Images are named with a version everywhere: `latest` would be another program tomorrow.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ FILES = ("README.md", "docs/*.md", "examples/*.yaml", "tools/transcripts.py")
 """For git ls-files, whose `*` also matches folders."""
 IMAGE = re.compile(r"(ghcr\.io/allranks/\w+):(?:latest|\d+\.\d+\.\d+[\w.-]*)\b")
 """Not the tag `e2e`, which recorded sessions with the images of the tests show."""
-PRINTED = re.compile(r"(\ballranks,? +version )\d+\.\d+\.\d+|(\ballranks )\d+\.\d+\.\d+(?= is installed)")
-"""What `allranks --version`, `allranks doctor` and the notes of the chart print."""
+DOCTOR = re.compile(r"^(  ok +allranks +version )\d+\.\d+\.\d+", re.MULTILINE)
+"""A line of `allranks doctor`. Recorded sessions keep the version that they were recorded with."""
 
 
 def main() -> None:
@@ -31,8 +30,8 @@ def main() -> None:
 
 
 def tagged(text: str) -> str:
-    """The text with the current version as the tag of every image of allranks, and where allranks printed it."""
-    return PRINTED.sub(rf"\g<1>\g<2>{version()}", IMAGE.sub(rf"\1:{version()}", text))
+    """The text with the current version as the tag of every image of allranks, and in the output of doctor."""
+    return DOCTOR.sub(rf"\g<1>{version()}", IMAGE.sub(rf"\1:{version()}", text))
 
 
 def files() -> list[Path]:
