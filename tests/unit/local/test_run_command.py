@@ -191,7 +191,7 @@ def test_set_framework_of_a_script_also_chooses_its_command(cli: Cli, path: str)
     [pod] = (pod for pod in yaml.safe_load_all(done.stdout) if pod)
     [trainer] = pod["spec"]["containers"]
     assert "TF_CONFIG" in [variable["name"] for variable in trainer["env"]]
-    assert trainer["command"] == ["python", "show.py"]
+    assert trainer["command"] == ["python3", "show.py"]
 
 
 @pytest.mark.parametrize(
