@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make demo`: examples/penguins-pytorch.yaml with 1 master and 2 workers, real PyTorch ranks on this machine.
+# `make demo`: examples/penguins-pytorch.yaml with 3 workers, real PyTorch ranks on this machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,4 +1,4 @@
-"""Writes the version of allranks into the image names of examples and pages: `tools/image_tags.py`; `--check` compares.
+"""Writes the version of allranks into examples and pages: `tools/image_tags.py`; `--check` compares.
 
 The source is `__version__`. Images are named with a version everywhere: `latest` would be another program tomorrow.
 """
@@ -15,21 +15,23 @@ FILES = ("README.md", "docs/*.md", "examples/*.yaml", "tools/transcripts.py")
 """For git ls-files, whose `*` also matches folders."""
 IMAGE = re.compile(r"(ghcr\.io/allranks/\w+):(?:latest|\d+\.\d+\.\d+[\w.-]*)\b")
 """Not the tag `e2e`, which recorded sessions with the images of the tests show."""
+DOCTOR = re.compile(r"^(  ok +allranks +version )\d+\.\d+\.\d+", re.MULTILINE)
+"""A line of `allranks doctor`. Recorded sessions keep the version that they were recorded with."""
 
 
 def main() -> None:
     stale = [path for path in files() if tagged(path.read_text()) != path.read_text()]
     if "--check" in sys.argv[1:]:
         for path in stale:
-            print(f"{path.relative_to(ROOT)}: an image has another tag than {version()}: run 'make generate'")
+            print(f"{path.relative_to(ROOT)}: another version than {version()}: run 'make generate'")
         sys.exit(1 if stale else 0)
     for path in stale:
         path.write_text(tagged(path.read_text()))
 
 
 def tagged(text: str) -> str:
-    """The text with the current version as the tag of every image of allranks."""
-    return IMAGE.sub(rf"\1:{version()}", text)
+    """The text with the current version as the tag of every image of allranks, and in the output of doctor."""
+    return DOCTOR.sub(rf"\g<1>{version()}", IMAGE.sub(rf"\1:{version()}", text))
 
 
 def files() -> list[Path]:

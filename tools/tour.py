@@ -142,7 +142,7 @@ class Tour:
     def consoles(self, *blocks: tuple[str, str], only: str = ".") -> None:
         self.text.append(console(*blocks, only=only) + "\n")
 
-    def run(self, command: str, seconds: float = 300) -> str:
+    def run(self, command: str, seconds: float = 600) -> str:
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,
@@ -175,7 +175,7 @@ class Tour:
         return head + "\n" + "\n".join(self.text)
 
 
-def until(happened: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def until(happened: Callable[[], bool], what: str, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         if time.monotonic() > deadline:
@@ -234,7 +234,7 @@ def trained(tour: Tour) -> None:
     tour.tell("Meanwhile, in another terminal:")
     tour.consoles((pods, ran), (wait, waited))
     tour.tell("The loss falls:")
-    tour.show(f"kubectl logs {JOB}-master-0-0", only="rank 0|epoch (1|2|3|10|20)/|saved")
+    tour.show(f"kubectl logs {JOB}-worker-0-0", only="rank 0|epoch (1|2|3|10|20)/|saved")
     tour.tell(
         "The claim with the checkpoints is in the same file. It is deleted with the job here, so that the next job "
         "starts from the beginning:"
@@ -247,8 +247,8 @@ def named(tour: Tour) -> None:
     tour.show(f"allranks submit {EXAMPLE} --set 'args=[--epochs=12, --pause=1]'")
     tour.team.attempt(JOB, 0)
     tour.tell("Every rank has a DNS name, and every rank has the name of the first rank in a variable:")
-    resolve = f"kubectl exec {JOB}-worker-0-0 -- sh -c 'echo $MASTER_ADDR; getent hosts $MASTER_ADDR'"
-    tour.show(resolve, f"kubectl get pod {JOB}-master-0-0 -o custom-columns=IP:.status.podIP")
+    resolve = f"kubectl exec {JOB}-worker-1-0 -- sh -c 'echo $MASTER_ADDR; getent hosts $MASTER_ADDR'"
+    tour.show(resolve, f"kubectl get pod {JOB}-worker-0-0 -o custom-columns=IP:.status.podIP")
 
 
 def killed(tour: Tour) -> None:
@@ -256,20 +256,20 @@ def killed(tour: Tour) -> None:
         "## A rank is killed",
         "After four epochs, the training process of rank 1 (the child of its torchrun) receives SIGKILL:",
     )
-    tour.team.says(f"{JOB}-master-0-0", "epoch 4/12")
+    tour.team.says(f"{JOB}-worker-0-0", "epoch 4/12")
     with tour.watched("kubectl get dt -w", "Succeeded") as file:
-        kill = f"kubectl exec {JOB}-worker-0-0 -- sh -c 'kill -9 $(cat /proc/1/task/1/children)'"
+        kill = f"kubectl exec {JOB}-worker-1-0 -- sh -c 'kill -9 $(cat /proc/1/task/1/children)'"
         tour.show(kill)
         tour.team.attempt(JOB, 1)
-        tour.team.says(f"{JOB}-master-0-1", "epoch 6/12")
+        tour.team.says(f"{JOB}-worker-0-1", "epoch 6/12")
         described = tour.run(f"allranks describe {JOB}")
-        logged = tour.run(f"kubectl logs {JOB}-master-0-1")
+        logged = tour.run(f"kubectl logs {JOB}-worker-0-1")
         waited = tour.run(f"allranks wait {JOB}")
     tour.tell("All ranks restarted once, and the root cause is shown:")
     tour.consoles(("kubectl get dt -w", file.read_text()))
     tour.consoles((f"allranks describe {JOB}", described), only=NOTABLE)
     tour.tell("The new attempt resumed from the checkpoint and completed:")
-    tour.consoles((f"kubectl logs {JOB}-master-0-1", logged), (f"allranks wait {JOB}", waited))
+    tour.consoles((f"kubectl logs {JOB}-worker-0-1", logged), (f"allranks wait {JOB}", waited))
 
 
 def too_big(tour: Tour) -> None:
@@ -302,13 +302,13 @@ def lose(tour: Tour, node: str) -> None:
     text = "This job trains for more epochs. The claim was kept, so it resumes from the checkpoint of the previous job."
     tour.tell("## A node is lost", text)
     tour.show(f"allranks delete {JOB} --wait", f"allranks submit {EXAMPLE} --set 'args=[--epochs=24, --pause=1]'")
-    begun = tour.team.says(f"{JOB}-master-0-0", "epoch 14/24")
+    begun = tour.team.says(f"{JOB}-worker-0-0", "epoch 14/24")
     pods = "kubectl get pods -o wide"
     placed = tour.run(pods)
     lost = re.findall(rf"^(\S+) .* {node} ", placed, re.MULTILINE)
     if not lost:
         raise SystemExit(f"the scheduler put no rank on {node}")
-    tour.consoles((f"kubectl logs {JOB}-master-0-0", begun), (pods, placed))
+    tour.consoles((f"kubectl logs {JOB}-worker-0-0", begun), (pods, placed))
     tour.tell(
         f"{node} loses power. Kubernetes detects this after about 40 s, and evicts the pods on the unreachable node "
         "30 s later."
@@ -335,7 +335,7 @@ def lose(tour: Tour, node: str) -> None:
     tour.tell(f"{text} The new attempt resumed from the last checkpoint.")
     tour.show(
         f"kubectl get dt {JOB} -o custom-columns=RESTARTS:.status.restarts",
-        f"kubectl logs {JOB}-master-0-{status['attempt']} | grep resumed",
+        f"kubectl logs {JOB}-worker-0-{status['attempt']} | grep resumed",
     )
     tour.tell("The node returns, and its old pods are deleted:")
     started = tour.cluster.script("start", node)

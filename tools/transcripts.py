@@ -34,7 +34,7 @@ spec:
   framework: pytorch
   image: ghcr.io/allranks/pytorch:0.2.0
   command: [torchrun, broken.py]
-  roles: {master: {replicas: 1}, worker: {replicas: 1}}
+  roles: {worker: {replicas: 2}}
 """
 
 
@@ -139,7 +139,7 @@ def run(arguments: list[str], directory: Path, kill_at: str = "", program: Seque
     for line in process.stdout:
         lines.append(line.rstrip().replace(f"{directory}/", "").replace(tempfile.gettempdir(), "/tmp"))
         if kill_at and kill_at in line:
-            os.kill(rank_process("worker", "0", Path(arguments[-1])), signal.SIGKILL)
+            os.kill(rank_process("worker", "1", Path(arguments[-1])), signal.SIGKILL)
             kill_at = ""
     process.wait(timeout=300)
     return lines

@@ -14,7 +14,7 @@ from .cluster import IMAGE, REPOSITORY, Cluster
 from .jobs import Manifest, Team, namespace, of_tests
 
 EXAMPLES = REPOSITORY / "examples" / "argo"
-ALONE = {"master": {"replicas": 1}}
+ALONE = {"worker": {"replicas": 1}}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,7 +66,7 @@ def test_a_workflow_trains_and_passes_the_result_to_its_next_step(trains: Team) 
     assert job["metadata"]["name"] == name
     [owner] = job["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("Workflow", workflow["metadata"]["uid"], True)
-    assert "test accuracy" in team.kubectl("logs", f"{name}-master-0-0")
+    assert "test accuracy" in team.kubectl("logs", f"{name}-worker-0-0")
 
     team.kubectl("delete", "workflow", name, "--cascade=foreground", timeout=120)
     assert team.kubectl("get", "dt,pods", "-o", "name") == ""
@@ -99,7 +99,7 @@ def test_a_step_that_lost_its_pod_finds_its_job_again(waits: Team) -> None:
     team.kubectl("delete", "pod", first["metadata"]["name"], "--grace-period=0", "--force")
     logs = ("logs", *steps, "-n", team.namespace, "-c", "main", "--tail=-1")
     team.cluster.eventually(*logs, contains="0/1 success conditions matched")
-    team.kubectl("exec", f"{name}-master-0-0", "--", "touch", "/tmp/enough")
+    team.kubectl("exec", f"{name}-worker-0-0", "--", "touch", "/tmp/enough")
 
     workflow = finished(team, name, "Succeeded")
     assert [node["phase"] for node in nodes(workflow, "Pod", "train")] == ["Error", "Succeeded"]

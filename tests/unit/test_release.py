@@ -74,7 +74,10 @@ def test_image_tags_follow_the_version(monkeypatch):
     monkeypatch.setattr(image_tags, "version", lambda: "9.9.9")
     assert image_tags.tagged("FROM ghcr.io/allranks/pytorch:0.2.0\n") == "FROM ghcr.io/allranks/pytorch:9.9.9\n"
     assert image_tags.tagged("ghcr.io/allranks/pytorch:latest.") == "ghcr.io/allranks/pytorch:9.9.9."
-    recorded = "Image: ghcr.io/allranks/pytorch:e2e"
+    assert image_tags.tagged("  ok       allranks       version 0.1.0, Python 3") == (
+        "  ok       allranks       version 9.9.9, Python 3"
+    )
+    recorded = "Image: ghcr.io/allranks/pytorch:e2e\nallranks, version 0.1.0"
     assert image_tags.tagged(recorded) == recorded
 
 

@@ -62,10 +62,10 @@ FRAMEWORKS = (
     Framework(
         "PyTorch",
         "torchrun, 2 ranks",
-        Layout("penguins-pytorch", "train/penguins_pytorch.py", ("torchrun",), ("roles.worker.replicas=1",)),
-        first=Rank.of("master-0", 0),
-        other=Rank.of("worker-0", 1),
-        inside=Rank.of("worker-0", 1),
+        Layout("penguins-pytorch", "train/penguins_pytorch.py", ("torchrun",), ("roles.worker.replicas=2",)),
+        first=Rank.of("worker-0", 0),
+        other=Rank.of("worker-1", 1),
+        inside=Rank.of("worker-1", 1),
         stopped=(1,),  # torchrun forwards SIGTERM, and exits with 1 itself
         launched=True,
     ),

@@ -14,6 +14,7 @@ from typing import Any
 from allranks.api.crd import Schema, root_schema
 from allranks.api.status import FINISHED
 
+_CURE = " (allranks convert rewrites the file)"
 ITEMS = "[]"
 """A step into every item of a list."""
 Path = tuple[str, ...]
@@ -62,9 +63,9 @@ def sentence(location: Sequence[int | str], value: Any) -> str | None:
     """What to write for a value in the old form at this path of a manifest; None if it has no old form."""
     path = tuple(ITEMS if isinstance(step, int) else step for step in location[1:])
     if path == STRAGGLERS:
-        return f"is the old form: write {PERCENT}: {percent(value)}"
+        return f"is the old form: write {PERCENT}: {percent(value)}{_CURE}"
     new = new_value(path, value)
-    return f"{value} is the old form: write {new}" if new else None
+    return f"{value} is the old form: write {new}{_CURE}" if new else None
 
 
 def spec(stored: Any) -> Any:

@@ -53,7 +53,7 @@ class RoleStatus(Model):
 
     desired: Replicas = Field(0, description="Number of pods that there should be.")
     active: Replicas = Field(0, description="Pods that exist and have not terminated.")
-    ready: Replicas = Field(0, description="Pods that run or have succeeded.")
+    ready: Replicas = Field(0, description="Pods that run or have succeeded; 0 for a finished job.")
     succeeded: Replicas = Field(0, description="Pods that exited with code 0.")
     failed: Replicas = Field(0, description="Pods that failed in the current attempt.")
     waiting: Replicas = Field(0, description="Pods of an elastic job for which the cluster has no capacity yet.")
@@ -277,7 +277,7 @@ class Status(Model):
         default_factory=dict, description="Numbers of pods in the current attempt, by role."
     )
     ready: Annotated[str, StringConstraints(max_length=32)] = Field(
-        "", description="Pods that run or have succeeded, and all pods: 5/5."
+        "", description="Pods that run or have succeeded, and all pods: 5/5. 0/5 for a finished job."
     )
     avoided_nodes: Annotated[list[Name], Field(max_length=10)] = Field(
         default_factory=list,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -77,10 +78,18 @@ SYNONYMS = {
 }
 
 
+FILES = (".py", ".yaml", ".yml", ".json")
+
+
 class LazyGroup(SuggestingGroup):
     """Imports a command only to run it or to print its help."""
 
     synonyms = SYNONYMS
+
+    def explain(self, name: str) -> str:
+        if name == "init":
+            return "To write the manifest of a script: allranks run SCRIPT.py --save job.yaml"
+        return f"To run it on this machine: allranks run {name}" if name.endswith(FILES) else ""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -101,6 +110,8 @@ class LazyGroup(SuggestingGroup):
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
             _explain(ctx.invoked_subcommand or "", error)
+        except KeyboardInterrupt:  # click would print "Aborted!" and exit with 1
+            sys.exit(128 + signal.SIGINT)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in SECTIONS.items():

@@ -1,16 +1,22 @@
-"""Reads YAML documents from files or stdin, and describes what is not YAML with the line of the file."""
+"""Reads YAML documents from files or stdin, and describes what is not YAML with the line of the file.
+
+The items of a `List`, which `kubectl get -o yaml` prints for several objects, count as documents.
+"""
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_T = TypeVar("_T")
+_LIST = "List"
 _SHOWN_COLUMNS = 100
 _HINTS = {
     "did not find expected key": "keys of the same mapping must begin in the same column",
@@ -47,15 +53,45 @@ class Unreadable:
 
 def read(file: str) -> list[Any] | Unreadable:
     """The documents of a file; `-` is stdin. Empty documents are left out."""
+    text = read_text(file)
+    if isinstance(text, Unreadable):
+        return text
+    if file.endswith(".py"):
+        return Unreadable(f"is a Python script: allranks run {file} --save job.yaml writes its manifest")
+    found = parsed(text, lambda text: list(yaml.load_all(text, Loader=_Loader)))
+    if isinstance(found, Unreadable):
+        return found
+    return [item for document in found for item in _items(document) if item is not None]
+
+
+def read_text(file: str) -> str | Unreadable:
+    """The text of a file, with its line ends; `-` is stdin."""
     try:
         raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except OSError as error:
-        return Unreadable(f"cannot be read: {(error.strerror or str(error)).lower()}")
+        return Unreadable(f"cannot be read: {(error.strerror or str(error)).lower()}{did_you_mean(file)}")
     except UnicodeDecodeError:
         return Unreadable("is not a UTF-8 text file")
+
+
+def did_you_mean(file: str) -> str:
+    """`, did you mean job.yaml?` for a file that does not exist, if a file beside it has a similar name."""
+    path = Path(file)
+    if path.exists() or not path.name:
+        return ""
     try:
-        return [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix == path.suffix]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7)
+    return f", did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def parsed(text: str, parse: Callable[[str], _T]) -> _T | Unreadable:
+    """What `parse` makes of a YAML text, or why it is not YAML."""
+    try:
+        return parse(text)
     except yaml.MarkedYAMLError as error:
         return _marked(error, text)
     except yaml.YAMLError as error:
@@ -64,6 +100,19 @@ def read(file: str) -> list[Any] | Unreadable:
         return Unreadable(f"is not YAML: {error}")
     except RecursionError:
         return Unreadable("is nested too deeply")
+
+
+def _items(document: Any) -> list[Any]:
+    is_list = isinstance(document, dict) and document.get("kind") == _LIST and isinstance(document.get("items"), list)
+    return document["items"] if is_list else [document]
+
+
+def item_nodes(document: yaml.Node) -> list[yaml.Node]:
+    """The items of a list; any other document itself."""
+    fields = {key.value: value for key, value in document.value} if isinstance(document, yaml.MappingNode) else {}
+    kind, items = fields.get("kind"), fields.get("items")
+    is_list = kind is not None and kind.value == _LIST and isinstance(items, yaml.SequenceNode)
+    return list(items.value) if is_list and items else [document]
 
 
 def _marked(error: yaml.MarkedYAMLError, text: str) -> Unreadable:

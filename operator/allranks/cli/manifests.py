@@ -316,7 +316,9 @@ def _claim_spec(template: dict[str, Any]) -> dict[str, Any]:
 
 def _name(document: Any) -> str:
     """`sweep-*` for a name that the API server will make."""
-    metadata = document.get("metadata") if isinstance(document, dict) else None
+    if not isinstance(document, dict):
+        return ""
+    metadata = document.get("metadata")
     if not isinstance(metadata, dict):
         return "(no name)"
     name, prefix = metadata.get("name"), metadata.get("generateName")

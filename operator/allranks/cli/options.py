@@ -26,6 +26,7 @@ OK, FAILED, BAD_MANIFEST, TIMED_OUT = 0, 1, 2, 124
 """Exit statuses. 124 is that of timeout(1). 2 is also click's, for wrong usage."""
 
 _KINDS = frozenset({"dt", PLURAL, KIND.lower(), f"{PLURAL}.{GROUP}", f"{KIND.lower()}.{GROUP}"})
+_FILES = (".yaml", ".yml", ".json", ".py")
 
 
 # --- manifests -------------------------------------------------------------------------------------------------------
@@ -167,6 +168,8 @@ def run_on_cluster(
 
 def job_name(given: str) -> str:
     """`penguins` for `penguins`, `dt/penguins`, `distributedtraining.allranks.dev/penguins`. Raises UsageError."""
+    if given.endswith(_FILES):
+        raise click.UsageError(f"{given} looks like a file: specify the name of a job, which is its metadata.name.")
     kind, slash, name = given.rpartition("/")
     if slash and kind.lower() not in _KINDS:
         raise click.UsageError(f"{given}: this command supports only jobs (NAME or dt/NAME): use kubectl for {kind}.")
@@ -277,6 +280,12 @@ def joined(words: Iterable[str], last: str) -> str:
     """`a, b or c`."""
     *front, end = words
     return f"{', '.join(front)} {last} {end}" if front else end
+
+
+class Count(click.IntRange):
+    """A whole number. The name is that of click's messages."""
+
+    name = "whole number"
 
 
 class Duration(click.ParamType[float]):

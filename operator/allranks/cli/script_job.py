@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.api.job import API_VERSION, KIND
+from allranks.cli.manifest_files import did_you_mean
 from allranks.errors import InvalidManifest
 from allranks.frameworks import FRAMEWORKS
 
@@ -138,7 +139,7 @@ def _parse(file: Path, *, required: bool) -> ast.AST:
     try:
         return ast.parse(file.read_bytes(), str(file))
     except OSError as error:
-        problem = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        problem = f"cannot be read: {(error.strerror or str(error)).lower()}{did_you_mean(str(file))}"
     except (SyntaxError, ValueError) as error:
         line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
         problem = f"is not Python: {line}{error.msg if isinstance(error, SyntaxError) else error}"

@@ -19,10 +19,18 @@ class SuggestingGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name[:1] != "-" and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
-            found = suggestions(name, self.list_commands(ctx), self.synonyms)
-            hint = f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
-            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+            raise click.UsageError(f"No such command {name!r}.{self._hint(ctx, name)}", ctx)
         return super().resolve_command(ctx, args)
+
+    def _hint(self, ctx: click.Context, name: str) -> str:
+        if own := self.explain(name):
+            return f" {own}"
+        found = suggestions(name, self.list_commands(ctx), self.synonyms)
+        return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+    def explain(self, name: str) -> str:
+        """What to type instead of a word that is no command and resembles none; empty if nothing is obvious."""
+        return ""
 
 
 def suggestions(name: str, commands: Iterable[str], synonyms: Mapping[str, str]) -> list[str]:

@@ -144,7 +144,7 @@ def ignore(status: Status, failure: Failure) -> Status:
 
 def succeed(job: Job, status: Status, now: datetime) -> Status:
     done = changed(
-        status,
+        _without_ready(status),
         completion_time=now,
         history=_ended(status, "Completed", now),
         progress=finalize(status.progress),
@@ -154,13 +154,19 @@ def succeed(job: Job, status: Status, now: datetime) -> Status:
 
 def fail(job: Job, status: Status, reason: str, message: str, now: datetime, failure: Failure | None = None) -> Status:
     done = changed(
-        status,
+        _without_ready(status),
         completion_time=now,
         last_failure=failure or status.last_failure,
         history=_ended(status, reason, now, failure),
         progress=finalize(status.progress),
     )
     return with_phase(done, "Failed", now, reason, message)
+
+
+def _without_ready(status: Status) -> Status:
+    """No pod of a finished job is ready, as in the status of a Kubernetes Job. What succeeded is in `succeeded`."""
+    roles = {role: changed(of, ready=0) for role, of in status.roles.items()}
+    return changed(status, roles=roles, ready=f"0/{sum(of.desired for of in roles.values())}")
 
 
 def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:

@@ -118,9 +118,32 @@ class StoredRun:
 
 def new_directory(job: str) -> Path:
     """`runs/JOB/TIME`, which does not exist yet."""
+    return next(path for path in _names(job) if not path.exists())
+
+
+def reserve_directory(job: str, reserved: list[Path]) -> Path:
+    """Creates `runs/JOB/TIME` and adds it to `reserved`, so that no other run that starts in the same second takes it.
+
+    A path that cannot be created is returned as it is: the run says why.
+    """
+    for path in _names(job):
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if not path.is_dir():
+                return path  # `runs` is a file
+        except OSError:
+            return path
+        else:
+            reserved.append(path)
+            return path
+    raise AssertionError("the names are endless")
+
+
+def _names(job: str) -> Iterator[Path]:
     base = ROOT / job / f"{datetime.now():%Y%m%d-%H%M%S}"
-    tries = itertools.chain((base,), (base.with_name(f"{base.name}-{number}") for number in itertools.count(2)))
-    return next(path for path in tries if not path.exists())
+    yield base
+    yield from (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
 
 
 def stored_runs(root: Path = ROOT) -> list[StoredRun]:

@@ -25,7 +25,7 @@ def workers_of(run: Run, pod: str) -> dict[int, str]:
     return {pid: command for pid, command in found.items() if "torchrun" not in command and "train/" in command}
 
 
-@pytest.mark.parametrize(("pod", "rank"), [("worker-0", 1), pytest.param("master-0", 0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("pod", "rank"), [("worker-1", 1), pytest.param("worker-0", 0, marks=pytest.mark.nightly)])
 def test_kill_9_of_one_rank_restarts_the_group_from_its_checkpoint(pod, rank, run_job, tmp_path: Path) -> None:
     claim = tmp_path / "claim"
     run = run_job("examples/penguins-pytorch.yaml", *LONG, "--volume", f"penguins-pytorch={claim}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -241,8 +242,8 @@ UNREADABLE: list[tuple[str, str | bytes, str]] = [
     ("an empty file", "", "stdin: contains no DistributedTraining"),
     ("a comment", "# later\n", "stdin: contains no DistributedTraining"),
     ("another kind", CLAIM, "stdin: contains no DistributedTraining, only PersistentVolumeClaim"),
-    ("a list", "[1]", "stdin: (no name): a manifest must be a mapping, not a list"),
-    ("a word", "hello", "stdin: (no name): a manifest must be a mapping, not a string"),
+    ("a list", "[1]", "stdin: a manifest must be a mapping, not a list"),
+    ("a word", "hello", "stdin: a manifest must be a mapping, not a string"),
 ]
 
 
@@ -251,6 +252,30 @@ def test_unreadable_yaml_is_reported_with_its_line(case):
     text, error = case
     result = allranks("validate", "-", stdin=text)
     assert (result.exit_code, result.stderr) == (2, f"error: {error}\n")
+
+
+def test_ctrl_c_before_a_command_has_started_prints_no_traceback(monkeypatch):
+    """Imports take a second, on a busy machine longer."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    result = allranks("validate", "-", stdin="")
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_ctrl_c_while_the_command_line_is_imported_prints_no_traceback(tmp_path):
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "allranks", "version"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_unreadable_files_are_reported(here):

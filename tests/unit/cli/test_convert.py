@@ -100,6 +100,13 @@ def test_other_kinds_are_unchanged():
     assert call("-", stdin=text).stdout == text
 
 
+def test_jobs_of_a_list_are_converted():
+    """`kubectl get dt -o yaml` prints one."""
+    jobs = {"apiVersion": "v1", "kind": "List", "items": [yaml.safe_load(OLD), {"kind": "ConfigMap"}]}
+    converted = yaml.safe_load(call("-", stdin=yaml.safe_dump(jobs)).stdout)
+    assert converted == jobs | {"items": [yaml.safe_load(NEW), {"kind": "ConfigMap"}]}
+
+
 def test_several_files_become_several_documents(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).write_text(OLD)
@@ -120,9 +127,9 @@ def test_an_alias_is_changed_once_at_its_anchor():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read: No such file or directory"),
-        (b"a: [\n", "is not YAML: "),
-        (b"\xff", "cannot be read: "),
+        (None, ": cannot be read: no such file or directory"),
+        (b"a: 1\nb: [\n", ":3:1: is not YAML: "),
+        (b"\xff", ": is not a UTF-8 text file"),
     ],
     ids=["no file", "no YAML", "no text"],
 )

@@ -100,6 +100,25 @@ def test_two_other_objects_with_one_name_are_an_error():
     ]
 
 
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_items_of_a_list_count_as_documents():
+    """`kubectl get dt -o yaml` prints a list."""
+    listed = {"apiVersion": "v1", "kind": "List", "items": [manifest(), manifest() | {"metadata": {"name": "Other"}}]}
+    result = allranks("validate", "-", "-o", "json", stdin=text(manifest(), listed))
+    problems = json.loads(result.stdout)["problems"]
+    assert [(one["document"], one["name"], one["path"]) for one in problems] == [
+        (2, "job", "metadata.name"),
+        (3, "Other", "metadata.name"),
+    ]
+
+
+def test_an_empty_list_has_no_job():
+    result = allranks("validate", "-", stdin="{apiVersion: v1, kind: List, items: []}")
+    assert (result.exit_code, result.stderr) == (2, "error: stdin: contains no DistributedTraining\n")
+
+
 # --- warnings and notes ----------------------------------------------------------------------------------------------
 
 

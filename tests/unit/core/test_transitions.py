@@ -202,6 +202,13 @@ def test_restart_of_one_replica():
     )
 
 
+NONE_READY = {
+    "ready": "0/3",
+    "roles": {"master": RoleStatus(desired=1, active=1), "worker": RoleStatus(desired=2, active=2)},
+}
+"""As in the status of a Kubernetes Job: `kubectl get dt` shows Succeeded 0/3."""
+
+
 def test_success():
     assert transitions.succeed(job(**GROUP), running(), at(90)) == running().model_copy(
         update={
@@ -212,6 +219,7 @@ def test_success():
             ],
             "completion_time": at(90),
             "history": [over("Completed", 90)],
+            **NONE_READY,
         }
     )
 
@@ -228,6 +236,7 @@ def test_failure():
             "completion_time": at(90),
             "last_failure": first,
             "history": [over("Error", 90, False, first)],
+            **NONE_READY,
         }
     )
 

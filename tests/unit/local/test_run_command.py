@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
+from allranks.cli.commands import run as run_module
+
 MARK = "TEST_OF_RUN"
 SECONDS = 120.0
 
@@ -181,11 +183,24 @@ def test_a_script_runs_without_a_manifest(cli: Cli) -> None:
     assert (again.returncode, "--save job.yaml: the file exists" in again.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("path", ["framework", "spec.framework"])
+def test_set_framework_of_a_script_also_chooses_its_command(cli: Cli, path: str) -> None:
+    (cli.directory / "show.py").write_text("import torch")
+    done = cli.run("show.py", "--set", f"{path}=tensorflow", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    [pod] = (pod for pod in yaml.safe_load_all(done.stdout) if pod)
+    [trainer] = pod["spec"]["containers"]
+    assert "TF_CONFIG" in [variable["name"] for variable in trainer["env"]]
+    assert trainer["command"] == ["python3", "show.py"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["job.yaml", "-n", "2"], "change a manifest with --set"),
         (["a.py", "b.py"], "a script runs alone"),
+        (["a.py", "--set", "framework=jaxx"], "--set framework=jaxx: there is no such framework"),
+        (["a.py", "--set", "framework=jax", "--framework", "pytorch"], "differ: specify one of them"),
         (["missing.py"], "missing.py: cannot be read: no such file or directory"),
         (["job.yaml", "-e", "A"], "--env A: must be NAME=VALUE"),
         ([], "no manifest given"),
@@ -243,7 +258,7 @@ def test_a_program_that_does_not_exist_fails_the_job_naming_it(cli: Cli) -> None
     done = cli.run()
     assert done.returncode == 1
     why = "torchrn is not on PATH of this machine: is your environment active?"
-    assert f"\nworker-0 could not be started (StartError): {why}\n" in done.stdout
+    assert done.stdout.count(f"worker-0 could not be started (StartError): {why}\n") == 1
     assert '  | exec: "torchrn": executable file not found in $PATH' in done.stdout
     assert cli.status()["restarts"]["counted"] == 0
 
@@ -253,7 +268,7 @@ def test_a_command_that_a_shell_does_not_find_fails_the_job_at_once(cli: Cli) ->
     done = cli.run()
     assert done.returncode == 1
     why = "torchrn is not on PATH of this machine: is your environment active?"
-    assert f"\nworker-0 failed with exit code 127 (Error): {why}\n" in done.stdout
+    assert done.stdout.count(f"worker-0 failed with exit code 127 (Error): {why}") == 1
     assert cli.status()["restarts"]["counted"] == 0
 
 
@@ -501,6 +516,13 @@ def test_quiet_prints_only_the_result_and_no_logs_hides_the_output_of_ranks(cli:
     assert "Pending, 0/1 pods running" in shown
 
 
+def test_a_quiet_run_that_failed_says_why(cli: Cli) -> None:
+    cli.job("torchrn", roles={"worker": {}})
+    why = "torchrn is not on PATH of this machine: is your environment active?"
+    [_, line, *_] = cli.run("job.yaml", "--quiet").stdout.splitlines()
+    assert line == f"worker-0 could not be started (StartError): {why}"
+
+
 def test_a_bad_manifest_is_rejected_with_every_error_and_its_path(cli: Cli) -> None:
     cli.job("true", roles={"worker": {"replicas": -1}, "boss": {}})
     done = cli.run()
@@ -540,6 +562,23 @@ def test_an_unwritable_run_directory_is_one_line_of_error(cli: Cli) -> None:
         2,
         "error: the run directory file/below cannot be created: not a directory\n",
     )
+
+
+def test_runs_that_start_in_the_same_second_have_different_directories(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reserved: list[Path] = []
+    paths = [run_module._run_dir(None, "job", reserved, several=False) for _ in range(3)]
+    assert len(set(paths)) == 3
+    assert reserved == paths
+    assert all(path.is_dir() for path in paths)
+    run_module._remove(reserved)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_does_not_start_leaves_no_directory(cli: Cli) -> None:
+    cli.job("true")
+    done = cli.run("job.yaml", "--volume", "nosuch=.")
+    assert (done.returncode, (cli.directory / "runs").exists()) == (2, False)
 
 
 def test_jobs_run_one_after_the_other_and_other_kinds_are_named(cli: Cli) -> None:

@@ -17,6 +17,7 @@ import yaml
 from allranks.cli import manifest_files
 from allranks.cli.completers import complete_files
 from allranks.cli.convert import old_form
+from allranks.cli.manifest_files import Unreadable
 from allranks.cli.options import BAD_MANIFEST, FAILED, OK, cluster_options, print_problem, run_on_cluster, set_option
 from allranks.kube.cluster import Cluster, Where
 
@@ -230,23 +231,18 @@ def _rewrite(texts: Sequence[tuple[str, str]], in_place: bool) -> None:
 
 def _read(file: str) -> str:
     """The text of a file. Its line ends stay."""
-    try:
-        return sys.stdin.read() if file == "-" else Path(file).read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        _refuse(file, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    text = manifest_files.read_text(file)
+    return _refuse(file, text) if isinstance(text, Unreadable) else text
 
 
 def _documents(file: str, text: str) -> list[Any]:
-    try:
-        return [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
-        _refuse(place, f"is not YAML: {getattr(error, 'problem', None) or error}")
+    found = manifest_files.parsed(text, lambda text: [one for one in yaml.safe_load_all(text) if one is not None])
+    return _refuse(file, found) if isinstance(found, Unreadable) else found
 
 
-def _refuse(place: str, why: str) -> NoReturn:
-    click.echo(f"error: {place}: {why}", err=True)
+def _refuse(file: str, why: Unreadable) -> NoReturn:
+    place = manifest_files.source_name(file) + (f":{why.line}:{why.column}" if why.line else "")
+    print_problem("error", f"{place}: {why.message}" + (f"\n{why.excerpt}" if why.excerpt else ""))
     sys.exit(BAD_MANIFEST)
 
 

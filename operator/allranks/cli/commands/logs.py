@@ -16,7 +16,7 @@ from allranks.cli.format.log_lines import label, prefixed
 from allranks.cli.format.outcome import failure_line
 from allranks.cli.format.progress import pod_state
 from allranks.cli.live.follow import Deleted, Follower, has_log
-from allranks.cli.options import FAILED, OK, Duration, get_job, joined, name_callback, on_cluster
+from allranks.cli.options import FAILED, OK, Count, Duration, get_job, joined, name_callback, on_cluster
 from allranks.cli.safe_output import use_colour
 from allranks.control_sequences import clean
 from allranks.core.model import Pod
@@ -68,24 +68,20 @@ Exit status:
 @click.argument("name", callback=name_callback, shell_complete=complete_jobs)
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the job has finished, across restarts.")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="Print only pods of this role. Repeatable.")
-@click.option(
-    "--rank", "ranks", type=click.IntRange(0), multiple=True, metavar="N", help="Print only this rank. Repeatable."
-)
+@click.option("--rank", "ranks", type=Count(0), multiple=True, metavar="N", help="Print only this rank. Repeatable.")
 @click.option(
     "--index",
     "indices",
-    type=click.IntRange(0),
+    type=Count(0),
     multiple=True,
     metavar="N",
     help="Print only this index in its role. Repeatable.",
 )
-@click.option("--attempt", type=click.IntRange(0), metavar="N", help="Print this attempt. [default: the current one]")
+@click.option("--attempt", type=Count(0), metavar="N", help="Print this attempt. [default: the current one]")
 @click.option("--all-attempts", is_flag=True, help="Print all attempts whose pods still exist.")
 @click.option("-c", "--container", default=TRAINER, show_default=True, metavar="NAME", help="The container.")
 @click.option("-p", "--previous", is_flag=True, help="Print the previous run of the container (OnFailure).")
-@click.option(
-    "--tail", type=click.IntRange(0), metavar="LINES", help="Print the last LINES of each log. [default: all]"
-)
+@click.option("--tail", type=Count(0), metavar="LINES", help="Print the last LINES of each log. [default: all]")
 @click.option("--since", type=Duration(), metavar="TIME", help="Print only newer lines, for example 30s or 10m.")
 @click.option("--timestamps", is_flag=True, help="Print the time (UTC) of each line.")
 @click.option("--no-prefix", is_flag=True, help="Print lines without the rank in front.")

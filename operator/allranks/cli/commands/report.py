@@ -139,14 +139,16 @@ async def _from_cluster(cluster: Cluster, name: str, output: Output) -> int:
 
 def _from_runs(error: AllranksError, name: str, output: Output) -> int:
     """Reports on the newest local run of the job if the cluster has none. Returns the exit status."""
-    from allranks.local.run_directories import RunsError, find_run
+    from allranks.local.run_directories import ROOT, RunsError, find_run
 
     try:
         run = find_run(name)
         click.echo(f"The newest local run of {name} is shown ({run.directory}).", err=True)
         write_of_run(run.directory, output)
-    except RunsError:
+    except RunsError as none:
         print_error(error)
+        if ROOT.is_dir():
+            print_error(none)
         return FAILED
     except AllranksError as broken:
         print_error(broken)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,7 +13,7 @@ import click
 
 from allranks.cli.completers import complete_files
 from allranks.cli.live.session import NOT_STARTED, Session, exit_on_ctrl_c
-from allranks.cli.options import OK, print_error, set_option
+from allranks.cli.options import OK, Count, print_error, set_option
 from allranks.cli.safe_output import use_colour
 from allranks.cli.script_job import is_script
 from allranks.frameworks import FRAMEWORKS
@@ -45,13 +47,15 @@ class _WithProgramArguments(click.Command):
         try:
             return super().parse_args(ctx, args[:at])
         except click.NoSuchOption as error:
-            likely = [option for option in error.possibilities or () if option != "--help"]
+            likely = difflib.get_close_matches(error.option_name, error.possibilities or (), cutoff=_SIMILAR)
             hint = f"Did you mean {likely[0]}? " if likely else ""
             message = f"No such option {error.option_name}. {hint}Options of the program follow --, as in: FILE -- "
             raise click.UsageError(message + error.option_name, ctx) from error
 
 
 _ARGUMENTS = "allranks.program_arguments"
+_SIMILAR = 0.75
+"""Required similarity of a suggested option: most unknown options belong to the program."""
 
 
 @click.command(
@@ -70,8 +74,8 @@ _ARGUMENTS = "allranks.program_arguments"
     shell_complete=complete_files,
 )
 @set_option
-@click.option("-n", "--replicas", type=click.IntRange(min=1), metavar="N", help="Ranks of a script. [default: 1]")
-@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs of each rank of a script. [default: 0]")
+@click.option("-n", "--replicas", type=Count(min=1), metavar="N", help="Ranks of a script. [default: 1]")
+@click.option("--gpus", type=Count(min=0), metavar="N", help="GPUs of each rank of a script. [default: 0]")
 @click.option(
     "--framework",
     type=click.Choice(list(FRAMEWORKS)),
@@ -111,7 +115,7 @@ _ARGUMENTS = "allranks.program_arguments"
 )
 @click.option(
     "--restarts",
-    type=click.IntRange(min=0, max=9_999),
+    type=Count(min=0, max=9_999),
     metavar="N",
     help="Restart the job up to N times after failures of the program. [default: restart.maxRestarts, but without it "
     "in the manifest a job that fails before its first step is not restarted]",
@@ -168,6 +172,7 @@ def run(
         sets = (*sets, f"restart.maxRestarts={restarts}")
     human = sys.stderr if output else sys.stdout
     colour = use_colour(human) and not no_color
+    reserved: list[Path] = []
     try:
         mapped = _mapped(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
@@ -180,7 +185,7 @@ def run(
             LocalRun(
                 job,
                 Options(
-                    run_dir=_run_dir(run_dir, job.name, several=len(loaded.jobs) > 1),
+                    run_dir=_run_dir(run_dir, job.name, None if dry_run else reserved, several=len(loaded.jobs) > 1),
                     link_latest=run_dir is None,
                     workdir=workdir.absolute(),
                     volumes=mapped,
@@ -195,6 +200,7 @@ def run(
             return
         notes = _check(runs, mapped)
     except AllranksError as error:
+        _remove(reserved)
         print_error(error)
         sys.exit(NOT_STARTED)
     named = {job.spec.pool for job in loaded.jobs}  # the notes of the jobs mention these
@@ -210,6 +216,7 @@ def run(
             _note(human, text, quiet, colour)
         status = session.run(one)
         if status != OK:
+            _remove(reserved[number + 1 :])
             left = ", ".join(later.job.name for later in runs[number + 1 :])
             if left:
                 click.echo(f"not run: {left}", file=human)
@@ -222,11 +229,22 @@ def _only_script(given: Sequence[str]) -> str | None:
         raise click.UsageError("no manifest given: specify a FILE, or - for standard input.")
     scripts = [file for file in given if is_script(file)]
     if scripts and len(given) > 1:
+        script, others = scripts[0], [file for file in given if file != scripts[0]]
+        if others[0] in _LAUNCHERS and others[0] == given[0]:
+            raise click.UsageError(f"leave out {others[0]}, which allranks adds: allranks run {script}")
+        example = "--lr 0.1" if any(map(_is_manifest, others)) else " ".join(others)
         raise click.UsageError(
-            f"{scripts[0]}: a script runs alone; put arguments of the program after --, for example "
-            f"allranks run {scripts[0]} -- --lr 0.1."
+            f"{script}: a script runs alone; put arguments of the program after --, for example "
+            f"allranks run {script} -- {example}"
         )
     return scripts[0] if scripts else None
+
+
+_LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "accelerate", "mpirun")
+
+
+def _is_manifest(file: str) -> bool:
+    return file.endswith((".py", ".yaml", ".yml", ".json")) or file == "-"
 
 
 def _first_given(**options: Any) -> str | None:
@@ -258,6 +276,7 @@ def _load_script(
     from allranks.cli.script_job import make_job, read_script
 
     arguments, env = additions
+    framework = _framework_of_script(framework, sets)
     source = read_script(script, workdir)
     document, notes = make_job(source, framework=framework, replicas=replicas, gpus=gpus, env=env, arguments=arguments)
     loaded = load_documents([(script, document)], sets)
@@ -265,6 +284,22 @@ def _load_script(
         _save(save, loaded.documents[0])
         notes.append(f"the manifest is in {save}: set its image to one that contains {script}, then submit it")
     return loaded, notes
+
+
+def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:
+    """The framework of --framework, or of --set framework=NAME, which means the same: it also chooses the command."""
+    values = [value for path, _, value in (item.partition("=") for item in sets) if path in _FRAMEWORK_PATHS]
+    if not values:
+        return option
+    if values[-1] not in FRAMEWORKS:
+        names = ", ".join(FRAMEWORKS)
+        raise click.UsageError(f"--set framework={values[-1]}: there is no such framework; there are {names}.")
+    if option not in (None, values[-1]):
+        raise click.UsageError(f"--framework {option} and --set framework={values[-1]} differ: specify one of them.")
+    return values[-1]
+
+
+_FRAMEWORK_PATHS = ("framework", "spec.framework")
 
 
 def _save(file: Path, document: dict[str, Any]) -> None:
@@ -328,12 +363,21 @@ def _check(runs: Sequence[LocalRun], mapped: Iterable[str]) -> list[list[str]]:
     return notes
 
 
-def _run_dir(given: Path | None, job: str, *, several: bool) -> Path:
+def _run_dir(given: Path | None, job: str, reserved: list[Path] | None, *, several: bool) -> Path:
+    """The directory of --run-dir, or a new one in runs/JOB. With `reserved` it is created, and added to the list."""
     from allranks.local import run_directories
 
     if given is not None:
         return given / job if several else given
-    return run_directories.new_directory(job)
+    return run_directories.new_directory(job) if reserved is None else run_directories.reserve_directory(job, reserved)
+
+
+def _remove(reserved: Iterable[Path]) -> None:
+    """Removes directories of runs that did not start, and those of their jobs if they are empty."""
+    for path in reserved:
+        for folder in (path, path.parent, path.parent.parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _print_pods(runs: Iterable[LocalRun]) -> None:

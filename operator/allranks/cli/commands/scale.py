@@ -9,6 +9,7 @@ from allranks.cli.completers import complete_jobs
 from allranks.cli.options import (
     OK,
     Changed,
+    Count,
     get_job,
     joined,
     name_callback,
@@ -30,7 +31,7 @@ Examples:
 """
 )
 @click.argument("name", callback=name_callback, shell_complete=complete_jobs)
-@click.option("--replicas", type=click.IntRange(0), required=True, metavar="N", help="The new number of workers.")
+@click.option("--replicas", type=Count(0), required=True, metavar="N", help="The new number of workers.")
 @object_output_option
 @on_cluster
 async def scale(cluster: Cluster, name: str, replicas: int, output: str | None) -> int:

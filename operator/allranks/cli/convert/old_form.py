@@ -9,6 +9,7 @@ import yaml
 
 from allranks.api import old_form
 from allranks.api.job import KIND
+from allranks.cli import manifest_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ def found(text: str) -> list[Change]:
 
 
 def _changes(text: str) -> Iterator[Change]:
-    for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
+    documents = yaml.compose_all(text, Loader=yaml.SafeLoader)
+    for document in (item for node in documents for item in manifest_files.item_nodes(node)):
         kind = _child(document, "kind")
         spec = _child(document, "spec")
         if kind is None or kind.value != KIND or spec is None:

@@ -86,6 +86,7 @@ class Renderer:
         self._progress: tuple[object, ...] = ()
         self._progress_at = 0.0
         self._bars: dict[str, float] = {}
+        self._latest_event = ""
         self._ended = False
         self._closed = False
         self._title = ""
@@ -98,6 +99,7 @@ class Renderer:
         self._framework, self._log_dir, self._noise = framework, log_dir, {}
         self._sources, self._bars, self._status_line, self._pods, self._status = {}, {}, (), (), Status()
         self._progress = ()
+        self._latest_event = ""
         self._places = {}
         self._thread = threading.Thread(target=self._draw, name="renderer", daemon=True)
         self._thread.start()
@@ -137,7 +139,12 @@ class Renderer:
 
     def event(self, event: Event) -> None:
         if event.reason not in QUIET_EVENTS:
+            self._latest_event = event.message
             self.message(event.message)
+
+    def has_printed(self, text: str) -> bool:
+        """Whether the text begins with the latest event, which has been printed."""
+        return bool(self._latest_event) and not self._quiet and text.startswith(self._latest_event)
 
     def output(self, pod: Pod, container: str, data: bytes) -> None:
         name = label(pod, container)

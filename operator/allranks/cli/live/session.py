@@ -115,6 +115,8 @@ class Session:
             self._print(f"Logs:   {one.logs}")
         if how == "finished" and one.status.phase == "Failed":
             for line in failure_block(one.status, one.logs):
+                if self._renderer.has_printed(line):
+                    continue
                 self._print(line, **({} if line.startswith(" ") else {"fg": "red"}))
 
     def _print(self, text: str, **style: Any) -> None:

@@ -98,9 +98,9 @@ class Summary:
         from rich.text import Text
 
         status = self.status
-        head = Text.assemble(
-            (self.title, "bold"), "  ", (status.phase, PHASES.get(status.phase, "")), f"  {status.ready} pods running"
-        )
+        head = Text.assemble((self.title, "bold"), "  ", (status.phase, PHASES.get(status.phase, "")))
+        if status.ready:  # empty until the pods are counted
+            head.append(f"  {status.ready} pods running")
         if status.attempt:
             head.append(f"  attempt {status.attempt}")
         head.append(f"  {elapsed(self.seconds)} ", "bold")

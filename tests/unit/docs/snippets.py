@@ -1,0 +1,93 @@
+"""What the Python blocks of the documentation need around them to run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("train/*.md")])
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A block, found by a part of its text, and the code before and after it."""
+
+    part: str
+    before: str = ""
+    after: str = ""
+    framework: str = ""
+    """The package that it needs; empty for none."""
+    elsewhere: str = ""
+    """The file whose test runs it; empty if it runs as it is."""
+
+    @property
+    def text(self) -> str:
+        [found] = {block for _, block in blocks() if self.part in block}
+        return f"{self.before}\n{found}\n{self.after}\n"
+
+
+def blocks() -> list[tuple[str, str]]:
+    """(page, text) of all blocks."""
+    return [(page.name, text) for page in PAGES for text in BLOCK.findall(page.read_text())]
+
+
+SNIPPETS = [
+    Snippet('dist.init_process_group("gloo")', elsewhere="tests/frameworks/test_first_program.py"),
+    Snippet("jax.distributed.initialize()", elsewhere="train/common/jax.py"),
+    Snippet("from lightning import Trainer", elsewhere="tests/unit/report/test_frameworks.py"),
+    Snippet("report(step=step, total_steps=total, loss=loss)", "step, total, loss = 1, 2, 0.5"),
+    Snippet(
+        "for step, (x, y) in enumerate(loader, start=1)",
+        "loader, epochs, epoch, model, saved = [(0, [1, 2])] * 500, 1, 0, 'model', []\n"
+        "train_step, save = lambda x, y: 0.5, saved.append",
+        "assert saved == ['model']",
+    ),
+    Snippet("def report(**what): ...", after="report(step=1)"),
+    Snippet(
+        "with waiting():",
+        "class dist:\n    flags = []\n    all_reduce = flags.append\nflag = True",
+        "assert dist.flags == [True]",
+    ),
+    Snippet(
+        'sorted(root.glob("attempt-*/*.pt")',
+        "import os, tempfile\nfrom pathlib import Path\nclaim = Path(tempfile.mkdtemp(dir='.'))\n"
+        "os.environ |= {'ALLRANKS_CHECKPOINT_DIR': str(claim), 'ALLRANKS_ATTEMPT': '10'}\n"
+        "for name in ('attempt-2/7.pt', 'attempt-9/3.pt', 'attempt-9/1.pt'):\n"
+        "    (claim / name).parent.mkdir(exist_ok=True)\n    (claim / name).touch()",
+        "assert resume_from == claim / 'attempt-9' / '3.pt'\nassert folder.is_dir()",
+    ),
+    Snippet(
+        "except Replaced as replaced:",
+        "import os, sys, tempfile\nfrom pathlib import Path\n"
+        f"sys.path.insert(0, {str(ROOT / 'train')!r})\n"
+        "from common.claims import EXIT_CODE, Claim, Replaced\n"
+        "os.environ['ALLRANKS_CHECKPOINT_DIR'] = tempfile.mkdtemp(dir='.')\nepoch, content = 3, b'weights'",
+        "[file] = claim.directory.glob('epoch-00003*.pt')\nassert file.read_bytes() == content",
+    ),
+    Snippet(
+        "instrument(model)",
+        "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\nnet = torch.nn.Linear(2, 1)",
+        "model(torch.ones(1, 2)).sum().backward()",
+        framework="torch",
+    ),
+    Snippet(
+        "mark_gradients_ready(tape.gradient",
+        "import keras\nimport tensorflow as tf\nnet = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "optimizer = keras.optimizers.SGD()\nwith tf.GradientTape() as tape:\n"
+        "    loss = tf.reduce_sum(net(tf.ones((1, 2))))",
+        "assert optimizer.iterations == 1",
+        framework="tensorflow",
+    ),
+    Snippet(
+        "callbacks=[checkpoints, ReportCallback(",
+        "import keras\nimport tensorflow as tf\nmodel = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "data = tf.data.Dataset.from_tensors((tf.ones((4, 2)), tf.ones((4, 1))))\n"
+        "checkpoints = keras.callbacks.ModelCheckpoint('{epoch}.keras')",
+        framework="tensorflow",
+    ),
+]
