@@ -2,7 +2,8 @@
 
 When a node loses power, its peers fail within a second because their connections break, and the first of them is
 recorded as the root cause. Kubernetes detects the lost node a minute later. By then the next attempt runs, and the pod
-on the lost node still exists: it was deleted with its attempt, but no kubelet confirms the deletion.
+on the lost node still exists: it was deleted with its attempt, but no kubelet confirms the deletion. A node that shuts
+down, evicts a pod or reboots says so when the containers have ended, which may also be after the failure of a peer.
 
 A rank that is killed and a peer that fails because of it may also end within the same second, and the peer's launcher
 may report first. The other pod's exit shows while it is being deleted, and its launcher's report has the exact time.
@@ -26,11 +27,11 @@ NODE_LOSS_DETECTION = timedelta(minutes=3)
 
 
 def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform: Platform) -> Failure | None:
-    """An earlier failure, or the loss of a node, that caused the end of a past attempt; None without new evidence.
+    """An earlier failure, or what happened to a node, that caused the end of a past attempt; None without new evidence.
 
     `pods` are the remaining pods of past attempts.
     """
-    left = {pod.name: pod for pod in pods if pod.exit or root_cause.node_lost_at(pod)}
+    left = {pod.name: pod for pod in pods if pod.exit or root_cause.node_failed_at(pod)}
     if not left:
         return None
     for past in status.history:
@@ -45,9 +46,9 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
         ]
         latest = past.end_time + NODE_LOSS_DETECTION + timedelta(seconds=platform.node_lost_seconds or 0)
         for pod in of_then:
-            lost_at = root_cause.node_lost_at(pod)
-            if lost_at and lost_at <= latest:
-                return root_cause.node_loss(job, status, pod, now, platform)
+            failed_at = root_cause.node_failed_at(pod)
+            if failed_at and failed_at <= latest:
+                return root_cause.node_failure(job, status, pod, now, platform)
         earliest, ranks = past.failure, root_cause.Ranks(job, then, platform)
         for pod in of_then:
             if earliest:

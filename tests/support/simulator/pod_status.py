@@ -159,6 +159,18 @@ def evicted(pod: Manifest, now: datetime, message: str = "The node was low on re
     return status | {"phase": "Failed", "reason": "Evicted", "message": message}
 
 
+def stopped(pod: Manifest, now: datetime, code: int) -> Manifest:
+    """The containers have ended. The kubelet writes this before it writes the phase, and why it ended them."""
+    return exited(pod, now, code, others=code) | {"phase": pod["status"]["phase"]}
+
+
+def shut_down(pod: Manifest, now: datetime) -> Manifest:
+    """The node shuts down: its kubelet has ended the containers of the pod."""
+    message = "Pod was terminated in response to imminent node shutdown."
+    status = disrupted(pod, now, "TerminationByKubelet", message)
+    return status | {"phase": "Failed", "reason": "Terminated", "message": message}
+
+
 def over_limit(pod: Manifest, now: datetime) -> Manifest:
     """The kubelet evicted the pod because it exceeded a limit of its own: there is no DisruptionTarget."""
     message = 'Usage of EmptyDir volume "dshm" exceeds the limit "64Mi".'

@@ -294,6 +294,30 @@ def test_an_eviction_with_disruption_target_is_a_disruption():
     assert found.disruption.reason == "TerminationByKubelet"
 
 
+BOTH_ENDED = {"containerStatuses": [{"name": name, **ended(143)} for name in ("trainer", "proxy")]}
+SIDECAR_RUNS = {"initContainerStatuses": [{"name": "mesh", "state": {"running": {}}}]}
+
+
+@table(
+    ("all containers have ended, and the phase is still Running", BOTH_ENDED, True),
+    ("also Pending, if they ended quickly", BOTH_ENDED | {"phase": "Pending"}, True),
+    ("a container runs", {}, False),
+    ("a native sidecar runs", BOTH_ENDED | SIDECAR_RUNS, False),
+    ("the pod has failed", BOTH_ENDED | {"phase": "Failed"}, False),
+    ("the pod is marked as disrupted", BOTH_ENDED | PRESSURE | {"phase": "Running"}, False),
+    ("no container is known", {"containerStatuses": []}, False),
+)
+def test_a_pod_settles_until_its_kubelet_has_written_its_phase(case):
+    status, settling = case
+    assert with_status(ended(143), **status).settling == settling
+
+
+def test_a_pod_that_is_being_deleted_does_not_settle():
+    metadata = {"name": "a", "deletionTimestamp": "2026-01-01T00:01:00Z"}
+    of = {"metadata": metadata, "status": {"phase": "Running", **BOTH_ENDED}}
+    assert not to_cached_pod(msgspec.convert(of, Raw)).pod.settling
+
+
 @pytest.mark.parametrize("reason", ["Evicted", "NodeShutdown", "OutOfcpu", "UnexpectedAdmissionError", "NodeAffinity"])
 def test_a_rejected_pod_never_ran_and_does_not_count(reason: str):
     found = with_status({}, phase="Failed", reason=reason, message="Pod was rejected", containerStatuses=[])
