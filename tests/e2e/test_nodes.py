@@ -14,7 +14,7 @@ import pytest
 from .cluster import KEPT_FREE, Cluster
 from .jobs import Team, penguins
 
-ANYWHERE = {"tolerations": [{"key": KEPT_FREE, "operator": "Exists"}]}
+ANYWHERE = {"tolerations": [{"key": KEPT_FREE, "value": "node-2"}]}
 
 
 @pytest.fixture
