@@ -1,4 +1,4 @@
-"""A node of tools/cluster.sh as its administrator sees it: its programs, the kubelet's settings, its disk, its power."""
+"""A node of tools/cluster.sh, as its administrator sees it: programs, settings of the kubelet, disk, power."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Node:
 
     def processes(self, *command: str) -> list[int]:
         """Process IDs on this machine whose command line begins so."""
-        namespace = os.readlink(f"/proc/{self._init}/ns/pid")
+        namespace = Path(f"/proc/{self._init}/ns/pid").readlink()
         found = []
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 words = file.read_text(errors="replace").split("\0")[: len(command)]
                 words[0] = Path(words[0]).name
-                if tuple(words) == command and os.readlink(file.parent / "ns" / "pid") == namespace:
+                if tuple(words) == command and (file.parent / "ns" / "pid").readlink() == namespace:
                     found.append(int(file.parent.name))
         return found
 

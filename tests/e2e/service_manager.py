@@ -1,7 +1,7 @@
 """A stand-in for systemd as a service manager, on the D-Bus of a node: logind asks it to start `poweroff.target`.
 
-Everything else of a shutdown is real: D-Bus, systemd-logind, its inhibitors, and the kubelet that holds one. This program
-writes the name of the target into a file, and the test ends the machine.
+Everything else of a shutdown is real: D-Bus, systemd-logind, its inhibitors, and the kubelet that holds one. This
+program writes the name of the target into a file, and the test ends the machine.
 """
 
 from __future__ import annotations

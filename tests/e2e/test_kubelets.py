@@ -1,4 +1,4 @@
-"""Kubelets that end, reject or lose pods: shutdown, reboot, a full disk, limits of a pod, a deleted node.
+"""Pods that end with their node: shutdown, reboot, a full disk, limits of a pod, a deleted node, a drain.
 
 In each job the master begins on the node, and the worker is on another one, which loses its peer.
 """
@@ -19,6 +19,7 @@ from .watching import PodWatch, watched
 
 NAME = "node-3"
 HOSTNAME = "kubernetes.io/hostname"
+DRAIN = ("drain", NAME, "--ignore-daemonsets", "--delete-emptydir-data")
 
 
 @pytest.fixture
@@ -99,12 +100,8 @@ def test_a_graceful_shutdown_of_a_node_does_not_count_and_is_no_success(team: Te
     reasons = uncounted(team, "down")
     # A restart that comes before the taint of the node may be rejected there.
     assert set(reasons) - {"NodeShutdown"} == {"Evicted"}
-    assert end_of(pods, "down-master-0-0") == (
-        "Failed",
-        "Terminated",
-        [(0, "Completed")],
-        ["TerminationByKubelet"],
-    )
+    # The phase of the pod is Succeeded all the same.
+    assert end_of(pods, "down-master-0-0") == ("Succeeded", "", [(0, "Completed")], ["TerminationByKubelet"])
     [first] = [past for past in team.status("down")["history"] if past["attempt"] == 0]
     assert (first["failure"]["role"], first["failure"]["node"]) == ("master", NAME)
 
@@ -114,15 +111,15 @@ def test_a_quick_reboot_of_a_node_does_not_count_also_if_a_peer_failed_first(
 ) -> None:
     """Three jobs. The worker of `quiet` waits for its master, the one of `peer` fails before the node is back, and the
     master of `gpu` finds no GPU on the node, as before a device plugin has registered."""
-    gpu = {"limits": {"nvidia.com/gpu": 1}}
-    train(team, on_two_nodes("quiet"), on_two_nodes("peer"), on_two_nodes("gpu", **gpu))
+    jobs: dict[str, Any] = {"quiet": {}, "peer": {}, "gpu": {"limits": {"nvidia.com/gpu": 1}}}
+    train(team, *(on_two_nodes(name, epochs=60, **fields) for name, fields in jobs.items()))
     for program in ("kubelet", "containerd", "containerd-shim-runc-v2"):
         node.send(signal.SIGSTOP, node.processes(program))
     node.send(signal.SIGKILL, node.ranks("peer"))
     team.wait("dt/peer", "--for=jsonpath={.status.restarts.counted}=1")
     node.power_off()
     node.power_on()
-    reasons = {job: uncounted(team, job) for job in ("quiet", "peer", "gpu")}
+    reasons = {job: uncounted(team, job) for job in jobs}
     ends = {job: end_of(pods, f"{job}-master-0-0") for job in reasons}
     # A node that was away for longer than Kubernetes waits has been lost.
     assert {job: set(found) - {"NodeLost"} for job, found in reasons.items()} == {
@@ -181,3 +178,12 @@ def test_a_node_that_is_deleted_does_not_count_and_its_pods_end(team: Team, node
     finally:
         node.restart_kubelet()
     assert pods.disruptions("gone-master-0-0") == ["DeletionByPodGC"]
+
+
+@pytest.mark.usefixtures("node")
+def test_a_drain_evicts_a_rank_and_does_not_count(team: Team, pods: PodWatch) -> None:
+    train(team, on_two_nodes("drained"))
+    team.cluster.kubectl(*DRAIN, timeout=300)
+    assert uncounted(team, "drained") == {"Evicted": 1}
+    assert pods.disruptions("drained-master-0-0") == ["EvictionByEvictionAPI"]
+    assert team.get("pod", "drained-master-0-1")["spec"]["nodeName"] == "node-1"

@@ -1,4 +1,7 @@
-"""Pods that a drain or the pod garbage collector removes. No other test runs at the same time (tools/e2e.sh)."""
+"""A drain with disruption budgets, and terminated pods that are collected: both affect all jobs of the cluster.
+
+No other test runs at the same time (tools/e2e.sh).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,8 @@ from .cluster import Cluster
 from .jobs import Team, training
 from .nodes import until
 from .release import install
-from .test_kubelets import NAME, node, on_two_nodes, pods, train, uncounted  # noqa: F401  (node, pods: fixtures)
-from .watching import PodWatch
+from .test_kubelets import DRAIN, node, on_two_nodes, pods, train  # noqa: F401  (node, pods: fixtures)
 
-DRAIN = ("drain", NAME, "--ignore-daemonsets", "--delete-emptydir-data")
 UNTIL_SIGNAL = 'if [ "$ALLRANKS_ROLE" = worker ]; then exit 0; fi; trap "exit 0" USR1; echo ready; sleep 600 & wait'
 
 
@@ -24,15 +25,6 @@ def budgets(cluster: Cluster) -> Iterator[None]:
     install(cluster, "--set=podDisruptionBudget.jobs=true")
     yield
     install(cluster)
-
-
-@pytest.mark.usefixtures("node")
-def test_a_drain_evicts_a_rank_and_does_not_count(team: Team, pods: PodWatch) -> None:  # noqa: F811
-    train(team, on_two_nodes("drained"))
-    team.cluster.kubectl(*DRAIN, timeout=300)
-    assert uncounted(team, "drained") == {"Evicted": 1}
-    assert pods.disruptions("drained-master-0-0") == ["EvictionByEvictionAPI"]
-    assert team.get("pod", "drained-master-0-1")["spec"]["nodeName"] == "node-1"
 
 
 @pytest.mark.usefixtures("budgets", "node", "pods")

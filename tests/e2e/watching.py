@@ -47,13 +47,12 @@ class PodWatch:
 
     def read(self, stream: Any) -> None:
         """Reads the events that `kubectl get --watch --output-watch-events -o json` prints."""
-        decoder, text = json.JSONDecoder(), ""
+        text = ""
         for line in stream:
             text += line
-            if not line.startswith("}"):
+            if not line.startswith(("}", "{")) or not line.endswith("}\n"):
                 continue
-            event, _ = decoder.raw_decode(text)
-            text = ""
+            event, text = json.loads(text), ""
             self.events.append((event["type"], event["object"]))
 
 
@@ -76,3 +75,5 @@ def watched(team: Team) -> Iterator[PodWatch]:
         process.terminate()
         process.wait(timeout=60)
         reader.join(timeout=60)
+        if process.stdout:
+            process.stdout.close()
