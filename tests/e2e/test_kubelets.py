@@ -41,10 +41,9 @@ def pods(team: Team) -> Iterator[PodWatch]:
 
 
 def on_two_nodes(name: str, epochs: int = 16, on_sigterm: int = 143, **fields: Any) -> list[Manifest]:
-    """A job whose master prefers the node."""
+    """A job whose worker is on node-1, and whose master is on the node as long as pods can be scheduled there."""
     documents = penguins(name, epochs, tolerations=[{"key": KEPT_FREE, "value": NAME}])
     spec = documents[-1]["spec"]
-    del spec["template"]["spec"]["topologySpreadConstraints"]
     spec["command"] = [word.replace("exit 143", f"exit {on_sigterm}") for word in spec["command"]]
     here = {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": [NAME]}]}
     # Less than the weight with which the operator avoids nodes.
@@ -151,7 +150,9 @@ def test_a_full_disk_of_a_node_does_not_count_but_the_limit_of_a_pod_does(
     assert (status["restarts"]["counted"], status["restarts"]["disruptions"]) == (1, 0)
     assert (status["avoidedNodes"], status["lastFailure"]["role"]) == ([], "master")
     assert "ephemeral" in status["lastFailure"]["message"]
-    assert end_of(pods, "greedy-master-0-0") == ("Failed", "Evicted", [(137, "Error")], [])
+    # The kubelet may have lost the end of the container.
+    assert end_of(pods, "greedy-master-0-0")[:2] == ("Failed", "Evicted")
+    assert pods.disruptions("greedy-master-0-0") == []
     assert team.completes("greedy")["attempt"] == 1
 
     train(team, on_two_nodes("full"))
@@ -169,7 +170,7 @@ def test_a_node_that_is_deleted_does_not_count_and_its_pods_end(team: Team, node
     """The pod garbage collector deletes the pods. The kubelet still runs, ends them, and registers the node again."""
     taint = {"key": KEPT_FREE, "value": NAME, "effect": "NoSchedule"}
     node.configure(registerWithTaints=[taint])
-    train(team, on_two_nodes("gone"))
+    train(team, on_two_nodes("gone", epochs=110))  # the garbage collector waits for a minute
     team.cluster.kubectl("delete", "node", NAME)
     try:
         team.attempt("gone", 1)

@@ -53,7 +53,8 @@ class PodWatch:
             if not line.startswith(("}", "{")) or not line.endswith("}\n"):
                 continue
             event, text = json.loads(text), ""
-            self.events.append((event["type"], event["object"]))
+            if event["type"] in ("ADDED", "MODIFIED", "DELETED"):  # not ERROR: the end of a watch
+                self.events.append((event["type"], event["object"]))
 
 
 def _active(pod: Manifest, job: str | None) -> bool:

@@ -17,7 +17,7 @@ from allranks.core import exit_codes, naming, topology
 from allranks.core.exec_failure import CANNOT_START
 from allranks.core.exit_codes import SIGTERM, possible_signal
 from allranks.core.manifests import pod_template, pool_template
-from allranks.core.model import BY_KUBELET, CRASH_LOOP, INIT_FAILED, UNKNOWN_END, Platform, Pod
+from allranks.core.model import BY_KUBELET, CRASH_LOOP, INIT_FAILED, LIMIT_EXCEEDED, UNKNOWN_END, Platform, Pod
 from allranks.core.status_update import changed
 from allranks.frameworks.base import Replica, RootCause
 from allranks.text import last_lines
@@ -259,8 +259,13 @@ def node_failed_at(pod: Pod) -> datetime | None:
     return node_lost_at(pod)
 
 
-def node_failure(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
-    """What happened to the pod's node as a failure of the pod's attempt."""
+def exceeded_limit(pod: Pod) -> bool:
+    """The kubelet evicted the pod for a limit of its own. It may have lost the end of the container."""
+    return pod.exit.reason == LIMIT_EXCEEDED if pod.exit else pod.waiting_reason == LIMIT_EXCEEDED
+
+
+def kubelet_failure(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
+    """What the kubelet or the node controller says about the end of a pod, as a failure of the pod's attempt."""
     then = changed(status, attempt=pod.attempt)
     ending = _Ending(replace(pod, deleted_at=None), None, now)  # the deletion was our own
     return _describe(then, ending, Ranks(job, then, platform))

@@ -165,8 +165,8 @@ def stopped(pod: Manifest, now: datetime, code: int) -> Manifest:
 
 
 def shut_down(pod: Manifest, now: datetime) -> Manifest:
-    """The node shuts down: its kubelet has ended the containers of the pod. If all exited with 0, the phase is Succeeded
-    and there is no reason, as a kubelet of Kubernetes 1.36 was seen to write (tests/e2e/test_kubelets.py)."""
+    """The node shuts down: its kubelet has ended the containers of the pod. If all exited with 0, the phase is
+    Succeeded without a reason (tests/e2e/test_kubelets.py)."""
     message = "Pod was terminated in response to imminent node shutdown."
     status = disrupted(pod, now, "TerminationByKubelet", message)
     if any(container["state"]["terminated"]["exitCode"] for container in status["containerStatuses"]):

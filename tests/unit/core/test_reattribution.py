@@ -31,6 +31,12 @@ def rebooted(seconds: float, code: int = 255) -> Pod:
     return replace(left(), disruption=None, exit=Exit(code, at(seconds), "ContainerStatusUnknown"))
 
 
+def over_limit(lost: bool = False) -> Pod:
+    ended = None if lost else Exit(137, at(99), "LimitExceeded")
+    waiting = "LimitExceeded" if lost else ""
+    return replace(left(), phase="Failed", disruption=None, exit=ended, waiting_reason=waiting)
+
+
 # Sentence, history, remaining pod, the reason if it shows the root cause.
 CASES = [
     ("a node declared lost a minute after the end is the cause", past(), left(), "NodeLost"),
@@ -46,6 +52,9 @@ CASES = [
     ("a reboot of the node is", past(), rebooted(140), "ContainerStatusUnknown"),
     ("but not a late one", past(), rebooted(400), ""),
     ("a container that the kubelet lost track of is not", past(), rebooted(140, code=137), ""),
+    ("an eviction for the pod's own limit is", past(), over_limit(), "LimitExceeded"),
+    ("also if the kubelet lost the end of the container", past(), over_limit(lost=True), "LimitExceeded"),
+    ("a recorded one is not replaced", past(reason="LimitExceeded"), over_limit(), ""),
     ("the pod's name decides, not its labels", past(), replace(left(), role="ps", attempt=7), "NodeLost"),
 ]
 
@@ -57,7 +66,8 @@ def test_cause(case):
     found = reattribution.cause(job(roles={"worker": 2}), status, [remaining], NOW, CLUSTER)
     assert (found.reason if found else "") == reason
     if found:
-        assert (found.attempt, found.role, found.index, found.exit_code) == (0, "worker", 1, None)
+        assert (found.attempt, found.role, found.index) == (0, "worker", 1)
+        assert found.exit_code == (137 if remaining.exit and reason == "LimitExceeded" else None)
 
 
 REPORT = """
