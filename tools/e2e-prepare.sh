@@ -3,7 +3,7 @@
 # store of the nodes. Half an hour the first time, seconds afterwards.
 set -euo pipefail
 cd "$(dirname "$0")"
-./system-packages.sh node images
+./system-packages.sh node images shutdown
 # In parallel: image builds wait for downloads, Go for the CPU.
 { ./controlplane.sh && ./helm.sh && ./go-tools.sh node && ./go-tools.sh argo; } &
 programs=$!

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Runs the end-to-end tests on a cluster of their own, three at a time, because they mostly wait for nodes, backoffs and
-# deadlines. Tests that remove the operator run last, one at a time.
+# deadlines. Tests that remove the operator, or affect the pods of other tests, run last, one
+# at a time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-long=(tests/e2e/test_{faults,elastic,progress,nodes}.py)
-last=(tests/e2e/test_release.py)
+long=(tests/e2e/test_{kubelets,faults,elastic,progress,nodes}.py)
+last=(tests/e2e/test_{release,removed_pods}.py)
 kept=build/e2e
 taint=tests.allranks.dev/kept-free
+free=(node-2 node-3) # nodes that only tests use that stop them, or change their kubelet
 
 usage() {
   cat <<'USAGE'
 usage: tools/e2e.sh [TEST...] [OPTION OF PYTEST...]
 
-Starts two nodes, runs the end-to-end tests on them, and stops them, as root. tools/e2e-prepare.sh builds what they need;
+Starts three nodes, runs the end-to-end tests on them, and stops them, as root. tools/e2e-prepare.sh builds what they need;
 `make e2e` does both. docs/dev/e2e.md describes how to use an existing cluster.
 
 examples:
@@ -20,7 +22,7 @@ examples:
   tools/e2e.sh tests/e2e/test_faults.py -k evicted
 
 environment:
-  ALLRANKS_E2E=DIR                          a cluster of `tools/cluster.sh up --nodes 2 --gpus 4 --dir DIR`
+  ALLRANKS_E2E=DIR                          a cluster of `tools/cluster.sh up --nodes 3 --gpus 4 --dir DIR`
   ALLRANKS_TEST_CLUSTER=yes and KUBECONFIG  any cluster
 USAGE
 }
@@ -35,7 +37,8 @@ main() {
   trap 'finish $?' EXIT
   trap 'exit 130' INT TERM HUP
   [ -n "${ALLRANKS_E2E:-}" ] || cluster
-  kubectl taint node node-2 "$taint=:NoSchedule" --overwrite
+  local node
+  for node in "${free[@]}"; do kubectl taint node "$node" "$taint=$node:NoSchedule" --overwrite; done
   if (($#)); then
     beside row "$@"
     wait "$!"
@@ -63,7 +66,7 @@ beside() {
   set +m
 }
 
-# Two nodes with four fake GPUs each, and the images built by tools/e2e-prepare.sh.
+# Three nodes with four fake GPUs each, and the images built by tools/e2e-prepare.sh.
 cluster() {
   local store
   local images=(images/*/Dockerfile)
@@ -73,7 +76,7 @@ cluster() {
   store=$(tools/image-store.sh "${images[@]/%/:e2e}")
   mine=$(mktemp -d "$(dirname "$store")/e2e.XXXXXX") # on the same file system: they share files
   export ALLRANKS_E2E=$mine/cluster
-  tools/cluster.sh up --with node --nodes 2 --gpus 4 --store "$store" --dir "$ALLRANKS_E2E" >/dev/null
+  tools/cluster.sh up --with node --nodes 3 --gpus 4 --store "$store" --dir "$ALLRANKS_E2E" >/dev/null
 }
 
 kubectl() {
@@ -95,7 +98,7 @@ finish() {
   if [ -n "${mine:-}" ]; then
     tools/cluster.sh down --dir "$mine/cluster" && rm -rf "$mine" || exit 1
   else
-    kubectl taint node node-2 "$taint-" || true
+    kubectl taint node "${free[@]}" "$taint-" || true
   fi
   exit "$1"
 }

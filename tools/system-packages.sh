@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Installs Debian packages: for Horovod, MPI for its MPI jobs, a compiler and cmake for its wheel; for a cluster on this
-# machine (tools/cluster.sh), the programs of a node; for images without Docker, the build tools.
+# machine (tools/cluster.sh), the programs of a node and what shuts one down; for images without Docker, build tools.
 set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/system-packages.sh [horovod] [node] [images]
+usage: tools/system-packages.sh [horovod] [node] [images] [shutdown]
 
 Installs the missing Debian packages of these groups, if the user is root and apt-get is available; without an argument
 those of Horovod:
   horovod  Open MPI, ssh client, C++ compiler, make and cmake
   node     containerd, runc, network plugins, packet filter and busybox for tools/cluster.sh
   images   buildah and debootstrap, to build images without Docker
+  shutdown D-Bus and logind, for tests that shut a node down
 Otherwise it prints one line with the missing packages and features, and succeeds: everything except MPI works without
 MPI. Installed packages are not changed. Prints only to stderr.
 
@@ -47,13 +48,18 @@ images='buildah|buildah|images without Docker
 runc|runc|images without Docker
 debootstrap|debootstrap|base images without a registry'
 
+# They run in the namespaces of a node only.
+shutdown='dbus-daemon|dbus|tests of the shutdown of a node
+busctl|systemd|tests of the shutdown of a node
+/lib/systemd/systemd-logind|systemd|tests of the shutdown of a node'
+
 main() {
   local group packages=''
   (($#)) || set -- horovod
   for group in "$@"; do
     case $group in
       -h | --help) usage; return ;;
-      horovod | node | images) packages+=${packages:+$'\n'}${!group} ;;
+      horovod | node | images | shutdown) packages+=${packages:+$'\n'}${!group} ;;
       *) usage >&2; fail "unknown argument '$group'" ;;
     esac
   done

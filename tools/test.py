@@ -164,8 +164,9 @@ NIGHT = (
     ),
     Part(
         "pods",
-        11,
-        "every example and fault in real pods on two nodes, the chart installed by Helm",
+        15,
+        "every example and fault in real pods on three nodes, shutdowns, reboots and drains, the chart installed "
+        "by Helm",
         [[ROOT / "tools" / "e2e.sh"]],
         prepares=("e2e-prepare.sh",),
         root=True,

@@ -16,7 +16,8 @@ REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "tools" / "cluster.sh"
 IMAGE = "localhost/busybox:1"
 KEPT_FREE = "tests.allranks.dev/kept-free"
-"""The taint of node-2 (from tools/e2e.sh). Only tests that stop the node schedule pods on it."""
+"""The taint of node-2 and node-3, with the name of the node as its value (from tools/e2e.sh). Only tests that stop the
+node, or change its kubelet, schedule pods on it."""
 
 PATIENCE = 420
 """Timeout in seconds of all waits: on a loaded machine some operations take minutes."""
@@ -58,13 +59,21 @@ class Cluster:
 
     def ask(self, *arguments: str, input: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Runs kubectl, with any exit status."""
+        command = ["kubectl", *arguments]
+        return subprocess.run(
+            command, input=input, capture_output=True, text=True, timeout=timeout, check=False, env=self._environment
+        )
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Starts kubectl, which the caller ends."""
+        return subprocess.Popen(["kubectl", *arguments], text=True, env=self._environment, **options)
+
+    @property
+    def _environment(self) -> dict[str, str]:
         env = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
         if self._folder:
             env["PATH"] = f"{self._folder}/bin:{env['PATH']}"
-        command = ["kubectl", *arguments]
-        return subprocess.run(
-            command, input=input, capture_output=True, text=True, timeout=timeout, check=False, env=env
-        )
+        return env
 
     def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 120) -> str:
         done = self.ask(*arguments, input=input, timeout=timeout)

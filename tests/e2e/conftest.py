@@ -34,11 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Scheduler(LoadScopeScheduling):
-    """Tests run on any worker, but those of Argo on one: they share a controller, which the last test ends."""
+    """Tests run on any worker, but those of Argo on one: they share a controller, which the last test ends. Tests of
+    kubelets share a node."""
 
     def _split_scope(self, nodeid: str) -> str:
         # Not with pytest.mark.xdist_group: xdist 3.8 ignores it with pytest 9.2.
-        return "argo" if "test_argo.py::" in nodeid else nodeid
+        return next((shared for shared in ("test_argo.py", "test_kubelets.py") if f"{shared}::" in nodeid), nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -60,7 +61,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes that each say that they have four GPUs, the images, and the operator by its chart.
+    """Three nodes that each say that they have four GPUs, the images, and the operator by its chart.
 
     Tests that run beside these have the same one.
     """

@@ -2,54 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from .cluster import KEPT_FREE, Cluster
 from .jobs import Team, penguins
+from .nodes import Node
 
-ANYWHERE = {"tolerations": [{"key": KEPT_FREE, "operator": "Exists"}]}
+ANYWHERE = {"tolerations": [{"key": KEPT_FREE, "value": "node-2"}]}
 
 
 @pytest.fixture
-def node_2(cluster: Cluster) -> Iterator[str]:
-    """A node whose kubelet the test stops. The operator runs on the other node."""
-    assert cluster.folder
-    yield "node-2"
-    for kubelet in kubelets(cluster, "node-2"):
-        os.kill(kubelet, signal.SIGCONT)
-    cluster.wait("node/node-2", "--for=condition=Ready")
+def node_2(cluster: Cluster) -> Iterator[Node]:
+    """A node whose kubelet the test stops. The operator runs on another node."""
+    node = Node(cluster, "node-2")
+    yield node
+    node.send(signal.SIGCONT, node.processes("kubelet"))
+    node.has_condition("Ready", "True")
 
 
-def kubelets(cluster: Cluster, node: str) -> list[int]:
-    """Process IDs on this machine, found by environment."""
-    wanted = ["kubelet", "--config", str(cluster.folder / node / "kubelet.yaml")]
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if file.read_text(errors="replace").split("\0")[:3] == wanted:
-                found.append(int(file.parent.name))
-    return found
-
-
-def ranks(cluster: Cluster, node: str, job: str) -> list[int]:
-    """Process IDs on this machine of the programs of a job on a node."""
-    cgroup, found = f"allranks-{cluster.mark}/{node}/", []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            ours = f"ALLRANKS_JOB={job}".encode() in (file.parent / "environ").read_bytes().split(b"\0")
-            if ours and "train/" in file.read_text() and cgroup in (file.parent / "cgroup").read_text():
-                found.append(int(file.parent.name))
-    return found
-
-
-def test_a_lost_node_becomes_the_root_cause_and_does_not_count(team: Team, node_2: str) -> None:
+def test_a_lost_node_becomes_the_root_cause_and_does_not_count(team: Team, node_2: Node) -> None:
     """Two jobs. The rank of the first on the node keeps running. The rank of the second dies with the node: its peer
     fails within a second and is the root cause until Kubernetes detects the lost node."""
     silent, dead = (team.start(penguins(name, epochs=1000, **ANYWHERE)) for name in ("silent", "dead"))
@@ -57,15 +32,13 @@ def test_a_lost_node_becomes_the_root_cause_and_does_not_count(team: Team, node_
     for job in (silent, dead):
         team.says(f"{job}-master-0-0", "epoch 2/1000")
         pods = {role: team.get("pod", f"{job}-{role}-0-0") for role in ("master", "worker")}
-        assert sorted(pod["spec"]["nodeName"] for pod in pods.values()) == ["node-1", node_2]
-        [there[job]] = [role for role, pod in pods.items() if pod["spec"]["nodeName"] == node_2]
+        assert sorted(pod["spec"]["nodeName"] for pod in pods.values()) == ["node-1", node_2.name]
+        [there[job]] = [role for role, pod in pods.items() if pod["spec"]["nodeName"] == node_2.name]
         tolerated = {t["key"]: t.get("tolerationSeconds") for t in pods["worker"]["spec"]["tolerations"]}
         assert tolerated["node.kubernetes.io/unreachable"] == 30
 
-    [kubelet] = kubelets(team.cluster, node_2)
-    os.kill(kubelet, signal.SIGSTOP)
-    for rank in ranks(team.cluster, node_2, dead):
-        os.kill(rank, signal.SIGKILL)
+    node_2.send(signal.SIGSTOP, node_2.processes("kubelet"))
+    node_2.send(signal.SIGKILL, node_2.ranks(dead))
     team.wait(f"dt/{dead}", "--for=jsonpath={.status.restarts.counted}=1")
     assert team.status(dead)["lastFailure"]["reason"] == "Error"
     assert team.status(silent)["attempt"] == 0
@@ -77,11 +50,11 @@ def test_a_lost_node_becomes_the_root_cause_and_does_not_count(team: Team, node_
         status = team.status(job)
         last, first = status["attempt"], status["history"][0]
         found = (first["attempt"], first["reason"], first["failure"]["role"], first["failure"]["node"])
-        assert found == (0, "NodeLost", there[job], node_2), json.dumps(status, indent=1)
+        assert found == (0, "NodeLost", there[job], node_2.name), json.dumps(status, indent=1)
         assert status["restarts"]["disruptions"] == last
         # The peer of the dead rank may fail so late that its job restarts once: after the node got its taint,
         # and before its loss is reported.
-        assert status["avoidedNodes"] == ([] if job == dead and last == 1 else [node_2])
+        assert status["avoidedNodes"] == ([] if job == dead and last == 1 else [node_2.name])
         assert team.get("pod", f"{job}-{there[job]}-0-0")["metadata"]["deletionTimestamp"]  # nothing waits for its end
         placed = [team.get("pod", f"{job}-{role}-0-{last}")["spec"]["nodeName"] for role in ("master", "worker")]
         assert placed == ["node-1", "node-1"]

@@ -285,6 +285,10 @@ _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
     "fail_init": lambda w, how: w.fail_init(how["pod"], how.get("code", 1), how.get("message", "")),
     "evict": lambda w, how: w.evict(how),
     "exceed_limit": lambda w, how: w.kubelet(how, node_of(how), pod_status.limit_exceeded),
+    "stopped": lambda w, how: w.kubelet(
+        how["pod"], node_of(how["pod"]), lambda pod, now: pod_status.stopped(pod, now, how["code"])
+    ),
+    "shut_down": lambda w, how: w.kubelet(how, node_of(how), pod_status.shut_down),
     "reject": lambda w, how: w.kubelet(
         how["pod"], node_of(how["pod"]), lambda pod, _: pod_status.rejected(pod, how["reason"], how["reason"])
     ),

@@ -34,8 +34,12 @@ INIT_FAILED = "InitContainerFailed"
 """Reason of a failure: an init container failed, and the program did not run."""
 LIMIT_EXCEEDED = "LimitExceeded"
 """Reason of a failure: the kubelet evicted the pod for a limit of its own, such as the size of an emptyDir."""
+BY_KUBELET = "TerminationByKubelet"
+"""Reason of `DisruptionTarget`: the kubelet evicted the pod for a resource of its node, or its node shuts down."""
 UNKNOWN_END = "ContainerStatusUnknown"
 """The kubelet lost track of the container, after a reboot for example: its exit code and time are invalid."""
+LOST_BY_RUNTIME = 255
+"""containerd's exit code of a container whose process it cannot find, with reason `Unknown`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,12 @@ class Exit:
     signal: int | None = None
     """The signal that ended the process, if the kernel's wait status is available or the kernel killed it for memory.
     None: it exited by itself, or nothing but the exit code is available, as from container runtimes."""
+
+    @property
+    def lost_by_runtime(self) -> bool:
+        """The container runtime found no process for it when it started again, as after a reboot. The kubelet has the
+        code 137 for containers that it lost track of, also while it deletes a pod."""
+        return self.reason == UNKNOWN_END and self.code == LOST_BY_RUNTIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,9 @@ class Pod:
     unprepared: bool = False
     """The kubelet has not prepared the pod's volumes and network: condition PodReadyToStartContainers is False."""
     exit: Exit | None = None
+    settling: bool = False
+    """All containers have ended, and the kubelet has not set the phase of the pod yet. It says with the phase whether
+    it ended them itself, for an eviction or a shutdown of the node."""
     disruption: Disruption | None = None
     container_restarts: int = 0
     """Number of restarts in place of the container in CrashLoopBackOff (`restartPolicy: OnFailure`)."""
@@ -118,6 +131,8 @@ class Pod:
     @property
     def terminating(self) -> bool:
         """Termination was requested before the program ended by itself."""
+        if self.disruption and self.disruption.reason == BY_KUBELET:
+            return True  # the kubelet sets the condition after the containers have ended
         requested = self.termination_requested_at
         return requested is not None and (self.exit is None or requested <= self.exit.finished_at)
 

@@ -2,7 +2,9 @@
 
 When a node loses power, its peers fail within a second because their connections break, and the first of them is
 recorded as the root cause. Kubernetes detects the lost node a minute later. By then the next attempt runs, and the pod
-on the lost node still exists: it was deleted with its attempt, but no kubelet confirms the deletion.
+on the lost node still exists: it was deleted with its attempt, but no kubelet confirms the deletion. A node that shuts
+down, evicts a pod or reboots says so when the containers have ended, which may also be after the failure of a peer. So
+does a kubelet that evicts a pod for a limit of its own.
 
 A rank that is killed and a peer that fails because of it may also end within the same second, and the peer's launcher
 may report first. The other pod's exit shows while it is being deleted, and its launcher's report has the exact time.
@@ -17,7 +19,7 @@ from datetime import datetime, timedelta
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import restart_policy, root_cause, topology
-from allranks.core.model import Platform, Pod
+from allranks.core.model import LIMIT_EXCEEDED, Platform, Pod
 from allranks.core.status_update import changed
 
 NODE_LOSS_DETECTION = timedelta(minutes=3)
@@ -26,15 +28,15 @@ NODE_LOSS_DETECTION = timedelta(minutes=3)
 
 
 def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform: Platform) -> Failure | None:
-    """An earlier failure, or the loss of a node, that caused the end of a past attempt; None without new evidence.
+    """An earlier failure, or what happened to a node, that caused the end of a past attempt; None without new evidence.
 
     `pods` are the remaining pods of past attempts.
     """
-    left = {pod.name: pod for pod in pods if pod.exit or root_cause.node_lost_at(pod)}
+    left = {pod.name: pod for pod in pods if _is_evidence(pod)}
     if not left:
         return None
     for past in status.history:
-        if not past.counted or root_cause.is_uncounted(past.reason):
+        if not past.counted or root_cause.is_uncounted(past.reason) or past.reason == LIMIT_EXCEEDED:
             continue
         then = changed(status, attempt=past.attempt)
         # Labels may have been edited. Replicas that restart individually had their own failures, recorded at the time.
@@ -45,9 +47,9 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
         ]
         latest = past.end_time + NODE_LOSS_DETECTION + timedelta(seconds=platform.node_lost_seconds or 0)
         for pod in of_then:
-            lost_at = root_cause.node_lost_at(pod)
-            if lost_at and lost_at <= latest:
-                return root_cause.node_loss(job, status, pod, now, platform)
+            failed_at = root_cause.node_failed_at(pod)
+            if root_cause.exceeded_limit(pod) or (failed_at and failed_at <= latest):
+                return root_cause.kubelet_failure(job, status, pod, now, platform)
         earliest, ranks = past.failure, root_cause.Ranks(job, then, platform)
         for pod in of_then:
             if earliest:
@@ -55,6 +57,10 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
         if earliest is not past.failure:
             return earliest
     return None
+
+
+def _is_evidence(pod: Pod) -> bool:
+    return bool(pod.exit or root_cause.node_failed_at(pod) or root_cause.exceeded_limit(pod))
 
 
 def counts(job: Job, found: Failure) -> bool | None:

@@ -17,7 +17,7 @@ from allranks.core import exit_codes, naming, topology
 from allranks.core.exec_failure import CANNOT_START
 from allranks.core.exit_codes import SIGTERM, possible_signal
 from allranks.core.manifests import pod_template, pool_template
-from allranks.core.model import CRASH_LOOP, INIT_FAILED, UNKNOWN_END, Platform, Pod
+from allranks.core.model import BY_KUBELET, CRASH_LOOP, INIT_FAILED, LIMIT_EXCEEDED, UNKNOWN_END, Platform, Pod
 from allranks.core.status_update import changed
 from allranks.frameworks.base import Replica, RootCause
 from allranks.text import last_lines
@@ -78,6 +78,21 @@ def judge_crash_loop(job: Job, pod: Pod) -> Pod:
     return replace(pod, exit=replace(pod.last_exit, reason=reason))
 
 
+SETTLING = timedelta(seconds=15)
+"""The kubelet sets the phase of a pod when it has removed its network, usually within half a second of the end of its
+containers. If it does not, because of a broken network plugin for example, the end counts as it is."""
+
+
+def settles_at(pod: Pod, now: datetime) -> datetime | None:
+    """Time until which the end of a settling pod is not judged; None if it is judged now.
+
+    The end has the time of the node's clock. One that differs by more than SETTLING makes no pod wait.
+    """
+    if not pod.settling or pod.exit is None or abs(now - pod.exit.finished_at) >= SETTLING:
+        return None
+    return pod.exit.finished_at + SETTLING
+
+
 def failures(
     job: Job,
     status: Status,
@@ -134,10 +149,7 @@ class _Ending:
     @cached_property
     def disrupted(self) -> bool:
         """The pod was removed before the program ended by itself."""
-        pod = self.pod
-        if pod.disruption and pod.disruption.reason == "TerminationByKubelet":
-            return True  # kubelet kills the container first and sets the condition afterwards
-        return pod.terminating
+        return self.pod.terminating
 
     @cached_property
     def time(self) -> datetime:
@@ -237,10 +249,26 @@ def node_lost_at(pod: Pod) -> datetime | None:
     return pod.disruption.at if lost and pod.disruption else None
 
 
-def node_loss(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
-    """The loss of the pod's node as a failure of the pod's attempt."""
+def node_failed_at(pod: Pod) -> datetime | None:
+    """Time at which Kubernetes showed that the pod's node was lost, shut down, rebooted, or ran out of a resource; None
+    if it did not."""
+    if pod.exit and pod.exit.lost_by_runtime:
+        return pod.exit.finished_at
+    if pod.disruption and pod.disruption.reason == BY_KUBELET:
+        return pod.disruption.at
+    return node_lost_at(pod)
+
+
+def exceeded_limit(pod: Pod) -> bool:
+    """The kubelet evicted the pod for a limit of its own. It may have lost the end of the container."""
+    return pod.exit.reason == LIMIT_EXCEEDED if pod.exit else pod.waiting_reason == LIMIT_EXCEEDED
+
+
+def kubelet_failure(job: Job, status: Status, pod: Pod, now: datetime, platform: Platform = _ELSEWHERE) -> Failure:
+    """What the kubelet or the node controller says about the end of a pod, as a failure of the pod's attempt."""
     then = changed(status, attempt=pod.attempt)
-    return _describe(then, _Ending(pod, None, now), Ranks(job, then, platform))
+    ending = _Ending(replace(pod, deleted_at=None), None, now)  # the deletion was our own
+    return _describe(then, ending, Ranks(job, then, platform))
 
 
 def earlier_failure(

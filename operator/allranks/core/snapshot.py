@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 
 from allranks.api.status import FINISHED, Status
@@ -33,8 +34,23 @@ class Snapshot:
             if pod := owned.get(self._name(replica)):
                 # Name and owner decide; labels may have been edited.
                 named = pod if (pod.role, pod.index) == place else replace(pod, role=place[0], index=place[1])
-                out[place] = root_cause.judge_crash_loop(self.observed.job, named) if named.last_exit else named
+                out[place] = self._judged(named)
         return out
+
+    def _judged(self, pod: Pod) -> Pod:
+        """The pod as failed if it restarts in place too often; as not ended while its kubelet may still say why."""
+        if pod.last_exit:
+            return root_cause.judge_crash_loop(self.observed.job, pod)
+        if self.observed.status.phase in FINISHED or not root_cause.settles_at(pod, self.observed.now):
+            return pod
+        return replace(pod, exit=None)
+
+    @cached_property
+    def settles_at(self) -> datetime | None:
+        """The earliest time at which the end of a pod is judged although its kubelet has not set its phase."""
+        now, pods = self.observed.now, self.observed.pods
+        times = (root_cause.settles_at(pod, now) for pod in pods if pod.settling and pod.owned)
+        return min((time for time in times if time), default=None)
 
     @cached_property
     def outdated(self) -> list[Pod]:

@@ -194,7 +194,7 @@ def _running_message(ready: int, desired: int) -> str:
 
 
 def _ready(pod: Pod) -> bool:
-    return pod.succeeded or (pod.phase == "Running" and not pod.ended and not pod.deleted_at)
+    return pod.succeeded or (pod.phase == "Running" and not pod.ended and not pod.deleted_at and not pod.settling)
 
 
 def _was_launched(key: str, entry: ReplicaRestarts, pods: Mapping[tuple[str, int], Pod]) -> bool:

@@ -17,6 +17,7 @@ from allranks.core.model import (
     CRASH_LOOP,
     INIT_FAILED,
     LIMIT_EXCEEDED,
+    LOST_BY_RUNTIME,
     START_ERRORS,
     UNKNOWN_END,
     Disruption,
@@ -195,6 +196,7 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         unprepared=waiting.unprepared,
         # Whatever the pod's phase: a pod is Running while a sidecar runs, and Pending while its image is pulled.
         exit=_final_exit(raw, state.terminated) if state.terminated else None,
+        settling=_is_settling(raw),
         disruption=_disruption(raw),
         container_restarts=looping.restart_count if looping else 0,
         last_exit=_last_exit(looping, trainer, metadata) if looping else None,
@@ -237,8 +239,21 @@ def _final_exit(raw: Raw, terminated: Terminated) -> Exit | None:
     if _exceeded_limit(raw):  # a program that handles SIGTERM may have exited with 0
         return Exit(ending.code or 137, ending.finished_at, LIMIT_EXCEEDED, raw.status.message)
     # containerd's words after a reboot of the node. The kubelet's own are ContainerStatusUnknown.
-    rebooted = (terminated.reason, terminated.exit_code) == ("Unknown", 255)
+    rebooted = (terminated.reason, terminated.exit_code) == ("Unknown", LOST_BY_RUNTIME)
     return replace(ending, reason=UNKNOWN_END) if rebooted else ending
+
+
+def _is_settling(raw: Raw) -> bool:
+    """The containers have ended, and the kubelet has not written yet that the pod has.
+
+    It writes the two separately, also when it ended the containers itself: only the second status has the phase
+    Failed, the reason (Evicted, Terminated) and the condition DisruptionTarget (mergePodStatus in
+    pkg/kubelet/status/status_manager.go).
+    """
+    if raw.metadata.deletion_timestamp or raw.status.phase not in ("Pending", "Running") or _disruption(raw):
+        return False
+    states = [c.state for c in (*raw.status.init_container_statuses, *raw.status.container_statuses)]
+    return bool(raw.status.container_statuses) and all(state.terminated for state in states)
 
 
 def _is_final(raw: Raw, terminated: Terminated) -> bool:

@@ -210,6 +210,9 @@ class Injector:
     def _evict(self, which: int, what: int) -> None:
         if pod := self._choose(which, is_running):
             self._inject(pod, "Evicted")
+            if what % 2:
+                self.cluster.kubelets.stop(key_of(pod), (0, 1, 143)[what % 3])
+                self.cluster.settle()
             self.cluster.kubelets.evict(key_of(pod))
             self._notify("lost", pod, "Evicted", False)
 

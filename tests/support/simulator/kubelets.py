@@ -131,6 +131,10 @@ class Kubelets:
     def reject(self, key: Key, reason: str, message: str) -> None:
         self._report(key, pod_status.rejected(self._store.get(key), reason, message))
 
+    def stop(self, key: Key, code: int) -> None:
+        """The containers have ended, which the kubelet writes before the phase of the pod and the reason."""
+        self._report(key, pod_status.stopped(self._store.get(key), self._host.now, code))
+
     def evict(self, key: Key) -> None:
         """Eviction by the kubelet: the containers are killed, and the pod stays as Failed."""
         self._report(key, pod_status.evicted(self._store.get(key), self._host.now))

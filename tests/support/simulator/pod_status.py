@@ -159,6 +159,21 @@ def evicted(pod: Manifest, now: datetime, message: str = "The node was low on re
     return status | {"phase": "Failed", "reason": "Evicted", "message": message}
 
 
+def stopped(pod: Manifest, now: datetime, code: int) -> Manifest:
+    """The containers have ended. The kubelet writes this before it writes the phase, and why it ended them."""
+    return exited(pod, now, code, others=code) | {"phase": pod["status"]["phase"]}
+
+
+def shut_down(pod: Manifest, now: datetime) -> Manifest:
+    """The node shuts down: its kubelet has ended the containers of the pod. If all exited with 0, the phase is
+    Succeeded without a reason (tests/e2e/test_kubelets.py)."""
+    message = "Pod was terminated in response to imminent node shutdown."
+    status = disrupted(pod, now, "TerminationByKubelet", message)
+    if any(container["state"]["terminated"]["exitCode"] for container in status["containerStatuses"]):
+        return status | {"phase": "Failed", "reason": "Terminated", "message": message}
+    return status | {"phase": "Succeeded"}
+
+
 def over_limit(pod: Manifest, now: datetime) -> Manifest:
     """The kubelet evicted the pod because it exceeded a limit of its own: there is no DisruptionTarget."""
     message = 'Usage of EmptyDir volume "dshm" exceeds the limit "64Mi".'

@@ -21,27 +21,53 @@ def left(seconds: float = 180, reason: str = "DeletionByTaintManager") -> Pod:
     return replace(pod("worker", 1), deleted_at=at(100), disruption=Disruption(reason, at(seconds)))
 
 
-# Sentence, history, remaining pod, whether its loss is the root cause.
+def by_kubelet(seconds: float, code: int = 143) -> Pod:
+    """The node shuts down: the kubelet sets the condition when the containers have ended."""
+    ended = Exit(code, at(seconds - 1), "Error" if code else "Completed")
+    return replace(left(seconds, "TerminationByKubelet"), phase="Failed", exit=ended)
+
+
+def rebooted(seconds: float, code: int = 255) -> Pod:
+    return replace(left(), disruption=None, exit=Exit(code, at(seconds), "ContainerStatusUnknown"))
+
+
+def over_limit(lost: bool = False) -> Pod:
+    ended = None if lost else Exit(137, at(99), "LimitExceeded")
+    waiting = "LimitExceeded" if lost else ""
+    return replace(left(), phase="Failed", disruption=None, exit=ended, waiting_reason=waiting)
+
+
+# Sentence, history, remaining pod, the reason if it shows the root cause.
 CASES = [
-    ("a node declared lost a minute after the end is the cause", past(), left(), True),
-    ("a node that is lost long after the end is not", past(), left(seconds=400), False),
-    ("an uncounted end is not corrected", past(counted=False), left(), False),
-    ("a counted disruption is not corrected", past(reason="Evicted"), left(), False),
-    ("a pod explains only its own attempt", past(attempt=3), left(), False),
-    ("a pod with an exit was not lost", past(), replace(left(), exit=Exit(0, at(101))), False),
-    ("an eviction is not the loss of a node", past(), left(reason="EvictionByEvictionAPI"), False),
-    ("the pod's name decides, not its labels", past(), replace(left(), role="ps", attempt=7), True),
+    ("a node declared lost a minute after the end is the cause", past(), left(), "NodeLost"),
+    ("a node that is lost long after the end is not", past(), left(seconds=400), ""),
+    ("an uncounted end is not corrected", past(counted=False), left(), ""),
+    ("a counted disruption is not corrected", past(reason="Evicted"), left(), ""),
+    ("a pod explains only its own attempt", past(attempt=3), left(), ""),
+    ("a pod with an exit was not lost", past(), replace(left(), exit=Exit(0, at(101))), ""),
+    ("an eviction is not the loss of a node", past(), left(reason="EvictionByEvictionAPI"), ""),
+    ("the end by a kubelet for its node is", past(), by_kubelet(130), "Evicted"),
+    ("also if the program exited with 0", past(), by_kubelet(130, code=0), "Evicted"),
+    ("but not one long after the end", past(), by_kubelet(400), ""),
+    ("a reboot of the node is", past(), rebooted(140), "ContainerStatusUnknown"),
+    ("but not a late one", past(), rebooted(400), ""),
+    ("a container that the kubelet lost track of is not", past(), rebooted(140, code=137), ""),
+    ("an eviction for the pod's own limit is", past(), over_limit(), "LimitExceeded"),
+    ("also if the kubelet lost the end of the container", past(), over_limit(lost=True), "LimitExceeded"),
+    ("a recorded one is not replaced", past(reason="LimitExceeded"), over_limit(), ""),
+    ("the pod's name decides, not its labels", past(), replace(left(), role="ps", attempt=7), "NodeLost"),
 ]
 
 
 @table(*CASES)
 def test_cause(case):
-    history, remaining, explains = case
+    history, remaining, reason = case
     status = Status(attempt=4, history=[history])
     found = reattribution.cause(job(roles={"worker": 2}), status, [remaining], NOW, CLUSTER)
-    assert (found is not None) == explains
+    assert (found.reason if found else "") == reason
     if found:
-        assert (found.attempt, found.role, found.index, found.reason) == (0, "worker", 1, "NodeLost")
+        assert (found.attempt, found.role, found.index) == (0, "worker", 1)
+        assert found.exit_code == (137 if remaining.exit and reason == "LimitExceeded" else None)
 
 
 REPORT = """

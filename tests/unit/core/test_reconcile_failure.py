@@ -334,6 +334,38 @@ def test_exit_0_of_a_terminating_rank_is_no_success(removal):
     assert (life.status.phase, life.status.attempt, life.status.restarts.disruptions) == ("Restarting", 1, 1)
 
 
+@pytest.mark.parametrize("code", [0, 1, 143])
+def test_a_pod_that_its_kubelet_ended_is_disrupted_although_the_condition_comes_after_the_exit(code: int):
+    """The kubelet sets DisruptionTarget when all containers have ended."""
+    life = started(job(**GROUP))
+    ended = Exit(code, at(60), "Error" if code else "Completed")
+    life.put(replace(pod("master"), phase="Failed", exit=ended, disruption=Disruption("TerminationByKubelet", at(61))))
+    life.settle(62)
+    assert (life.status.phase, life.status.attempt, life.status.restarts.disruptions) == ("Restarting", 1, 1)
+    assert life.status.last_failure
+    assert (life.status.last_failure.reason, life.status.last_failure.exit_code) == ("Evicted", None)
+
+
+@pytest.mark.parametrize("code", [0, 1, 143])
+def test_a_pod_whose_containers_have_ended_is_judged_when_its_kubelet_has_written_its_phase(code: int):
+    life = started(job(**GROUP))
+    ended = Exit(code, at(60), "Error" if code else "Completed")
+    life.put(replace(pod("master"), exit=ended, settling=True))
+    plan = life.settle(61)
+    assert (life.status.phase, life.status.attempt, life.status.done) == ("Running", 0, {})
+    assert plan.wake_at == at(75), "a kubelet that never writes the phase does not keep the job waiting"
+    life.settle(75)
+    assert (life.status.phase, life.status.attempt) == (("Succeeded", 0) if code == 0 else ("Restarting", 1))
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_a_clock_of_a_node_that_is_wrong_does_not_delay_the_judgement(minutes: int):
+    life = started(job(**GROUP))
+    life.put(replace(pod("master"), exit=Exit(1, at(60 + 60 * minutes)), settling=True))
+    life.settle(61)
+    assert (life.status.phase, life.status.attempt) == ("Restarting", 1)
+
+
 def test_exit_0_before_the_pod_was_deleted_is_success():
     life = started(job(**GROUP))
     life.put(succeeded("master", after=60, deleted_at=at(61)))

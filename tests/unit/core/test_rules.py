@@ -12,9 +12,10 @@ import pytest
 
 from allranks.api.status import PastAttempt, ProgressStatus, ReplicaRestarts, RoleStatus
 from allranks.core import reconcile as core
-from allranks.core.model import Observed, Pod, Reports
+from allranks.core.model import Exit, Observed, Pod, Reports
 from allranks.core.reconcile import ACTIVE_RULES, FINISHED_RULES, SUSPENDED_RULES, reconcile
 from allranks.core.rules import Act, Rule, WaitUntil, cleanup, hang, lifecycle, resize, startup
+from allranks.core.rules.failure import handle_failures
 from allranks.core.snapshot import Snapshot
 from support.builders import Life, at, failure, job, observed, pending, pod, rank, started
 
@@ -75,9 +76,16 @@ def finished() -> Observed:
     return observed(life.job, status, [], 30)
 
 
+def settling() -> Observed:
+    life = started(job())
+    life.put(replace(pod(), exit=Exit(1, at(60)), settling=True))
+    return life.look(61)
+
+
 # Rule, an observation in which it waits, until when.
 WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (lifecycle.exceed_active_deadline, active_deadline, at(100)),
+    (handle_failures, settling, at(75)),
     (startup.startup_failure, cannot_start, at(320)),
     (hang.handle_hang, stalled(30), at(80)),
     (hang.handle_hang, stalled(85), at(90)),

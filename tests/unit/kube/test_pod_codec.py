@@ -282,6 +282,18 @@ def test_an_eviction_without_disruption_target_is_the_pods_own_limit(code: int):
     assert (found.disruption, found.succeeded, root_cause.failed(found)) == (None, False, True)
 
 
+def test_a_kubelet_may_lose_the_end_of_a_container_that_it_evicts():
+    """A status that a kubelet of Kubernetes 1.36 wrote (tests/e2e/test_kubelets.py)."""
+    message = "The container could not be located when the pod was deleted.  The container used to be Running"
+    lost = {"exitCode": 137, "finishedAt": None, "startedAt": None, "reason": "ContainerStatusUnknown"}
+    state = {"waiting": {"reason": "ContainerCreating"}}
+    trainer = {"state": state, "lastState": {"terminated": {**lost, "message": message}}, "restartCount": 1}
+    found = with_status(trainer, **OWN_LIMIT, containerStatuses=[{"name": "trainer", **trainer}])
+    assert (found.exit, found.disruption, found.settling) == (None, None, False)
+    cause = next(root_cause.failures(job(), Status(), [found], [], CREATED))
+    assert (cause.reason, cause.exit_code, cause.message) == ("LimitExceeded", None, USAGE.strip())
+
+
 def test_an_init_container_may_exceed_the_limit_too():
     init = [{"name": "fetch", **ended(137)}]
     found = with_status({"state": {"waiting": {"reason": "PodInitializing"}}}, **OWN_LIMIT, initContainerStatuses=init)
@@ -292,6 +304,30 @@ def test_an_eviction_with_disruption_target_is_a_disruption():
     found = with_status(ended(137), **PRESSURE)
     assert found.disruption is not None
     assert found.disruption.reason == "TerminationByKubelet"
+
+
+BOTH_ENDED = {"containerStatuses": [{"name": name, **ended(143)} for name in ("trainer", "proxy")]}
+SIDECAR_RUNS = {"initContainerStatuses": [{"name": "mesh", "state": {"running": {}}}]}
+
+
+@table(
+    ("all containers have ended, and the phase is still Running", BOTH_ENDED, True),
+    ("also Pending, if they ended quickly", BOTH_ENDED | {"phase": "Pending"}, True),
+    ("a container runs", {}, False),
+    ("a native sidecar runs", BOTH_ENDED | SIDECAR_RUNS, False),
+    ("the pod has failed", BOTH_ENDED | {"phase": "Failed"}, False),
+    ("the pod is marked as disrupted", BOTH_ENDED | PRESSURE | {"phase": "Running"}, False),
+    ("there is no container yet", {"containerStatuses": []}, False),
+)
+def test_a_pod_settles_until_its_kubelet_has_written_its_phase(case):
+    status, settling = case
+    assert with_status(ended(143), **status).settling == settling
+
+
+def test_a_pod_that_is_being_deleted_does_not_settle():
+    metadata = {"name": "a", "deletionTimestamp": "2026-01-01T00:01:00Z"}
+    of = {"metadata": metadata, "status": {"phase": "Running", **BOTH_ENDED}}
+    assert not to_cached_pod(msgspec.convert(of, Raw)).pod.settling
 
 
 @pytest.mark.parametrize("reason", ["Evicted", "NodeShutdown", "OutOfcpu", "UnexpectedAdmissionError", "NodeAffinity"])

@@ -11,7 +11,7 @@ from allranks.core import naming, reattribution, restart_policy, root_cause, tra
 from allranks.core.correlation import CORRELATION_SECONDS, EarlierFailures, drop_details
 from allranks.core.model import Event
 from allranks.core.root_cause import describe_failure
-from allranks.core.rules import Outcome, write
+from allranks.core.rules import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 
 
@@ -35,10 +35,12 @@ def handle_failures(snapshot: Snapshot) -> Outcome:
 
     The write ends before counted and uncounted restarts would mix: they are counted separately. It holds at most
     `MAX_DECISIONS`, so that other jobs have their turn; the job is reconciled again at once.
+
+    Pods that settle are evaluated when their kubelet has written their phase, or at the time until which they may.
     """
     o, before = snapshot.observed, snapshot.persisted.restarts
     if not snapshot.failed and not snapshot.deleted_replicas:
-        return None
+        return WaitUntil(snapshot.settles_at) if snapshot.settles_at else None
     evaluation = _Evaluation(snapshot)
     failures = root_cause.failures(o.job, o.status, snapshot.failed, snapshot.deleted_replicas, o.now, o.platform)
     status, events, kind = o.status, list[Event](), ""
