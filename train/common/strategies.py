@@ -22,7 +22,7 @@ def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
     _, tasks = place_in_cluster()
     if tasks > 1:
         raise SystemExit(
-            f"--strategy {name} trains in one task, and TF_CONFIG has {tasks}: use one worker, or --strategy multiworker"
+            f"--strategy {name} trains in one task, but TF_CONFIG has {tasks}: use one worker or --strategy multiworker"
         )
     if name == "tpu":
         return connect_to_tpu()

@@ -1,4 +1,4 @@
-"""Text as bytes for the language model: files, or the reference of the Python language, which Python itself contains."""
+"""Text as bytes for the language model: files, or the reference of the Python language, which is part of Python."""
 
 from __future__ import annotations
 
