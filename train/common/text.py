@@ -21,8 +21,10 @@ def load_text(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
         except OSError as error:
             raise SystemExit(f"--text {error.filename}: {error.strerror}") from error
     else:
-        from pydoc_data.topics import topics
-
+        try:
+            from pydoc_data.topics import topics
+        except ImportError as error:
+            raise SystemExit("this Python comes without its reference (pydoc_data): pass files with --text") from error
         content = "\n".join(topics[name] for name in sorted(topics)).encode()
     everything = np.frombuffer(content, np.uint8)
     kept = len(everything) - int(len(everything) * TEST_FRACTION)
