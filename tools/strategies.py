@@ -292,17 +292,17 @@ def write(rows: list[Row], in_pods: frozenset[str] = frozenset()) -> None:
     text = PAGE.read_text()
     for framework in dict.fromkeys(case.framework for case in CASES):
         section = framework.lower()
-        known = {cells[0]: cells for cells in table(text, section)}
+        recorded = {cells[0]: cells for cells in table(text, section)}
         for case in (case for case in CASES if case.framework == framework):
             link = f"[`{case.manifest}`](../../examples/{case.manifest}.yaml)"
-            cells = known.get(case.strategy, [case.strategy, link, "", "not run", "not run", "not run"])
+            cells = recorded.get(case.strategy, [case.strategy, link, "", "not run", "not run", "not run"])
             cells[1:3] = link, f"`{first_option(case)}`" if first_option(case) else ""
             cells[4] = "trains" if case.manifest in in_pods and is_of_manifest(case) else cells[4]
             for row in rows:
                 if row.case == case:
                     cells[3], cells[5] = ("WRONG", "WRONG") if row.wrong else (row.run, row.killed)
-            known[case.strategy] = cells
-        order = [known[case.strategy] for case in CASES if case.framework == framework]
+            recorded[case.strategy] = cells
+        order = [recorded[case.strategy] for case in CASES if case.framework == framework]
         lines = [HEAD, ["---"] * len(HEAD), *order]
         text = replaced(text, section, "\n".join(f"| {' | '.join(cells)} |" for cells in lines))
     PAGE.write_text(text)

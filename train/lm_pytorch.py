@@ -82,7 +82,7 @@ def main() -> None:
     total_steps = options.epochs * options.steps_per_epoch
     while progress.epoch < options.epochs:
         started = time.monotonic()
-        # An interrupted epoch goes on where it stopped.
+        # An interrupted epoch continues where it stopped.
         left = (progress.epoch + 1) * options.steps_per_epoch - progress.step
         journal.begin_epoch(progress, options.steps_per_epoch, left)
         losses = torch.zeros(2, device=device)  # summed loss and targets of this rank

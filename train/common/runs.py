@@ -1,5 +1,5 @@
 """A folder for each start of a training, for libraries that write checkpoints under their own names: a replaced
-training that still runs writes into its own folder, where it harms nobody."""
+training that still runs writes into its own folder, where it does no harm."""
 
 from __future__ import annotations
 

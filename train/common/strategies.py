@@ -45,7 +45,7 @@ def compute_devices(replicas: int) -> list[str]:
 
 
 def connect_to_tpu() -> tf.distribute.Strategy:
-    """A strategy for the TPU of this machine, or the one that TPU_NAME names. Nobody has run this yet."""
+    """A strategy for the TPU of this machine, or the one that TPU_NAME names. This has not been run yet."""
     if not os.environ.get("TPU_NAME") and not list(Path("/dev").glob("accel*")):
         raise SystemExit("--strategy tpu: no TPU here: TPU_NAME is not set, and /dev/accel0 does not exist")
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=os.environ.get("TPU_NAME", "local"))
