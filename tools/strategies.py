@@ -90,7 +90,7 @@ CASES = (
         "penguins-lightning",
         PENGUINS,
         victim="worker-1",
-        resumed=r"resuming from \S+epoch-(\d+)",
+        resumed=r"resuming from \S+step-(\d+)",
     ),
     Case(
         "PyTorch",
@@ -229,7 +229,7 @@ def judge(row: Row, log: str, status: dict[str, Any]) -> None:
         row.wrong.append("no checkpoint was resumed")
     row.run = "1 process" if case.ranks == 1 and not case.alone else f"{sum(replicas(status))} pods"
     how = "restarted alone, nothing lost" if case.alone and not back else ""
-    unit = "step" if "checkpoint-" in case.resumed else "epoch"
+    unit = "epoch" if "epoch" in case.resumed else "step"
     row.killed = how or f"restart from {unit} {int(back[-1])}"
 
 

@@ -63,11 +63,26 @@ class Watch(Callback):
             if self._folder:
                 trainer.save_checkpoint(self._folder / f"step-{trainer.global_step:07d}.ckpt")
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
-        if trainer.is_global_zero and not self.stopped:
-            loss = float(trainer.callback_metrics["epoch_loss"])
-            say(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs} loss {loss:.4f}")
+    def on_train_epoch_start(self, trainer: lightning.Trainer, *_: Any) -> None:
+        # Not at the end of the epoch, where its checkpoint is not saved yet.
+        self._print(trainer, trainer.current_epoch)
         self._termination.pause(self._pause)
+
+    def on_train_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+        if not self.stopped:
+            self._print(trainer, trainer.current_epoch)
+
+    def _print(self, trainer: lightning.Trainer, epoch: int) -> None:
+        if trainer.is_global_zero and "epoch_loss" in trainer.callback_metrics:
+            loss = float(trainer.callback_metrics["epoch_loss"])
+            say(f"epoch {epoch}/{trainer.max_epochs} loss {loss:.4f}")
+
+    def exit_if_stopped(self, step: int) -> None:
+        """Call after the training."""
+        if self.stopped:
+            say(f"rank {dist.get_rank()} of {dist.get_world_size()}: SIGTERM: stopped after step {step}, saved")
+            dist.barrier()
+            self._termination.exit()
 
 
 @record  # writes an exception to torchrun's error file: torchrun's own exit code does not show the cause
@@ -86,7 +101,7 @@ def main() -> None:
     watch = Watch(device, options.pause, folder)
     callbacks: list[Callback] = [watch, *reporting(options.batch_size)]
     if folder:
-        callbacks.append(ModelCheckpoint(folder, filename="epoch-{epoch:05d}", auto_insert_metric_name=False))
+        callbacks.append(ModelCheckpoint(folder, filename="step-{step:07d}", auto_insert_metric_name=False))
     trainer = lightning.Trainer(
         max_epochs=options.epochs,
         num_nodes=int(os.environ.get("NNODES", "1")),  # of pods: without it each pod trains alone
@@ -103,10 +118,7 @@ def main() -> None:
     )
     module = Penguins(options.lr)
     trainer.fit(module, DataLoader(train, options.batch_size, shuffle=True), ckpt_path=saved)
-    if watch.stopped:
-        say(f"rank {rank} of {size}: SIGTERM: stopped after step {trainer.global_step}, saved")
-        dist.barrier()
-        watch._termination.exit()
+    watch.exit_if_stopped(trainer.global_step)
     [results] = trainer.test(module, DataLoader(test, len(test)), verbose=False)
     say(f"rank {rank} of {size}: test accuracy {results['accuracy']:.4f}")
     leave()

@@ -58,6 +58,24 @@ def test_the_language_model_trains_with_fsdp2_and_saves_a_share_of_each_rank(run
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_an_elastic_job_with_fsdp2_continues_at_another_size_from_the_shares_of_all_ranks(run_job, tmp_path) -> None:
+    """What the operator does when it resizes an elastic job: a new attempt with other ranks, on the same volume."""
+    for ranks, epochs in ((2, 2), (3, 4), (1, 5)):
+        small = f"args=[--epochs={epochs}, --steps-per-epoch=3, --width=32, --layers=2, --context=32, --sample=10]"
+        sizes = ("--set", "elastic={minReplicas: 1, maxReplicas: 4}", "--set", f"roles.worker.replicas={ranks}")
+        volume = f"lm-pytorch={tmp_path / 'claim'}"
+        run = run_job("examples/lm-pytorch.yaml", "--set", small, *sizes, "--volume", volume).finish()
+        assert run.code == 0, run.output
+        assert len(run.accuracies()) == ranks
+    assert "resumed from epoch 4 of" in run.output
+    lines = [json.loads(line) for line in (tmp_path / "claim/metrics.jsonl").read_text().splitlines()]
+    assert [line["world_size"] for line in lines] == [2, 2, 3, 3, 1]
+    losses = [line["loss"] for line in lines]
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.nightly
 def test_checkpoints_metrics_and_the_loss_curve_are_in_the_claim(run_job, tmp_path: Path) -> None:
     claim = tmp_path / "claim"
     run = run_job("examples/penguins-pytorch.yaml", "--volume", f"penguins-pytorch={claim}").finish()

@@ -50,7 +50,7 @@ def test_every_kind_of_parallelism_makes_the_same_steps_and_continues_from_the_o
 
 def test_a_training_resumes_at_other_numbers_of_ranks_as_if_nothing_had_happened(launcher: Launcher) -> None:
     run = lm(launcher, 2, "fsdp", "moved", "--pause", "2")
-    run.wait_for("epoch 2/6")
+    run.wait_for("epoch 2/6", LONG)
     for pid in launcher.alive(RANK="1"):
         send(pid, signal.SIGTERM)  # to one rank: all of them save
     assert run.exit_code(LONG) == 1, run.text  # torchrun's exit code for any failure
@@ -58,9 +58,9 @@ def test_a_training_resumes_at_other_numbers_of_ranks_as_if_nothing_had_happened
     assert stopped, run.text
 
     run = lm(launcher, 3, "pipeline", "moved", "--pause", "2")
-    resumed = run.wait_for(r"resumed from epoch (\d) of \S+ \(loss")
+    resumed = run.wait_for(r"resumed from epoch (\d) of \S+ \(loss", LONG)
     assert resumed[1] == stopped[1]
-    run.wait_for("epoch 4/6")
+    run.wait_for("epoch 4/6", LONG)
     for pid in launcher.alive(RANK="2"):
         send(pid, signal.SIGKILL)
     assert run.exit_code(LONG) == 1, run.text
@@ -108,14 +108,14 @@ def test_a_parameter_server_over_rpc_resumes_after_a_lost_trainer_and_after_sigt
     directory = launcher.folder / "server"
     command = [ROOT / "train/rpc_parameter_server.py", "--updates", updates, "--checkpoint-dir", directory]
     run = torchrun(launcher, 3, *command, "--pause", "2")
-    run.wait_for("epoch 2/20")
+    run.wait_for("epoch 2/20", LONG)
     for pid in launcher.alive(RANK="2"):
         send(pid, signal.SIGKILL)
     assert run.exit_code(LONG) == 1, run.text
 
     run = torchrun(launcher, 3, *command, "--pause", "2")
-    run.wait_for(r"resumed from epoch [23] of \S+ \(loss")
-    run.wait_for("epoch 5/20")
+    run.wait_for(r"resumed from epoch [23] of \S+ \(loss", LONG)
+    run.wait_for("epoch 5/20", LONG)
     for pid in launcher.alive(RANK="1"):
         send(pid, signal.SIGTERM)  # a trainer's: all ranks stop together
     assert run.exit_code(LONG) == 1, run.text
