@@ -59,6 +59,8 @@ class Case:
     progress: str = r"epoch 2/\d+ "
     """The rank is killed after this line."""
     resumed: str = r"resumed from epoch (\d+)"
+    signal: int | None = signal.SIGKILL
+    """In the status; None if the launcher does not pass it on."""
     alone: bool = False
     """The killed rank restarts alone, and the others go on."""
     end: str = r"(?:rank \d+ of \d+|chief): test accuracy (\d\.\d+)"
@@ -99,6 +101,7 @@ CASES = (
         PENGUINS,
         victim="worker-1",
         resumed=r"resuming from \S+epoch-(\d+)",
+        signal=None,  # `accelerate launch` exits with 1
     ),
     Case(
         "PyTorch",
@@ -218,7 +221,7 @@ def judge(row: Row, log: str, status: dict[str, Any]) -> None:
         return
     failure, ends = status.get("lastFailure") or {}, re.findall(case.end, log)
     named = f"{failure.get('role')}-{failure.get('index')}"
-    if named != case.victim or failure.get("signal") != 9:
+    if named != case.victim or failure.get("signal") != case.signal:
         row.wrong.append(f"the status names {named}, signal {failure.get('signal')}")
     if status["restarts"]["counted"] != 1:
         row.wrong.append(f"{status['restarts']['counted']} restarts")
