@@ -59,8 +59,8 @@ class Case:
     progress: str = r"epoch 2/\d+ "
     """The rank is killed after this line."""
     resumed: str = r"resumed from epoch (\d+)"
-    signal: int | None = signal.SIGKILL
-    """In the status; None if the launcher does not pass it on."""
+    code: int = 128 + signal.SIGKILL
+    """The exit code in the status: that of the rank, unless the launcher has its own."""
     alone: bool = False
     """The killed rank restarts alone, and the others go on."""
     end: str = r"(?:rank \d+ of \d+|chief): test accuracy (\d\.\d+)"
@@ -101,7 +101,7 @@ CASES = (
         PENGUINS,
         victim="worker-1",
         resumed=r"resuming from \S+epoch-(\d+)",
-        signal=None,  # `accelerate launch` exits with 1
+        code=1,  # of `accelerate launch`
     ),
     Case(
         "PyTorch",
@@ -221,8 +221,8 @@ def judge(row: Row, log: str, status: dict[str, Any]) -> None:
         return
     failure, ends = status.get("lastFailure") or {}, re.findall(case.end, log)
     named = f"{failure.get('role')}-{failure.get('index')}"
-    if named != case.victim or failure.get("signal") != case.signal:
-        row.wrong.append(f"the status names {named}, signal {failure.get('signal')}")
+    if named != case.victim or failure.get("exitCode") != case.code:
+        row.wrong.append(f"the status names {named}, exit code {failure.get('exitCode')}")
     if status["restarts"]["counted"] != 1:
         row.wrong.append(f"{status['restarts']['counted']} restarts")
     if len(ends) != case.ranks:
@@ -230,6 +230,8 @@ def judge(row: Row, log: str, status: dict[str, Any]) -> None:
     back = re.findall(case.resumed, log)
     if not back and not case.alone:
         row.wrong.append("no checkpoint was resumed")
+    if row.wrong:
+        return
     row.run = "1 process" if case.ranks == 1 and not case.alone else f"{sum(replicas(status))} pods"
     how = "restarted alone, nothing lost" if case.alone and not back else ""
     unit = "epoch" if "epoch" in case.resumed else "step"

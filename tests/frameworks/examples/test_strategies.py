@@ -26,7 +26,7 @@ STATUS = {
     "phase": "Succeeded",
     "restarts": {"counted": 1},
     "roles": {"worker": {"desired": 2}},
-    "lastFailure": {"role": "worker", "index": 1, "signal": 9},
+    "lastFailure": {"role": "worker", "index": 1, "exitCode": 137},
 }
 LOG = "resumed from epoch 2 of /c (loss 0.5)\nrank 0 of 2: test accuracy 0.9\nrank 1 of 2: test accuracy 0.9\n"
 
@@ -37,7 +37,7 @@ LOG = "resumed from epoch 2 of /c (loss 0.5)\nrank 0 of 2: test accuracy 0.9\nra
         (LOG, STATUS, ""),
         (LOG, STATUS | {"phase": "Failed"}, "Failed"),
         (LOG, STATUS | {"restarts": {"counted": 2}}, "2 restarts"),
-        (LOG, STATUS | {"lastFailure": {"role": "worker", "index": 0, "signal": 9}}, "names worker-0"),
+        (LOG, STATUS | {"lastFailure": {"role": "worker", "index": 0, "exitCode": 137}}, "names worker-0"),
         (LOG.replace("resumed", "started"), STATUS, "no checkpoint was resumed"),
         (LOG.replace("rank 1", "rank one"), STATUS, "1 ranks printed"),
     ],
