@@ -31,6 +31,7 @@ def main() -> None:
     add = parser.add_argument
     add("--model", type=Path, metavar="FOLDER", help="a model in the format of transformers (default: a tiny one)")
     add("--data", type=Path, metavar="FILE", help="JSON lines with `prompt` and `completion` (default: sums)")
+    add("--samples", type=positive_int, default=600, help="of the sums (default %(default)s)")
     add("--rank", type=positive_int, default=8, help="of the adapters' matrices (default %(default)s)")
     options = parse_options(parser)
     device = join_group(options.threads)
@@ -45,7 +46,7 @@ def main() -> None:
     else:
         tokenizer = byte_tokenizer()
         model = tiny_llama(tokenizer, options.seed)
-    data = Dataset.from_json(str(options.data)) if options.data else Dataset.from_list(sums(600))
+    data = Dataset.from_json(str(options.data)) if options.data else Dataset.from_list(sums(options.samples))
     watch = Watch(device, options.batch_size)
     trainer = SFTTrainer(
         model=model,
