@@ -35,6 +35,14 @@ def frameworks() -> Path:
     return Path(done.stdout.strip())
 
 
+@pytest.fixture(scope="session")
+def libraries(frameworks: Path) -> Path:
+    """The same environment with Lightning and the libraries of Hugging Face."""
+    script = Path(__file__).parents[1] / "tools" / "frameworks.sh"
+    subprocess.run([script, "libraries"], stdout=subprocess.DEVNULL, check=True, timeout=3000)
+    return frameworks
+
+
 class ByModule(LoadScopeScheduling):
     """`--dist loadscope`, but scenarios one by one: they share only the control plane, and are half of the work."""
 

@@ -5,12 +5,12 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod] [jax]
+usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod] [jax] [libraries]
 
 Installs the given frameworks (default: all) into the virtual environment
 $ALLRANKS_CACHE/frameworks-py<version>, and prints its path as the only line on stdout. Installed frameworks are not
 changed: a second call takes a fraction of a second. Horovod is compiled (4 minutes) against the other two, which are
-installed as well.
+installed as well. `libraries`, which "all" does not include, are Lightning and those of Hugging Face, with PyTorch.
 
 examples:
   tools/frameworks.sh pytorch
@@ -52,6 +52,7 @@ parse_arguments() {
       -h | --help) usage; exit 0 ;;
       pytorch | tensorflow | jax) wanted+=("$argument") ;;
       horovod) wanted+=(pytorch tensorflow horovod) ;; # it is built against the other two
+      libraries) wanted+=(pytorch libraries) ;;
       *) usage >&2; fail "unknown argument '$argument'" ;;
     esac
   done
@@ -129,6 +130,12 @@ install_jax() {
   check_disk 2
   pip_install_requirements jax
   verify jax jax optax
+}
+
+install_libraries() {
+  check_disk 2
+  pip_install_requirements libraries
+  verify libraries lightning transformers accelerate peft trl
 }
 
 install_horovod() {

@@ -4,12 +4,12 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/images.sh [options] [operator] [pytorch] [tensorflow] [horovod] [jax] [base]
+usage: tools/images.sh [options] [operator] [pytorch] [tensorflow] [horovod] [jax] [libraries] [base]
        tools/images.sh tools
 
 Builds the given images (default: operator, pytorch, tensorflow, horovod, jax) with docker, podman or buildah, the first one
 that is installed, and prints their names on stdout, one per line. Durations and sizes go to stderr. A second call takes
-seconds: layers are cached.
+seconds: layers are cached. `libraries` is PyTorch with Lightning and the libraries of Hugging Face.
 
 If the base image cannot be pulled, a test base replaces it (Debian's Python 3.11, created by debootstrap, as root), which
 is for tests only. `base` builds only that. `tools` installs missing tools for building and running (Debian, as root):
@@ -84,7 +84,7 @@ parse_arguments() {
         shift
         ;;
       *)
-        [[ " ${all[*]} base tools " == *" $1 "* ]] || { usage >&2; fail "unknown argument '$1'"; }
+        [[ " ${all[*]} libraries base tools " == *" $1 "* ]] || { usage >&2; fail "unknown argument '$1'"; }
         wanted+=("$1")
         ;;
     esac

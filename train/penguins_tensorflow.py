@@ -1,16 +1,18 @@
-"""PenguinNet on the Palmer penguins with TensorFlow's MultiWorkerMirroredStrategy: each task in TF_CONFIG has all
-weights and a share of the rows, and every step sums the gradients of all tasks."""
+"""PenguinNet on the Palmer penguins with TensorFlow. `--strategy` chooses how: by default each task in TF_CONFIG has
+all weights and a share of the rows, and every step sums the gradients of all tasks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+import penguins_tensorflow_ps
 from common.journal import Journal
 from common.models_tensorflow import penguin_net
-from common.options import make_parser, parse_options
+from common.options import make_parser, parse_options, positive_int
 from common.penguins import Penguins, load_penguins
 from common.report import mark_gradients_ready
+from common.strategies import make_strategy
 from common.tensorflow import (
     SUFFIX,
     describe_devices,
@@ -26,16 +28,34 @@ from common.termination import Termination
 
 EXAMPLE = """export TF_CONFIG='{"cluster": {"worker": ["localhost:2222", "localhost:2223"]},
                    "task": {"type": "worker", "index": 0}}'    # index 1 in another terminal
-python penguins_tensorflow.py --epochs 20 --checkpoint-dir /tmp/penguins"""
+python penguins_tensorflow.py --epochs 20 --checkpoint-dir /tmp/penguins
+python penguins_tensorflow.py --strategy mirrored        # all GPUs of one machine, without TF_CONFIG"""
+
+STRATEGIES = {
+    "multiworker": "MultiWorkerMirroredStrategy",
+    "mirrored": "MirroredStrategy",
+    "central": "CentralStorageStrategy",
+    "onedevice": "OneDeviceStrategy",
+    "tpu": "TPUStrategy",
+    "ps": "ParameterServerStrategy",
+}
 
 
 def main() -> None:
-    options = parse_options(make_parser(__doc__, EXAMPLE, epochs=20, batch_size=16, lr=0.01, batch_of="each replica"))
+    parser = make_parser(__doc__, EXAMPLE, epochs=20, batch_size=16, lr=0.01, batch_of="each replica")
+    add = parser.add_argument
+    add("--strategy", choices=STRATEGIES, default="multiworker", help="default: %(default)s")
+    add("--replicas", type=positive_int, default=2, help="of mirrored and central without GPUs (default %(default)s)")
+    options = parse_options(parser)
+    if options.strategy == "ps":  # asynchronous, with another loop: that program's own
+        penguins_tensorflow_ps.run(parser, options)
+        return
     set_threads(options.threads)
     rank, size = place_in_cluster()
-    # Connects to the other tasks. NCCL between GPUs, gRPC rings between CPUs.
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    journal = Journal(options, rank, size, SUFFIX, describe_devices())
+    strategy = make_strategy(options.strategy, options.replicas)
+    replicas = strategy.num_replicas_in_sync
+    devices = f"{describe_devices()}, {STRATEGIES[options.strategy]}, {replicas} replica(s)"
+    journal = Journal(options, rank, size, SUFFIX, devices)
     termination = Termination(journal.save_alone)
 
     penguins = load_penguins()
@@ -81,7 +101,7 @@ def main() -> None:
         )
         termination.pause(options.pause)
 
-    journal.finish(progress, evaluate(strategy, net, penguins), "Palmer penguins, MultiWorkerMirroredStrategy")
+    journal.finish(progress, evaluate(strategy, net, penguins), f"Palmer penguins, {STRATEGIES[options.strategy]}")
 
 
 def make_train_step(

@@ -27,7 +27,11 @@ The chief ends with the training. The ps and worker tasks never end by themselve
 
 def main() -> None:
     parser = make_parser(__doc__, EXAMPLE, epochs=20, batch_size=16, lr=0.01, batch_of="one worker")
-    options = parse_options(parser)
+    run(parser, parse_options(parser))
+
+
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """The task that TF_CONFIG gives to this process."""
     if "TF_CONFIG" not in os.environ:
         parser.error("TF_CONFIG is not set: parameter servers need a cluster of chief, ps and worker tasks")
     set_threads(options.threads)

@@ -37,12 +37,14 @@ class Journal:
     a line and `claims.EXIT_CODE` instead of writing."""
 
     def __init__(
-        self, options: argparse.Namespace, rank: int, size: int, suffix: str, device: str, name: str = ""
+        self, options: argparse.Namespace, rank: int, size: int, suffix: str | None, device: str, name: str = ""
     ) -> None:
-        """`suffix` of the checkpoint files; `device` is a description of the device of this rank."""
+        """`suffix` of the checkpoint files; None if the program saves its checkpoints itself, with `claim`. `device` is
+        a description of the device of this rank."""
         self.rank, self.size = rank, size
         self.name = name or f"rank {rank} of {size}"
         self._options = options
+        self.claim: Claim | None = None
         self._store: CheckpointStore | None = None
         self._output: Claim | None = None
         self._metrics: MetricsLog | None = None
@@ -50,19 +52,19 @@ class Journal:
         self._unsaved_step = 0
         say(f"{self.name}: started on {device}")
         if rank == 0:
-            with self._until_replaced():
+            with self.until_replaced():
                 self._claim_directories(suffix)
 
-    def _claim_directories(self, suffix: str) -> None:
-        claim: Claim | None = None
+    def _claim_directories(self, suffix: str | None) -> None:
         if self._options.checkpoint_dir is None:
             say("no --checkpoint-dir: no checkpoints, a restart begins at epoch 1")
         else:
-            claim = Claim(self._options.checkpoint_dir)
-            self._store = CheckpointStore(claim, suffix, say)
+            self.claim = Claim(self._options.checkpoint_dir)
+            self._store = CheckpointStore(self.claim, suffix, say) if suffix else None
         output = self._options.output_dir
         if output is not None:  # a second claim of the same directory would replace the first
-            self._output = claim if claim and is_same(claim.directory, output) else Claim(output)
+            same = self.claim and is_same(self.claim.directory, output)
+            self._output = self.claim if same else Claim(output)
 
     def regroup(self, rank: int, size: int) -> None:
         """Sets rank and size after a rendezvous of elastic ranks. Rank 0 stays the same: it holds the claim."""
@@ -82,7 +84,7 @@ class Journal:
         elif progress.step:
             say(f"{self.name}: resumed from epoch {progress.epoch}")
         if self._output:
-            with self._until_replaced():
+            with self.until_replaced():
                 self._metrics = MetricsLog(self._output, progress.epoch)
 
     def begin_epoch(self, progress: Progress, steps: int, left: int | None = None) -> None:
@@ -105,14 +107,21 @@ class Journal:
         report(step=progress.step, total_steps=self._total_steps, epoch=progress.epoch, samples=samples, loss=loss)
 
     def end_epoch(
-        self, progress: Progress, accuracy: float, seconds: float, samples: int, checkpoint: Callable[[], bytes]
+        self,
+        progress: Progress,
+        accuracy: float,
+        seconds: float,
+        samples: int,
+        checkpoint: Callable[[], bytes] = bytes,
+        saved: bool = False,
     ) -> None:
-        """Print and report the completed epoch, and save a checkpoint if it is due."""
+        """Print and report the completed epoch, and save a checkpoint if it is due. `saved`: the program has saved
+        it."""
         if self.rank != 0:
             report(epoch=progress.epoch)
             return
         epoch, loss = progress.epoch, progress.losses[-1]
-        with self._until_replaced():
+        with self.until_replaced():
             if self._metrics:
                 self._metrics.append(
                     epoch=epoch,
@@ -127,25 +136,26 @@ class Journal:
                 due = epoch % self._options.checkpoint_every == 0 or epoch == self._options.epochs
                 (self._store.save if due else self._store.hold)(epoch, checkpoint())
                 self._unsaved_step = 0 if due else progress.step
-        saved = self._store is not None and not self._unsaved_step
+        saved = saved or (self._store is not None and not self._unsaved_step)
         report(epoch=epoch, accuracy=accuracy, checkpoint=saved)
         # Last: when this line is printed, the checkpoint is saved.
         say(f"epoch {epoch}/{self._options.epochs} loss {loss:.4f} accuracy {accuracy:.4f} ({seconds:.2f} s)")
 
-    def stop(self, progress: Progress, checkpoint: Callable[[], bytes]) -> None:
+    def stop(self, progress: Progress, checkpoint: Callable[[], bytes] = bytes) -> None:
         """Save and stop; all ranks call it at the same step. After a resume the interrupted epoch starts again with the
         current weights."""
         if self._store:
-            with self._until_replaced():
+            with self.until_replaced():
                 self._store.save(progress.epoch, checkpoint())
+        if self.claim:
             report(step=progress.step, checkpoint=True)
-        saved = f", saved in {self._store.directory}" if self._store else ""
+        saved = f", saved in {self.claim.directory}" if self.claim else ""
         where = f"after epoch {progress.epoch}, step {progress.step}"
         say(f"{self.name}: SIGTERM: stopped {where}{saved}")
 
     def save_alone(self) -> None:
         """Save the last completed epoch without the other ranks, if it is not on the disk yet."""
-        with self._until_replaced():
+        with self.until_replaced():
             epoch = self._store.flush() if self._store else None
         if epoch is not None:
             report(step=self._unsaved_step, checkpoint=True)  # later steps are lost
@@ -161,7 +171,7 @@ class Journal:
     def finish(self, progress: Progress, accuracy: float, title: str) -> None:
         """Print the accuracy on held-out data, identical on all ranks, and save the loss curve."""
         if self._output:
-            with self._until_replaced():
+            with self.until_replaced():
                 self._output.check()  # also without matplotlib: a replaced training must not print a result
         if self.rank == 0:
             say(draw_curve(progress.losses))
@@ -172,12 +182,13 @@ class Journal:
         if self._output is None:
             return
         path = self._options.output_dir / "loss.png"
-        with self._until_replaced():
+        with self.until_replaced():
             saved = save_picture(progress.losses, path, title, self._output.write)
         say(f"loss curve saved as {path}" if saved else "matplotlib is not installed: no loss.png")
 
     @contextlib.contextmanager
-    def _until_replaced(self) -> Iterator[None]:
+    def until_replaced(self) -> Iterator[None]:
+        """Ends the process if another training has claimed a directory of rank 0."""
         try:
             yield
         except Replaced as replaced:

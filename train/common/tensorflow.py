@@ -155,7 +155,7 @@ def make_agreement(strategy: tf.distribute.Strategy, termination: Termination) -
 
     @tf.function
     def count(flag: tf.Tensor) -> tf.Tensor:
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: flag), axis=None)
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda: tf.identity(flag)), axis=None)
 
     def any_rank_terminated() -> bool:
         with waiting():  # waits for the slowest rank

@@ -176,6 +176,9 @@ def _slots(context: AttemptContext) -> int:
     return max(1, context.gpus["worker"]) if isinstance(slots, str) else slots
 
 
+_DEFAULTS = {"TF_USE_LEGACY_KERAS": "1"}
+"""Horovod's optimizers and callbacks do not support Keras 3: its variables have no `ref`."""
+
 _SECRET = {"ALLRANKS_RENDEZVOUS_SECRET_FILE": f"{SECRET_DIR}/secret"}
 
 
@@ -208,7 +211,7 @@ def _gloo_wire(context: AttemptContext) -> Wire:
         return Wiring(
             env=env,
             # The default of 30 s is too short if ranks load their data before hvd.init() at different speeds.
-            defaults={"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"},
+            defaults=_DEFAULTS | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"},
             ports={"rendezvous": context.options.port} if worker == first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_gloo.py"),
             helper=True,
@@ -246,6 +249,7 @@ def _elastic_wire(context: AttemptContext) -> Wire:
             env["ALLRANKS_HOROVOD_WORKERS"] = str(len(workers))
         return Wiring(
             env=env,
+            defaults=_DEFAULTS,
             ports={"rendezvous": context.options.port} if worker == first else {},
             prefix=("python3", f"{HELPER_DIR}/horovod_elastic.py"),
             helper=True,
@@ -275,18 +279,19 @@ def _launcher_wiring(replica: Replica, context: AttemptContext, ranks: str) -> W
     prefix: tuple[str, ...] = ("/bin/sh", f"{FILES_DIR}/mpi_rank.sh", "launch", host)
     if replica.role not in context.own_command:
         # sshd passes none of the container's variables to a rank, so mpirun must forward the launcher's by name.
-        forward = [arg for name in context.variables.get(replica.role, ()) for arg in ("-x", name)]
+        names = dict.fromkeys([*context.variables.get(replica.role, ()), *_DEFAULTS])
+        forward = [arg for name in names for arg in ("-x", name)]
         prefix += ("mpirun", "-np", ranks, "--allow-run-as-root", "--bind-to", "none", *forward)
     if context.local:
         here = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
         here |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl": "self,vader,tcp"}
-        return Wiring(env=here, prefix=prefix, files=True)
+        return Wiring(env=here, defaults=_DEFAULTS, prefix=prefix, files=True)
     env = {
         "OMPI_MCA_orte_default_hostfile": f"{FILES_DIR}/hostfile",
         "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
         "OMPI_MCA_plm_rsh_args": f"-F {FILES_DIR}/ssh_config -p {SSH_PORT} -i {SSH_DIR}/ssh-privatekey",
     }
-    return Wiring(env=env, prefix=prefix, files=True, ssh_key=True)
+    return Wiring(env=env, defaults=_DEFAULTS, prefix=prefix, files=True, ssh_key=True)
 
 
 def _files(context: AttemptContext) -> dict[str, str]:

@@ -35,9 +35,9 @@ class Rank:
         """All output so far, without the rank prefixes of some launchers."""
         return re.sub(r"(?m)^\[.*?\](<std(out|err)>)?:", "", self.output.read_text(errors="replace"))
 
-    def wait_for(self, pattern: str) -> re.Match[str]:
+    def wait_for(self, pattern: str, within: float = TIMEOUT) -> re.Match[str]:
         """Waits for the first match in the output."""
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + within
         while time.monotonic() < deadline:
             ended = self.process.poll() is not None
             match = re.search(pattern, self.text)
@@ -45,7 +45,7 @@ class Rank:
                 return match
             assert not ended, f"no {pattern!r} in:\n{self.text}"
             time.sleep(0.02)
-        raise AssertionError(f"no {pattern!r} within {TIMEOUT} s in:\n{self.text}")
+        raise AssertionError(f"no {pattern!r} within {within} s in:\n{self.text}")
 
     def exit_code(self, within: float = TIMEOUT) -> int:
         """Waits for the exit status of the process."""

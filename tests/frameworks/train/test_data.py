@@ -161,6 +161,35 @@ def test_a_folder_without_cifar10_says_what_was_expected(tmp_path: Path) -> None
         load_images(tmp_path)
 
 
+@needs_numpy
+def test_a_target_is_the_byte_after_its_input_and_batches_depend_only_on_seed_and_step(tmp_path: Path) -> None:
+    from common.text import batch_starts, load_text, windows
+
+    (tmp_path / "text").write_bytes(bytes(range(200)))
+    train, test = load_text([tmp_path / "text"])
+    assert (train.tolist(), test.tolist()) == (list(range(180)), list(range(180, 200)))
+    starts = batch_starts(train, 50, 16, seed=3, step=7)
+    assert starts.tolist() == batch_starts(train, 50, 16, seed=3, step=7).tolist()
+    assert starts.tolist() != batch_starts(train, 50, 16, seed=3, step=8).tolist()
+    x, y = windows(train, starts, 16)
+    assert x.shape == y.shape == (50, 16)
+    assert (x[:, 1:] == y[:, :-1]).all()
+    assert (y == x + 1).all()
+    assert y.max() < 180  # nothing of the held-out part
+
+
+@needs_numpy
+def test_the_language_model_reads_pythons_reference_by_default_and_names_a_missing_file(tmp_path: Path) -> None:
+    from common.text import load_text
+
+    train, test = load_text([])
+    assert len(train) > 300_000
+    assert b"assert" in train.tobytes()
+    assert len(test) == len(train) // 9
+    with pytest.raises(SystemExit, match=r"--text \S+/none: No such file or directory"):
+        load_text([tmp_path / "none"])
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.skipif(np is not None, reason="the tests above have run")

@@ -16,7 +16,7 @@ from common.horovod import require_expected_size
 from common.journal import Journal, Progress
 from common.metrics import MetricsLog, read_metrics
 from common.options import make_parser, parse_options
-from common.schedules import cosine
+from common.schedules import cosine, warmup_cosine
 
 
 def append(log: MetricsLog, epoch: int, **changes: float) -> None:
@@ -203,3 +203,11 @@ def test_a_horovod_of_another_size_than_its_launcher_ends_the_program(
     require_expected_size(4)
     with pytest.raises(SystemExit, match=rf"Horovod runs with 1 rank\(s\), {variable} says 4"):
         require_expected_size(1)
+
+
+def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
+    rates = [warmup_cosine(1.0, step, 100, 10) for step in range(101)]
+    assert rates[:10] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    assert rates[10] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[100] == pytest.approx(0.1)

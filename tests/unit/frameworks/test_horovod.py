@@ -156,6 +156,20 @@ def test_mpi_starts_all_ranks_from_the_launcher():
     assert found["OMPI_MCA_plm_rsh_args"] == "-F /etc/allranks/ssh_config -p 2222 -i /etc/allranks-ssh/ssh-privatekey"
 
 
+@pytest.mark.parametrize("platform", [CLUSTER, LOCAL], ids=["cluster", "laptop"])
+@pytest.mark.parametrize(
+    "kind", [{}, MPI, {"elastic": {"minReplicas": 1, "maxReplicas": 4}}], ids=["gloo", "mpi", "elastic"]
+)
+def test_ranks_use_legacy_keras_unless_the_job_sets_it(platform: Platform, kind: dict[str, Any]):
+    name = "TF_USE_LEGACY_KERAS"
+    first = "job-launcher-0-0" if kind is MPI else "job-worker-0-0"
+    assert environment(trainers(objects(platform, **kind))[first], name) == {name: "1"}
+    own = trainers(objects(platform, env=[{"name": name, "value": "0"}], **kind))[first]
+    assert environment(own, name) == {name: "0"}
+    if kind is MPI:  # sshd passes no variables on
+        assert own["command"].count(name) == 1
+
+
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs an ssh client")
 @pytest.mark.parametrize("tries", [1, 3])
 def test_ssh_waits_until_dns_resolves_the_name(tmp_path, tries):

@@ -15,12 +15,12 @@ from packaging.utils import canonicalize_name
 from allranks.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parents[3]
-IMAGES = ["operator", *FRAMEWORKS]
+IMAGES = ["operator", *FRAMEWORKS, "libraries"]
 BASE = "ARG BASE_IMAGE=python:3.12-slim-bookworm"
 LABELS = ["title", "description", "url", "licenses", "version", "revision", "created", "base.name"]
 
 every_image = pytest.mark.parametrize("image", IMAGES)
-training_images = pytest.mark.parametrize("image", FRAMEWORKS)
+training_images = pytest.mark.parametrize("image", [*FRAMEWORKS, "libraries"])
 
 
 def text_of(image: str) -> str:
@@ -151,6 +151,12 @@ def test_horovod_shares_the_large_layers_of_pytorch():
     horovod.remove(("ARG", "WHEEL=built"))
     shared = max(index for index, (word, rest) in enumerate(pytorch) if word == "RUN" and "pip install" in rest) + 1
     assert horovod[:shared] == pytorch[:shared]
+
+
+def test_libraries_shares_the_large_layers_of_pytorch():
+    pytorch, libraries = instructions("pytorch"), instructions("libraries")
+    shared = max(index for index, (word, rest) in enumerate(pytorch) if word == "RUN" and "pip install" in rest) + 1
+    assert libraries[:shared] == pytorch[:shared]
 
 
 @training_images

@@ -1,0 +1,54 @@
+"""TensorFlow's synchronous strategies by name. A training loop with `strategy.run` and `strategy.reduce` works with all
+of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from common.tensorflow import place_in_cluster, tf
+
+SYNCHRONOUS = ("multiworker", "mirrored", "central", "onedevice", "tpu")
+
+
+def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
+    """One of SYNCHRONOUS. Call it before anything else of TensorFlow. `replicas`: on a machine without GPUs, for
+    `mirrored` and `central`.
+
+    Raises SystemExit if this job or this machine does not have what the strategy needs."""
+    if name == "multiworker":
+        # Connects to the other tasks. NCCL between GPUs, gRPC rings between CPUs.
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    _, tasks = place_in_cluster()
+    if tasks > 1:
+        raise SystemExit(
+            f"--strategy {name} trains in one task, but TF_CONFIG has {tasks}: use one worker or --strategy multiworker"
+        )
+    if name == "tpu":
+        return connect_to_tpu()
+    devices = compute_devices(replicas)
+    if name == "mirrored":
+        return tf.distribute.MirroredStrategy(devices)
+    if name == "central":  # the weights are on the CPU, or on the only GPU
+        return tf.distribute.experimental.CentralStorageStrategy(compute_devices=devices)
+    return tf.distribute.OneDeviceStrategy(devices[0])
+
+
+def compute_devices(replicas: int) -> list[str]:
+    """All GPUs, or a CPU that is split into `replicas` devices."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        return [f"GPU:{number}" for number in range(len(gpus))]
+    [cpu, *_] = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+    return [f"CPU:{number}" for number in range(replicas)]
+
+
+def connect_to_tpu() -> tf.distribute.Strategy:
+    """A strategy for the TPU of this machine, or the one that TPU_NAME names. This has not been run yet."""
+    if not os.environ.get("TPU_NAME") and not list(Path("/dev").glob("accel*")):
+        raise SystemExit("--strategy tpu: no TPU here: TPU_NAME is not set, and /dev/accel0 does not exist")
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=os.environ.get("TPU_NAME", "local"))
+    tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
+    return tf.distribute.TPUStrategy(resolver)
