@@ -120,7 +120,8 @@ def test_nothing_is_added_when_it_is_turned_off(case, run: Run):
 FIT = """
 from keras.src.callbacks import CallbackList
 from types import SimpleNamespace as Bag
-lists = [CallbackList({mine}, add_history=True, model=Bag(optimizer=Bag(iterations=0)), steps=2, epochs=2), CallbackList()]
+model = Bag(optimizer=Bag(iterations=0))
+lists = [CallbackList({mine}, add_history=True, model=model, steps=2, epochs=2), CallbackList()]
 print([len(each.callbacks) for each in lists])
 mine, = lists[0].callbacks[-1:]
 mine.on_train_begin()

@@ -59,7 +59,7 @@ def test_a_training_from_its_start_to_its_end(world: World) -> None:
     assert not rank.heartbeat
 
 
-def test_a_second_training_of_the_same_program_starts_anew(world: World) -> None:
+def test_a_second_training_of_the_same_program_starts_again(world: World) -> None:
     send(world, 0, total_steps=10)
     send(world, 100)
     send(world, 0, total_steps=7)
