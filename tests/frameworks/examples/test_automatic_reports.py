@@ -4,6 +4,7 @@ progress is in the status of the job."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 TIMEOUT = 600
+PATH = os.environ.get("PYTHONPATH", "")
+"""The import path without what allranks adds."""
 
 TRANSFORMERS = """
 import torch
@@ -153,7 +156,7 @@ def test_transformers_alone_reports_to_the_address_of_kubeflow_trainer(run_job, 
     """Nothing of allranks is on the import path: as in an image whose entrypoint starts the program."""
     needs("transformers")
     check = "import importlib.util\nassert importlib.util.find_spec('allranks') is None\n"
-    job = manifest(tmp_path, check + TRANSFORMERS, env=[{"name": "PYTHONPATH", "value": str(tmp_path)}])
+    job = manifest(tmp_path, check + TRANSFORMERS, env=[{"name": "PYTHONPATH", "value": PATH}])
     progress = finished(run_job(job))
     assert (progress["step"], progress["totalSteps"], progress["summary"]) == (24, 24, "24/24 100%")
     assert 0 < progress["metrics"]["loss"] < 10
@@ -193,8 +196,8 @@ def test_a_trainer_that_hangs_is_found_with_the_stacks_of_all_ranks(run_job, nee
 
 def test_transformers_alone_is_watched_for_hangs(run_job, needs, tmp_path: Path) -> None:
     needs("transformers")
-    # Without the helper, which starts the programs of jobs with `hang`: a shell resets the import path.
-    command = ["env", "-u", "PYTHONPATH", "torchrun", str(tmp_path / "train.py")]
+    # The helper starts the programs of jobs with `hang`. `env` removes what it has added to the import path.
+    command = ["env", f"PYTHONPATH={PATH}", "torchrun", str(tmp_path / "train.py")]
     job = manifest(tmp_path, HANGS, hang={"timeoutSeconds": 20, "action": "Fail"}, command=command)
     run = run_job(job).finish(TIMEOUT)
     assert run.code == 1, run.output
