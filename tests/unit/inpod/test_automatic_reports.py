@@ -1,6 +1,6 @@
 """The start-up code that adds callbacks to programs: real processes, with small fakes of the frameworks (named so).
 
-`tests/unit/report/test_frameworks.py` and `tests/frameworks/test_automatic_reports.py` have the real frameworks.
+`tests/unit/report/test_frameworks.py` and `tests/frameworks/examples/test_unchanged_programs.py` have the real frameworks.
 """
 
 from __future__ import annotations
