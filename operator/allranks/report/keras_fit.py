@@ -29,8 +29,9 @@ def callback(base: Any) -> Any:
 
         @guarded
         def on_train_begin(self, logs: Any = None) -> None:
-            optimizer = getattr(self.model, "optimizer", None)
-            self._step = int(getattr(optimizer, "iterations", 0))  # more than 0 if weights were loaded
+            iterations = getattr(getattr(self.model, "optimizer", None), "iterations", 0)
+            read = getattr(iterations, "numpy", None)  # a variable of a distribution strategy has no int()
+            self._step = int(iterations if read is None else read())  # more than 0 if weights were loaded
 
         @guarded
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

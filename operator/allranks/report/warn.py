@@ -33,6 +33,7 @@ def guarded(hook: Callable[..., None]) -> Callable[..., None]:
         try:
             hook(*args, **kwargs)
         except Exception as error:
-            warn_once(f"hook {hook.__qualname__}", f"{hook.__qualname__} failed: {type(error).__name__}: {error}")
+            name = f"{type(args[0]).__name__}.{hook.__name__}"
+            warn_once(f"hook {name}", f"{name} failed: {type(error).__name__}: {error}")
 
     return call

@@ -191,7 +191,8 @@ def test_a_trainer_that_hangs_is_found_with_the_stacks_of_all_ranks(run_job, nee
     assert "no rank has completed a step since" in run.status["lastFailure"]["message"]
     logs = run.logs()
     assert "in __getitem__" in logs["unchanged-worker-1-0"]
-    assert all("stacks, asked for because the job makes no progress" in log for log in logs.values())
+    for rank in range(2):
+        assert "stacks, asked for because the job makes no progress" in logs[f"unchanged-worker-{rank}-0"]
 
 
 def test_transformers_alone_is_watched_for_hangs(run_job, needs, tmp_path: Path) -> None:

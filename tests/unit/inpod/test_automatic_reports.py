@@ -1,6 +1,7 @@
 """The start-up code that adds callbacks to programs: real processes, with small fakes of the frameworks (named so).
 
-`tests/unit/report/test_frameworks.py` and `tests/frameworks/examples/test_unchanged_programs.py` have the real frameworks.
+The tests with the real frameworks are in `tests/unit/report/test_frameworks.py` and, with ranks,
+`tests/frameworks/examples/test_unchanged_programs.py`.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def test_a_hook_that_fails_in_a_training_is_one_line(run: Run):
     )
     assert (done.returncode, done.stdout) == (0, "trained\n")
     [line] = done.stderr.splitlines()
-    assert line.startswith("allranks: ReportCallback.on_step_end failed: AttributeError: ")
+    assert line.startswith("allranks: AutomaticCallback.on_step_end failed: AttributeError: ")
 
 
 def test_an_error_of_the_framework_itself_is_that_of_the_program(run: Run):
