@@ -30,7 +30,8 @@ hangs once and succeeds. The output is recorded from the commands shown, on a Ku
 started on a machine with {cores} cores; `...` stands for omitted output.
 `.venv/bin/python tools/progress.py`, run as root, records this page again.
 
-[reporting.md](reporting.md) explains how programs report, [semantics.md](../reference/semantics.md#progress-and-time)
+[reporting.md](reporting.md) explains how programs report, and which ones do so [without a changed
+line](reporting.md#programs-without-a-changed-line); [semantics.md](../reference/semantics.md#progress-and-time)
 lists the rules, and [reports-protocol.md](../reference/reports-protocol.md) specifies the protocol and its limits.
 """
 

@@ -15,8 +15,7 @@ def copy(directory: Path) -> None:
     """Copies the in-pod helpers and the report library. Raises OSError."""
     copy_modules(HELPERS, directory, "[!_]*.py")
     copy_modules(HELPERS, directory, "*.sh")
-    # A separate directory, because helpers add it to PYTHONPATH and nothing else must be importable from it.
-    copy_modules(HELPERS / "startup", directory / "startup", "[!_]*.py")
+    copy_startup(directory / "startup")
     copy_library(directory / "python")
 
 
@@ -25,6 +24,23 @@ def copy_library(directory: Path) -> None:
     copy_modules(PACKAGE, directory / "allranks", "__init__.py")
     copy_modules(PACKAGE, directory / "allranks", "version.py")
     copy_modules(PACKAGE / "report", directory / "allranks" / "report", "*.py")
+
+
+def copy_startup(directory: Path) -> None:
+    """Copies what programs run at their start. A separate directory, because it is added to PYTHONPATH and nothing else
+    must be importable from it. Raises OSError."""
+    copy_modules(HELPERS / "startup", directory, "[!_]*.py")
+    metadata = directory / "allranks_automatic_reports-1.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: allranks-automatic-reports\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(_ENTRY_POINTS)
+
+
+_ENTRY_POINTS = "".join(
+    f"[{package}.callbacks_factory]\nallranks = allranks_automatic_reports:lightning_callbacks\n"
+    for package in ("lightning.pytorch", "pytorch_lightning")
+)
+"""How Lightning finds callbacks that no program names."""
 
 
 def copy_modules(source: Path, directory: Path, pattern: str) -> None:

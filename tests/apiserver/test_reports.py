@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ from allranks.operator.timing import Clock
 from allranks.telemetry.server import PATH
 from support import live
 from support.api import ApiError, Manifest, path
-from support.controlplane import ControlPlane
+from support.controlplane import ControlPlane, free_ports
 from support.kubelet import Hand
 from support.live import eventually, job, phase
 
@@ -209,3 +212,95 @@ def test_a_standby_rejects_reports_and_the_leader_accepts_them(world: World) -> 
     with world.operator(**lease) as third:
         listens(third)
         eventually(lambda: report(third, token, step=2) == 200)
+
+
+def test_a_status_for_kubeflow_trainer_is_a_report_of_the_pod_whose_token_it_has(world: World) -> None:
+    metrics = [{"name": "loss", "value": "0.5"}, {"name": "current_step", "value": "4"},
+               {"name": "total_steps", "value": "10"}]  # fmt: skip
+    status = {"trainerStatus": {"progressPercentage": 40, "estimatedRemainingSeconds": 6, "metrics": metrics}}
+    with world.operator() as operator:
+        world.runs()
+        for variables in (trainer_variables(world, f"demo-{role}-0-0") for role in ("master", "worker")):
+            assert variables == {"URL": URL, "TOKEN": "/var/run/secrets/allranks.dev/token"}
+        token = world.token("demo-master-0-0")
+        assert [report(operator, wrong, **status) for wrong in ("x.y.z", world.token(audiences=("vault",)))] == [
+            401
+        ] * 2
+        assert answer(operator, token, **status)[0::2] == (200, {"interval": 5.0, "stacks": ""})
+        eventually(lambda: world.progress().get("step") == 4)
+        progress = world.progress()
+        assert (progress["totalSteps"], progress["metrics"], progress["reporting"]) == (10, {"loss": 0.5}, 1)
+        assert report(operator, token, rank=0, step=1, totalSteps=3) == 200
+        eventually(lambda: world.progress().get("totalSteps") == 3)
+        assert report(operator, token, **status) == 200
+        assert report(operator, world.token("demo-worker-0-0"), rank=1, step=2, totalSteps=3) == 200
+        eventually(lambda: world.progress().get("reporting") == 2)
+        assert (world.progress()["step"], world.progress()["totalSteps"]) == (2, 3)
+
+
+def trainer_variables(world: World, pod: str) -> dict[str, str]:
+    [container] = world.api.get("Pod", world.namespace, pod)["spec"]["containers"]
+    prefix = "KUBEFLOW_TRAINER_SERVER_"
+    return {v["name"].removeprefix(prefix): v["value"] for v in container["env"] if v["name"].startswith(prefix)}
+
+
+TRAINER = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        tokens = torch.arange(index, index + 16) % 64
+        return {"input_ids": tokens, "labels": tokens}
+
+small = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+model = GPT2LMHeadModel(GPT2Config(**small, bos_token_id=0, eos_token_id=0))
+arguments = TrainingArguments(
+    output_dir="out", max_steps=12, per_device_train_batch_size=4, use_cpu=True, logging_steps=3, save_strategy="no",
+    disable_tqdm=True, dataloader_pin_memory=False,
+)
+Trainer(model=model, args=arguments, train_dataset=Data()).train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_an_unchanged_trainer_of_hugging_face_reports_to_the_operator(
+    world: World, frameworks: Path, tmp_path: Path
+) -> None:
+    """Two real ranks with the variables of the two pods, but for the address: there is no Service here."""
+    python = frameworks / "bin" / "python"
+    (tmp_path / "train.py").write_text(TRAINER)
+    if subprocess.run([python, "-c", "import transformers"], capture_output=True).returncode:
+        pytest.skip("transformers is not installed: tools/frameworks.sh libraries")
+    with world.operator() as operator:
+        world.runs()
+        assert operator.reports
+        torchrun = [python, "-m", "torch.distributed.run", "--nnodes=2", "--master-addr=127.0.0.1"]
+        torchrun += [f"--master-port={free_ports(1)[0]}", "--node-rank"]
+        processes = []
+        for rank, pod in enumerate(("demo-master-0-0", "demo-worker-0-0")):
+            assert trainer_variables(world, pod)
+            (tmp_path / pod).write_text(world.token(pod))
+            env = {
+                "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{operator.reports.port}{PATH}",
+                "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / pod),
+                "GLOO_SOCKET_IFNAME": "lo",
+            }
+            command = [*torchrun, str(rank), tmp_path / "train.py"]
+            processes.append(subprocess.Popen(command, env=os.environ | env, cwd=tmp_path))
+        try:
+            assert [process.wait(600) for process in processes] == [0, 0]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        eventually(lambda: world.progress().get("step") == 12)
+        progress = world.progress()
+        assert (progress["summary"], progress["reporting"]) == ("12/12 100%", 1)
+        assert 0 < progress["metrics"]["loss"] < 10
+        assert [(rank["rank"], rank["replica"]) for rank in progress["ranks"]] == [(0, "master-0")]

@@ -16,7 +16,12 @@ SOURCE = ROOT / "operator"
 HELPERS = sorted((SOURCE / "allranks" / "inpod").rglob("[!_]*.py"))
 REPORT = sorted((SOURCE / "allranks" / "report").glob("*.py"))
 INSIDE_PODS = [*HELPERS, *REPORT, SOURCE / "allranks" / "__init__.py", SOURCE / "allranks" / "version.py"]
-FRAMEWORKS = {"pytorch.py": {"torch"}, "keras.py": {"tensorflow"}, "lightning.py": {"lightning", "pytorch_lightning"}}
+FRAMEWORKS = {
+    "pytorch.py": {"torch"},
+    "keras.py": {"tensorflow"},
+    "lightning.py": {"lightning", "pytorch_lightning"},
+    "transformers.py": {"transformers"},
+}
 MAX_LINES = 400
 
 
@@ -130,7 +135,7 @@ def test_an_in_pod_helper_needs_only_the_standard_library(helper):
     that they can report if it is missing."""
     tree = ast.parse(helper.read_text())
     allowed = {"horovod"} if helper.name.startswith("horovod_") else set()
-    if helper.name == "watch.py":
+    if helper.name in ("watch.py", "allranks_automatic_reports.py"):
         allowed = {"allranks"}  # the report library, which is copied beside it
     if helper.name == "call_function.py":
         allowed = {"cloudpickle"}  # inside a function, which works without it

@@ -205,6 +205,11 @@ class Progress(Model):
         description="A rank whose own work takes this many percent of the median of its peers is a straggler: 150 is "
         "one and a half times as long.",
     )
+    automatic: bool = Field(
+        True,
+        description="Whether programs of Hugging Face, Lightning and Keras report their progress without a changed "
+        "line.",
+    )
 
 
 _ROLE_KINDS: dict[str, str] = {}

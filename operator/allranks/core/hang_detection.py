@@ -3,7 +3,8 @@ step within `startupDeadlineSeconds`.
 
 Ranks are first asked for stack dumps and have a moment to print them; then the hang counts as a failure. Only messages
 are evidence: half of the ranks must say that there was no step. Silence (`report_loss`) counts as a hang only after a
-much longer time, and only while ranks of other jobs report.
+much longer time, and only while ranks of other jobs report. The silence of a trainer that sends its status only after
+steps is evidence as soon as another message shows that messages can arrive.
 """
 
 from __future__ import annotations
@@ -81,17 +82,26 @@ def detect_stall(job: Job, status: Status, reports: Reports | None) -> StallWind
     since = max(moved_at, reports.since)
     stack_dump_id = f"{status.attempt}-{max(rank.step or 0 for rank in reports.ranks)}"
     stuck_at = since + limit
-    heard_at = report_loss.heard_at(report_loss.active(reports), since)
+    heard_at = _heard_at(reports, since)
     silent_due_at = heard_at + max(_SILENCE_FACTOR * limit, _SILENCE_LEAST)
     return StallWindow(moved_at, since, stuck_at, stuck_at + STACK_DUMP_WAIT, stack_dump_id, heard_at, silent_due_at)
 
 
+def _heard_at(reports: Reports, since: datetime) -> datetime:
+    ranks = report_loss.active(reports)
+    if not ranks and reports.any_job_at is not None:
+        return max(since, reports.any_job_at)
+    return report_loss.heard_at(ranks, since)
+
+
 def _announces_steps(ranks: Sequence[RankReport]) -> bool:
     """Whether ranks of a program that reports its steps wait for the first one: it has reported their number, or that
-    it measures them, and nothing else yet. A `logPattern` that never matches, and a program that reports epochs or
-    metrics only, do not count."""
+    it measures them, and nothing else yet. A `logPattern` that never matches, a program that reports epochs or metrics
+    only, and the status of a trainer do not count."""
     announced = False
     for rank in ranks:
+        if not rank.heartbeat:
+            return False
         values = (rank.step, rank.epoch, rank.samples_per_second, rank.checkpoint_step)
         if rank.metrics or any(value is not None for value in values):
             return False
@@ -201,6 +211,8 @@ def _message(job: Job, reports: Reports, lagging: list[RankReport], stall: Stall
     stalled = f"no rank has completed a step since {stall.moved_at:%H:%M:%S} UTC"
     if (lagging[0].step or 0) < furthest:
         return f"{stalled}: {named} at step {lagging[0].step or 0}, the others at {furthest}"
+    if not any(rank.heartbeat for rank in active):
+        return f"{stalled}: the trainer of {named} has sent no status after step {furthest}"
     if len(lagging) == len(active):
         return f"{stalled}: all {len(active)} ranks are at step {furthest}; their stack dumps show where they wait"
     return f"{stalled}: {named} did not complete step {furthest + 1}, and the other ranks wait for it"

@@ -241,6 +241,8 @@ class RankReport:
     done: bool = False
     waiting: bool | None = None
     """The rank finished its own work of the next step and waits for others; None if the program does not report it."""
+    heartbeat: bool = True
+    """Whether messages also arrive between two steps. If not, silence of the rank means that there was no step."""
 
 
 @dataclass(frozen=True, slots=True)

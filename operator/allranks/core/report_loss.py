@@ -21,7 +21,8 @@ SILENCE = timedelta(seconds=120)
 
 
 def active(reports: Reports) -> list[RankReport]:
-    return [rank for rank in reports.ranks if not rank.done]
+    """Ranks that send messages also without news."""
+    return [rank for rank in reports.ranks if not rank.done and rank.heartbeat]
 
 
 def heard_at(ranks: Sequence[RankReport], since: datetime) -> datetime:

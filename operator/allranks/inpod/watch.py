@@ -1,10 +1,11 @@
 """Runs a pod's command and reports progress that it finds in its output: `python3 watch.py -- PROGRAM [ARG...]`.
 
-It makes the report library importable for the program. With a pattern (ALLRANKS_LOG_PATTERN, a regular expression with
-named groups) it stays the parent of the program: it forwards output, signals and exit code, and reports what the
-pattern finds. A separate process (`log_progress_matcher.py`) matches the lines, because a slow pattern must not delay
-output and Python's regular expressions hold the GIL. When the operator requests stacks, it signals all Python
-descendants. Needs the standard library and `allranks.report`, which is in the same directory.
+It makes the report library importable for the program, and adds the start-up code of `startup/`. With a pattern
+(ALLRANKS_LOG_PATTERN, a regular expression with named groups) it stays the parent of the program: it forwards output,
+signals and exit code, and reports what the pattern finds. A separate process (`log_progress_matcher.py`) matches the
+lines, because a slow pattern must not delay output and Python's regular expressions hold the GIL. When the operator
+requests stacks, it signals all Python descendants. Needs the standard library and `allranks.report`, which is in the
+same directory.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ def main(argv: list[str]) -> int:
     if library.is_dir():
         sys.path.insert(0, str(library))
         prepend(env, library)
+        prepend(env, HERE / "startup")
     pattern = env.get("ALLRANKS_LOG_PATTERN", "")
     if not pattern or not env.get("ALLRANKS_REPORT_URL") or not env.get("ALLRANKS_REPORT_TOKEN_FILE"):
         return become(program, env)
     if (reason := unusable(pattern)) is not None:
         write_line(f"the output is not parsed: {reason}")
         return become(program, env)
-    prepend(env, HERE / "startup")
     env["ALLRANKS_STACKS_SIGNAL"] = str(STACKS_SIGNAL)
     return Watch(pattern).run(program, env)
 

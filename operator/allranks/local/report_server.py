@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.core.manifests.report_env import TOKEN_FILE
+from allranks.core.manifests.report_env import TOKEN_FILE, disabled, trainer_variables
 from allranks.core.model import Manifest, Pod, Reports
 from allranks.core.naming import TRAINER
-from allranks.pod_bundle import copy_library
+from allranks.pod_bundle import copy_library, copy_startup
 
 if TYPE_CHECKING:
     from allranks.telemetry import answers, server, store
@@ -46,11 +46,12 @@ class LocalReports:
         await self._server.start()
         self.url = f"http://127.0.0.1:{self._server.port}{server.PATH}"
         copy_library(self._run_dir / "python")
+        copy_startup(self._run_dir / "startup")
 
     async def stop(self) -> None:
         if self._server:
             await self._server.stop()
-            for name in ("tokens", "python"):
+            for name in ("tokens", "python", "startup"):
                 shutil.rmtree(self._run_dir / name, ignore_errors=True)
 
     def snapshot(self, attempt: int) -> Reports | None:
@@ -93,8 +94,11 @@ class LocalReports:
 
     def _with_token(self, container: Manifest, token: Path) -> Manifest:
         env = list(container.get("env") or ())
+        inherited = [{"name": name, "value": value} for name, value in os.environ.items()]
+        own = {TOKEN_FILE: str(token), **trainer_variables(self.url, str(token), [*inherited, *env])}
         paths = [str(self._run_dir / "python"), os.environ.get("PYTHONPATH", "")]
-        own = {TOKEN_FILE: str(token)}
+        if not disabled({**os.environ, **{variable["name"]: str(variable.get("value")) for variable in env}}):
+            paths.insert(0, str(self._run_dir / "startup"))
         if all(variable["name"] != "PYTHONPATH" for variable in env):
             own["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         return {**container, "env": [*env, *({"name": name, "value": value} for name, value in own.items())]}

@@ -42,8 +42,28 @@ def report(
     try:
         client = _client if _initialized else _initialize()
         if client is not None:
+            if step is not None:
+                client.program_reports = True
             client.note(step, total_steps, epoch, samples, checkpoint, busy, metrics)
     except Exception as error:  # an error in reporting must not end the training
+        _warn_of_error(error)
+
+
+def report_automatically(
+    step: Any = None,
+    total_steps: Any = None,
+    epoch: Any = None,
+    samples: Any = None,
+    checkpoint: bool = False,
+    busy: Any = None,
+    **metrics: Any,
+) -> None:
+    """For callbacks that allranks adds to a program: like `report`, until the program itself reports a step."""
+    try:
+        client = _client if _initialized else _initialize()
+        if client is not None and not client.program_reports:
+            client.note(step, total_steps, epoch, samples, checkpoint, busy, metrics)
+    except Exception as error:
         _warn_of_error(error)
 
 

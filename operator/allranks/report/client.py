@@ -41,6 +41,8 @@ class Client:
 
     def __init__(self, url: str, token_file: str) -> None:
         self.meter: Meter | None = None
+        self.program_reports = False
+        """Whether the program itself reports its steps. Then automatic callbacks do not."""
         self.answer_stacks: Callable[[str], None] = dump_stacks
         self._transport = Transport(url, token_file)
         self._state = State()

@@ -9,51 +9,13 @@ from typing import Any
 import tensorflow as tf  # type: ignore[import-untyped]
 
 from allranks import report
+from allranks.report.keras_fit import callback
 from allranks.report.meter import Meter
 
 _meter: Meter | None = None
 
 
-class ReportCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """`model.fit(..., callbacks=[ReportCallback()])` reports steps, epochs and the metrics that Keras shows.
-
-    `samples`: samples of this rank in a step, for the rate. `checkpoints`: whether callbacks before this one in the
-    list save the model at the end of each epoch."""
-
-    # Keras passes tensors and does not wait for the GPU to convert them to numbers.
-    _supports_tf_logs = True
-
-    def __init__(self, samples: int | None = None, checkpoints: bool = False) -> None:
-        super().__init__()
-        self._samples, self._checkpoints = samples, checkpoints
-        self._step = self._first = 0
-        self._total: int | None = None
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        optimizer = getattr(self.model, "optimizer", None)
-        self._step = int(getattr(optimizer, "iterations", 0))  # more than 0 if weights were loaded
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._first = self._step
-        steps, epochs = self.params.get("steps"), self.params.get("epochs")
-        if steps and epochs:
-            self._total = self._step + steps * (epochs - epoch)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        done = self._first + batch + 1 - self._step  # several, with steps_per_execution
-        self._step += done
-        samples = self._samples * done if self._samples else None
-        report.report(step=self._step, total_steps=self._total, samples=samples, **named(logs))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        report.report(step=self._step, epoch=epoch + 1, checkpoint=self._checkpoints, **named(logs))
-
-    def on_train_end(self, logs: Any = None) -> None:
-        report.report(step=self._step)
-
-
-def named(logs: Any) -> dict[str, Any]:
-    return {name: value for name, value in (logs or {}).items() if name not in ("step", "epoch", "samples", "busy")}
+ReportCallback = callback(tf.keras.callbacks.Callback)
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

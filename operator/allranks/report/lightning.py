@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
-
-try:
-    from lightning.pytorch import Callback  # type: ignore[import-not-found]
-except ImportError:
-    from pytorch_lightning import Callback  # type: ignore[import-not-found]
 
 from allranks import report
 from allranks.report.pytorch import instrument
+from allranks.report.warn import guarded
+
+if "lightning.pytorch" in sys.modules or "pytorch_lightning" not in sys.modules:
+    try:
+        from lightning.pytorch import Callback  # type: ignore[import-not-found]
+    except ImportError:
+        from pytorch_lightning import Callback  # type: ignore[import-not-found]
+else:  # both may be installed: the one that the program uses
+    from pytorch_lightning import Callback
 
 
 class ReportCallback(Callback):  # type: ignore[misc]
@@ -20,42 +25,62 @@ class ReportCallback(Callback):  # type: ignore[misc]
     `samples`: samples of this rank in a batch, for the rate. A checkpoint counts as stored when the trainer continues
     after it: set `checkpoints=False` if an asynchronous plugin writes checkpoints."""
 
+    _report = staticmethod(report.report)
+
     def __init__(self, samples: int | None = None, checkpoints: bool = True) -> None:
         self._samples, self._checkpoints = samples, checkpoints
         self._saving = False
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def _measure(self, trainer: Any) -> None:
         instrument(trainer.model)
+
+    @guarded
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._measure(trainer)
         total = trainer.estimated_stepping_batches
-        report.report(
+        self._report(
             step=trainer.global_step,
             total_steps=int(total) if 0 < total < float("inf") else None,
             epoch=trainer.current_epoch,
         )
 
+    @guarded
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._saved(trainer)
 
+    @guarded
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._saved(trainer)
-        report.report(step=trainer.global_step, samples=self._samples, **named(trainer.callback_metrics))
+        self._report(step=trainer.global_step, samples=self._samples, **named(trainer.callback_metrics))
 
+    @guarded
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._saved(trainer)
-        report.report(step=trainer.global_step, epoch=trainer.current_epoch + 1)
+        self._report(step=trainer.global_step, epoch=trainer.current_epoch + 1)
 
+    @guarded
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         self._saving = self._checkpoints  # the trainer is about to write it
 
+    @guarded
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._saved(trainer)
-        report.report(step=trainer.global_step)
+        self._report(step=trainer.global_step)
 
     def _saved(self, trainer: Any) -> None:
         """The trainer continues, so the checkpoint is written."""
         if self._saving:
             self._saving = False
-            report.report(step=trainer.global_step, checkpoint=True)
+            self._report(step=trainer.global_step, checkpoint=True)
+
+
+class AutomaticCallback(ReportCallback):
+    """Added to programs by allranks. It is silent if the program itself reports its steps, and adds no hooks to the
+    gradients."""
+
+    _report = staticmethod(report.report_automatically)
+
+    def _measure(self, trainer: Any) -> None: ...
 
 
 def named(metrics: Any) -> dict[str, Any]:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _warned: set[str] = set()
 
@@ -18,3 +23,17 @@ def warn_once(kind: str, line: str) -> None:
 def write(text: str) -> None:
     with contextlib.suppress(OSError):  # stderr is closed
         os.write(2, text.encode("utf-8", "replace"))
+
+
+def guarded(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook of a callback whose errors do not end the training: another version of a framework may differ."""
+
+    @functools.wraps(hook)
+    def call(*args: Any, **kwargs: Any) -> None:
+        try:
+            hook(*args, **kwargs)
+        except Exception as error:
+            name = f"{type(args[0]).__name__}.{hook.__name__}"
+            warn_once(f"hook {name}", f"{name} failed: {type(error).__name__}: {error}")
+
+    return call

@@ -4,7 +4,7 @@ operator."""
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -36,6 +36,19 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     ago: Seconds = 0.0
 
 
+class TrainerMetric(msgspec.Struct, frozen=True):
+    name: str = ""
+    value: Any = None
+    """A number as text. Its sender cannot be changed, so a value that is none is dropped, not rejected."""
+
+
+class TrainerStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """What `transformers` and Kubeflow's SDK send to Kubeflow Trainer. See `trainer_status`."""
+
+    progress_percentage: Annotated[float, Meta(ge=0, le=100)] | None = None
+    metrics: list[TrainerMetric] | None = None
+
+
 class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """The state of one rank. Durations are measured by its own clock."""
 
@@ -52,6 +65,8 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     idle: Seconds | None = None
     done: bool = False
     waiting: bool | None = None
+    trainer_status: TrainerStatus | None = None
+    """Sent instead of all other fields."""
 
 
 _decode = msgspec.json.Decoder(Message).decode

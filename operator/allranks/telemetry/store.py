@@ -17,7 +17,7 @@ from typing import Any
 
 from allranks.core.model import RankReport, Reports
 from allranks.core.report_loss import SILENCE
-from allranks.telemetry import schema
+from allranks.telemetry import schema, trainer_status
 from allranks.telemetry.answers import Answer, ReportSource
 from allranks.telemetry.rate_limit import JOB_INTERVAL, Bucket, Job, Notifier
 
@@ -61,6 +61,7 @@ class _Replica:
     pod_uid: str
     bucket: Bucket
     ranks: dict[int, RankReport] = field(default_factory=dict)
+    """By local rank, and the status of a trainer as `trainer_status.KEY`."""
 
 
 @dataclass(slots=True)
@@ -148,10 +149,11 @@ class ReportStore:
             message = schema.message(body)
         except schema.BadMessage as bad:
             return Answer(400, {"error": str(bad)})
-        if not self._has_room(job, replica, message.local_rank, moment):
+        key = message.local_rank if message.trainer_status is None else trainer_status.KEY
+        if not self._has_room(job, replica, key, moment):
             return Answer(503, {"error": "too many ranks report"}, interval)
-        self._keep(job, replica, sender, message)
-        if message.step is not None and not job.stepped:
+        kept = self._keep(job, replica, sender, key, message)
+        if kept.step is not None and not job.stepped:
             job.stepped = True
             self._notifier.notify_now(sender.job)
         else:
@@ -168,7 +170,7 @@ class ReportStore:
         since = kept.since or self.since
         if attempt != kept.attempt:
             return Reports(since, any_job_at=self._any_job_at)
-        ranks = tuple(rank for replica in kept.replicas.values() for rank in replica.ranks.values())
+        ranks = tuple(rank for replica in kept.replicas.values() for rank in trainer_status.effective(replica.ranks))
         return Reports(since, ranks, self._any_job_at)
 
     def stack_dump_id(self, job: Job, question: str) -> None:
@@ -226,14 +228,18 @@ class ReportStore:
         replica = job.replicas[key] = _Replica(sender.restart, sender.pod_uid, Bucket(self._limits.burst, moment))
         return replica
 
-    def _has_room(self, job: _Job, replica: _Replica, local_rank: int, moment: float) -> bool:
-        if local_rank in replica.ranks:
+    def _has_room(self, job: _Job, replica: _Replica, key: int, moment: float) -> bool:
+        if key in replica.ranks:
             return True
         limits = self._limits
         return job.ranks < limits.ranks_per_job and (self._ranks < limits.ranks or self._make_room(moment))
 
-    def _keep(self, job: _Job, replica: _Replica, sender: ReportSource, message: schema.Message) -> None:
-        before, now = replica.ranks.get(message.local_rank), self._now()
+    def _keep(
+        self, job: _Job, replica: _Replica, sender: ReportSource, key: int, message: schema.Message
+    ) -> RankReport:
+        before, now = replica.ranks.get(key), self._now()
+        if message.trainer_status is not None:
+            message = trainer_status.as_message(message.trainer_status, before)
         self._any_job_at = now
         if before is None:
             job.ranks += 1
@@ -241,7 +247,11 @@ class ReportStore:
             if replica.ranks:  # a new bucket is filled for the first rank
                 replica.bucket.add(self._limits.burst)
         self._count(before, now)
-        replica.ranks[message.local_rank] = _report(sender, message, before, now, self._metrics(job, before, message))
+        report = _report(sender, message, before, now, self._metrics(job, before, message))
+        if key == trainer_status.KEY:
+            report = trainer_status.with_step_time(report, before)
+        replica.ranks[key] = report
+        return report
 
     def _metrics(self, job: _Job, before: RankReport | None, message: schema.Message) -> dict[str, float]:
         kept: dict[str, float] = {}

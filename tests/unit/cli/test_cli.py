@@ -465,7 +465,11 @@ def test_inject_copies_only_the_helpers_and_the_report_library(here):
     assert {"horovod_gloo.py", "watch.py", "startup/sitecustomize.py"} <= copied
     assert {"python/allranks/__init__.py", "python/allranks/report/__init__.py"} <= copied
     assert "__init__.py" not in copied
-    assert all(name.endswith((".py", ".sh")) for name in copied)
+    entry_points = {
+        f"startup/allranks_automatic_reports-1.dist-info/{name}" for name in ("METADATA", "entry_points.txt")
+    }
+    assert all(name.endswith((".py", ".sh")) for name in copied - entry_points)
+    assert entry_points <= copied
     assert sorted(path.name for path in (made / "python" / "allranks").iterdir()) == [
         "__init__.py",
         "report",

@@ -66,6 +66,36 @@ def test_only_messages_are_evidence_of_a_hang(case: Any) -> None:
         assert ("frozen, or hold the interpreter lock" in outcome.plan.status.last_failure.message) == silent
 
 
+@table(
+    ("a message of any job after the timeout shows that messages can arrive", at(66), "Hang"),
+    ("no message of any job since the timeout", at(64), None),
+    ("no message of any job at all", None, None),
+)
+def test_a_trainer_that_only_sends_its_status_after_steps_hangs_when_it_is_silent(case: Any) -> None:
+    any_job_at, reason = case
+    ranks = (rank(0, 3, stepped=5, received_at=at(5), heartbeat=False),)
+    observed = Observed(JOB, STEPPED, (), at(76), PLATFORM, reports=Reports(NOW, ranks, any_job_at))
+    outcome = hang.handle_hang(Snapshot(observed, STEPPED))
+    if reason is None:
+        assert isinstance(outcome, WaitUntil)
+        assert outcome.time > at(3600)
+        return
+    assert isinstance(outcome, Act)
+    assert outcome.plan.status
+    assert outcome.plan.status.last_failure
+    assert outcome.plan.status.last_failure.reason == reason
+    assert outcome.plan.status.last_failure.message == (
+        "no rank has completed a step since 10:00:05 UTC: "
+        "the trainer of rank 0 (worker-0 on node-0) has sent no status after step 3"
+    )
+
+
+def test_the_silence_of_a_trainer_proves_nothing_while_other_ranks_say_that_they_step() -> None:
+    ranks = (rank(0, 3, stepped=5, heartbeat=False), rank(1, 9, stepped=70, received_at=at(70)))
+    observed = Observed(JOB, STEPPED, (), at(76), PLATFORM, reports=Reports(NOW, ranks, at(76)))
+    assert hang.handle_hang(Snapshot(observed, STEPPED)) == WaitUntil(at(130))
+
+
 def test_a_long_timeout_makes_silence_a_hang_later() -> None:
     stall = hang_detection.detect_stall(job(hang={"timeoutSeconds": 7200}), STEPPED, Reports(NOW, (rank(0, 3),)))
     assert stall
@@ -83,6 +113,7 @@ def test_a_job_without_hang_is_never_stuck_after_its_first_step() -> None:
     ("the program reports epochs, and no steps", [rank(0, total_steps=100), rank(1, epoch=1)], False),
     ("the program reports metrics, and no steps", [rank(0, waiting=False, metrics={"loss": 1.0})], False),
     ("a rank has stepped, which the status does not show yet", [rank(0, 1, total_steps=100)], False),
+    ("a trainer sent its status at the start", [rank(0, total_steps=100, heartbeat=False)], False),
     ("no rank reports", [], False),
 )
 def test_which_programs_have_a_limit_for_the_first_step_without_hang(case: Any) -> None:

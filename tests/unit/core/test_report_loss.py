@@ -90,3 +90,9 @@ def test_the_wait_starts_at_the_last_report_of_half_of_the_ranks() -> None:
     ranks = [of_worker(0, 50), of_worker(1, 60)]
     plan = reconcile(look(70, *ranks, life=life_with(*BOTH)))
     assert plan.wake_at == at(180)
+
+
+def test_a_trainer_that_sends_its_status_only_after_steps_is_never_lost() -> None:
+    status = of_worker(0, 0, heartbeat=False)
+    life = life_with(status)
+    assert lost(reconcile(look(9000, status, life=life)).status or life.status) is None

@@ -140,6 +140,8 @@ class _Shared:
     sidecars: list[Manifest]
     report_env: dict[str, str]
     """Variables that ranks need to send reports."""
+    defaults: dict[str, str]
+    """Variables that the user may set instead."""
 
 
 def _pods(
@@ -219,7 +221,8 @@ def _shared_part(job: Job, status: Status, wiring: Wiring, template: Manifest, p
         spec = merge(spec, {"imagePullSecrets": [{"name": name} for name in platform.helper_pull_secrets]})
     spec |= scheduling.added(spec, status, bool(pod_template.gpus(job, template, platform)), platform)
     sidecars = [container for container in spec["containers"] if container["name"] != naming.TRAINER]
-    return _Shared(spec, trainer, sidecars, report_env.environment(job, platform))
+    defaults = report_env.defaults(job, platform, trainer.get("env", []))
+    return _Shared(spec, trainer, sidecars, report_env.environment(job, platform), defaults)
 
 
 def _report_helper(job: Job, wiring: Wiring, user: Manifest, platform: Platform) -> tuple[str, ...]:
@@ -240,7 +243,7 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
     own |= shared.report_env
     user: list[dict[str, Any]] = shared.trainer.get("env", [])
     set_by_user = {variable["name"] for variable in user}
-    defaults = {"PYTHONUNBUFFERED": "1", **wiring.defaults}
+    defaults = {"PYTHONUNBUFFERED": "1", **shared.defaults, **wiring.defaults}
     defaults = {key: value for key, value in defaults.items() if key not in set_by_user}
     # The wiring follows the shared variables that it may refer to.
     common = [companions.variable(job, status, name) for name in wiring.shared_env]

@@ -7,6 +7,8 @@ makes the library importable, and reads progress from the output if the job has 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from allranks.api.job import Job
 from allranks.core.model import Manifest, Platform
@@ -18,6 +20,12 @@ TOKEN_DIR = "/var/run/secrets/allranks.dev"
 TOKEN_SECONDS = 3600
 """The kubelet replaces the token before it expires."""
 URL, TOKEN_FILE = "ALLRANKS_REPORT_URL", "ALLRANKS_REPORT_TOKEN_FILE"
+DISABLE = "DISABLE_ALLRANKS_INTEGRATION"
+"""`TRUE`: nothing reports that the program itself does not call. Named like DISABLE_MLFLOW_INTEGRATION of Hugging
+Face."""
+_TRAINER_URL, _TRAINER_TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"
+_TRAINER = frozenset({_TRAINER_URL, _TRAINER_TOKEN, "KUBEFLOW_TRAINER_SERVER_CA_CERT"})
+"""`transformers` sends its status there by itself. The certificate is only needed for an authority of one's own."""
 
 
 def environment(job: Job, platform: Platform) -> dict[str, str]:
@@ -32,6 +40,28 @@ def environment(job: Job, platform: Platform) -> dict[str, str]:
     if job.spec.progress and job.spec.progress.log_pattern:
         out["ALLRANKS_LOG_PATTERN"] = job.spec.progress.log_pattern
     return out
+
+
+def defaults(job: Job, platform: Platform, user: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Variables that the user may set instead. `user`: the variables that the user sets. A local run adds those with
+    the token itself."""
+    if not platform.report_url:
+        return {}
+    if job.spec.progress and not job.spec.progress.automatic:
+        return {DISABLE: "TRUE"}
+    return {} if platform.local else trainer_variables(platform.report_url, f"{TOKEN_DIR}/token", user)
+
+
+def trainer_variables(url: str, token_file: str, user: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Variables by which `transformers` reports. None if the user has a server of one's own, or wants no reports."""
+    values = {variable["name"]: str(variable.get("value") or "") for variable in user}
+    if not _TRAINER.isdisjoint(values) or disabled(values):
+        return {}
+    return {_TRAINER_URL: url, _TRAINER_TOKEN: token_file}
+
+
+def disabled(variables: Mapping[str, str]) -> bool:
+    return variables.get(DISABLE, "").upper() == "TRUE"
 
 
 def token_volume(platform: Platform) -> Manifest | None:

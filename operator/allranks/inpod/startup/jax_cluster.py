@@ -11,9 +11,9 @@ import atexit
 import os
 import sys
 from contextlib import suppress
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
+
+import allranks_import_hooks as hooks  # type: ignore[import-not-found]  # in the same directory
 
 MODULE = "jax._src.clusters"
 
@@ -21,7 +21,7 @@ MODULE = "jax._src.clusters"
 def install() -> None:
     """Adds the class when JAX imports its own."""
     atexit.register(_end_if_failed)  # the first one that is registered runs last
-    sys.meta_path.insert(0, _Finder())
+    hooks.after_import(MODULE, _add_cluster_if_possible)
 
 
 def add_cluster(clusters: Any) -> None:
@@ -52,6 +52,13 @@ def add_cluster(clusters: Any) -> None:
     types.insert(0, types.pop())
 
 
+def _add_cluster_if_possible(clusters: Any) -> None:
+    try:
+        add_cluster(clusters)
+    except (AttributeError, IndexError) as error:  # an internal interface: another version of JAX may differ
+        hooks.write_line(f"jax.distributed.initialize() needs arguments with this JAX: {error}")
+
+
 def _failed() -> bool:
     return hasattr(sys, "last_value")  # an exception ends this process
 
@@ -68,28 +75,3 @@ def _end_if_failed() -> None:
             with suppress(AttributeError, OSError, ValueError):  # none, or closed
                 stream.flush()
         os._exit(1)
-
-
-class _Finder(MetaPathFinder):
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname != MODULE:
-            return None
-        spec = PathFinder.find_spec(fullname, path)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
-
-
-class _Loader(Loader):
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> Any:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: Any) -> None:
-        self._loader.exec_module(module)
-        try:
-            add_cluster(module)
-        except (AttributeError, IndexError) as error:  # an internal interface: another version of JAX may differ
-            print(f"allranks: jax.distributed.initialize() needs arguments with this JAX: {error}", file=sys.stderr)

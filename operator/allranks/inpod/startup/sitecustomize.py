@@ -1,7 +1,8 @@
 """Makes every Python below `watch.py` dump its stacks on a signal: Python imports this file at start.
 
 The handler is in C and does not need the GIL, so it also works inside a hung collective. In JAX jobs it also prepares
-`jax.distributed.initialize()`. A `sitecustomize` of the environment itself runs as well.
+`jax.distributed.initialize()`. Programs of Hugging Face, Lightning and Keras get a callback that reports. A
+`sitecustomize` of the environment itself runs as well.
 """
 
 from __future__ import annotations
@@ -16,7 +17,19 @@ def main() -> None:
         import jax_cluster  # type: ignore[import-not-found]  # in the same directory
 
         jax_cluster.install()
+    if _reports_automatically():
+        import allranks_automatic_reports  # type: ignore[import-not-found]
+
+        allranks_automatic_reports.install()
     _run_original_sitecustomize()
+
+
+def _reports_automatically() -> bool:
+    """A `logPattern` is the user's own choice of what is reported."""
+    env = os.environ
+    if env.get("DISABLE_ALLRANKS_INTEGRATION", "").upper() == "TRUE" or env.get("ALLRANKS_LOG_PATTERN"):
+        return False
+    return bool(env.get("ALLRANKS_REPORT_URL") and env.get("ALLRANKS_REPORT_TOKEN_FILE"))
 
 
 def _show_stacks_on_signal(number: str) -> None:
@@ -32,13 +45,14 @@ def _show_stacks_on_signal(number: str) -> None:
 
 def _run_original_sitecustomize() -> None:
     from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
 
-    here = os.path.realpath(os.path.dirname(__file__))  # noqa: PTH120 (as above)
-    elsewhere = [path for path in sys.path if os.path.realpath(path or ".") != here]
+    # Not from another copy of this directory, which would run this one again.
+    elsewhere = [path for path in sys.path if not os.path.exists(f"{path or '.'}/allranks_import_hooks.py")]  # noqa: PTH110
     spec = PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is None or spec.loader is None:
         return
+    from importlib.util import module_from_spec
+
     module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)

@@ -1,0 +1,67 @@
+"""Adds a callback that reports progress to programs of Hugging Face, Keras and Lightning, when they import these.
+
+Hugging Face and Keras have no registry of callbacks, so the list of default callbacks is extended. Lightning calls
+`lightning` and `pytorch_lightning` by itself: `pod_bundle.py` writes the entry points beside this file.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import allranks_import_hooks as hooks  # type: ignore[import-not-found]  # in the same directory
+
+TYPE_CHECKING = False  # see allranks_import_hooks
+if TYPE_CHECKING:
+    from typing import Any
+
+_installed = False
+
+
+def install() -> None:
+    global _installed
+    _installed = True
+    hooks.after_import("transformers.trainer", _extend_transformers)
+    hooks.after_import("keras.src.callbacks.callback_list", _extend_keras)  # Keras 3
+    hooks.after_import("keras.src.callbacks", _extend_keras)  # Keras 2, before 3 a single file
+    hooks.after_import("tf_keras.src.callbacks", _extend_keras)
+
+
+def lightning_callbacks() -> list[Any]:
+    """An entry point of Lightning. Lightning does not catch errors."""
+    if not _installed:
+        return []
+    try:
+        from allranks.report.lightning import AutomaticCallback
+
+        return [AutomaticCallback()]
+    except Exception as error:
+        hooks.write_line(f"Lightning is used without reports: {type(error).__name__}: {error}")
+        return []
+
+
+def _extend_transformers(trainer: Any) -> None:
+    from allranks.report.transformers import AutomaticCallback
+
+    trainer.DEFAULT_CALLBACKS.append(AutomaticCallback)
+
+
+def _extend_keras(callbacks: Any) -> None:
+    """`fit` makes a `CallbackList` with a History; other lists have none of its steps."""
+    kind = callbacks.CallbackList
+    original = kind.__init__
+    if getattr(kind, "reports_to_allranks", False):
+        return  # both modules of Keras 3 have this class
+    from functools import wraps
+
+    from allranks.report.keras_fit import automatic_callback
+
+    ours = automatic_callback(sys.modules[kind.__module__].Callback)
+
+    @wraps(original)
+    def initialize(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("add_history") or args[:1] == (True,):
+            given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
+            callbacks = [*given, ours()]
+        original(self, callbacks, *args, **kwargs)
+
+    kind.__init__, kind.reports_to_allranks = initialize, True

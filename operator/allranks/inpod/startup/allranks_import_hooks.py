@@ -1,0 +1,63 @@
+"""Calls functions after a program has imported a module. Without such an import it costs a lookup for each import.
+
+Modules of this directory are visible to every program below, so their names must not be those of others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # importing typing would delay the start of every Python
+if TYPE_CHECKING:
+    from typing import Any
+
+_functions: dict[str, Any] = {}
+
+
+def after_import(name: str, function: Any) -> None:
+    """Calls `function(module)` after the first import of the module. If it fails, that is one line on stderr."""
+    if not _functions:
+        sys.meta_path.insert(0, _Finder())
+    _functions[name] = function
+
+
+def write_line(text: str) -> None:
+    try:  # noqa: SIM105 (importing contextlib would delay the start of every Python)
+        os.write(2, f"allranks: {text}\n".encode("utf-8", "replace"))
+    except OSError:
+        pass
+
+
+class _Finder:
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname not in _functions:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                _extend(spec.loader)
+                return spec
+        return None
+
+
+def _extend(loader: Any) -> None:
+    """Not by another loader: programs ask the loader of a module for its source or its data files."""
+    original = getattr(loader, "exec_module", None)
+    if original is None:
+        return
+
+    def exec_module(module: Any) -> None:
+        del loader.exec_module
+        original(module)
+        function = _functions.pop(module.__name__, None)
+        try:
+            if function is not None:
+                function(module)
+        except Exception as error:
+            write_line(f"{module.__name__} is used without allranks: {type(error).__name__}: {error}")
+
+    try:
+        loader.exec_module = exec_module
+    except AttributeError:
+        write_line(f"{loader!r} loads modules that allranks cannot extend")

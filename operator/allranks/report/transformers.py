@@ -1,0 +1,56 @@
+"""For the `Trainer` of Hugging Face and those that inherit from it (TRL, Unsloth): `Trainer(callbacks=[...])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.trainer_callback import TrainerCallback  # type: ignore[import-not-found]
+
+from allranks import report
+from allranks.report.warn import guarded
+
+
+class ReportCallback(TrainerCallback):  # type: ignore[misc]
+    """Reports steps, epochs, checkpoints, the numbers that the trainer logs, and the rate of samples of this rank."""
+
+    _report = staticmethod(report.report)
+
+    @guarded
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._report(step=state.global_step, total_steps=state.max_steps if state.max_steps > 0 else None)
+
+    @guarded
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._report(
+            step=state.global_step,
+            total_steps=state.max_steps if state.max_steps > 0 else None,
+            epoch=None if state.epoch is None else int(state.epoch),
+            samples=args.train_batch_size * args.gradient_accumulation_steps,
+        )
+
+    @guarded
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self._report(**named(logs or {}))
+
+    @guarded
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._report(step=state.global_step, epoch=None if state.epoch is None else round(state.epoch))
+
+    @guarded
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._report(step=state.global_step, checkpoint=True)
+
+    @guarded
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._report(step=state.global_step)
+
+
+class AutomaticCallback(ReportCallback):
+    """Added to programs by allranks. It is silent if the program itself reports its steps."""
+
+    _report = staticmethod(report.report_automatically)
+
+
+def named(logs: Any) -> dict[str, Any]:
+    taken = ("step", "total_steps", "epoch", "samples", "checkpoint", "busy")
+    return {name: value for name, value in logs.items() if name not in taken and isinstance(value, (int, float))}

@@ -1,0 +1,87 @@
+"""The variables by which ranks report: those of allranks, and those by which `transformers` reports by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allranks.api.status import Status
+from allranks.core.manifests import pods
+from allranks.core.model import Manifest, Platform
+from support.builders import job, table
+
+URL = "http://allranks.allranks-system.svc:8081/v1/report"
+TOKEN = "/var/run/secrets/allranks.dev/token"
+PLATFORM = Platform(helper_image="helper", report_url=URL)
+OURS = {"KUBEFLOW_TRAINER_SERVER_URL": URL, "KUBEFLOW_TRAINER_SERVER_TOKEN": TOKEN}
+OFF = {"DISABLE_ALLRANKS_INTEGRATION": "TRUE"}
+
+
+def variables(platform: Platform = PLATFORM, **spec: Any) -> dict[str, Any]:
+    """The variables that concern reports without a changed line, of the pod's trainer."""
+    return {
+        variable["name"]: variable.get("value", variable.get("valueFrom"))
+        for variable in trainer(platform, **spec)["env"]
+        if variable["name"].startswith(("KUBEFLOW_", "DISABLE_"))
+    }
+
+
+def trainer(platform: Platform = PLATFORM, **spec: Any) -> Manifest:
+    pod = pods.objects(job(**spec), Status(), platform).pods[0]
+    [container] = pod["spec"]["containers"]
+    names = [variable["name"] for variable in container["env"]]
+    assert len(names) == len(set(names))
+    return container  # type: ignore[no-any-return]
+
+
+SECRET = {"secretKeyRef": {"name": "trainer", "key": "token"}}
+
+
+@table(
+    ("by default transformers reports to the operator, with the token of the pod", {}, OURS),
+    ("a server of the user is kept", {"KUBEFLOW_TRAINER_SERVER_URL": "https://other"},
+     {"KUBEFLOW_TRAINER_SERVER_URL": "https://other"}),
+    ("a token of the user is kept, and not sent to the operator", {"KUBEFLOW_TRAINER_SERVER_TOKEN": "/token"},
+     {"KUBEFLOW_TRAINER_SERVER_TOKEN": "/token"}),
+    ("a certificate means a server of the user", {"KUBEFLOW_TRAINER_SERVER_CA_CERT": "/ca"},
+     {"KUBEFLOW_TRAINER_SERVER_CA_CERT": "/ca"}),
+    ("a token that comes from a Secret is kept", {"KUBEFLOW_TRAINER_SERVER_TOKEN": SECRET},
+     {"KUBEFLOW_TRAINER_SERVER_TOKEN": SECRET}),
+    ("a program that wants no reports of its own accord", OFF, OFF),
+    ("any other value of this variable changes nothing", {"DISABLE_ALLRANKS_INTEGRATION": "FALSE"},
+     {"DISABLE_ALLRANKS_INTEGRATION": "FALSE", **OURS}),
+    ("Hugging Face's own switch works in the program", {"DISABLE_KUBEFLOW_INTEGRATION": "TRUE"},
+     {"DISABLE_KUBEFLOW_INTEGRATION": "TRUE", **OURS}),
+)  # fmt: skip
+def test_variables_of_the_user_are_never_replaced(case: Any) -> None:
+    given, expected = case
+    env = [{"name": name, **({"value": value} if isinstance(value, str) else {"valueFrom": value})}
+           for name, value in given.items()]  # fmt: skip
+    assert variables(env=env) == expected
+
+
+def test_a_variable_in_the_template_counts_as_one_of_the_user() -> None:
+    own = {"name": "KUBEFLOW_TRAINER_SERVER_URL", "value": "https://other"}
+    template = {"spec": {"containers": [{"name": "trainer", "env": [own]}]}}
+    assert variables(template=template) == {"KUBEFLOW_TRAINER_SERVER_URL": "https://other"}
+
+
+def test_progress_automatic_false_turns_all_of_it_off() -> None:
+    assert variables(progress={"automatic": False}) == OFF
+    assert variables(progress={}) == OURS
+    own = [{"name": "DISABLE_ALLRANKS_INTEGRATION", "value": "FALSE"}]
+    assert variables(progress={"automatic": False}, env=own) == {"DISABLE_ALLRANKS_INTEGRATION": "FALSE"}
+
+
+def test_without_a_report_server_there_are_none() -> None:
+    assert variables(Platform(helper_image="helper")) == {}
+    assert variables(Platform(helper_image="helper"), progress={"automatic": False}) == {}
+
+
+def test_a_local_run_adds_them_with_the_token_of_each_pod() -> None:
+    assert variables(Platform(helper_image="helper", report_url=URL, local=True)) == {}
+
+
+def test_the_library_is_configured_whether_or_not_reports_are_automatic() -> None:
+    for progress in ({"automatic": True}, {"automatic": False}):
+        env = {variable["name"]: variable["value"] for variable in trainer(progress=progress)["env"]}
+        assert (env["ALLRANKS_REPORT_URL"], env["ALLRANKS_REPORT_TOKEN_FILE"]) == (URL, TOKEN)
