@@ -111,7 +111,7 @@ def _function_document(
     framework: str | None,
     env: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
-    cure = f"specify framework={' | '.join(repr(known) for known in FRAMEWORKS)}"
+    cure = f"specify framework={' | '.join(repr(item) for item in FRAMEWORKS)}"
     if framework is not None and framework not in FRAMEWORKS:
         raise ValueError(f"framework={framework!r}: must be one of {', '.join(FRAMEWORKS)}")
     framework, _ = choose_framework(read_function(function), framework, cure)
