@@ -31,7 +31,7 @@ from allranks.api import validation  # noqa: E402
 from allranks.api.status import Status  # noqa: E402
 from allranks.core.manifests import pods  # noqa: E402
 from allranks.core.model import Manifest, Platform  # noqa: E402
-from allranks.kube import paths, pod_codec  # noqa: E402
+from allranks.kube import paths, pod_codec, raw_pod  # noqa: E402
 from allranks.kube.auth import Connection  # noqa: E402
 from allranks.kube.client import Client  # noqa: E402
 from allranks.operator.app import Operator  # noqa: E402
@@ -116,7 +116,7 @@ class Stopwatch:
         self.victim, self.wanted, self.observed_at, self.requests = victim, wanted, 0.0, []
         self.done.clear()
 
-    def decode(self, raw: pod_codec.Raw) -> pod_codec.CachedPod:
+    def decode(self, raw: raw_pod.Raw) -> pod_codec.CachedPod:
         """Replaces the operator's decoder, which is the first code that handles a pod of the watch."""
         if not self.observed_at and raw.metadata.uid == self.victim and raw.status.phase == "Failed":
             self.observed_at, self.cpu = clock(), -time.process_time()

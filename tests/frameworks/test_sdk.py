@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def python(frameworks, tmp_path_factory) -> Path:
     return folder / "bin" / "python"
 
 
-def result_of(program: str, python: Path, folder: Path) -> dict:
+def result_of(program: str, python: Path, folder: Path) -> Any:
     """What the program prints last, as JSON."""
     (folder / "program.py").write_text(program)
     done = subprocess.run([python, "program.py"], cwd=folder, capture_output=True, text=True, timeout=280, check=False)
@@ -101,3 +102,11 @@ def test_a_program_for_HorovodRunner_runs_as_written(python, tmp_path):
     assert (found["size"], found["rank"]) == (2, 0)
     assert found["loss"] < 0.01
     assert (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_the_first_example_of_the_page_runs(python, tmp_path):
+    page = (SOURCE.parent / "docs" / "guides" / "python.md").read_text()
+    example = page.partition("```python\n")[2].partition("```")[0]
+    assert result_of(example, python, tmp_path) == pytest.approx(0.1)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from allranks.api.job import KIND
 from allranks.api.pool import PoolSpec
-from allranks.kube import pod_codec
+from allranks.kube import pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.operator import timing
 from allranks.operator.app import Operator
@@ -62,7 +62,7 @@ class Clock(timing.Clock):
         """When the deletion was requested, without the grace period."""
         return self._first_observed(uid, "deleted")
 
-    def decode_pod(self, raw: pod_codec.Raw) -> pod_codec.CachedPod:
+    def decode_pod(self, raw: raw_pod.Raw) -> pod_codec.CachedPod:
         """Decodes pods like the operator, with the timestamps of this clock."""
         metadata = raw.metadata
         for condition in raw.status.conditions:

@@ -189,7 +189,8 @@ def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
     """The pods that the job owns, by attempt, then rank. Without placeholders."""
     import msgspec  # not installed everywhere: `allranks run` does without
 
-    from allranks.kube.pod_codec import Raw, pod
+    from allranks.kube.pod_codec import pod
+    from allranks.kube.raw_pod import Raw
 
     uid = job["metadata"]["uid"]
     decoded = (pod(msgspec.convert(manifest, Raw)) for manifest in pods if _owner(manifest) == uid)

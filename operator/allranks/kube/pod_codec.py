@@ -1,7 +1,4 @@
-"""Decodes pods from the API server into the few fields that the core needs.
-
-`Raw` names those fields. msgspec skips all others without building them, so that ten thousand pods stay cheap.
-"""
+"""Decodes pods from the API server into the few fields that the core needs."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import signal
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
-
-import msgspec
 
 from allranks.api.job import KIND
 from allranks.core.model import (
@@ -26,110 +21,16 @@ from allranks.core.model import (
     PodPhase,
 )
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
-
-
-class _Fields(msgspec.Struct, rename="camel"):
-    """Kubernetes' JSON is camelCase."""
-
-
-class Owner(_Fields):
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    controller: bool = False
-
-
-class Meta(_Fields):
-    name: str = ""
-    namespace: str = "default"
-    uid: str = ""
-    resource_version: str = "0"
-    labels: dict[str, str] | None = None
-    owner_references: list[Owner] = []
-    creation_timestamp: datetime | None = None
-    deletion_timestamp: datetime | None = None
-    deletion_grace_period_seconds: int | None = None
-
-
-class Running(_Fields):
-    started_at: datetime | None = None
-
-
-class Waiting(_Fields):
-    reason: str = ""
-    message: str = ""
-
-
-class Terminated(_Fields):
-    exit_code: int = 0
-    signal: int = 0
-    """Part of the API. containerd and CRI-O do not set it: they report 128 + n as the exit code."""
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    reason: str = "Error"
-    message: str = ""
-
-
-class State(_Fields):
-    running: Running | None = None
-    waiting: Waiting | None = None
-    terminated: Terminated | None = None
-
-
-class Container(_Fields):
-    name: str = ""
-    state: State = msgspec.field(default_factory=State)
-    last_state: State = msgspec.field(default_factory=State)
-    restart_count: int = 0
-
-
-class Condition(_Fields):
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-    message: str = ""
-    last_transition_time: datetime | None = None
-
-
-class RawStatus(_Fields):
-    phase: str = "Pending"
-    reason: str = ""
-    message: str = ""
-    conditions: list[Condition] = []
-    container_statuses: list[Container] = []
-    init_container_statuses: list[Container] = []
-
-
-class ExitCodes(_Fields):
-    operator: str = ""
-    values: list[int] = []
-
-
-class RestartRule(_Fields):
-    action: str = ""
-    exit_codes: ExitCodes = msgspec.field(default_factory=ExitCodes)
-
-
-class ContainerSpec(_Fields):
-    name: str = ""
-    restart_policy: str | None = None
-    restart_policy_rules: list[RestartRule] = []
-
-
-class RawSpec(_Fields):
-    node_name: str | None = None
-    restart_policy: str = "Never"
-    """The API server always sets it."""
-    containers: list[ContainerSpec] = []
-    init_containers: list[ContainerSpec] = []
-
-
-class Raw(_Fields):
-    """The decoded fields of a pod."""
-
-    metadata: Meta
-    spec: RawSpec = msgspec.field(default_factory=RawSpec)
-    status: RawStatus = msgspec.field(default_factory=RawStatus)
+from allranks.kube.raw_pod import (
+    Condition,
+    Container,
+    ContainerSpec,
+    Meta,
+    Raw,
+    RawStatus,
+    State,
+    Terminated,
+)
 
 
 class CachedPod(NamedTuple):

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from allranks.core import report_loss
-from allranks.kube import pod_codec
+from allranks.kube import pod_codec, raw_pod
 from allranks.kube.auth import Connection, own_namespace
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError
@@ -49,7 +49,7 @@ class Operator:
         timing: Timing | None = None,
         clock: Clock | None = None,
         transport: Callable[[Connection], Transport] = Transport,
-        decode_pod: Callable[[pod_codec.Raw], pod_codec.CachedPod] = pod_codec.to_cached_pod,
+        decode_pod: Callable[[raw_pod.Raw], pod_codec.CachedPod] = pod_codec.to_cached_pod,
     ) -> None:
         self.settings, self.connection, self.metrics = settings, connection, Metrics()
         self._using = Dependencies(

@@ -19,7 +19,8 @@ from allranks.kube import compact_jobs, paths
 from allranks.kube.client import Client
 from allranks.kube.errors import Conflict, NotFound, Refused
 from allranks.kube.merge_patch import diff
-from allranks.kube.pod_codec import CachedPod, Raw
+from allranks.kube.pod_codec import CachedPod
+from allranks.kube.raw_pod import Raw
 from allranks.operator.cache import PodCache
 from allranks.operator.secret_data import secret_data
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from allranks.api.job import GROUP, KIND, PLURAL, Job
 from allranks.core.model import Manifest, Platform, PodRef
 from allranks.core.naming import JOB_LABEL
-from allranks.kube import compact_jobs, paths, pod_codec
+from allranks.kube import compact_jobs, paths, pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client
 from allranks.kube.errors import NotFound
@@ -50,7 +50,7 @@ class Dependencies:
     timing: Timing = field(default_factory=Timing)
     clock: Clock = field(default_factory=Clock)
     transport: Callable[[Connection], Transport] = Transport
-    decode_pod: Callable[[pod_codec.Raw], pod_codec.CachedPod] = pod_codec.to_cached_pod
+    decode_pod: Callable[[raw_pod.Raw], pod_codec.CachedPod] = pod_codec.to_cached_pod
 
 
 class Session:
@@ -116,7 +116,7 @@ class Session:
         synced = {ns for ns, watch in self._by_namespace() if ns in listed and watch.synced.is_set()}
         return self.pools.synced.is_set() and bool(synced) and synced | self.unreadable >= set(self._namespaces)
 
-    def _by_namespace(self) -> Iterable[tuple[str | None, Watch[pod_codec.Raw]]]:
+    def _by_namespace(self) -> Iterable[tuple[str | None, Watch[raw_pod.Raw]]]:
         return zip(self._namespaces, self.watches.values(), strict=True)
 
     @property
@@ -188,7 +188,7 @@ class Session:
         installed.result()
         return True
 
-    async def _begin(self, namespace: str | None, watch: Watch[pod_codec.Raw]) -> None:
+    async def _begin(self, namespace: str | None, watch: Watch[raw_pod.Raw]) -> None:
         """Runs per namespace, so that an unreadable namespace does not block the others."""
         await watch.synced.wait()
         await self.pools.synced.wait()
@@ -196,14 +196,14 @@ class Session:
         logger.info("pod cache synced%s; starting reconciliation", f" in {namespace}" if namespace else "")
         await asyncio.Event().wait()
 
-    def _watch(self, namespace: str | None) -> Watch[pod_codec.Raw]:
+    def _watch(self, namespace: str | None) -> Watch[raw_pod.Raw]:
         decode = self._using.decode_pod
 
-        def listed(found: Sequence[pod_codec.Raw], version: int) -> None:
+        def listed(found: Sequence[raw_pod.Raw], version: int) -> None:
             self.unreadable.discard(namespace)
             self.pods.relist([decode(raw) for raw in found], version, namespace)
 
-        def changed(raw: pod_codec.Raw, deleted: bool) -> None:
+        def changed(raw: raw_pod.Raw, deleted: bool) -> None:
             pod = decode(raw)
             self.pods.upsert(pod, deleted)
             # The object of a pod that was deleted has a deletionTimestamp.
@@ -216,7 +216,7 @@ class Session:
         return Watch(
             self.client,
             paths.collection("Pod", namespace),
-            pod_codec.Raw,
+            raw_pod.Raw,
             listed=listed,
             changed=changed,
             parameters={"labelSelector": JOB_LABEL},

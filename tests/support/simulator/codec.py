@@ -6,7 +6,7 @@ import msgspec
 
 from allranks.api.pool import PoolSpec
 from allranks.core.model import Manifest, Pod
-from allranks.kube import pod_codec
+from allranks.kube import pod_codec, raw_pod
 
 from .store import controller_of
 
@@ -18,4 +18,4 @@ def pool(manifest: Manifest) -> PoolSpec:
 
 def pod(manifest: Manifest, owner: str) -> Pod:
     """`owner`: UID of the job. Decoded by the same code as on a cluster."""
-    return pod_codec.pod(msgspec.convert(manifest, pod_codec.Raw), owned=controller_of(manifest) == owner)
+    return pod_codec.pod(msgspec.convert(manifest, raw_pod.Raw), owned=controller_of(manifest) == owner)

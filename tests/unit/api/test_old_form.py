@@ -51,7 +51,7 @@ NAMES = [path for _, path, _ in CASES]
 def test_a_manifest_in_the_old_form_is_refused_with_what_to_write(fields, path, message):
     with pytest.raises(InvalidManifest) as refused:
         parse(manifest(**fields))
-    assert refused.value.problems == [(path, message)]
+    assert refused.value.problems == [(path, f"{message} (allranks convert rewrites the file)")]
 
 
 @pytest.mark.parametrize(("fields", "path", "message"), CASES, ids=NAMES)

@@ -35,8 +35,14 @@ def blocks() -> list[tuple[str, str]]:
 
 
 SNIPPETS = [
-    Snippet('dist.init_process_group("gloo")', elsewhere="tests/frameworks/test_first_program.py"),
+    Snippet("total = torch.ones(1)", elsewhere="tests/frameworks/test_first_program.py"),
+    Snippet("print(allranks.run(train, 0.1, ranks=-2))", elsewhere="tests/frameworks/test_sdk.py"),
+    Snippet("except allranks.RankFailed as error:", elsewhere="tests/frameworks/test_sdk.py"),
     Snippet("jax.distributed.initialize()", elsewhere="train/common/jax.py"),
+    Snippet(
+        "from allranks.report.transformers import ReportCallback",
+        elsewhere="tests/frameworks/examples/test_unchanged_programs.py",
+    ),
     Snippet("from lightning import Trainer", elsewhere="tests/unit/report/test_frameworks.py"),
     Snippet("report(step=step, total_steps=total, loss=loss)", "step, total, loss = 1, 2, 0.5"),
     Snippet(

@@ -12,7 +12,8 @@ import pytest
 from allranks.api.status import Status
 from allranks.core import root_cause
 from allranks.core.model import Exit, Pod
-from allranks.kube.pod_codec import Raw, to_cached_pod
+from allranks.kube.pod_codec import to_cached_pod
+from allranks.kube.raw_pod import Raw
 from support.builders import job, table
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)

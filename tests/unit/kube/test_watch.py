@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from allranks.kube import watch as watches
-from allranks.kube.pod_codec import Raw
+from allranks.kube.raw_pod import Raw
 from allranks.kube.watch import Watch
 from support.scripted import Answer, client_of, hangs, resets, says, status, streams
 

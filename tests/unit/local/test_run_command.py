@@ -348,7 +348,7 @@ def test_the_same_signal_twice_of_the_same_rank_fails_the_job_as_a_bug(cli: Cli)
     done = cli.run()
     assert done.returncode == 1
     why = "ended by the same signal twice before any progress: a bug in the program, not a fault"
-    assert f"\nworker-0 was ended by signal 11 (Error): {why}" in done.stdout
+    assert f" worker-0 was ended by signal 11 (Error): {why}\n" in done.stdout
     assert cli.status()["restarts"]["counted"] == 1
 
 

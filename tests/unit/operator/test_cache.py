@@ -9,7 +9,8 @@ import pytest
 
 from allranks.core.model import Exit
 from allranks.core.naming import JOB_LABEL
-from allranks.kube.pod_codec import CachedPod, Meta, Owner, Raw, to_cached_pod
+from allranks.kube.pod_codec import CachedPod, to_cached_pod
+from allranks.kube.raw_pod import Meta, Owner, Raw
 from allranks.operator.cache import JobCache, PodCache
 from allranks.operator.timing import Clock
 from support.builders import NOW, at

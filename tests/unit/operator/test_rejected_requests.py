@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from allranks.core.model import PodRef
-from allranks.kube import pod_codec
+from allranks.kube import pod_codec, raw_pod
 from allranks.operator.apply import JOB_CONCURRENCY, Rejections
 from allranks.operator.controller import Controller
 from support.scripted import client_of, says, status
@@ -93,7 +93,7 @@ class Cluster:
         raw = {**pod, "metadata": meta, "status": {"phase": phase}}
         if deleted:
             del self.objects[f"/api/v1/namespaces/ns/pods/{meta['name']}"]
-        decoded = pod_codec.to_cached_pod(msgspec.convert(raw, pod_codec.Raw))
+        decoded = pod_codec.to_cached_pod(msgspec.convert(raw, raw_pod.Raw))
         controller._observer.pods.upsert(decoded, deleted)
 
 

@@ -17,7 +17,8 @@ from aiohttp import web
 
 from allranks.core.manifests.report_env import AUDIENCE
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, RESTART_LABEL, ROLE_LABEL
-from allranks.kube.pod_codec import CachedPod, Meta, Owner, Raw, RawSpec, to_cached_pod
+from allranks.kube.pod_codec import CachedPod, to_cached_pod
+from allranks.kube.raw_pod import Meta, Owner, Raw, RawSpec
 from allranks.operator.cache import PodCache
 from allranks.operator.report_auth import ReviewLimits, Reviews
 from allranks.operator.timing import Clock, Timing
