@@ -37,7 +37,7 @@ _CATEGORIES = {
 @cache
 def values() -> Mapping[Path, Mapping[str, str]]:
     """Path below spec -> old value -> today's value, of every field whose values have a new form."""
-    found = {}
+    found: dict[Path, Mapping[str, str]] = {("success",): {"all": "All"}}  # its schema has no list of values
     for path, schema in _fields(root_schema()["properties"]["spec"], ()):
         word = schema.get("pattern", "").strip("^$") if schema.get("x-kubernetes-int-or-string") else ""
         names = {_old(value): value for value in schema.get("enum", [word] if word.isalpha() else [])}

@@ -78,6 +78,8 @@ def api_server(schema: dict[str, Any], value: Any) -> Any:
                 out[name] = child["default"]
             if name in out:
                 out[name] = api_server(child, out[name])
+        if "additionalProperties" in schema:
+            out = {name: api_server(schema["additionalProperties"], inner) for name, inner in out.items()}
         return out
     if isinstance(value, list) and "items" in schema:
         return [api_server(schema["items"], item) for item in value]
