@@ -184,7 +184,7 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
         Rule(
             rule="!has(self.success) || self.success in ['All', 'all'] || "
             "(self.success in self.roles && self.roles[self.success].replicas > 0)",
-            message="names a role that this job does not have",
+            message="names a role that this job does not have: use one of its roles, or All",
             field=".success",
         ),
         *_elastic(frameworks),
@@ -207,7 +207,8 @@ def _of_framework(framework: Framework) -> Iterable[Rule]:
     of_roles = [
         rule.model_copy(update={"rule": f"!has(self.roles.{role}) || {rule.rule}"})
         for role in framework.roles
-        for rule in _of_role(role, framework, f"self.roles.{role}", f".roles.{role}")
+        # The API server estimates the cost of `self.roles.worker.env` without the bound of the list.
+        for rule in _of_role(role, framework, f"self.roles['{role}']", f".roles.{role}")
     ]
     if framework.any_role:
         of_roles = [_of_every_role(framework)]
@@ -264,16 +265,22 @@ def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
 
 def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
     """The rules of a TrainingPool's `spec`. A pool may serve jobs of every framework."""
-    return tuple(
-        Rule(
-            rule=f"!has(self.env) || self.env.all(e, !(e.name in {_list(framework.reserved_env)}))",
-            message=f"variables by which the ranks of {framework.name} find one another are set by allranks: "
-            + REMOVE_ANY
-            + ", ".join(sorted(framework.reserved_env)),
-            field=".env",
-        )
-        for framework in frameworks.values()
-    )
+    reserved: set[str] = set()
+    rules = []
+    for framework in frameworks.values():
+        names = framework.reserved_env - reserved
+        reserved |= names
+        if names:
+            rules.append(
+                Rule(
+                    rule=f"!has(self.env) || self.env.all(e, !(e.name in {_list(names)}))",
+                    message=f"variables by which the ranks of {framework.name} find one another are set by allranks: "
+                    + REMOVE_ANY
+                    + ", ".join(sorted(names)),
+                    field=".env",
+                )
+            )
+    return tuple(rules)
 
 
 def _list(names: Iterable[str]) -> str:

@@ -22,7 +22,9 @@ STRAGGLERS: Path = ("progress", "stragglerFactor")
 """A number, 1.5. Its successor is a percentage, `stragglerPercent: 150`."""
 PERCENT = "stragglerPercent"
 
-_ALWAYS_UPPER_CAMEL: frozenset[Path] = frozenset({("cleanPodPolicy",)})
+_ALWAYS_UPPER_CAMEL: frozenset[Path] = frozenset(
+    {("cleanPodPolicy",), ("mpi", "implementation"), ("mpi", "slotsPerWorker"), ("spmd", "processesPerPod")}
+)
 """Fields of spec whose values had today's form from the beginning."""
 _CATEGORIES = {
     "queued": "Queued",

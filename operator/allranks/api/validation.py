@@ -207,6 +207,7 @@ def _wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:
 def _reads(rule: str, place: str, paths: Iterable[str]) -> bool:
     """Whether a rule at `place` reads one of the fields at `paths`."""
     names = (f".{path}".removeprefix(place) for path in paths if f".{path}".startswith(f"{place}."))
+    rule = re.sub(r"\['(\w+)'\]", r".\1", rule)
     return any(re.search(rf"\bself{re.escape(name)}\b", rule) for name in names)
 
 

@@ -23,7 +23,11 @@ _FAMILIES = {
     "huggingface": "pytorch",
     "tf": "tensorflow",
     "keras": "tensorflow",
-    "mpi": "horovod",
+    "openmpi": "mpi",
+    "mpich": "mpi",
+    "mpi4py": "mpi",
+    "none": "spmd",
+    "generic": "spmd",
 }
 """Names that users write for `framework`, and the framework that runs such programs."""
 _SHELL = re.compile(r"[|&;<>$`*?~\n]")

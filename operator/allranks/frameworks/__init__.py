@@ -11,3 +11,5 @@ from allranks.frameworks.tensorflow import TensorFlow
 FRAMEWORKS: dict[str, Framework] = {
     framework.name: framework for framework in (PyTorch(), TensorFlow(), Horovod(), Jax(), Mpi(), Spmd())
 }
+IMAGES = [name for name, framework in FRAMEWORKS.items() if framework.has_image]
+"""Frameworks with an image."""

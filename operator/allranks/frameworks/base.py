@@ -171,6 +171,8 @@ class Framework(ABC):
     name: ClassVar[str]
     description: ClassVar[str]
     options: ClassVar[type[BaseModel]]
+    has_image: ClassVar[bool] = True
+    """There is an image for it in images/."""
     roles: ClassVar[Mapping[str, RoleKind]]
     """Ordered by node rank: index 0 of the first role is rank 0."""
     any_role: ClassVar[bool] = False

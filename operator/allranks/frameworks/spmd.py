@@ -61,12 +61,17 @@ def _named(field: str) -> str:
     return f"!has(self.spmd) || !has(self.spmd.{field}) || self.spmd.{field}.all(r, r in self.roles)"
 
 
+_RANKS = "(has(self.spmd) && has(self.spmd.ranks) ? self.spmd.ranks : ['worker'])"
+_EXIST = f"{_RANKS}.all(r, r in self.roles)"
+
+
 class Spmd(Framework):
     name = "spmd"
     description = "SPMD programs"
     options = SpmdOptions
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The ranks.")}
     any_role = True
+    has_image = False  # any image will do
     script_imports = frozenset()
     joins_group = frozenset()
     reserved_env = frozenset(
@@ -74,13 +79,12 @@ class Spmd(Framework):
     )
     rules = (
         Rule(
-            rule="(has(self.spmd) && has(self.spmd.ranks) ? self.spmd.ranks : ['worker']).all(r, r in self.roles)",
+            rule=_EXIST,
             message="names a role that this job does not have: list the roles that hold ranks. Default: [worker]",
             field=".spmd.ranks",
         ),
         Rule(
-            rule="(has(self.spmd) && has(self.spmd.ranks) ? self.spmd.ranks : ['worker'])"
-            ".exists(r, r in self.roles && self.roles[r].replicas > 0)",
+            rule=f"!{_EXIST} || {_RANKS}.exists(r, self.roles[r].replicas > 0)",
             message="the job has no ranks: set the replicas of a role in spmd.ranks",
             field=".roles",
         ),
