@@ -74,7 +74,7 @@ def arguments() -> argparse.Namespace:
 
 def missing_requirements(frameworks: Sequence[Framework], faults: Sequence[Fault]) -> list[str]:
     """Requirements that this machine does not meet."""
-    programs = {program for one in frameworks for program in one.layout.launcher}
+    programs = {one.layout.launcher[0] for one in frameworks}
     missing = [name for name in sorted(programs) if not shutil.which(name)]
     if any(one.name in ("Horovod-MPI", "MPI") for one in frameworks) and not shutil.which("mpirun"):
         missing.append("mpirun")

@@ -37,7 +37,9 @@ def main() -> None:
     while progress.epoch < options.epochs:
         started = time.monotonic()
         journal.begin_epoch(progress, steps)
-        order = np.resize(np.random.default_rng((options.seed, progress.epoch)).permutation(rows), steps * size * options.batch_size)
+        order = np.resize(
+            np.random.default_rng((options.seed, progress.epoch)).permutation(rows), steps * size * options.batch_size
+        )
         totals = np.zeros(3)  # loss, correct answers and samples of this rank
         for step in order.reshape(steps, size, options.batch_size):
             if any_rank_terminated(termination):

@@ -64,4 +64,7 @@ def test_every_rule_refuses_a_change_with_its_field(control_plane: ControlPlane,
 def test_two_broken_rules_are_named_in_one_answer(control_plane: ControlPlane, namespace: str) -> None:
     manifest = build({"success": "chief", "elastic": {"minReplicas": 1, "maxReplicas": 1}})
     said = refusal(control_plane, namespace, manifest)
-    assert "spec.success: names a role that this job does not have: use one of its roles, or All. spec.roles.worker.replicas: must be between" in said
+    assert (
+        "spec.success: names a role that this job does not have: use one of its roles, or All. spec.roles.worker.replicas: must be between"
+        in said
+    )

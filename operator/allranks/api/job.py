@@ -216,8 +216,6 @@ ROLES: tuple[str, ...] = tuple(_ROLE_KINDS)
 """The roles of all frameworks."""
 
 
-
-
 def _in_order(roles: dict[str, RoleSpec]) -> dict[str, RoleSpec]:
     """The frameworks' order, then that of the names: the API server does not keep the order of a manifest."""
     known = {role: roles[role] for role in ROLES if role in roles}

@@ -28,7 +28,8 @@ def merged(schema: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         out[RULES] = ([_content(content, path)] if content else []) + ([_changes(changes, path)] if changes else [])
     if "properties" in out:
         out["properties"] = {
-            name: merged(child, path if path == _SOMEWHERE else f"{path}.{name}".removeprefix(".")) for name, child in out["properties"].items()
+            name: merged(child, path if path == _SOMEWHERE else f"{path}.{name}".removeprefix("."))
+            for name, child in out["properties"].items()
         }
     for key in ("items", "additionalProperties"):
         if isinstance(out.get(key), dict):

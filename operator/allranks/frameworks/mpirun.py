@@ -85,7 +85,9 @@ def wire(
                 return Wiring(command=("sleep", "infinity"))
             return Wiring(command=_sshd(), ports={"ssh": SSH_PORT}, files=True, ssh_key=True)
         own = replica.role in context.own_command if starts_ranks is None else starts_ranks
-        prefix = _launch(replica, context) if own else (*_launch(replica, context), *_mpirun(replica, context, ranks, mpi))
+        prefix = (
+            _launch(replica, context) if own else (*_launch(replica, context), *_mpirun(replica, context, ranks, mpi))
+        )
         env = mpi.local_env if context.local else mpi.env
         return Wiring(env=env, prefix=prefix, files=True, ssh_key=not context.local)
 

@@ -23,9 +23,7 @@ def read_rank_report(message: str) -> RootCause | None:
     return None
 
 
-def root_cause(
-    rank: str, code: str | None, signal: str | None, lines: str, time: datetime | None = None
-) -> RootCause:
+def root_cause(rank: str, code: str | None, signal: str | None, lines: str, time: datetime | None = None) -> RootCause:
     """`code` and `signal` as a launcher prints them; without both, the code is unknown, and 1 here."""
     number = int(signal) if signal else None
     exit_code = 128 + number if number else int(code or 1)

@@ -53,7 +53,9 @@ class SpmdOptions(Model):
         "without GPUs.",
         json_schema_extra={"x-kubernetes-int-or-string": True},
     )
-    port: Port = Field(29500, description="Port of each pod, on which the others reach it. In rank 0's it is MASTER_PORT.")
+    port: Port = Field(
+        29500, description="Port of each pod, on which the others reach it. In rank 0's it is MASTER_PORT."
+    )
 
 
 def _named(field: str) -> str:
@@ -91,8 +93,7 @@ class Spmd(Framework):
         Rule(rule=_named("services"), message="names a role that this job does not have", field=".spmd.services"),
         Rule(rule=_named("scope"), message="names a role that this job does not have", field=".spmd.scope"),
         Rule(
-            rule="!has(self.spmd) || !has(self.spmd.services) || "
-            "!self.spmd.services.exists(r, r in self.spmd.ranks)",
+            rule="!has(self.spmd) || !has(self.spmd.services) || !self.spmd.services.exists(r, r in self.spmd.ranks)",
             message="names a role of spmd.ranks: pods that hold ranks must exit when the training is complete",
             field=".spmd.services",
         ),

@@ -12,7 +12,10 @@ from frameworks.examples.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
-PER_COMMIT = ("penguins-pytorch", "penguins-tensorflow", "penguins-tensorflow-ps", "penguins-horovod", "digits-jax")
+PER_COMMIT = (
+    *("penguins-pytorch", "penguins-tensorflow", "penguins-tensorflow-ps", "penguins-horovod", "digits-jax"),
+    *("penguins-mpi", "penguins-spmd"),
+)
 """One example for each framework and kind of job. The others run every night."""
 MANIFESTS = [
     pytest.param(name, marks=() if name in PER_COMMIT else pytest.mark.nightly)

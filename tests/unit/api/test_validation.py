@@ -86,7 +86,12 @@ RULES = [
         ("spec.roles", ROLE_NAMES),
         spmd({"worker": 1, "ps1": 1}),
     ),
-    ("no role is named placeholder", spmd({"worker": 1, "placeholder": 1}), ("spec.roles", ROLE_NAMES), spmd({"all1": 1, "worker": 1})),
+    (
+        "no role is named placeholder",
+        spmd({"worker": 1, "placeholder": 1}),
+        ("spec.roles", ROLE_NAMES),
+        spmd({"all1": 1, "worker": 1}),
+    ),
     (
         "the name of a role leaves room in a host name",
         {"name": "a" * 42, **spmd({"worker": 1, "r" * 11: 1})},
@@ -105,14 +110,27 @@ RULES = [
         ("spec.roles", "the job has no ranks: set the replicas of a role in spmd.ranks"),
         spmd({"worker": 0, "actor": 1}, ranks=["worker", "actor"]),
     ),
-    ("spmd.services names roles", spmd({"worker": 1}, services=["data"]), ("spec.spmd.services", NO_SUCH_ROLE), spmd({"worker": 1}, services=[])),
+    (
+        "spmd.services names roles",
+        spmd({"worker": 1}, services=["data"]),
+        ("spec.spmd.services", NO_SUCH_ROLE),
+        spmd({"worker": 1}, services=[]),
+    ),
     (
         "ranks are no services",
         spmd({"worker": 1}, services=["worker"]),
-        ("spec.spmd.services", "names a role of spmd.ranks: pods that hold ranks must exit when the training is complete"),
+        (
+            "spec.spmd.services",
+            "names a role of spmd.ranks: pods that hold ranks must exit when the training is complete",
+        ),
         spmd({"worker": 1, "data": 1}, services=["data"]),
     ),
-    ("spmd.scope names roles", spmd({"worker": 1}, scope={"data": "Pod"}), ("spec.spmd.scope", NO_SUCH_ROLE), spmd({"worker": 1}, scope={"worker": "Pod"})),
+    (
+        "spmd.scope names roles",
+        spmd({"worker": 1}, scope={"data": "Pod"}),
+        ("spec.spmd.scope", NO_SUCH_ROLE),
+        spmd({"worker": 1}, scope={"worker": "Pod"}),
+    ),
     ("a name has at most 42 characters", {"name": "a" * 43}, ("metadata.name", NAME_LENGTH), {"name": "a" * 42}),
     ("a name has no capitals", {"name": "Job"}, ("metadata.name", NAME_CHARACTERS), {"name": "job-2"}),
     ("a name begins with a letter", {"name": "2job"}, ("metadata.name", NAME_CHARACTERS), {"name": "j"}),
@@ -329,7 +347,11 @@ OTHER_RULES = {"minReplicas must not be larger than maxReplicas", "has an unknow
 
 def test_every_rule_has_a_case_here():
     tried = {problem[1] for _, _, problem, _ in RULES} | OTHER_RULES
-    untried = {text for text in _messages(root_schema()) if not any(text.endswith(message) or text.startswith(message) for message in tried)}
+    untried = {
+        text
+        for text in _messages(root_schema())
+        if not any(text.endswith(message) or text.startswith(message) for message in tried)
+    }
     assert {text for text in untried if "find one another" not in text} == set()
 
 
@@ -459,7 +481,10 @@ TYPES = [
     (
         "for an unknown framework the valid ones are listed",
         {"framework": "ray"},
-        ("spec.framework", "should be 'pytorch', 'tensorflow', 'horovod', 'jax', 'mpi' or 'spmd': there is no support for ray"),
+        (
+            "spec.framework",
+            "should be 'pytorch', 'tensorflow', 'horovod', 'jax', 'mpi' or 'spmd': there is no support for ray",
+        ),
     ),
     (
         "for an unknown policy the valid ones are listed",
