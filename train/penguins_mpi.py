@@ -1,5 +1,5 @@
-"""PenguinNet on the Palmer penguins with mpi4py and numpy alone: every rank trains on its own share of the rows, and one
-MPI_Allreduce in each step sums the gradients, so that all ranks keep the same weights."""
+"""PenguinNet on the Palmer penguins with mpi4py and numpy alone: every rank trains on its own share of the rows, and
+one MPI_Allreduce in each step sums the gradients, so that all ranks keep the same weights."""
 
 from __future__ import annotations
 

@@ -65,6 +65,6 @@ def test_two_broken_rules_are_named_in_one_answer(control_plane: ControlPlane, n
     manifest = build({"success": "chief", "elastic": {"minReplicas": 1, "maxReplicas": 1}})
     said = refusal(control_plane, namespace, manifest)
     assert (
-        "spec.success: names a role that this job does not have: use one of its roles, or All. spec.roles.worker.replicas: must be between"
-        in said
+        "spec.success: names a role that this job does not have: use one of its roles, or All. "
+        "spec.roles.worker.replicas: must be between" in said
     )

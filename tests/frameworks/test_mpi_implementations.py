@@ -1,5 +1,5 @@
-"""MPICH, Intel MPI and Open MPI 5, started like the launcher of an MPI job: the hosts file and the variables that allranks
-writes are what the real programs read. The remote shell stays on this machine, with a log of its calls."""
+"""MPICH, Intel MPI and Open MPI 5, started like the launcher of an MPI job: the hosts file and the variables that
+allranks writes are what the real programs read. The remote shell stays on this machine, with a log of its calls."""
 
 from __future__ import annotations
 

@@ -218,8 +218,8 @@ ROLES: tuple[str, ...] = tuple(_ROLE_KINDS)
 
 def _in_order(roles: dict[str, RoleSpec]) -> dict[str, RoleSpec]:
     """The frameworks' order, then that of the names: the API server does not keep the order of a manifest."""
-    known = {role: roles[role] for role in ROLES if role in roles}
-    return known | {role: roles[role] for role in sorted(roles.keys() - known.keys())}
+    usual = {role: roles[role] for role in ROLES if role in roles}
+    return usual | {role: roles[role] for role in sorted(roles.keys() - usual.keys())}
 
 
 Roles = Annotated[

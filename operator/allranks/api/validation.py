@@ -17,7 +17,7 @@ from allranks.api import cel_rules, job, pod_template, pool
 from allranks.api.crd import Schema, root_schema
 from allranks.api.job import API_VERSION, Job, Metadata, Spec
 from allranks.api.pool import Pool, PoolSpec
-from allranks.api.validation_messages import json_type, problem, step, unknown_roles
+from allranks.api.validation_messages import json_type, path_step, problem, unknown_roles
 from allranks.errors import InvalidManifest
 
 Problem = tuple[str, str]
@@ -222,7 +222,7 @@ def _rules(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, str, st
                 yield from _rules(child, value[name], f"{path}.{name}")
         if "additionalProperties" in schema:
             for key, item in value.items():
-                yield from _rules(schema["additionalProperties"], item, path + step(key))
+                yield from _rules(schema["additionalProperties"], item, path + path_step(key))
     elif isinstance(value, list) and "items" in schema:
         for index, item in enumerate(value):
             yield from _rules(schema["items"], item, f"{path}[{index}]")

@@ -37,10 +37,10 @@ _SHELL = re.compile(r"[|&;<>$`*?~\n]")
 def problem(detail: ErrorDetails, root: Schema) -> tuple[str, str]:
     """(field path, message). `root`: the schema of the whole document; empty for a part without a schema."""
     location = [part for part in detail["loc"] if not _is_union_tag(part)]
-    return "".join(map(step, location)).removeprefix("."), _message(detail, location, root)
+    return "".join(map(path_step, location)).removeprefix("."), _message(detail, location, root)
 
 
-def step(part: int | str) -> str:
+def path_step(part: int | str) -> str:
     """One step of a field path."""
     return f"[{part}]" if isinstance(part, int) or "." in part or "/" in part else f".{part}"
 
@@ -51,11 +51,11 @@ def unknown_roles(spec: Any, root: Schema) -> Iterator[tuple[str, str]]:
     framework = FRAMEWORKS.get(str(spec.get("framework"))) if isinstance(spec, dict) else None
     if not isinstance(roles, dict) or (framework and framework.any_role):
         return
-    known = {role for each in FRAMEWORKS.values() for role in each.roles}
+    existing = {role for each in FRAMEWORKS.values() for role in each.roles}
     for role in roles:
-        if isinstance(role, str) and role not in known:
+        if isinstance(role, str) and role not in existing:
             near = _suggestion(role, ["spec", "roles"], root)
-            yield f"spec.roles{step(role)}", f"unknown field{near}"
+            yield f"spec.roles{path_step(role)}", f"unknown field{near}"
 
 
 def json_type(value: Any) -> str:

@@ -25,7 +25,7 @@ _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 
 @dataclass(frozen=True)
 class Implementation:
-    """How one implementation of MPI is told what to do."""
+    """How one implementation of MPI is configured."""
 
     host: Callable[[str, int], str]
     """(host, slots) -> its line in the hosts file."""

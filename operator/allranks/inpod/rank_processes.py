@@ -85,7 +85,7 @@ def _start(number: int, program: list[str], environment: dict[str, str], alone: 
 
 
 def _report(rank: _Rank) -> str:
-    """For `read_rank_report` in frameworks/rank_report.py. A traceback shows when a rank failed that took long to end."""
+    """For `read_rank_report` in frameworks/rank_report.py. A traceback shows when a rank failed."""
     code, stderr = rank.process.returncode, rank.stderr
     assert stderr
     raised = stderr.raised() if code > 0 else None
