@@ -125,7 +125,7 @@ def job_document(
         **({"env": [{"name": key, "value": value} for key, value in env]} if env else {}),
         "roles": {
             "worker": {"replicas": replicas},
-            **{role: {"replicas": count} for role, count in chosen.script_roles.items()},
+            **{role: {"replicas": count} for role, count in FRAMEWORKS[framework].script_roles.items()},
         },
         **({"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}),
     }
