@@ -28,7 +28,7 @@ NAME = (
 with the path."""
 
 ROLE_NAMES = (
-    # The roles of all other frameworks have fixed names. Without '-', because role b-1 of pod 0 would have the names of role b.
+    # The roles of all other frameworks have fixed names. No '-', because pod 0 of role b-1 would have a name of role b.
     Rule(
         rule="self.spec.roles.all(r, r.matches('^[a-z][a-z0-9]*$') && !(r in ['all', 'placeholder']))",
         message="spec.roles: names of roles must be lower-case letters and digits and begin with a letter; all and "
