@@ -49,7 +49,7 @@ def test_sigterm_reaches_every_process_and_is_no_failure_of_a_rank(tmp_path: Pat
     program = (
         "import signal\n"
         f"signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path)!r} + '/ended' + rank, 'w'), sys.exit(143)))\n"
-        "print('ready', flush=True)\nsignal.pause()\nsignal.pause()"
+        "sys.stdout.write('ready\\n')\nsys.stdout.flush()\nsignal.pause()\nsignal.pause()"
     )
     helper = subprocess.Popen(
         [*HELPER, "--", sys.executable, "-c", WAIT + program],
