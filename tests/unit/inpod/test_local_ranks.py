@@ -58,11 +58,14 @@ def test_sigterm_reaches_every_process_and_is_no_failure_of_a_rank(tmp_path: Pat
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert helper.stdout
-    for _ in range(3):
-        assert helper.stdout.readline() == "ready\n"
-    helper.send_signal(signal.SIGTERM)
-    _, stderr = helper.communicate(timeout=120)
+    try:
+        assert helper.stdout
+        ready = [helper.stdout.readline() for _ in range(3)]
+        helper.send_signal(signal.SIGTERM)
+        _, stderr = helper.communicate(timeout=120)
+    finally:
+        helper.kill()
+    assert ready == ["ready\n"] * 3
     assert helper.returncode == 143
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ended4", "ended5", "ended6"]
     assert "failed first" not in stderr
