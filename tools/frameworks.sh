@@ -5,7 +5,7 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod] [jax]
+usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod] [jax] [ray]
 
 Installs the given frameworks (default: all) into the virtual environment
 $ALLRANKS_CACHE/frameworks-py<version>, and prints its path as the only line on stdout. Installed frameworks are not
@@ -24,7 +24,7 @@ environment:
 USAGE
 }
 
-all=(pytorch tensorflow horovod jax) # allranks.frameworks.FRAMEWORKS
+all=(pytorch tensorflow horovod jax ray) # allranks.frameworks.FRAMEWORKS
 
 main() {
   local wanted=()
@@ -50,7 +50,7 @@ parse_arguments() {
   for argument in "$@"; do
     case $argument in
       -h | --help) usage; exit 0 ;;
-      pytorch | tensorflow | jax) wanted+=("$argument") ;;
+      pytorch | tensorflow | jax | ray) wanted+=("$argument") ;;
       horovod) wanted+=(pytorch tensorflow horovod) ;; # it is built against the other two
       *) usage >&2; fail "unknown argument '$argument'" ;;
     esac
@@ -131,6 +131,12 @@ install_jax() {
   verify jax jax optax
 }
 
+install_ray() {
+  check_disk 2
+  pip_install_requirements ray
+  verify ray ray.train.torch
+}
+
 install_horovod() {
   check_disk 2
   local wheel
@@ -142,11 +148,11 @@ install_horovod() {
 }
 
 pip_install_requirements() {
-  local framework=$1 folder=$repository/images/$1 other constraints=()
+  local framework=$1 folder=$repository/images/$1 other
   for other in "${all[@]}"; do # a framework must not change the versions of another one
-    constraints+=(--constraint "$repository/images/$other/requirements.txt")
-  done
-  pip_install "$framework" --requirement "$folder/requirements.txt" "${constraints[@]}"
+    cat "$repository/images/$other/requirements.txt"
+  done | sed 's/^\([a-zA-Z0-9_-]*\)\[[^]]*\]/\1/' >"$stamps/constraints" # pip refuses extras in constraints
+  pip_install "$framework" --requirement "$folder/requirements.txt" --constraint "$stamps/constraints"
   [[ ! -e $folder/requirements-no-deps.txt ]] ||
     pip_install "$framework" --no-deps --requirement "$folder/requirements-no-deps.txt"
 }

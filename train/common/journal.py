@@ -37,9 +37,17 @@ class Journal:
     a line and `claims.EXIT_CODE` instead of writing."""
 
     def __init__(
-        self, options: argparse.Namespace, rank: int, size: int, suffix: str, device: str, name: str = ""
+        self,
+        options: argparse.Namespace,
+        rank: int,
+        size: int,
+        suffix: str,
+        device: str,
+        name: str = "",
+        saves: bool = True,
     ) -> None:
-        """`suffix` of the checkpoint files; `device` is a description of the device of this rank."""
+        """`suffix` of the checkpoint files; `device` is a description of the device of this rank. `saves`: False if the
+        program stores its checkpoints without the journal."""
         self.rank, self.size = rank, size
         self.name = name or f"rank {rank} of {size}"
         self._options = options
@@ -51,13 +59,13 @@ class Journal:
         say(f"{self.name}: started on {device}")
         if rank == 0:
             with self._until_replaced():
-                self._claim_directories(suffix)
+                self._claim_directories(suffix, saves)
 
-    def _claim_directories(self, suffix: str) -> None:
+    def _claim_directories(self, suffix: str, saves: bool) -> None:
         claim: Claim | None = None
         if self._options.checkpoint_dir is None:
             say("no --checkpoint-dir: no checkpoints, a restart begins at epoch 1")
-        else:
+        elif saves:
             claim = Claim(self._options.checkpoint_dir)
             self._store = CheckpointStore(claim, suffix, say)
         output = self._options.output_dir

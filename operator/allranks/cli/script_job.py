@@ -101,7 +101,10 @@ def make_job(
         "command": [*chosen.script_command, script.path],
         **({"args": list(arguments)} if arguments else {}),
         **({"env": [{"name": key, "value": value} for key, value in env]} if env else {}),
-        "roles": {"worker": {"replicas": replicas}},
+        "roles": {
+            **{role: {"replicas": number} for role, number in chosen.script_roles.items()},
+            "worker": {"replicas": replicas},
+        },
         **({"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}),
     }
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}, notes

@@ -108,6 +108,15 @@ def gpus(resources: Mapping[str, object] | None, resource: str = "") -> int:
     return 0
 
 
+def amount(resources: Mapping[str, object] | None, resource: str) -> int:
+    """The limit of a resource, or its request without a limit, rounded up; 0 without both."""
+    for part in ("limits", "requests"):
+        amounts = (resources or {}).get(part)
+        if isinstance(amounts, Mapping) and resource in amounts:
+            return _count(amounts[resource])
+    return 0
+
+
 def _count(amount: object) -> int:
     """A whole number of devices. An invalid amount counts as none: the API server rejects the pod."""
     try:

@@ -4,8 +4,9 @@ from allranks.frameworks.base import Framework
 from allranks.frameworks.horovod import Horovod
 from allranks.frameworks.jax import Jax
 from allranks.frameworks.pytorch import PyTorch
+from allranks.frameworks.ray import Ray
 from allranks.frameworks.tensorflow import TensorFlow
 
 FRAMEWORKS: dict[str, Framework] = {
-    framework.name: framework for framework in (PyTorch(), TensorFlow(), Horovod(), Jax())
+    framework.name: framework for framework in (PyTorch(), TensorFlow(), Horovod(), Jax(), Ray())
 }

@@ -210,6 +210,7 @@ _PROBES = {
     "tensorflow": "', %d GPUs' % len(m.config.list_physical_devices('GPU')), None",
     "horovod": "'', None",
     "jax": "'', None",  # asking for its devices would take most of a GPU's memory
+    "ray": "'', None",
 }
 """Package -> expression for (details, whether a GPU can be used), where m is the module."""
 

@@ -53,6 +53,8 @@ def attempt_context(
         replicas=topology.replicas(job, status),
         options=job.spec.options,
         gpus={role: gpus(job, template, platform) for role, template in templates.items()},
+        cpus=_amounts(templates, "cpu"),
+        memory=_amounts(templates, "memory"),
         own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
         variables={role: _variable_names(job, template, platform) for role, template in templates.items()},
         grace_seconds=min(_grace_period(template) for template in templates.values()),
@@ -77,6 +79,14 @@ def gpus(job: Job, template: Manifest, platform: Platform) -> int:
     """GPUs that the training container requests."""
     pool = pool_template.pool_of(job, platform)
     return topology.gpus(trainer(template).get("resources"), pool.gpu.resource if pool and pool.gpu else "")
+
+
+def _amounts(templates: Mapping[str, Manifest], resource: str) -> dict[str, int]:
+    """Role -> what its training container may use of a resource: its limit, else its request."""
+    amounts = {
+        role: topology.amount(trainer(template).get("resources"), resource) for role, template in templates.items()
+    }
+    return {role: amount for role, amount in amounts.items() if amount}
 
 
 def _grace_period(template: Manifest) -> int:
