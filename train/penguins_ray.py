@@ -54,7 +54,7 @@ def main() -> None:
     trainer = TorchTrainer(
         train,
         train_loop_config=vars(options),
-        scaling_config=ScalingConfig(ranks(options), use_gpu=gpus, elastic_resize_monitor_interval_s=10),
+        scaling_config=ScalingConfig(num_workers=ranks(options), use_gpu=gpus),
         run_config=RunConfig(
             name="penguins",
             storage_path=str(storage) if storage else tempfile.mkdtemp(),

@@ -192,9 +192,10 @@ def _all_run(
     ]
     if topology.elasticity(job) == "absorbs" and job.spec.elastic:
         framework = topology.framework_of(job)
-        essential = {place for place in needed if framework.scope(*place, sizes, elastic=True) == "Group"}
-        workers = sum(role == topology.ELASTIC_ROLE for role, _ in run)
-        return essential <= set(run) and workers >= job.spec.elastic.min_replicas
+        places_of = ((role, index) for role, size in sizes.items() for index in range(size))
+        essential = {place for place in places_of if framework.scope(*place, sizes, elastic=True) == "Group"}
+        if essential <= set(run):
+            return sum(role == topology.ELASTIC_ROLE for role, _ in run) >= job.spec.elastic.min_replicas
     return len(run) == len(needed)
 
 

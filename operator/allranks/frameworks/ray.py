@@ -56,8 +56,8 @@ class Ray(Framework):
             field=".roles.head",
         ),
         Rule(
-            rule="!has(self.success) || self.success == 'head'",
-            message="must be head in a Ray job: its workers never exit by themselves",
+            rule="!has(self.success) || self.success != 'worker'",
+            message="cannot be worker in a Ray job, whose workers never exit by themselves: remove it",
             field=".success",
         ),
     )

@@ -46,7 +46,8 @@ LOST = 138
 LOCAL_HEAD = "127.0.0.2"
 """Address of the head on one machine; workers have the next ones. Ray replaces 127.0.0.1 by the machine's address in
 its network."""
-TRIES = 5
+TRIES = 10
+"""Of `ray start`, which gives up after 30 s if the machine is busy."""
 JOINED = "Ray runtime started"
 """What `ray start` prints when the node belongs to the cluster."""
 STORE_SHARE = 0.3
@@ -126,18 +127,17 @@ class Node:
         enough_at = time.monotonic() + float(os.environ.get("ALLRANKS_RAY_WAIT_SECONDS") or 0)
         remind_at = time.monotonic() + REMIND_SECONDS
         counter = subprocess.Popen([sys.executable, str(HERE / "ray_nodes.py")], env=self._env, stdout=subprocess.PIPE)
-        assert counter.stdout
-        os.set_blocking(counter.stdout.fileno(), False)
+        output = counter.stdout
+        assert output
+        os.set_blocking(output.fileno(), False)
         workers = 0
 
         def joined() -> bool:
             nonlocal remind_at, workers
             if counter.pid in self._ended:
-                write_line(
-                    "this Ray does not say which workers have joined: the program starts without waiting for them"
-                )
+                write_line("this Ray does not say which workers have joined: the program starts at once")
                 return True
-            for line in (counter.stdout.read() or b"").split():
+            for line in (output.read() or b"").split():
                 workers = int(line) - 1
             now = time.monotonic()
             if now >= remind_at:
@@ -150,7 +150,7 @@ class Node:
         finally:
             if counter.pid not in self._ended:
                 _send(counter.pid, signal.SIGKILL)
-            counter.stdout.close()
+            output.close()
 
     def _run(self, program: list[str]) -> int:
         try:
@@ -209,7 +209,7 @@ class Node:
     def _join(self, options: list[str]) -> int | None:
         """Starts Ray's processes, and waits until the node belongs to the cluster. Returns an exit status if it cannot.
 
-        Ray gives up after 30 s if the machine is slow, or if the GCS is there and the head's own node not yet.
+        Ray also gives up if the GCS is there and the head's own node not yet.
         """
         ray = shutil.which("ray")
         if ray is None:

@@ -103,6 +103,12 @@ FIXED = [
         "jax",
     ),
     (
+        "the options of Ray",
+        {"framework": "ray", "roles": {"head": 1}, "ray": {"port": 1}},
+        {"framework": "ray", "roles": {"head": 1}, "ray": {"port": 2}},
+        "ray",
+    ),
+    (
         "the options of Horovod",
         {"framework": "horovod", "roles": {"worker": 1}},
         {"framework": "horovod", "roles": {"worker": 1}, "horovod": {"port": 2}},

@@ -35,7 +35,7 @@ NO_SUCH_ROLE = "names a role that this job does not have"
 OUR_PREFIX = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
 BOTH = "a variable has either value or valueFrom, not both"
 LATER = "is not supported yet: remove it"
-NOT_ELASTIC = "is supported by pytorch and horovod only: remove it. A change of replicas then restarts all ranks"
+NOT_ELASTIC = "is supported by pytorch, horovod and ray only: remove it. A change of replicas then restarts all ranks"
 WITHIN = "must be between elastic.minReplicas and elastic.maxReplicas"
 ONE_OF = "set exactly one of exitCodes, signals and reasons"
 ONE_VOLUME = "set either claim or volume, not both"
@@ -391,8 +391,11 @@ TYPES = [
     ("a port is at least 1", {"pytorch": {"port": 0}}, ("spec.pytorch.port", "should be greater than or equal to 1")),
     (
         "for an unknown framework the valid ones are listed",
-        {"framework": "ray"},
-        ("spec.framework", "should be 'pytorch', 'tensorflow', 'horovod' or 'jax': there is no support for ray"),
+        {"framework": "caffe"},
+        (
+            "spec.framework",
+            "should be 'pytorch', 'tensorflow', 'horovod', 'jax' or 'ray': there is no support for caffe",
+        ),
     ),
     (
         "for an unknown policy the valid ones are listed",

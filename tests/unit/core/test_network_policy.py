@@ -19,6 +19,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "tensorflow": {"roles": {"worker": 2, "ps": 1}},
     "horovod": {"roles": {"worker": 2}},
     "jax": {"roles": {"worker": 2}},
+    "ray": {"roles": {"head": 1, "worker": 2}},
     "horovod with mpi": {"horovod": {"controller": "MPI"}, "roles": {"worker": 2, "launcher": 1}},
     "horovod, elastic": {"roles": {"worker": 2}, "elastic": {"minReplicas": 1, "maxReplicas": 4}},
 }
