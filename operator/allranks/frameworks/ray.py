@@ -74,8 +74,11 @@ class Ray(Framework):
             "RAY_AUTH_TOKEN_PATH": f"{SECRET_DIR}/secret",
             "RAY_USAGE_STATS_ENABLED": "0",  # Ray would send statistics to its authors
         }
-        head_env = {f"ALLRANKS_RAY_{name.upper()}_PORT": str(context.address(head, ports[name])[1]) for name in ports}
-        head_env["ALLRANKS_RAY_WORKERS"] = str(workers)
+        head_env = {
+            "ALLRANKS_RAY_DASHBOARD_PORT": str(context.address(head, options.dashboard_port)[1]),
+            "ALLRANKS_RAY_CLIENT_PORT": str(context.address(head, options.client_port)[1]),
+            "ALLRANKS_RAY_WORKERS": str(workers),
+        }
         if context.elastic:
             head_env["ALLRANKS_RAY_MIN_WORKERS"] = str(context.elastic.min_workers)
             head_env["ALLRANKS_RAY_MAX_WORKERS"] = str(context.elastic.max_workers)

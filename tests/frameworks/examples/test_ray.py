@@ -55,7 +55,7 @@ def test_tasks_run_on_the_workers_and_nothing_is_left(run_job, tmp_path: Path) -
     before = folders()
     run = run_job(manifest(tmp_path, PLACES, workers=1)).finish(TIMEOUT)
     assert run.code == 0, run.output
-    assert "head-0   | squares 140 on worker-0" in run.output
+    assert re.search(r"(?m)^head-0 +\| squares 140 on worker-0$", run.output), run.output
     assert processes_of(run.marker) == {}
     assert folders() <= before
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from allranks.api.status import Status
 from allranks.core import topology
 from allranks.core.manifests import companions, pods
 from allranks.core.model import Platform
+from allranks.core.root_cause import Ranks
 from allranks.frameworks import FRAMEWORKS
 from support.builders import CLUSTER, job
 
@@ -136,8 +139,88 @@ def test_a_lost_worker_restarts_alone_and_a_lost_head_restarts_all():
 
 
 def test_ranks_are_numbered_by_the_program_and_not_by_the_pods():
-    from allranks.core.root_cause import Ranks
-
     one = job(framework="ray", roles=ROLES)
     assert Ranks(one, Status(), CLUSTER).of("worker", 1) is None
     assert not topology.framework_of(one).ranks_are_pods
+
+
+TRAIN = """epoch 3/20 loss 0.8103 accuracy 0.6
+(TrainController pid=12) [Rank 1 Error Snippet]:
+(TrainController pid=12) RuntimeError: an earlier failure, which Ray Train survived
+Traceback (most recent call last):
+  File "train.py", line 60, in <module>
+    main()
+  File "site-packages/ray/train/v2/api/data_parallel_trainer.py", line 172, in fit
+    raise result.error
+ray.train.v2.api.exceptions.WorkerGroupError: Training failed due to worker errors:
+[Rank 2,3 Error Snippet]:
+Traceback (most recent call last):
+  File "train.py", line 9, in train
+    load(rank)
+ValueError: no rows for this rank
+"""
+TASK = """Traceback (most recent call last):
+  File "program.py", line 12, in <module>
+    ray.get(load.remote("data.csv"))
+ray.exceptions.RayTaskError(ValueError): ray::load() (pid=831, ip=10.0.3.7)
+  File "program.py", line 9, in load
+    raise ValueError(f"no rows in {path}")
+ValueError: no rows in data.csv
+"""
+ACTOR = """Traceback (most recent call last):
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+\tclass_name: Learner
+\tpid: 831
+\tip: 10.0.3.7
+The actor is dead because its node has died.
+"""
+
+
+def test_the_root_cause_is_the_first_rank_of_ray_trains_report():
+    found = FRAMEWORKS["ray"].root_cause(TRAIN)
+    assert found is not None
+    assert (found.rank, found.exit_code) == (2, None)
+    assert found.message == TRAIN[TRAIN.rindex("Traceback") :].strip()
+
+
+@pytest.mark.parametrize(
+    ("log", "begins"),
+    [(TASK, "RayTaskError(ValueError): ray::load() (pid=831, ip=10.0.3.7)"), (ACTOR, "ActorDiedError: ")],
+)
+def test_the_root_cause_is_the_remote_failure_with_the_address_of_its_node(log: str, begins: str):
+    found = FRAMEWORKS["ray"].root_cause(log)
+    assert found is not None
+    assert found.message is not None
+    assert found.message.startswith(begins)
+    assert log.strip().endswith(found.message)
+
+
+def test_a_log_without_a_remote_failure_has_no_other_cause():
+    assert FRAMEWORKS["ray"].root_cause("Traceback (most recent call last):\nValueError: no data\n") is None
+
+
+CALLBACK = """
+import sys, types
+train = types.ModuleType("ray.train")
+train.UserCallback = object
+sys.modules["ray"], sys.modules["ray.train"] = types.ModuleType("ray"), train
+
+import allranks.report
+found = []
+allranks.report.report = lambda **values: found.append(values)
+from allranks.report.ray import ReportCallback
+
+callback = ReportCallback(total_steps=30)
+callback.after_report(None, [{"loss": 0.5, "name": "x", "good": True}, {"loss": 9.0}], None)
+callback.after_report(None, [{"loss": 0.25, "step": 20, "epoch": 2}], object())
+print(*found, sep="\\n")
+"""
+
+
+def test_the_callback_reports_what_rank_0_passes_to_ray_train():
+    """With a stand-in for Ray: tests/frameworks has the real one."""
+    done = subprocess.run([sys.executable, "-c", CALLBACK], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == [
+        "{'step': 1, 'total_steps': 30, 'epoch': None, 'checkpoint': False, 'loss': 0.5}",
+        "{'step': 20, 'total_steps': 30, 'epoch': 2, 'checkpoint': True, 'loss': 0.25}",
+    ]
