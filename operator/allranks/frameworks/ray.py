@@ -74,6 +74,8 @@ class Ray(Framework):
             "RAY_AUTH_TOKEN_PATH": f"{SECRET_DIR}/secret",
             "RAY_USAGE_STATS_ENABLED": "0",  # Ray would send statistics to its authors
         }
+        # When a worker is deleted, Ray drains its node within this time.
+        drain = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(max(0, context.grace_seconds - _KILL_SECONDS))}
         head_env = {
             "ALLRANKS_RAY_DASHBOARD_PORT": str(context.address(head, options.dashboard_port)[1]),
             "ALLRANKS_RAY_CLIENT_PORT": str(context.address(head, options.client_port)[1]),
@@ -96,7 +98,7 @@ class Ray(Framework):
             start = ("python3", f"{HELPER_DIR}/ray_node.py", replica.role)
             return Wiring(
                 env=env,
-                defaults=defaults,
+                defaults=defaults if is_head else defaults | drain,
                 ports=ports if is_head else {},
                 prefix=(*start, "--") if is_head else (),
                 command=None if is_head else start,
@@ -138,6 +140,10 @@ def read_driver_error(message: str) -> RootCause | None:
     if errors := [*_TASK_ERROR.finditer(message)]:
         return RootCause(message=message[errors[-1].end() :].strip())
     return None
+
+
+_KILL_SECONDS = 5
+"""Part of a pod's grace period in which its processes end."""
 
 
 def _resources(context: AttemptContext, role: str) -> dict[str, str]:

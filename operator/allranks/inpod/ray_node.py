@@ -188,11 +188,20 @@ class Node:
                 return status
             while not self._ray_ended():
                 if self._signals:
-                    return 128 + self._signals[0]
+                    return self._leave()
                 self._wait(None)
             return self._without_ray()
         finally:
             self._stop_ray()
+
+    def _leave(self) -> int:
+        """The pod is being deleted: Ray drains the node, for which Ray Train has a budget of its own. The pod's grace
+        period is the limit. Without the head there is nothing to drain."""
+        assert self._ray
+        _send(self._ray.pid, signal.SIGTERM)
+        while not self._ray_ended() and self._is_up():
+            self._wait(POLL_SECONDS)
+        return 128 + self._signals[0]
 
     def _without_ray(self) -> int:
         """Ray ended. It does so a minute after it lost the head; then the head's end is the failure."""
@@ -235,7 +244,7 @@ class Node:
                 if self._has_joined():
                     return None
                 if self._signals:
-                    return 128 + self._signals[0]
+                    return self._leave()
                 self._wait(POLL_SECONDS)
         return self._show_output("Ray could not be started")
 
@@ -283,14 +292,9 @@ class Node:
         return self._ray is not None and self._ray.pid in self._ended
 
     def _stop_ray(self) -> None:
-        """Ends Ray's processes. What is left ends with the pod. Not by `ray stop`: it ends those of other nodes too."""
+        """Ends `ray start`. Its processes end with the pod. Not by `ray stop`: it ends those of other nodes too."""
         if self._ray and not self._ray_ended():
-            _send(self._ray.pid, signal.SIGTERM)
-            deadline = time.monotonic() + GRACE_SECONDS
-            while not self._ray_ended() and time.monotonic() < deadline:
-                self._wait(POLL_SECONDS)
-            if not self._ray_ended():
-                _send(self._ray.pid, signal.SIGKILL)
+            _send(self._ray.pid, signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _show_output(self, line: str) -> int:

@@ -21,7 +21,7 @@ from allranks.pod_bundle import HELPERS
 
 SECONDS = 60
 FAKE_RAY = f"""#!{sys.executable}
-import json, os, pathlib, socket, sys, time
+import json, os, pathlib, signal, socket, sys, time
 
 folder = pathlib.Path(os.environ["FAKE_RAY"])
 with (folder / "calls").open("a") as calls:
@@ -32,7 +32,9 @@ if (folder / "refuses").exists():
 if "--head" in sys.argv:
     [port] = [word.partition("=")[2] for word in sys.argv if word.startswith("--port=")]
     gcs = socket.create_server(("127.0.0.2", int(port)))
+signal.signal(signal.SIGTERM, lambda *ignored: (folder / "drains").touch())
 print("Ray runtime started.", flush=True)
+(folder / "started").touch()
 while not (folder / "ends").exists():
     time.sleep(0.02)
 print("a process of Ray died")
@@ -204,14 +206,25 @@ def test_a_worker_waits_for_the_head_and_ends_with_its_pod(pod: Pod) -> None:
     worker = pod.start("worker", ALLRANKS_RAY_GPUS="2", ALLRANKS_RAY_MEMORY=str(1 << 30))
     with head_of(pod):
         until(pod.calls)
-        worker.terminate()
-        assert end(worker) == (143, "", "")
+    worker.terminate()  # without a head there is nothing to drain
+    assert end(worker) == (143, "", "")
     [call] = pod.calls()
     assert call[1].startswith("--address=127.0.0.2:")
     assert {"--num-gpus=2", "--node-ip-address=127.0.0.4"} <= set(call)
     amounts = dict(word[2:].split("=") for word in call if "memory" in word)
     assert int(amounts["memory"]) + int(amounts["object-store-memory"]) == 1 << 30
     assert 0 < int(amounts["object-store-memory"]) <= 0.3 * (1 << 30)
+
+
+def test_a_worker_that_is_deleted_lets_ray_drain_the_node(pod: Pod) -> None:
+    with head_of(pod):
+        worker = pod.start("worker")
+        until((pod.folder / "started").exists)
+        worker.terminate()
+        until((pod.folder / "drains").exists)
+        assert worker.poll() is None
+        pod.set("ends")
+        assert end(worker) == (143, "", "")
 
 
 def test_a_worker_whose_ray_ends_fails(pod: Pod) -> None:
