@@ -218,7 +218,7 @@ print(*found, sep="\\n")
 
 
 def test_the_callback_reports_what_rank_0_passes_to_ray_train():
-    """With a stand-in for Ray: tests/frameworks has the real one."""
+    """A module stands in for Ray: tests/frameworks has the real one."""
     done = subprocess.run([sys.executable, "-c", CALLBACK], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines() == [
         "{'step': 1, 'total_steps': 30, 'epoch': None, 'checkpoint': False, 'loss': 0.5}",
