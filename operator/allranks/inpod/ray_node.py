@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import select
 import shutil
 import signal
@@ -50,6 +51,13 @@ TRIES = 10
 """Of `ray start`, which gives up after 30 s if the machine is busy."""
 JOINED = "Ray runtime started"
 """What `ray start` prints when the node belongs to the cluster."""
+AGENT_PORTS = (
+    "--dashboard-agent-listen-port",
+    "--dashboard-agent-grpc-port",
+    "--runtime-env-agent-port",
+    "--metrics-export-port",
+)
+"""Ray waits 15 s until its agents have chosen these ports, and fails if the machine is too busy for that."""
 STORE_SHARE = 0.3
 """Share of the memory for the object store, which is in /dev/shm. Ray's own default."""
 LINES = 12
@@ -231,7 +239,8 @@ class Node:
         if self.local:  # all nodes are on this machine
             own = LOCAL_HEAD if "--head" in options else f"127.0.0.{3 + int(os.environ['ALLRANKS_INDEX']) % 250}"
             command += [f"--node-ip-address={own}", "--temp-dir", str(self._folder)]
-            command += ["--dashboard-agent-listen-port=0", "--metrics-export-port=0"]
+        ports = iter(_free_ports(len(AGENT_PORTS)))
+        command += [f"{option}={next(ports)}" for option in AGENT_PORTS]
         env = {name: value for name, value in self._env.items() if name != "RAY_ADDRESS"}
         for _ in range(TRIES):
             if "--head" not in options:
@@ -319,6 +328,19 @@ def _remove_stale_folders() -> None:
         pid = path.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that no process has, below those of outgoing connections."""
+    with contextlib.ExitStack() as held:
+        found: list[int] = []
+        while len(found) < count:
+            port = random.randrange(20_000, 32_000)
+            server = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                server.bind(("", port))
+                found.append(port)
+        return found
 
 
 def _resource_options() -> list[str]:
