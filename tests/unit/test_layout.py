@@ -17,6 +17,7 @@ HELPERS = sorted((SOURCE / "allranks" / "inpod").rglob("[!_]*.py"))
 REPORT = sorted((SOURCE / "allranks" / "report").glob("*.py"))
 INSIDE_PODS = [*HELPERS, *REPORT, SOURCE / "allranks" / "__init__.py", SOURCE / "allranks" / "version.py"]
 FRAMEWORKS = {"pytorch.py": {"torch"}, "keras.py": {"tensorflow"}, "lightning.py": {"lightning", "pytorch_lightning"}}
+FRAMEWORKS |= {"ray.py": {"ray"}}
 MAX_LINES = 400
 
 
@@ -126,16 +127,18 @@ def imports(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("helper", HELPERS, ids=lambda path: path.name)
 def test_an_in_pod_helper_needs_only_the_standard_library(helper):
-    """It runs in the user's image, beside the other helpers. Those for Horovod import it inside functions, so
+    """It runs in the user's image, beside the other helpers. Those for Horovod and Ray import it inside functions, so
     that they can report if it is missing."""
     tree = ast.parse(helper.read_text())
     allowed = {"horovod"} if helper.name.startswith("horovod_") else set()
+    if helper.name == "ray_nodes.py":
+        allowed = {"ray"}
     if helper.name == "watch.py":
         allowed = {"allranks"}  # the report library, which is copied beside it
     beside = {other.stem for other in HELPERS}
     assert imports(tree) - set(sys.stdlib_module_names) - allowed - beside == set()
     top = ast.Module([node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.Try))], [])
-    assert "horovod" not in imports(top)
+    assert not {"horovod", "ray"} & imports(top)
 
 
 @pytest.mark.parametrize("module", REPORT, ids=lambda path: path.name)
