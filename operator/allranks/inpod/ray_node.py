@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import select
 import shutil
 import signal
@@ -39,6 +38,9 @@ REMIND_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
 GRACE_SECONDS = 10.0
 """How long Ray's processes may take to end."""
+DRAIN_SECONDS = 25.0
+LAST_SECONDS = 2.0
+"""Time that Ray's processes have after a node was drained."""
 STAY_SECONDS = 600.0
 """How long a worker without a head waits for its deletion. Kubernetes detects a lost node after 90 s; a worker that
 ends earlier would look like the first failure."""
@@ -48,16 +50,9 @@ LOCAL_HEAD = "127.0.0.2"
 """Address of the head on one machine; workers have the next ones. Ray replaces 127.0.0.1 by the machine's address in
 its network."""
 TRIES = 10
-"""Of `ray start`, which gives up after 30 s if the machine is busy."""
+"""Of `ray start`. On a busy machine it fails: Ray gives its agents 15 s to start."""
 JOINED = "Ray runtime started"
 """What `ray start` prints when the node belongs to the cluster."""
-AGENT_PORTS = (
-    "--dashboard-agent-listen-port",
-    "--dashboard-agent-grpc-port",
-    "--runtime-env-agent-port",
-    "--metrics-export-port",
-)
-"""Ray waits 15 s until its agents have chosen these ports, and fails if the machine is too busy for that."""
 STORE_SHARE = 0.3
 """Share of the memory for the object store, which is in /dev/shm. Ray's own default."""
 LINES = 12
@@ -203,11 +198,13 @@ class Node:
             self._stop_ray()
 
     def _leave(self) -> int:
-        """The pod is being deleted: Ray drains the node, for which Ray Train has a budget of its own. The pod's grace
-        period is the limit. Without the head there is nothing to drain."""
+        """The pod is being deleted: Ray drains the node, for which Ray Train has a budget of its own. Without the head
+        there is nothing to drain."""
         assert self._ray
         _send(self._ray.pid, signal.SIGTERM)
-        while not self._ray_ended() and self._is_up():
+        drain = float(os.environ.get("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S") or DRAIN_SECONDS)
+        deadline = time.monotonic() + drain + LAST_SECONDS
+        while not self._ray_ended() and self._is_up() and time.monotonic() < deadline:
             self._wait(POLL_SECONDS)
         return 128 + self._signals[0]
 
@@ -232,15 +229,12 @@ class Node:
         if ray is None:
             return cannot_start(["ray"], FileNotFoundError(2, "not in the image: install ray[default]"))  # type: ignore[no-any-return]
         command = [ray, "start", *options, "--block", "--disable-usage-stats", *_resource_options()]
-        command += [
-            "--min-worker-port=0",
-            "--max-worker-port=0",
-        ]  # any free ones: a fixed range may contain another port
+        # Any free ports: a fixed range may contain one of the others.
+        command += ["--min-worker-port=0", "--max-worker-port=0"]
         if self.local:  # all nodes are on this machine
             own = LOCAL_HEAD if "--head" in options else f"127.0.0.{3 + int(os.environ['ALLRANKS_INDEX']) % 250}"
             command += [f"--node-ip-address={own}", "--temp-dir", str(self._folder)]
-        ports = iter(_free_ports(len(AGENT_PORTS)))
-        command += [f"{option}={next(ports)}" for option in AGENT_PORTS]
+            command += ["--dashboard-agent-listen-port=0", "--metrics-export-port=0"]
         env = {name: value for name, value in self._env.items() if name != "RAY_ADDRESS"}
         for _ in range(TRIES):
             if "--head" not in options:
@@ -253,7 +247,7 @@ class Node:
                 if self._has_joined():
                     return None
                 if self._signals:
-                    return self._leave()
+                    return self._leave() if "--head" not in options else 128 + self._signals[0]
                 self._wait(POLL_SECONDS)
         return self._show_output("Ray could not be started")
 
@@ -328,19 +322,6 @@ def _remove_stale_folders() -> None:
         pid = path.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that no process has, below those of outgoing connections."""
-    with contextlib.ExitStack() as held:
-        found: list[int] = []
-        while len(found) < count:
-            port = random.randrange(20_000, 32_000)
-            server = held.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                server.bind(("", port))
-                found.append(port)
-        return found
 
 
 def _resource_options() -> list[str]:

@@ -19,7 +19,7 @@ import pytest
 
 from allranks.pod_bundle import HELPERS
 
-SECONDS = 60
+SECONDS = 240
 FAKE_RAY = f"""#!{sys.executable}
 import json, os, pathlib, signal, socket, sys, time
 
