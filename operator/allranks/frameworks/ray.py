@@ -51,8 +51,8 @@ class Ray(Framework):
     elastic = "absorbs"
     rules = (
         Rule(
-            rule="has(self.roles.head) && self.roles.head.replicas == 1",
-            message="ray needs exactly one head",
+            rule="has(self.roles.head) && self.roles.head.replicas > 0",
+            message="ray needs a head",
             field=".roles.head",
         ),
         Rule(

@@ -86,6 +86,30 @@ RULES = [
         {"framework": "horovod", "roles": {"worker": 1}},
     ),
     (
+        "only Ray has a head",
+        {"roles": {"head": 1, "worker": 1}},
+        ("spec.roles.head", "is a role of ray only: remove it or change framework"),
+        {"framework": "ray", "roles": {"head": 1, "worker": 1}},
+    ),
+    (
+        "Ray has at most one head",
+        {"framework": "ray", "roles": {"head": 2}},
+        ("spec.roles.head.replicas", "ray has at most 1 head"),
+        {"framework": "ray", "roles": {"head": 1}},
+    ),
+    (
+        "Ray needs a head",
+        {"framework": "ray", "roles": {"worker": 1}},
+        ("spec.roles.head", "ray needs a head"),
+        {"framework": "ray", "roles": {"head": 1, "worker": 0}},
+    ),
+    (
+        "a Ray job is not complete with its workers",
+        {"framework": "ray", "roles": {"head": 1, "worker": 1}, "success": "worker"},
+        ("spec.success", "cannot be worker in a Ray job, whose workers never exit by themselves: remove it"),
+        {"framework": "ray", "roles": {"head": 1, "worker": 1}, "success": "head"},
+    ),
+    (
         "PyTorch has at most one master",
         {"roles": {"master": 2}},
         ("spec.roles.master.replicas", "pytorch has at most 1 master"),
@@ -405,7 +429,10 @@ TYPES = [
     (
         "for an unknown role in success the valid ones are listed",
         {"success": "boss"},
-        ("spec.success", "should be 'All', 'master', 'worker', 'chief', 'ps', 'evaluator' or 'launcher', not 'boss'"),
+        (
+            "spec.success",
+            "should be 'All', 'master', 'worker', 'chief', 'ps', 'evaluator', 'launcher' or 'head', not 'boss'",
+        ),
     ),
     (
         "for an unknown gang scheduler the valid ones are listed",
