@@ -126,8 +126,8 @@ def resume(net: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devic
 
 
 def save(net: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, rank: int, **metrics: float) -> None:
-    """Every rank must call `ray.train.report`. The checkpoint of rank 0 is stored when it returns; Ray Train resumes from
-    it after its controller has recorded it, which takes another second or two."""
+    """Every rank must call `ray.train.report`. The checkpoint of rank 0 is stored when it returns; Ray Train resumes
+    from it after its controller has recorded it, which takes another second or two."""
     with waiting(), tempfile.TemporaryDirectory() as folder:
         checkpoint = None
         if rank == 0:
