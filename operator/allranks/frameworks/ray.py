@@ -131,9 +131,12 @@ _TASK_ERROR = re.compile(
 )
 """The exception of a task or actor: Ray adds the remote traceback to it, with process and address of the node."""
 
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
 
 def read_driver_error(message: str) -> RootCause | None:
     """The remote failure that ended the program, from the traceback at the end of its log."""
+    message = _COLOR.sub("", message)  # Ray colors the name of the task, whether or not it writes to a terminal
     if ranks := [*_RANK_ERROR.finditer(message)]:
         first = ranks[-1]  # an earlier report is that of a failure that Ray Train survived
         return RootCause(rank=int(first["rank"]), message=message[first.end() :].strip() or None)

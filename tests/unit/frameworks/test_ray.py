@@ -224,3 +224,14 @@ def test_the_callback_reports_what_rank_0_passes_to_ray_train():
         "{'step': 1, 'total_steps': 30, 'epoch': None, 'checkpoint': False, 'loss': 0.5}",
         "{'step': 20, 'total_steps': 30, 'epoch': 2, 'checkpoint': True, 'loss': 0.25}",
     ]
+
+
+def test_the_root_cause_has_no_color_codes():
+    log = (
+        "Traceback (most recent call last):\n"
+        "ray.exceptions.RayTaskError(ValueError): \x1b[36mray::load()\x1b[39m (pid=7, ip=127.0.0.4)\n"
+        "ValueError: no rows"
+    )
+    cause = FRAMEWORKS["ray"].root_cause(log)
+    assert cause
+    assert cause.message == "RayTaskError(ValueError): ray::load() (pid=7, ip=127.0.0.4)\nValueError: no rows"
