@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.status import Failure, PastAttempt, Status
+from allranks.api.status import Failure, Status
 from allranks.core import restart_policy, root_cause, topology
 from allranks.core.model import LIMIT_EXCEEDED, Platform, Pod
 from allranks.core.status_update import changed
@@ -47,7 +47,8 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
         ]
         latest = past.end_time + NODE_LOSS_DETECTION + timedelta(seconds=platform.node_lost_seconds or 0)
         for pod in of_then:
-            if _kubelet_explains(pod, past, latest):
+            failed_at = root_cause.node_failed_at(pod)
+            if root_cause.exceeded_limit(pod) or (failed_at and failed_at <= latest):
                 return root_cause.kubelet_failure(job, status, pod, now, platform)
         earliest, ranks = past.failure, root_cause.Ranks(job, then, platform)
         for pod in of_then:
@@ -56,18 +57,6 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
         if earliest is not past.failure:
             return earliest
     return None
-
-
-def _kubelet_explains(pod: Pod, past: PastAttempt, latest: datetime) -> bool:
-    """Whether its node, or a limit of its own, ended the pod before the recorded failure."""
-    failed_at = root_cause.node_failed_at(pod)
-    if root_cause.exceeded_limit(pod) or failed_at is None or failed_at > latest:
-        return root_cause.exceeded_limit(pod)
-    if past.failure is None or not root_cause.ended_by_kubelet(pod):
-        return True
-    # The kubelet says so later, but the end of the container has its own time. A node may also run out of memory after
-    # the failure of a program elsewhere.
-    return (pod.exit.finished_at if pod.exit else failed_at) <= past.failure.time
 
 
 def _is_evidence(pod: Pod) -> bool:
