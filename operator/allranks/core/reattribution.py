@@ -17,8 +17,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.status import Failure, Status
+from allranks.api.status import Failure, PastAttempt, Status
 from allranks.core import restart_policy, root_cause, topology
+from allranks.core.manifests.pod_template import longest_grace_period
 from allranks.core.model import LIMIT_EXCEEDED, Platform, Pod
 from allranks.core.status_update import changed
 
@@ -45,10 +46,9 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
             for replica in topology.replicas(job, then)
             if replica.hostname in left and restart_policy.scope(job, replica.role, replica.index) == "Group"
         ]
-        latest = past.end_time + NODE_LOSS_DETECTION + timedelta(seconds=platform.node_lost_seconds or 0)
         for pod in of_then:
             failed_at = root_cause.node_failed_at(pod)
-            if root_cause.exceeded_limit(pod) or (failed_at and failed_at <= latest):
+            if root_cause.exceeded_limit(pod) or (failed_at and failed_at <= _latest(job, past, pod, platform)):
                 return root_cause.kubelet_failure(job, status, pod, now, platform)
         earliest, ranks = past.failure, root_cause.Ranks(job, then, platform)
         for pod in of_then:
@@ -57,6 +57,14 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
         if earliest is not past.failure:
             return earliest
     return None
+
+
+def _latest(job: Job, past: PastAttempt, pod: Pod, platform: Platform) -> datetime:
+    """The latest time of an event of the pod's node that can have caused the end of the attempt."""
+    if past.failure and root_cause.ended_by_kubelet(pod):
+        # The kubelet began at most a grace period before. Only then can a peer have failed because of it.
+        return past.failure.time + timedelta(seconds=longest_grace_period(job)) + root_cause.SETTLING
+    return past.end_time + NODE_LOSS_DETECTION + timedelta(seconds=platform.node_lost_seconds or 0)
 
 
 def _is_evidence(pod: Pod) -> bool:

@@ -254,9 +254,15 @@ def node_failed_at(pod: Pod) -> datetime | None:
     if it did not."""
     if pod.exit and pod.exit.lost_by_runtime:
         return pod.exit.finished_at
-    if pod.disruption and pod.disruption.reason == BY_KUBELET:
+    if pod.disruption and ended_by_kubelet(pod):
         return pod.disruption.at
     return node_lost_at(pod)
+
+
+def ended_by_kubelet(pod: Pod) -> bool:
+    """The kubelet evicted the pod for a resource of its node, or its node shut down."""
+    lost = pod.exit is not None and pod.exit.lost_by_runtime
+    return not lost and pod.disruption is not None and pod.disruption.reason == BY_KUBELET
 
 
 def exceeded_limit(pod: Pod) -> bool:

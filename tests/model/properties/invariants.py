@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from allranks.api.status import Failure as RecordedFailure
 from allranks.api.status import Status
 from allranks.core.model import Observed, Plan, Pod
 from allranks.core.naming import ATTEMPT_LABEL, RESTART_LABEL
+from allranks.core.root_cause import SETTLING
 from support.simulator import Audit, Cluster
-from support.simulator.store import Change, Key, controller_of, ended
+from support.simulator.store import GRACE_SECONDS, Change, Key, controller_of, ended
 
 from .jobs import JOB, KEY
 from .reference import BAD_STARTS, Failure, Reference, rule_on, target
@@ -263,14 +264,16 @@ def _replaced(before: Status, status: Status) -> list[RecordedFailure]:
 
 
 def _check_reattribution(observed: Observed, found: RecordedFailure) -> None:
-    """A corrected root cause: a lost node, or a pod of that attempt that ended no later than the recorded one."""
+    """A corrected root cause: a lost node, or a pod of that attempt whose end began no later than the recorded one."""
     if found.reason == "NodeLost":
         return
     ended = {pod.name for pod in observed.pods if pod.owned and pod.exit and pod.exit.code != 0}
     recorded = next((past.failure for past in observed.status.history if past.attempt == found.attempt), None)
     hold(found.pod in ended, f"{found} corrects a past attempt, but that pod did not fail")
     hold(recorded is not None and recorded.pod != found.pod, f"{found} corrects nothing: {recorded} was recorded")
-    hold(recorded is not None and found.time <= recorded.time, f"{found} came after {recorded}")
+    # A kubelet that ends a pod writes so at the end of its grace period, and the peers may fail before that.
+    later = timedelta(seconds=GRACE_SECONDS) + SETTLING if found.reason == "Evicted" else timedelta()
+    hold(recorded is not None and found.time <= recorded.time + later, f"{found} came after {recorded}")
 
 
 def check_against(reference: Reference, cluster: Cluster) -> None:

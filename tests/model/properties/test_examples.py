@@ -98,3 +98,8 @@ def test_individual_restarts_of_workers_count_with_the_group_restart_of_the_chie
 def test_the_condition_of_an_elastic_job_says_how_many_pods_run_whenever_it_was_observed() -> None:
     spec = _spec("horovod", {"worker": 2}, elastic={"minReplicas": 1, "maxReplicas": 3, "waitSeconds": 10})
     crash_everywhere(spec, [("unschedulable", 1, 0), RUN_ALL], 0)
+
+
+def test_an_eviction_within_the_grace_period_after_the_failure_of_another_rank_may_be_its_cause() -> None:
+    history: list[Action] = [("restart_operator", 0, 0), RUN_ALL, ("exit", 0, 0), ("avalanche", 0, 8)]
+    roughly(_spec("horovod", {"worker": 3}), history, Lag(seconds=2.0), 0, 0.0, None)
