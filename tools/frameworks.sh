@@ -5,7 +5,7 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod] [jax] [libraries]
+usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod] [jax] [mpi] [libraries]
 
 Installs the given frameworks (default: all) into the virtual environment
 $ALLRANKS_CACHE/frameworks-py<version>, and prints its path as the only line on stdout. Installed frameworks are not
@@ -24,7 +24,7 @@ environment:
 USAGE
 }
 
-all=(pytorch tensorflow horovod jax) # allranks.frameworks.FRAMEWORKS
+all=(pytorch tensorflow horovod jax mpi) # those of allranks.frameworks.FRAMEWORKS with an image
 
 main() {
   local wanted=()
@@ -50,7 +50,7 @@ parse_arguments() {
   for argument in "$@"; do
     case $argument in
       -h | --help) usage; exit 0 ;;
-      pytorch | tensorflow | jax) wanted+=("$argument") ;;
+      pytorch | tensorflow | jax | mpi) wanted+=("$argument") ;;
       horovod) wanted+=(pytorch tensorflow horovod) ;; # it is built against the other two
       libraries) wanted+=(pytorch libraries) ;;
       *) usage >&2; fail "unknown argument '$argument'" ;;
@@ -136,6 +136,13 @@ install_libraries() {
   check_disk 2
   pip_install_requirements libraries
   verify libraries lightning transformers accelerate peft trl
+}
+
+install_mpi() {
+  check_disk 1
+  command -v mpirun >/dev/null || say "MPI is not installed: mpi4py will find none (tools/system-packages.sh installs MPI)"
+  pip_install_requirements mpi
+  verify mpi mpi4py # mpi4py.MPI needs the system's libmpi
 }
 
 install_horovod() {

@@ -74,9 +74,9 @@ def arguments() -> argparse.Namespace:
 
 def missing_requirements(frameworks: Sequence[Framework], faults: Sequence[Fault]) -> list[str]:
     """Requirements that this machine does not meet."""
-    programs = {program for one in frameworks for program in one.layout.launcher}
+    programs = {one.layout.launcher[0] for one in frameworks}
     missing = [name for name in sorted(programs) if not shutil.which(name)]
-    if any(one.name == "Horovod-MPI" for one in frameworks) and not shutil.which("mpirun"):
+    if any(one.name in ("Horovod-MPI", "MPI") for one in frameworks) and not shutil.which("mpirun"):
         missing.append("mpirun")
     problems = [f"{name} is not in PATH (tools/frameworks.sh, tools/system-packages.sh)" for name in missing]
     if any(fault.needs_memory for fault in faults) and (why := memory.missing()):

@@ -16,7 +16,7 @@ import pytest
 
 from allranks.api.status import Status
 from allranks.core.manifests import pods
-from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks import IMAGES as FRAMEWORKS
 from allranks.operator.secret_data import key_pair
 from allranks.pod_bundle import HELPERS
 from allranks.version import __version__

@@ -136,6 +136,28 @@ FRAMEWORKS = (
         other=Rank.of("worker-1", 1),
         inside=Rank.of("worker-1", 1),
     ),
+    Framework(
+        "MPI",
+        "mpirun and mpi4py, 2 ranks",
+        Layout("penguins-mpi", "train/penguins_mpi.py", ("python3", "-m", "mpi4py")),
+        first=mpi_rank(0),
+        other=mpi_rank(1),
+        inside=mpi_rank(1),
+        launched=True,
+    ),
+    Framework(
+        "SPMD",
+        "2 ranks and a data service",
+        # The service is not among the ranks that get signals.
+        Layout(
+            "penguins-spmd",
+            "train/penguins_spmd.py",
+            settings=("roles.data.command=[python3, train/penguins_spmd.py]",),
+        ),
+        first=Rank.of("worker-0", 0),
+        other=Rank.of("worker-1", 1),
+        inside=Rank.of("worker-1", 1),
+    ),
 )
 
 

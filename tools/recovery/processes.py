@@ -18,7 +18,8 @@ class Found:
     @property
     def is_rank(self) -> bool:
         """Whether this is the training program, not a torchrun or mpirun with the program among its arguments."""
-        script = next((word for word in self.argv[1:] if not word.startswith("-")), "")
+        words = (word for word in self.argv[1:] if not word.startswith("-") and word != "mpi4py")  # -m mpi4py
+        script = next(words, "")
         return Path(script).name == "inject.py"
 
 

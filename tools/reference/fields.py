@@ -32,12 +32,10 @@ def rows(schema: dict[str, Any], path: str) -> Iterator[tuple[str, ...]]:
         notes = [note for note in ("required" if name in required else "", _bounds(child)) if note]
         meaning = child.get("description", "") + (f" ({'; '.join(notes)})" if notes else "")
         yield f"`{path}.{name}`", _kind(child), _default(child), meaning
-        if path == "spec.roles":
-            continue  # all roles have the same fields: listed once below
         suffix = "[]" if "items" in child else ""
         yield from rows(child.get("items", child), f"{path}.{name}{suffix}")
     if path == "spec.roles":
-        role = schema["properties"]["worker"]
+        role = schema["additionalProperties"]
         yield from rows(role | {"properties": {"replicas": role["properties"]["replicas"]}}, "spec.roles.*")
         own = ", ".join(f"`{name}`" for name in role["properties"] if name != "replicas")
         yield f"{own} of `spec.roles.*`", "", "", "As in `spec`, for this role only."

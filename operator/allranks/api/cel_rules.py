@@ -27,6 +27,21 @@ NAME = (
 """Rules of the whole object. A rule can read metadata.name, but its fieldPath cannot refer to it, so the message begins
 with the path."""
 
+ROLE_NAMES = (
+    # The roles of all other frameworks have fixed names. No '-', because pod 0 of role b-1 would have a name of role b.
+    Rule(
+        rule="self.spec.roles.all(r, r.matches('^[a-z][a-z0-9]*$') && !(r in ['all', 'placeholder']))",
+        message="spec.roles: names of roles must be lower-case letters and digits and begin with a letter; all and "
+        "placeholder are reserved",
+    ),
+    Rule(
+        rule="self.spec.roles.all(r, size(self.metadata.name) + size(r) <= 52)",
+        message="spec.roles: the names of the job and of a role have at most 52 characters together: pods are named "
+        "{name}-{role}-{index}-{attempt}, and a host name has at most 63",
+    ),
+)
+"""Rules of the whole object, as NAME."""
+
 POOL_NAME = (
     # The API server checks names itself. This rule is for `allranks validate`.
     Rule(
@@ -109,28 +124,17 @@ RESTART = _fixed("backoffSeconds", "scope", "rules")
 ROLE = _fixed(*_FIXED_IN_CONTAINER)
 
 
-def roles(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
-    """The rules of `spec.roles`. Rules of a role that only one framework has need not test `framework`."""
-    names = _roles(frameworks)
-    return (
-        Rule(
-            rule=_any(f"has(self.{role}) && self.{role}.replicas > 0" for role in names),
-            message="the job has no pods: set the replicas of at least one role",
-        ),
-        *(
-            rule.model_copy(update={"rule": f"!has(self.{role}) || {rule.rule}"})
-            for role in names
-            if len(owners := _owners(role, frameworks)) == 1
-            for rule in _of_role(role, owners[0], f"self.{role}", f".{role}")
-        ),
-        *(
-            Rule(
-                rule=f"has(self.{role}) == has(oldSelf.{role})",
-                message="the roles of an existing job cannot be changed: create a new job",
-            )
-            for role in names
-        ),
-    )
+ROLES = (
+    Rule(
+        rule="self.exists(r, self[r].replicas > 0)",
+        message="the job has no pods: set the replicas of at least one role",
+    ),
+    Rule(
+        rule="self.all(r, r in oldSelf) && oldSelf.all(r, r in self)",
+        message="the roles of an existing job cannot be changed: create a new job",
+    ),
+)
+"""The rules of `spec.roles`."""
 
 
 def _of_role(role: str, framework: Framework, path: str, field: str) -> Iterable[Rule]:
@@ -155,30 +159,32 @@ def _reserved(framework: Framework, path: str, field: str) -> Rule:
     )
 
 
+def _of_every_role(framework: Framework) -> Rule:
+    """The reserved variables of a framework with roles of any name."""
+    inside = _reserved(framework, "self.roles[r]", ".roles")
+    return inside.model_copy(update={"rule": f"self.roles.all(r, {inside.rule})"})
+
+
 def _roles(frameworks: Mapping[str, Framework]) -> list[str]:
     return sorted({role for framework in frameworks.values() for role in framework.roles})
 
 
-def _owners(role: str, frameworks: Mapping[str, Framework]) -> list[Framework]:
-    return [framework for framework in frameworks.values() if role in framework.roles]
-
-
 def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
     """The rules of `spec`: `self` is the spec."""
-    roles = _roles(frameworks)
     return (
-        *(rule for framework in frameworks.values() for rule in _of_framework(framework, frameworks)),
-        *(rule for role in roles for rule in _not_of_every(role, frameworks)),
+        *(rule for framework in frameworks.values() for rule in _of_framework(framework)),
+        *(rule for role in _roles(frameworks) for rule in _not_of_every(role, frameworks)),
+        _unknown_roles(frameworks),
         Rule(
             rule="has(self.image) || has(self.template) || "
-            + _all(f"!has(self.roles.{r}) || has(self.roles.{r}.image) || has(self.roles.{r}.template)" for r in roles),
+            "self.roles.all(r, has(self.roles[r].image) || has(self.roles[r].template))",
             message="an image is needed, here or in every role",
             field=".image",
         ),
         Rule(
             rule="!has(self.success) || self.success in ['All', 'all'] || "
-            + _any(f"self.success == '{r}' && has(self.roles.{r}) && self.roles.{r}.replicas > 0" for r in roles),
-            message="names a role that this job does not have",
+            "(self.success in self.roles && self.roles[self.success].replicas > 0)",
+            message="names a role that this job does not have: use one of its roles, or All",
             field=".success",
         ),
         *_elastic(frameworks),
@@ -191,33 +197,48 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
     )
 
 
-def _of_framework(framework: Framework, frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
-    """Rules for one framework: its options, its own rules, and its limits for roles that other frameworks have too."""
-    other = f"self.framework != '{framework.name}'"
+def _of_framework(framework: Framework) -> Iterable[Rule]:
+    """Rules for one framework: its options, its own rules, and the limits of its roles."""
     yield Rule(
         rule=f"!has(self.{framework.name}) || self.framework == '{framework.name}'",
         message="does not match framework: remove it or change framework",
         field=f".{framework.name}",
     )
-    everywhere = _reserved(framework, "self", ".env")
-    shared = [
+    of_roles = [
         rule.model_copy(update={"rule": f"!has(self.roles.{role}) || {rule.rule}"})
         for role in framework.roles
-        if len(_owners(role, frameworks)) > 1
-        for rule in _of_role(role, framework, f"self.roles.{role}", f".roles.{role}")
+        # The API server estimates the cost of `self.roles.worker.env` without the bound of the list.
+        for rule in _of_role(role, framework, f"self.roles['{role}']", f".roles.{role}")
     ]
-    for rule in (everywhere, *shared, *framework.rules):
-        yield rule.model_copy(update={"rule": f"{other} || ({rule.rule})"})
+    if framework.any_role:
+        of_roles = [_of_every_role(framework)]
+    for rule in (_reserved(framework, "self", ".env"), *of_roles, *framework.rules):
+        yield rule.model_copy(update={"rule": f"self.framework != '{framework.name}' || ({rule.rule})"})
 
 
 def _not_of_every(role: str, frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
-    owners = [framework.name for framework in _owners(role, frameworks)]
-    if len(owners) < len(frameworks):
+    owners = [framework.name for framework in frameworks.values() if role in framework.roles]
+    able = {*owners, *_any_role(frameworks)}
+    if len(able) < len(frameworks):
         yield Rule(
-            rule=f"!has(self.roles.{role}) || self.framework in {_list(owners)}",
+            rule=f"!has(self.roles.{role}) || self.framework in {_list(able)}",
             message=f"is a role of {' and '.join(owners)} only: remove it or change framework",
             field=f".roles.{role}",
         )
+
+
+def _unknown_roles(frameworks: Mapping[str, Framework]) -> Rule:
+    """`allranks validate` finds each unknown role by its name before."""
+    roles = _roles(frameworks)
+    return Rule(
+        rule=f"self.framework in {_list(_any_role(frameworks))} || self.roles.all(r, r in {_list(roles)})",
+        message=f"has an unknown role: there are {', '.join(roles)}",
+        field=".roles",
+    )
+
+
+def _any_role(frameworks: Mapping[str, Framework]) -> list[str]:
+    return [framework.name for framework in frameworks.values() if framework.any_role]
 
 
 def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
@@ -244,16 +265,22 @@ def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
 
 def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
     """The rules of a TrainingPool's `spec`. A pool may serve jobs of every framework."""
-    return tuple(
-        Rule(
-            rule=f"!has(self.env) || self.env.all(e, !(e.name in {_list(framework.reserved_env)}))",
-            message=f"variables by which the ranks of {framework.name} find one another are set by allranks: "
-            + REMOVE_ANY
-            + ", ".join(sorted(framework.reserved_env)),
-            field=".env",
-        )
-        for framework in frameworks.values()
-    )
+    reserved: set[str] = set()
+    rules = []
+    for framework in frameworks.values():
+        names = framework.reserved_env - reserved
+        reserved |= names
+        if names:
+            rules.append(
+                Rule(
+                    rule=f"!has(self.env) || self.env.all(e, !(e.name in {_list(names)}))",
+                    message=f"variables by which the ranks of {framework.name} find one another are set by allranks: "
+                    + REMOVE_ANY
+                    + ", ".join(sorted(names)),
+                    field=".env",
+                )
+            )
+    return tuple(rules)
 
 
 def _list(names: Iterable[str]) -> str:

@@ -104,7 +104,7 @@ RESOURCES: Mapping[str, Resource] = {
                 "labelSelectorPath": ".status.selector",
             },
         },
-        rules=cel_rules.NAME,
+        rules=(*cel_rules.NAME, *cel_rules.ROLE_NAMES),
     ),
     pool.KIND: Resource(
         kind=pool.KIND,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model
+from pydantic import AfterValidator, Field, create_model
 
 from allranks.api import cel_rules as cel
 from allranks.fields import (
@@ -221,22 +221,23 @@ ROLES: tuple[str, ...] = tuple(_ROLE_KINDS)
 """The roles of all frameworks."""
 
 
-class RolesBase(Model):
-    """The job's roles. The framework determines which ones are allowed."""
-
-    model_config = {"json_schema_extra": rules(*cel.roles(FRAMEWORKS))}
-
-    def items(self) -> list[tuple[str, RoleSpec]]:
-        """(role, spec) of the roles in the manifest, in the frameworks' order."""
-        return [(role, spec) for role in ROLES if (spec := getattr(self, role)) is not None]
+def _in_order(roles: dict[str, RoleSpec]) -> dict[str, RoleSpec]:
+    """The frameworks' order, then that of the names: the API server does not keep the order of a manifest."""
+    usual = {role: roles[role] for role in ROLES if role in roles}
+    return usual | {role: roles[role] for role in sorted(roles.keys() - usual.keys())}
 
 
-Roles: type[RolesBase] = create_model(
-    "Roles",
-    __base__=RolesBase,
-    __doc__=RolesBase.__doc__,
-    **{role: (RoleSpec | None, Field(None, description=text)) for role, text in _ROLE_KINDS.items()},  # type: ignore[call-overload]
-)
+Roles = Annotated[
+    dict[str, RoleSpec],
+    Field(max_length=16, json_schema_extra=rules(*cel.ROLES)),
+    AfterValidator(_in_order),
+]
+
+
+def _not_old(success: str) -> str:
+    if success == "all":
+        raise ValueError("all is the old form: write All")
+    return success
 
 
 class SpecBase(Container):
@@ -248,7 +249,10 @@ class SpecBase(Container):
         description="Framework of the job. It determines the roles and how ranks find one another.",
         json_schema_extra=rules(*cel.FIXED),
     )
-    roles: RolesBase = Field(description="The job's pods by role. Most jobs need only worker.")
+    roles: Roles = Field(
+        description="The job's pods by role. Most jobs need only worker. The framework determines the roles. "
+        + " ".join(f"{role}: {text}" for role, text in _ROLE_KINDS.items())
+    )
     pool: Name | None = Field(None, description="Name of the TrainingPool that describes the nodes to run on.")
     restart: Restart = Field(
         default_factory=Restart,
@@ -256,7 +260,7 @@ class SpecBase(Container):
         json_schema_extra={"default": {}},
     )
     elastic: Elastic | None = Field(None, description="Bounds for the number of workers of an elastic job.")
-    success: Literal["All", *ROLES] | None = Field(  # type: ignore[valid-type]
+    success: Annotated[Name, AfterValidator(_not_old)] | None = Field(
         None,
         description="The pods whose completion completes the job: All, or those of a role. Default: by framework: "
         "the master, chief or launcher; without one all workers (TensorFlow and elastic Horovod: worker 0).",
@@ -308,7 +312,6 @@ Spec: type[SpecBase] = create_model(
     "Spec",
     __base__=SpecBase,
     __doc__=SpecBase.__doc__,
-    roles=(Roles, Field(description="The job's pods by role. Most jobs need only worker.")),
     **{
         name: (
             framework.options | None,

@@ -15,9 +15,12 @@ from typing import Any
 RULES = "x-kubernetes-validations"
 
 
+_SOMEWHERE = "*"
+"""The path below a list or map, where it is not fixed. The API server puts it before the message."""
+
+
 def merged(schema: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """The schema with at most two rules in each object. `path` is that of the schema; empty for the whole object and
-    below a list or map, where it is not fixed."""
+    """The schema with at most two rules in each object. `path` is that of the schema; empty for the whole object."""
     out = dict(schema)
     if len(out.get(RULES, ())) > 1:
         changes = [rule for rule in out[RULES] if "oldSelf" in rule["rule"]]
@@ -25,11 +28,12 @@ def merged(schema: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         out[RULES] = ([_content(content, path)] if content else []) + ([_changes(changes, path)] if changes else [])
     if "properties" in out:
         out["properties"] = {
-            name: merged(child, f"{path}.{name}".removeprefix(".")) for name, child in out["properties"].items()
+            name: merged(child, path if path == _SOMEWHERE else f"{path}.{name}".removeprefix("."))
+            for name, child in out["properties"].items()
         }
     for key in ("items", "additionalProperties"):
         if isinstance(out.get(key), dict):
-            out[key] = merged(out[key])
+            out[key] = merged(out[key], _SOMEWHERE)
     return out
 
 
@@ -59,5 +63,5 @@ def _messages(rules: list[dict[str, str]], path: str) -> dict[str, str]:
 
 def _text(rule: Mapping[str, str], path: str) -> str:
     """The sentence of a rule as a CEL string. The API server removes the space at the end of the last one."""
-    place = f"{path}{rule.get('fieldPath', '')}".removeprefix(".")
+    place = f"{path.removeprefix(_SOMEWHERE)}{rule.get('fieldPath', '')}".removeprefix(".")
     return json.dumps(f"{place}: {rule['message']}. " if place else f"{rule['message']}. ", ensure_ascii=False)

@@ -23,7 +23,9 @@ STRAGGLERS: Path = ("progress", "stragglerFactor")
 """A number, 1.5. Its successor is a percentage, `stragglerPercent: 150`."""
 PERCENT = "stragglerPercent"
 
-_ALWAYS_UPPER_CAMEL: frozenset[Path] = frozenset({("cleanPodPolicy",)})
+_ALWAYS_UPPER_CAMEL: frozenset[Path] = frozenset(
+    {("cleanPodPolicy",), ("mpi", "implementation"), ("mpi", "slotsPerWorker"), ("spmd", "processesPerPod")}
+)
 """Fields of spec whose values had today's form from the beginning."""
 _CATEGORIES = {
     "queued": "Queued",
@@ -38,7 +40,7 @@ _CATEGORIES = {
 @cache
 def values() -> Mapping[Path, Mapping[str, str]]:
     """Path below spec -> old value -> today's value, of every field whose values have a new form."""
-    found = {}
+    found: dict[Path, Mapping[str, str]] = {("success",): {"all": "All"}}  # its schema has no list of values
     for path, schema in _fields(root_schema()["properties"]["spec"], ()):
         word = schema.get("pattern", "").strip("^$") if schema.get("x-kubernetes-int-or-string") else ""
         names = {_old(value): value for value in schema.get("enum", [word] if word.isalpha() else [])}

@@ -17,7 +17,7 @@ from allranks.api import cel_rules, job, pod_template, pool
 from allranks.api.crd import Schema, root_schema
 from allranks.api.job import API_VERSION, Job, Metadata, Spec
 from allranks.api.pool import Pool, PoolSpec
-from allranks.api.validation_messages import json_type, problem
+from allranks.api.validation_messages import json_type, path_step, problem, unknown_roles
 from allranks.errors import InvalidManifest
 
 Problem = tuple[str, str]
@@ -72,6 +72,9 @@ def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
         parsed = model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         problems = [problem(detail, root_schema(kind)) for detail in error.errors(include_url=False)]
+    if kind == job.KIND:
+        unknown = list(unknown_roles(document.get("spec"), root_schema(kind)))
+        problems = [of for of in problems if not any(_within(of[0], path) for path, _ in unknown)] + unknown
     problems += _template_problems(document.get("spec"))
     if too_much := list(unbounded(document.get("spec"))):
         raise InvalidManifest([*problems, *too_much])  # an evaluation of the rules could take very long
@@ -204,6 +207,7 @@ def _wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:
 def _reads(rule: str, place: str, paths: Iterable[str]) -> bool:
     """Whether a rule at `place` reads one of the fields at `paths`."""
     names = (f".{path}".removeprefix(place) for path in paths if f".{path}".startswith(f"{place}."))
+    rule = re.sub(r"\['(\w+)'\]", r".\1", rule)
     return any(re.search(rf"\bself{re.escape(name)}\b", rule) for name in names)
 
 
@@ -218,7 +222,7 @@ def _rules(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, str, st
                 yield from _rules(child, value[name], f"{path}.{name}")
         if "additionalProperties" in schema:
             for key, item in value.items():
-                yield from _rules(schema["additionalProperties"], item, f"{path}[{key}]")
+                yield from _rules(schema["additionalProperties"], item, path + path_step(key))
     elif isinstance(value, list) and "items" in schema:
         for index, item in enumerate(value):
             yield from _rules(schema["items"], item, f"{path}[{index}]")

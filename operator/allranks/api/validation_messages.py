@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import ErrorDetails
@@ -22,7 +23,11 @@ _FAMILIES = {
     "huggingface": "pytorch",
     "tf": "tensorflow",
     "keras": "tensorflow",
-    "mpi": "horovod",
+    "openmpi": "mpi",
+    "mpich": "mpi",
+    "mpi4py": "mpi",
+    "none": "spmd",
+    "generic": "spmd",
 }
 """Names that users write for `framework`, and the framework that runs such programs."""
 _SHELL = re.compile(r"[|&;<>$`*?~\n]")
@@ -32,13 +37,25 @@ _SHELL = re.compile(r"[|&;<>$`*?~\n]")
 def problem(detail: ErrorDetails, root: Schema) -> tuple[str, str]:
     """(field path, message). `root`: the schema of the whole document; empty for a part without a schema."""
     location = [part for part in detail["loc"] if not _is_union_tag(part)]
-    path = ""
-    for part in location:
-        if isinstance(part, int) or "." in part or "/" in part:
-            path += f"[{part}]"
-        else:
-            path += f".{part}"
-    return path.removeprefix("."), _message(detail, location, root)
+    return "".join(map(path_step, location)).removeprefix("."), _message(detail, location, root)
+
+
+def path_step(part: int | str) -> str:
+    """One step of a field path."""
+    return f"[{part}]" if isinstance(part, int) or "." in part or "/" in part else f".{part}"
+
+
+def unknown_roles(spec: Any, root: Schema) -> Iterator[tuple[str, str]]:
+    """(field path, message) of each role that no framework has, in a raw spec."""
+    roles = spec.get("roles") if isinstance(spec, dict) else None
+    framework = FRAMEWORKS.get(str(spec.get("framework"))) if isinstance(spec, dict) else None
+    if not isinstance(roles, dict) or (framework and framework.any_role):
+        return
+    existing = {role for each in FRAMEWORKS.values() for role in each.roles}
+    for role in roles:
+        if isinstance(role, str) and role not in existing:
+            near = _suggestion(role, ["spec", "roles"], root)
+            yield f"spec.roles{path_step(role)}", f"unknown field{near}"
 
 
 def json_type(value: Any) -> str:
@@ -180,10 +197,11 @@ def _schema_at(location: list[int | str], schema: Schema) -> Schema:
 def _suggestion(name: str, parents: list[int | str], root: Schema) -> str:
     """`: belongs under spec.template.spec.volumes` or `, did you mean replicas?`; empty if nothing is close."""
     spec = root.get("properties", {}).get("spec", {}).get("properties", {})
+    roles = frozenset(role for framework in FRAMEWORKS.values() for role in framework.roles)
     if "roles" in spec:
-        roles = frozenset(role for framework in FRAMEWORKS.values() for role in framework.roles)
         place = ".".join(str(part) for part in parents)
         if where := placement.in_spec(name, place, roles, frozenset(spec)):
             return f": {where}"
-    close = difflib.get_close_matches(name, _schema_at(parents, root).get("properties", {}), n=1)
+    names = roles if parents == ["spec", "roles"] else _schema_at(parents, root).get("properties", {})
+    close = difflib.get_close_matches(name, names, n=1)
     return f", did you mean {close[0]}?" if close else ""

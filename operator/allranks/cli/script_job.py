@@ -82,7 +82,7 @@ def make_job(
     """The manifest of the job, and notes on what was assumed. Raises InvalidManifest if the framework is unclear."""
     framework, notes = choose_framework(script, framework, f"specify --framework {' | '.join(FRAMEWORKS)}")
     chosen = FRAMEWORKS[framework]
-    if replicas > 1 and not chosen.joins_group & script.names:
+    if replicas > 1 and chosen.joins_group and not chosen.joins_group & script.names:
         calls = ", ".join(sorted(chosen.joins_group))
         uses = f"uses none of {calls}" if len(chosen.joins_group) > 1 else f"does not use {calls}"
         notes.append(f"{script.path} {uses}: the {replicas} ranks may be independent copies that do not train together")
@@ -123,7 +123,10 @@ def job_document(
         "command": list(command),
         **({"args": list(arguments)} if arguments else {}),
         **({"env": [{"name": key, "value": value} for key, value in env]} if env else {}),
-        "roles": {"worker": {"replicas": replicas}},
+        "roles": {
+            "worker": {"replicas": replicas},
+            **{role: {"replicas": count} for role, count in FRAMEWORKS[framework].script_roles.items()},
+        },
         **({"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}),
     }
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}

@@ -12,7 +12,7 @@ from allranks.frameworks.base import Elasticity, Framework, Replica
 
 
 def framework_of(job: Job) -> Framework:
-    return FRAMEWORKS[job.spec.framework]
+    return FRAMEWORKS[job.spec.framework].for_job(job.spec.options, tuple(job.spec.roles))
 
 
 def wanted_sizes(job: Job) -> dict[str, int]:
@@ -28,18 +28,21 @@ def sizes(job: Job, status: Status) -> dict[str, int]:
 
 def replicas(job: Job, status: Status) -> tuple[Replica, ...]:
     """The replicas of the current attempt. Ranks follow the framework's order of roles, then the index."""
-    return _replicas(job.spec.framework, job.name, tuple(sizes(job, status).items()), status.attempt)
+    kinds = tuple((role, kind.ranked) for role, kind in framework_of(job).roles.items())
+    return _replicas(kinds, job.name, tuple(sizes(job, status).items()), status.attempt)
 
 
 @lru_cache(maxsize=8)
-def _replicas(framework: str, job: str, role_sizes: tuple[tuple[str, int], ...], attempt: int) -> tuple[Replica, ...]:
+def _replicas(
+    kinds: tuple[tuple[str, bool], ...], job: str, role_sizes: tuple[tuple[str, int], ...], attempt: int
+) -> tuple[Replica, ...]:
     # Cached because each reconcile needs the replicas several times. 10,000 replicas have 2 MB: keep few.
     out: list[Replica] = []
     rank, numbers = 0, dict(role_sizes)
-    for role, kind in FRAMEWORKS[framework].roles.items():
+    for role, ranked in kinds:
         for index in range(numbers.get(role, 0)):
-            out.append(Replica(role, index, hostname(job, role, index, attempt), rank if kind.ranked else None))
-            rank += kind.ranked
+            out.append(Replica(role, index, hostname(job, role, index, attempt), rank if ranked else None))
+            rank += ranked
     return tuple(out)
 
 

@@ -70,6 +70,8 @@ class AttemptContext:
     """Role -> GPUs that each of its pods requests."""
     own_command: frozenset[str] = frozenset()
     """Roles with a command in their own section of the manifest."""
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Role -> the command line of its program; empty without a command."""
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role -> names of the other environment variables of its pods, including the user's."""
     grace_seconds: int = 30
@@ -169,8 +171,12 @@ class Framework(ABC):
     name: ClassVar[str]
     description: ClassVar[str]
     options: ClassVar[type[BaseModel]]
+    has_image: ClassVar[bool] = True
+    """There is an image for it in images/."""
     roles: ClassVar[Mapping[str, RoleKind]]
     """Ordered by node rank: index 0 of the first role is rank 0."""
+    any_role: ClassVar[bool] = False
+    """The job names the roles, and `for_job` describes them; `roles` has the most usual ones."""
     reserved_env: ClassVar[frozenset[str]]
     """Variables by which ranks find each other. The user may not set them."""
     launcher_env: ClassVar[tuple[str, ...]] = ()
@@ -182,6 +188,8 @@ class Framework(ABC):
     """Starts a script for which `allranks run SCRIPT` makes the job."""
     script_module: ClassVar[str] = ""
     """The module of `script_command`, to start it with a certain Python; empty if that runs the script itself."""
+    script_roles: ClassVar[Mapping[str, int]] = {}
+    """Role -> replicas that this job has besides its workers."""
     script_imports: ClassVar[frozenset[str]]
     """Packages whose import shows that a script uses this framework."""
     joins_group: ClassVar[frozenset[str]]
@@ -191,6 +199,10 @@ class Framework(ABC):
     worker but the first may join and leave while the others run. None: there are no elastic jobs."""
     rules: ClassVar[tuple[Rule, ...]] = ()
     """Further CEL rules for jobs of this framework; `self` is the spec."""
+
+    def for_job(self, options: Any, roles: Sequence[str]) -> Framework:
+        """The framework with the options and roles of one job, for frameworks whose roles depend on these."""
+        return self
 
     @abstractmethod
     def wire(self, context: AttemptContext) -> Wire:

@@ -11,22 +11,19 @@ first failed rank, 128 + n for a signal. Needs only the standard library and Hor
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 
+from rank_processes import GRACE_SECONDS, run  # type: ignore[import-not-found]  # in the same directory
 from rendezvous_secret import guarded, headers  # type: ignore[import-not-found]  # in the same directory
 
 START_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_START_TIMEOUT", "600"))
 """How long to wait for the other workers. horovodrun uses the same variable."""
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 10
-"""How long the other ranks of a pod may take to end after one has failed."""
 
 
 def main(program: list[str]) -> int:
@@ -125,61 +122,14 @@ def _run(program: list[str], address: str, worker: int) -> int:
     shared = dict(os.environ, HOROVOD_GLOO_RENDEZVOUS_ADDR=address)
     if address.startswith("127."):
         shared.setdefault("HOROVOD_GLOO_IFACE", "lo0" if sys.platform == "darwin" else "lo")
-    ranks: list[subprocess.Popen[bytes]] = []
-    received: list[int] = []  # signals before all ranks were started
-
-    def forward(number: int, frame: object) -> None:
-        received.append(number)
-        for rank in ranks:
-            _send(rank, number)
-
-    signal.signal(signal.SIGTERM, forward)
-    signal.signal(signal.SIGINT, forward)
-    for local in range(slots):
-        own = {"HOROVOD_RANK": str(worker * slots + local), "HOROVOD_LOCAL_RANK": str(local)}
-        try:
-            ranks.append(subprocess.Popen(program, env=shared | own))
-        except OSError as error:
-            print(f"allranks: cannot start {program[0]}: {error.strerror}", file=sys.stderr)
-            _end(ranks)
-            return 127
-        for number in received:
-            _send(ranks[-1], number)
-    return _wait(ranks)
-
-
-def _send(rank: subprocess.Popen[bytes], number: int) -> None:
-    """Not `Popen.send_signal`: that may reap the process, and `_wait` would miss its end."""
-    if rank.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(rank.pid, number)
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
-    """Waits for all ranks. If one fails, ends the others, which would hang, and returns its exit status."""
-    running = {rank.pid: rank for rank in ranks}
-    while running:
-        pid, raw = os.wait()
-        rank = running.pop(pid, None)
-        if rank is None:
-            continue  # an orphan: this process may be PID 1
-        rank.returncode = os.waitstatus_to_exitcode(raw)
-        if rank.returncode != 0:
-            _end(list(running.values()))
-            return rank.returncode if rank.returncode > 0 else 128 - rank.returncode
-    return 0
-
-
-def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
-    for rank in ranks:
-        rank.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    for rank in ranks:
-        try:
-            rank.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            rank.kill()
-            rank.wait()
+    numbers = {worker * slots + local: local for local in range(slots)}
+    return run(  # type: ignore[no-any-return]
+        program,
+        {
+            rank: shared | {"HOROVOD_RANK": str(rank), "HOROVOD_LOCAL_RANK": str(local)}
+            for rank, local in numbers.items()
+        },
+    )
 
 
 if __name__ == "__main__":

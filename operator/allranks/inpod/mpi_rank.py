@@ -4,7 +4,9 @@
 `mpi_rank.py rank WHERE` before each rank's program (parameter orte_fork_agent). The rank's wrapper forwards stderr and
 keeps the end of it. When the rank fails, the wrapper reports to the launcher, at NAME, by TCP. This is needed because
 mpirun names the rank that *ended* first, and a rank that raised an exception may take longer to end than the peers
-that it brought down. At the end the launcher prints which rank failed first, as the last lines of the log.
+that it brought down. At the end the launcher prints which rank failed first, as the last lines of the log. MPICH and
+Intel MPI have no such parameter: for them allranks writes `mpi_rank.py rank env` before the program, if it writes the
+mpirun, and WHERE is in ALLRANKS_MPI_REPORT.
 
 The job does not depend on these reports: without one, the log holds what mpirun printed. A report says how long ago the
 rank failed, so that only the launcher's clock matters. Standard library only.
@@ -36,6 +38,8 @@ REPORT_SECONDS = 3.0
 """Timeout of a report to the launcher."""
 CAUSE_SECONDS = 3.0
 """Delay before other failed ranks end, so that mpirun also observes the root cause first."""
+WHERE = "ALLRANKS_MPI_REPORT"
+"""Variable of the launcher's command: where ranks report, for `rank env`."""
 FORWARDED = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -65,9 +69,13 @@ def launch(name: str, command: list[str]) -> int:
     env = dict(os.environ)
     with contextlib.suppress(OSError):  # without a port, no rank can report
         # mpirun splits the value at blanks and passes it to the other hosts. An agent set by the user is kept.
-        agent = f"/bin/sh {__file__[: -len('.py')]}.sh rank {listen(name, failures)}"
+        where = listen(name, failures)
+        env[WHERE] = where
+        agent = f"/bin/sh {__file__[: -len('.py')]}.sh rank {where}"
         if len(agent.split()) == 4:
             env.setdefault("OMPI_MCA_orte_fork_agent", agent)
+    with contextlib.suppress(OSError, ImportError):  # fcntl is not everywhere
+        name_interface(env, name)
     wakeup = wake_on(signal.SIGCHLD, signal.SIGTERM, *FORWARDED)
     try:
         process = subprocess.Popen(command, env=env, close_fds=False)
@@ -78,6 +86,29 @@ def launch(name: str, command: list[str]) -> int:
     if process.returncode and failures:
         print(format_report(first_failure(failures)), file=sys.stderr, flush=True)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def name_interface(env: dict[str, str], name: str) -> None:
+    """Makes Hydra (MPICH, Intel MPI) tell the workers the IP address of the launcher, by its network interface. It
+    tells them the host name otherwise, which they cannot resolve. Raises OSError or ImportError."""
+    wanted = [f"{prefix}_IFACE" for prefix in ("HYDRA", "I_MPI_HYDRA") if f"{prefix}_HOST_FILE" in env]
+    if wanted:
+        interface = interface_of(socket.gethostbyname(name))
+        for variable in wanted if interface else []:
+            env.setdefault(variable, interface)
+
+
+def interface_of(address: str) -> str:
+    """The network interface with this IPv4 address; empty if there is none. Raises OSError or ImportError."""
+    import fcntl
+
+    get_address = 0x8915  # SIOCGIFADDR of Linux
+    for _, interface in socket.if_nameindex():
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            found = fcntl.ioctl(any_socket, get_address, interface.encode().ljust(40, b"\0"))
+            if socket.inet_ntoa(found[20:24]) == address:
+                return interface
+    return ""
 
 
 class Failure(NamedTuple):
@@ -127,7 +158,7 @@ def first_failure(failures: list[Failure]) -> Failure:
 
 
 def format_report(one: Failure) -> str:
-    """The text that `read_mpirun_report` in frameworks/horovod.py parses."""
+    """The text that `read_rank_report` in frameworks/rank_report.py parses."""
     how = f"exit code {one.code}" if one.code > 0 else f"signal {-one.code}"
     when = time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(one.time))
     lines = f". Its last lines:\n{one.lines}" if one.lines else ""
@@ -138,7 +169,8 @@ def format_report(one: Failure) -> str:
 
 
 def rank(where: str, program: list[str]) -> int:
-    """Runs the rank's program, and ends with the same exit code or signal."""
+    """Runs the rank's program, and ends with the same exit code or signal. `where`: the launcher, or `env`."""
+    where = os.environ.get(WHERE, "") if where == "env" else where
     ours, theirs = os.pipe()
     wakeup = wake_on(signal.SIGCHLD, signal.SIGTERM, *FORWARDED)
     try:
@@ -235,8 +267,11 @@ def report_failure(where: str, code: int, stderr: Stderr) -> None:
 
 
 def _send_report(where: str, code: int, moment: float, lines: str) -> None:
+    if not where:
+        return  # the launcher could not listen
     name, port, key = where.rsplit(":", 2)
-    job, number = os.environ.get("PMIX_NAMESPACE", ""), int(os.environ.get("OMPI_COMM_WORLD_RANK", "-1"))
+    number = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "-1")
+    job = os.environ.get("PMIX_NAMESPACE", "")
     with (
         contextlib.suppress(OSError),
         socket.create_connection((name, int(port)), timeout=REPORT_SECONDS) as connection,

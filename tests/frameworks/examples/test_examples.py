@@ -12,7 +12,10 @@ from frameworks.examples.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
-PER_COMMIT = ("penguins-pytorch", "penguins-tensorflow", "penguins-tensorflow-ps", "penguins-horovod", "digits-jax")
+PER_COMMIT = (
+    *("penguins-pytorch", "penguins-tensorflow", "penguins-tensorflow-ps", "penguins-horovod", "digits-jax"),
+    *("penguins-mpi", "penguins-spmd"),
+)
 """One example for each framework and kind of job. The others run every night."""
 LOSS_ONLY = ("lm-transformers", "lora-trl")
 """They print no accuracy: test_strategies.py runs them."""

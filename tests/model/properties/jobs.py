@@ -33,6 +33,8 @@ _ROLES: dict[str, list[dict[str, int]]] = {
     ],
     "horovod": [{"worker": 1}, {"worker": 2}, {"worker": 3}, {"launcher": 1, "worker": 2}],
     "jax": [{"worker": 1}, {"worker": 2}, {"worker": 3}],
+    "mpi": [{"launcher": 1, "worker": 2}],
+    "spmd": [{"worker": 2}, {"worker": 2, "data": 1}, {"worker": 1, "data": 2}],
 }
 
 _ELASTIC = [name for name, framework in FRAMEWORKS.items() if framework.elastic]
@@ -83,7 +85,7 @@ def specs(draw: st.DrawFn, elastic: bool = False) -> Spec:
         "cleanPodPolicy": draw(st.sampled_from(["Running", "All", "None"])),
         "startupDeadlineSeconds": draw(st.sampled_from([600, 60])),
     }
-    if "launcher" in roles:
+    if framework == "horovod" and "launcher" in roles:
         spec["horovod"] = {"controller": "MPI"}
     if elastic or (framework in _ELASTIC and roles in able and draw(st.integers(0, 4)) == 4):
         spec["elastic"] = {"minReplicas": 1, "maxReplicas": 3, "waitSeconds": draw(st.sampled_from([10, 60]))}

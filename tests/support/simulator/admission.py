@@ -50,6 +50,9 @@ def broken_transitions(schema: Schema, new: Any, old: Any, path: str) -> Iterato
         for name, child in schema.get("properties", {}).items():
             if name in new and name in old:
                 yield from broken_transitions(child, new[name], old[name], f"{path}.{name}")
+        for name, value in new.items() if "additionalProperties" in schema else ():
+            if name in old:
+                yield from broken_transitions(schema["additionalProperties"], value, old[name], f"{path}.{name}")
 
 
 @cache

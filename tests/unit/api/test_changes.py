@@ -103,6 +103,18 @@ FIXED = [
         "jax",
     ),
     (
+        "the options of MPI",
+        {"framework": "mpi", "roles": {"worker": 1, "launcher": 1}},
+        {"framework": "mpi", "roles": {"worker": 1, "launcher": 1}, "mpi": {"slotsPerWorker": 2}},
+        "mpi",
+    ),
+    (
+        "the options of SPMD programs",
+        {"framework": "spmd"},
+        {"framework": "spmd", "spmd": {"port": 2}},
+        "spmd",
+    ),
+    (
         "the options of Horovod",
         {"framework": "horovod", "roles": {"worker": 1}},
         {"framework": "horovod", "roles": {"worker": 1}, "horovod": {"port": 2}},

@@ -125,7 +125,7 @@ def test_every_path_that_kubectl_reads_is_that_of_a_field(kind, place):
                 assert step.removesuffix("!") in node["items"]["properties"]
                 node = node["items"]
                 continue
-            node = node["properties"][step] if "properties" in node else node["additionalProperties"]
+            node = node.get("properties", {}).get(step) or node["additionalProperties"]
         assert node["type"] in ("string", "integer", "number")
 
 
@@ -250,4 +250,4 @@ def test_every_rule_is_one_sentence_and_points_at_a_field():
             assert not rule["message"].endswith("."), path
             here = node
             for step in rule.get("fieldPath", "").removeprefix(".").split(".") if rule.get("fieldPath") else ():
-                here = here["properties"][step]
+                here = here.get("properties", {}).get(step) or here["additionalProperties"]

@@ -10,6 +10,8 @@ from allranks.api.crd import root_schema
 from allranks.api.validation import parse, with_defaults
 from support.builders import manifest
 
+MPI = {"implementation": "OpenMPI", "slotsPerWorker": "Auto"}
+SPMD = {"ranks": ["worker"], "services": None, "scope": None, "processesPerPod": "Auto", "port": 29500}
 SMALLEST = {
     "apiVersion": "allranks.dev/v1alpha1",
     "kind": "DistributedTraining",
@@ -41,9 +43,11 @@ def test_a_job_without_a_namespace_is_in_default():
         ({}, "pytorch", {"backend": "Auto", "processesPerNode": "Auto", "port": 29500}),
         ({"framework": "tensorflow"}, "tensorflow", {"port": 2222}),
         ({"framework": "jax"}, "jax", {"port": 8476}),
+        ({"framework": "mpi", "roles": {"worker": 1, "launcher": 1}}, "mpi", MPI),
+        ({"framework": "spmd"}, "spmd", SPMD),
         ({"framework": "horovod"}, "horovod", {"controller": "Gloo", "slotsPerWorker": "Auto", "port": 29400}),
     ],
-    ids=["pytorch", "tensorflow", "jax", "horovod"],
+    ids=["pytorch", "tensorflow", "jax", "mpi", "spmd", "horovod"],
 )
 def test_options_of_a_framework_have_defaults_with_an_empty_block_and_without_one(fields, block, expected):
     without, empty = parse(manifest(**fields)), parse(manifest(**fields, **{block: {}}))
@@ -78,6 +82,8 @@ def api_server(schema: dict[str, Any], value: Any) -> Any:
                 out[name] = child["default"]
             if name in out:
                 out[name] = api_server(child, out[name])
+        if "additionalProperties" in schema:
+            out = {name: api_server(schema["additionalProperties"], inner) for name, inner in out.items()}
         return out
     if isinstance(value, list) and "items" in schema:
         return [api_server(schema["items"], item) for item in value]

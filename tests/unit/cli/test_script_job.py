@@ -60,7 +60,7 @@ def test_without_an_import_of_a_framework_the_user_must_name_one(tmp_path):
         make_job(found)
     ((path, message),) = raised.value.problems
     assert path == "train.py"
-    assert message.endswith("specify --framework pytorch | tensorflow | horovod | jax")
+    assert message.endswith("specify --framework pytorch | tensorflow | horovod | jax | mpi | spmd")
     assert make_job(found, framework="tensorflow")[0]["spec"]["command"] == ["python3", "train.py"]
 
 

@@ -19,6 +19,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "tensorflow": {"roles": {"worker": 2, "ps": 1}},
     "horovod": {"roles": {"worker": 2}},
     "jax": {"roles": {"worker": 2}},
+    "mpi": {"roles": {"worker": 2, "launcher": 1}},
+    "spmd": {"roles": {"worker": 2, "data": 1}},
     "horovod with mpi": {"horovod": {"controller": "MPI"}, "roles": {"worker": 2, "launcher": 1}},
     "horovod, elastic": {"roles": {"worker": 2}, "elastic": {"minReplicas": 1, "maxReplicas": 4}},
 }

@@ -15,7 +15,7 @@ from allranks.core.manifests import pods
 from allranks.core.manifests.pods import Objects
 from allranks.core.model import Platform
 from allranks.frameworks.base import RootCause
-from allranks.frameworks.horovod import read_mpirun_report
+from allranks.frameworks.mpirun import read_mpirun_report
 from allranks.pod_bundle import HELPERS
 from support.builders import CLUSTER, job, table
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks import IMAGES as FRAMEWORKS
 from allranks.version import __version__
 
 SCRIPT = Path(__file__).parents[3] / "tools" / "images.sh"

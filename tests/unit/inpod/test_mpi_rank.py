@@ -22,7 +22,7 @@ import pytest
 from allranks.api.status import Status
 from allranks.core.manifests import pods
 from allranks.core.model import Platform
-from allranks.frameworks.horovod import read_mpirun_report
+from allranks.frameworks.mpirun import read_mpirun_report
 from support.builders import job, table
 
 SOON = 120.0

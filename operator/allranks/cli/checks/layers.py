@@ -26,8 +26,10 @@ class Layers:
     @classmethod
     def of(cls, job: Job, role: str) -> Layers:
         """The layers of the job and of the role; a pool is not part of the job's manifest."""
-        parts = [(f"spec.roles.{role}", getattr(job.spec.roles, role)), ("spec", job.spec)]
-        templates = [(f"{path}.template", part.template) for path, part in parts if part.template]
+        parts = [(f"spec.roles.{role}", job.spec.roles[role]), ("spec", job.spec)]
+        templates: list[tuple[str, Mapping[str, Any]]] = [
+            (f"{path}.template", part.template) for path, part in parts if part.template
+        ]
         own = [(f"{path}.resources", part.resources) for path, part in parts if part.resources]
         return cls(templates, [(path, of.model_dump(exclude_none=True)) for path, of in own])
 

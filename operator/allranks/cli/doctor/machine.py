@@ -209,6 +209,7 @@ _PROBES = {
     "torch": "''.join([', CUDA ' + m.version.cuda if m.version.cuda else ', CPU only']), bool(m.cuda.is_available())",
     "tensorflow": "', %d GPUs' % len(m.config.list_physical_devices('GPU')), None",
     "horovod": "'', None",
+    "mpi4py": "'', None",
     "jax": "'', None",  # asking for its devices would take most of a GPU's memory
 }
 """Package -> expression for (details, whether a GPU can be used), where m is the module."""

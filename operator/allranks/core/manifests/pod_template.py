@@ -54,6 +54,7 @@ def attempt_context(
         options=job.spec.options,
         gpus={role: gpus(job, template, platform) for role, template in templates.items()},
         own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
+        commands={role: _command(template) for role, template in templates.items()},
         variables={role: _variable_names(job, template, platform) for role, template in templates.items()},
         grace_seconds=min(_grace_period(template) for template in templates.values()),
         elastic=ElasticBounds(elastic.min_replicas, elastic.max_replicas, elastic.wait_seconds) if elastic else None,
@@ -77,6 +78,11 @@ def gpus(job: Job, template: Manifest, platform: Platform) -> int:
     """GPUs that the training container requests."""
     pool = pool_template.pool_of(job, platform)
     return gpu_count.gpus(trainer(template).get("resources"), pool.gpu.resource if pool and pool.gpu else "")
+
+
+def _command(template: Manifest) -> tuple[str, ...]:
+    found = trainer(template)
+    return (*found["command"], *found.get("args", ())) if found.get("command") else ()
 
 
 def _grace_period(template: Manifest) -> int:

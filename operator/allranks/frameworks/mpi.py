@@ -1,0 +1,104 @@
+"""MPI: any program whose ranks mpirun starts, with Open MPI, MPICH or Intel MPI, without Horovod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from allranks.fields import Model, Rule
+from allranks.frameworks import mpirun
+from allranks.frameworks.base import AttemptContext, Framework, Note, RoleKind, RootCause, Shared, Wire
+
+
+class MpiOptions(Model):
+    """Options of MPI."""
+
+    implementation: Literal["OpenMPI", "MPICH", "Intel"] = Field(
+        "OpenMPI", description="The MPI in the image. It determines the form of the hosts file and its variables."
+    )
+    slots_per_worker: Annotated[int, Field(ge=1, le=1024)] | Literal["Auto"] = Field(
+        "Auto",
+        description="Ranks in each worker pod. Auto: one per GPU of the pod, or one without GPUs.",
+        json_schema_extra={"x-kubernetes-int-or-string": True},
+    )
+
+
+class Mpi(Framework):
+    name = "mpi"
+    description = "MPI"
+    options = MpiOptions
+    roles: ClassVar[Mapping[str, RoleKind]] = {
+        "worker": RoleKind("The ranks."),
+        "launcher": RoleKind("Runs mpirun.", max_replicas=1, ranked=False),
+    }
+    launcher = "mpirun"
+    # An exception in one rank of mpi4py leaves the others waiting, unless the program is started in this way.
+    script_command = ("python3", "-m", "mpi4py")
+    script_roles: ClassVar[Mapping[str, int]] = {"launcher": 1}
+    script_imports = frozenset({"mpi4py"})
+    joins_group = frozenset({"COMM_WORLD"})
+    reserved_env = frozenset(
+        {"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"}
+        | {"HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE"}
+    )
+    launcher_env = (
+        *("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "HYDI_", "I_MPI_HYDRA_"),
+        *("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    )
+    rules = (
+        Rule(
+            rule="has(self.roles.launcher) && self.roles.launcher.replicas > 0",
+            message="mpi needs a launcher, whose pod runs mpirun: add launcher: {replicas: 1}",
+            field=".roles.launcher",
+        ),
+        Rule(
+            rule="has(self.roles.worker) && self.roles.worker.replicas > 0",
+            message="mpi needs at least one worker",
+            field=".roles.worker",
+        ),
+    )
+
+    def wire(self, context: AttemptContext) -> Wire:
+        options: MpiOptions = context.options
+        own = "launcher" in context.own_command or mpirun.starts_ranks(context.commands.get("launcher", ()))
+        return mpirun.wire(context, _slots(context), options.implementation, starts_ranks=own)
+
+    def shared(self, context: AttemptContext) -> Shared:
+        return mpirun.shared(context, _slots(context), context.options.implementation)
+
+    def processes(self, context: AttemptContext, role: str) -> int:
+        return _slots(context) if role == "worker" else 1
+
+    def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
+        return ("launcher", 0)
+
+    def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
+        return frozenset({"worker"})  # they run sshd
+
+    def notes(self, arguments: Sequence[str], role: str, own_command: bool) -> list[Note]:
+        if role != "launcher":
+            return [(0, "has no effect: workers run sshd, and mpirun starts the ranks")] if own_command else []
+        if mpirun.starts_ranks(arguments):
+            return mpirun.host_notes(arguments)
+        inside = any(word in text.split() for text in arguments for word in mpirun.PROGRAMS)
+        if own_command and not inside and not _is_script(arguments):
+            return [(0, "runs once, without mpirun: move it to spec.command, and allranks starts it for each rank")]
+        if not own_command and inside:
+            what = "each rank would run mpirun: put the command into spec.roles.launcher.command, which runs once"
+            return [(0, what)]
+        return []
+
+    def root_cause(self, message: str) -> RootCause | None:
+        return mpirun.read_mpirun_report(message)
+
+
+def _is_script(arguments: Sequence[str]) -> bool:
+    """A shell script, which may call mpirun."""
+    return arguments[0].rpartition("/")[2] in ("sh", "bash") or arguments[0].endswith(".sh")
+
+
+def _slots(context: AttemptContext) -> int:
+    slots: int | str = context.options.slots_per_worker
+    return max(1, context.gpus["worker"]) if isinstance(slots, str) else slots
