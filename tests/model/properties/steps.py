@@ -17,7 +17,7 @@ from support.simulator.store import Key, controller_of, ended, key_of
 
 from .invariants import DISRUPTIONS, Tally, is_going, name_of, place_of, pod_name
 from .jobs import JOB, KEY
-from .reference import Reference
+from .reference import SERVICES, Reference
 
 Manifest = dict[str, Any]
 Action = tuple[str, int, int]
@@ -144,7 +144,7 @@ class Injector:
             self._end(pod, 0, "Completed", "")
 
     def _done_all(self, which: int, what: int) -> None:
-        for pod in [pod for pod in self.pods() if is_running(pod) and place_of(pod)[0] != "ps"]:
+        for pod in [pod for pod in self.pods() if is_running(pod) and place_of(pod)[0] not in SERVICES]:
             present = self.cluster.store.find(key_of(pod))
             if present and is_running(present) and not is_going(present):
                 self._end(pod, 0, "Completed", "")
