@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, ROLE_LABEL
+from allranks.core.root_cause import SETTLING
 from support.simulator import Cluster, Node
 from support.simulator.store import Key, controller_of, ended, key_of
 
@@ -211,6 +212,8 @@ class Injector:
         if pod := self._choose(which, is_running):
             self._inject(pod, "Evicted")
             if what % 2:
+                if self.cluster.lag.longest >= SETTLING:
+                    self._inject(pod, "Error")  # the end is judged before the operator sees why
                 self.cluster.kubelets.stop(key_of(pod), (0, 1, 143)[what % 3])
                 self.cluster.settle()
             self.cluster.kubelets.evict(key_of(pod))
