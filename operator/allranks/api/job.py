@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, create_model
 
 from allranks.api import cel_rules as cel
+from allranks.api.code import Code, Packages
 from allranks.fields import (
     Count,
     LongText,
@@ -295,6 +296,15 @@ class SpecBase(Container):
         json_schema_extra={"default": {}} | rules(*cel.FIXED),
     )
     checkpoint: Checkpoint | None = Field(None, description="The volume for checkpoints. Default: no volume.")
+    code: Code | None = Field(
+        None,
+        description="The code of the program. A manifest for allranks may name a directory instead, for example "
+        "code: . Default: what the image has.",
+    )
+    packages: Packages | None = Field(
+        None,
+        description="Python packages that pip installs in each pod before the start, for example [timm==1.0].",
+    )
     hang: Hang | None = Field(
         None, description="Hang detection for programs that report their steps. Default: no hang detection."
     )

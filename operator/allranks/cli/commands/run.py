@@ -13,13 +13,15 @@ import click
 
 from allranks.cli.completers import complete_files
 from allranks.cli.live.session import NOT_STARTED, Session, exit_on_ctrl_c
-from allranks.cli.options import OK, Count, print_error, set_option
+from allranks.cli.options import OK, Count, code_option, print_error, set_option
 from allranks.cli.safe_output import use_colour
 from allranks.cli.script_job import is_script
 from allranks.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
+    from allranks.api.job import Job
     from allranks.cli.manifests import Loaded
+    from allranks.code.bundle import Bundle
     from allranks.local import LocalRun
 
 EXAMPLES = """\b
@@ -28,6 +30,7 @@ Examples:
   allranks run train.py -n 2 -e OMP_NUM_THREADS=4 --save job.yaml
   allranks run examples/penguins-pytorch.yaml
   allranks run job.yaml --restarts 3
+  allranks run train.py -n 2 --code .
   allranks run job.yaml --set roles.worker.replicas=2 --volume data=./data -- --epochs 3
   cat job.yaml | allranks run -f - --dry-run
   allranks run job.yaml -o json --quiet | jq -r .status.phase
@@ -74,6 +77,7 @@ _SIMILAR = 0.75
     shell_complete=complete_files,
 )
 @set_option
+@code_option
 @click.option("-n", "--replicas", type=Count(min=1), metavar="N", help="Ranks of a script. [default: 1]")
 @click.option("--gpus", type=Count(min=0), metavar="N", help="GPUs of each rank of a script. [default: 0]")
 @click.option(
@@ -132,6 +136,7 @@ def run(
     files: tuple[str, ...],
     filenames: tuple[str, ...],
     sets: tuple[str, ...],
+    code: Path | None,
     replicas: int | None,
     gpus: int | None,
     framework: str | None,
@@ -157,6 +162,7 @@ def run(
     all ranks is printed with the rank in front, and stored in the run directory. No process outlives this command:
     Ctrl-C sends SIGTERM to the ranks and waits for the grace period, a second Ctrl-C kills them immediately.
     """
+    from allranks.cli.script_loading import load_script
     from allranks.errors import AllranksError
     from allranks.local import LocalRun, Options
 
@@ -177,9 +183,11 @@ def run(
         mapped = _mapped(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
         if script:
-            loaded, texts = _load_script(script, sets, additions, replicas or 1, gpus or 0, framework, workdir, save)
+            loaded, texts = load_script(
+                script, sets, additions, replicas or 1, gpus or 0, framework, code or workdir, save, ships=bool(code)
+            )
         else:
-            loaded, texts = _load(given, sets, additions), []
+            loaded, texts = _load(given, sets, additions, code), []
         claims: dict[str, Path] = {}
         runs = [
             LocalRun(
@@ -191,6 +199,7 @@ def run(
                     volumes=mapped,
                     claims=claims,
                     grace=grace_period,
+                    code=_bundle(loaded, job),
                 ),
             )
             for job in loaded.jobs
@@ -255,65 +264,15 @@ _Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 """(arguments, variables) of the command line."""
 
 
-def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions) -> Loaded:
+def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code: Path | None) -> Loaded:
     from allranks.cli.manifests import Additions, load
 
-    return load(files, sets, additions=Additions(*additions), random_names=True)
+    return load(files, sets, additions=Additions(*additions), random_names=True, code=code, here=True)
 
 
-def _load_script(
-    script: str,
-    sets: Sequence[str],
-    additions: _Additions,
-    replicas: int,
-    gpus: int,
-    framework: str | None,
-    workdir: Path,
-    save: Path | None,
-) -> tuple[Loaded, list[str]]:
-    """The script's job and notes on it; writes its manifest to `save`. Raises InvalidManifest."""
-    from allranks.cli.manifests import load_documents
-    from allranks.cli.script_job import make_job, read_script
-
-    arguments, env = additions
-    framework = _framework_of_script(framework, sets)
-    source = read_script(script, workdir)
-    document, notes = make_job(source, framework=framework, replicas=replicas, gpus=gpus, env=env, arguments=arguments)
-    loaded = load_documents([(script, document)], sets)
-    if save:
-        _save(save, loaded.documents[0])
-        notes.append(f"the manifest is in {save}: set its image to one that contains {script}, then submit it")
-    return loaded, notes
-
-
-def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:
-    """The framework of --framework, or of --set framework=NAME, which means the same: it also chooses the command."""
-    values = [value for path, _, value in (item.partition("=") for item in sets) if path in _FRAMEWORK_PATHS]
-    if not values:
-        return option
-    if values[-1] not in FRAMEWORKS:
-        names = ", ".join(FRAMEWORKS)
-        raise click.UsageError(f"--set framework={values[-1]}: there is no such framework; there are {names}.")
-    if option not in (None, values[-1]):
-        raise click.UsageError(f"--framework {option} and --set framework={values[-1]} differ: specify one of them.")
-    return values[-1]
-
-
-_FRAMEWORK_PATHS = ("framework", "spec.framework")
-
-
-def _save(file: Path, document: dict[str, Any]) -> None:
-    """Raises CannotRun if the file exists or cannot be written."""
-    from allranks.cli.format.yaml import dump
-    from allranks.errors import CannotRun
-
-    try:
-        with file.open("x", encoding="utf-8") as out:
-            out.write(dump([document]))
-    except FileExistsError:
-        raise CannotRun(f"--save {file}: the file exists; choose another name or remove it") from None
-    except OSError as error:
-        raise CannotRun(f"--save {file}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+def _bundle(loaded: Loaded, job: Job) -> Bundle | None:
+    """The code that was collected for the job."""
+    return loaded.bundles.get(job.spec.code.config_map or "") if job.spec.code else None
 
 
 def _pairs(items: Sequence[str]) -> tuple[tuple[str, str], ...]:
