@@ -71,8 +71,7 @@ ON_EVERY_KUBERNETES = [
     f"tests/apiserver/test_{name}.py"
     for name in (
         *("scenarios", "rules", "policies", "operator", "leader_election", "foreign_hands", "reports", "controlplane"),
-        # Not cli_submit: Kubernetes 1.30 words the rejection of a changed field differently (known-limitations.md).
-        *("cli_doctor", "cli_get", "cli_logs", "cli_output", "cli_top", "cli_wait"),
+        *("cli_doctor", "cli_get", "cli_logs", "cli_output", "cli_submit", "cli_top", "cli_wait"),
     )
 ] + ["tests/faults/test_lagging_server.py"]
 """What depends on the version of the API server."""
@@ -154,6 +153,7 @@ NIGHT = (
         prepares=("controlplane.sh", "helm.sh"),
     ),
     on_kubernetes("1.30", "the oldest supported Kubernetes"),
+    on_kubernetes("1.37", "the newest Kubernetes"),
     Part(
         "nodes",
         4,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 from .cluster import Cluster
 from .jobs import KILL_RANK, Team, example
+from .nodes import Node
 
 JOB = "penguins-pytorch-watched"
 
@@ -43,6 +48,43 @@ def test_a_slow_rank_is_named_a_hang_is_found_and_lost_work_is_counted(team: Tea
     assert 0 < status["goodput"] < 1
     assert [past["reason"] for past in status["history"]] == ["Error", "Hang", "Completed"]
     assert status["history"][1]["firstStep"] > 1
+
+
+def test_an_outage_between_ranks_and_operator_is_reported_and_restarts_nothing(team: Team, cluster: Cluster) -> None:
+    assert cluster.folder
+    job = team.start(example(JOB, args=["--epochs=60", "--work=0.2"], hang={"timeoutSeconds": 15}))
+    team.reports(job, '"reporting":2')
+    with unreachable(team, cluster, job):
+        team.wait(f"dt/{job}", "--for=condition=ReportsLost")
+        team.wait(f"dt/{job}", "--for=condition=Running")
+    team.wait(f"dt/{job}", "--for=condition=ReportsLost=False")
+    status = team.status(job)
+    assert (status["phase"], status["attempt"], status.get("lastFailure")) == ("Running", 0, None), status
+    team.kubectl("delete", "dt", job, "--wait=false")
+
+
+@contextlib.contextmanager
+def unreachable(team: Team, cluster: Cluster, job: str) -> Iterator[None]:
+    """The operator's Service, for the pods of the job. They still reach each other."""
+    pods = [f"{job}-worker-{index}-0" for index in (0, 1)]
+    [container] = team.get("pod", pods[0])["spec"]["containers"]
+    [url] = [variable["value"] for variable in container["env"] if variable["name"] == "ALLRANKS_REPORT_URL"]
+    service, namespace = url.split("/")[2].split(".")[:2]
+    address = cluster.kubectl("-n", namespace, "get", "service", service, "-o", "jsonpath={.spec.clusterIP}")
+    nodes = {team.get("pod", pod)["spec"]["nodeName"] for pod in pods}
+    ranks = [rank for node in nodes for rank in Node(cluster, node).ranks(job)]
+    networks = {file.readlink(): rank for rank in ranks for file in [Path(f"/proc/{rank}/ns/net")]}
+    assert len(networks) == len(pods)
+    for rank in networks.values():
+        route(rank, "add", address)
+    yield
+    for rank in networks.values():
+        route(rank, "delete", address)
+
+
+def route(rank: int, verb: str, address: str) -> None:
+    command = ["nsenter", "--net", f"--target={rank}", "--", "ip", "route", verb, "blackhole", f"{address}/32"]
+    subprocess.run(command, check=True, timeout=60)
 
 
 def test_a_pods_token_is_valid_only_for_its_own_reports(team: Team, cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from .api import Api, ApiError
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
 SECOND = "kube-apiserver-2"
+MORE_CONTROLLERS = "kube-controller-manager-2"
 TOOLS = Path(__file__).parents[2] / "tools"
 CONTROLLERS = (
     "garbage-collector-controller",
@@ -93,7 +94,7 @@ class ControlPlane:
         """Stops the API server before etcd, because it waits for etcd otherwise."""
         if self._api:
             self._api.close()
-        for name in ("kube-controller-manager", SECOND, "kube-apiserver", "etcd"):
+        for name in (MORE_CONTROLLERS, "kube-controller-manager", SECOND, "kube-apiserver", "etcd"):
             self._end(name, signal.SIGKILL if name == "etcd" else signal.SIGTERM)
 
     def stop_api_server(self, how: signal.Signals = signal.SIGTERM) -> None:
@@ -120,6 +121,15 @@ class ControlPlane:
 
     def stop_second_api_server(self) -> None:
         self._end(SECOND, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def controllers(self, *names: str) -> Iterator[None]:
+        """Runs these controllers of Kubernetes as well, in a process of their own."""
+        self._run_controllers(MORE_CONTROLLERS, names)
+        try:
+            yield
+        finally:
+            self._end(MORE_CONTROLLERS, signal.SIGTERM)
 
     @property
     def api(self) -> Api:
@@ -203,10 +213,20 @@ class ControlPlane:
         return [f"--audit-policy-file={policy}", f"--audit-log-path={self.audit_log}"]
 
     def _start_controller_manager(self) -> None:
+        self._run_controllers("kube-controller-manager", CONTROLLERS)
+        process = self._processes["kube-controller-manager"]
+        deadline = time.monotonic() + START_SECONDS
+        # It has no readiness port: its first visible action is the ServiceAccount of the default namespace.
+        while not self.api.find("ServiceAccount", "default", "default"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise DoesNotStart(f"kube-controller-manager:\n{self.log('kube-controller-manager')}")
+            time.sleep(0.05)
+
+    def _run_controllers(self, process: str, names: Iterable[str]) -> None:
         self._run(
-            "kube-controller-manager",
+            process,
             f"--kubeconfig={self.kubeconfig}",
-            f"--controllers={','.join(CONTROLLERS)}",
+            f"--controllers={','.join(names)}",
             "--leader-elect=false",
             "--secure-port=0",
             "--kube-api-qps=1000",
@@ -217,13 +237,6 @@ class ControlPlane:
             "--resource-quota-sync-period=5s",
             "--profiling=false",
         )
-        process = self._processes["kube-controller-manager"]
-        deadline = time.monotonic() + START_SECONDS
-        # It has no readiness port: its first visible action is the ServiceAccount of the default namespace.
-        while not self.api.find("ServiceAccount", "default", "default"):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise DoesNotStart(f"kube-controller-manager:\n{self.log('kube-controller-manager')}")
-            time.sleep(0.05)
 
     def _write_kubeconfig(self) -> None:
         cluster = {"server": self.url, "certificate-authority": str(self.ca_file)}

@@ -10,7 +10,7 @@ from allranks.api.job import Job
 from allranks.api.status import Failure, ReplicaRestarts, Status
 from allranks.core import naming, topology
 from allranks.core.exit_codes import SIGKILL, possible_signal
-from allranks.core.restart_policy import MAX_IDLE_RESTARTS, scope
+from allranks.core.restart_policy import MAX_IDLE_RESTARTS
 from allranks.core.root_cause import Way, same_way, way
 from allranks.core.status_update import changed
 
@@ -45,7 +45,7 @@ class EarlierFailures:
         """The failure of an individually restarted replica, already counted, that caused this one."""
         killed = possible_signal(failure.exit_code, failure.signal) == SIGKILL
         noticed = failure.reason == "Error" and failure.exit_code is not None and not killed
-        if not noticed or scope(self._job, failure.role, failure.index) != "Group":
+        if not noticed or topology.scope(self._job, failure.role, failure.index) != "Group":
             return None
         if self._before and same_way(self._before, failure):
             return None  # the previous attempt failed in the same way without an upstream failure
@@ -62,7 +62,7 @@ class EarlierFailures:
 
     def counted(self, failure: Failure) -> bool:
         """Whether another individually restarted replica failed in the same way just before, and was counted."""
-        if failure.reason != "Error" or scope(self._job, failure.role, failure.index) == "Group":
+        if failure.reason != "Error" or topology.scope(self._job, failure.role, failure.index) == "Group":
             return False
         began = failure.time - timedelta(seconds=failure.ran_seconds or 0.0)
         own = naming.replica_key(failure.role, failure.index)

@@ -44,7 +44,7 @@ def cause(job: Job, status: Status, pods: Iterable[Pod], now: datetime, platform
         of_then = [
             replace(left[replica.hostname], role=replica.role, index=replica.index, attempt=past.attempt)
             for replica in topology.replicas(job, then)
-            if replica.hostname in left and restart_policy.scope(job, replica.role, replica.index) == "Group"
+            if replica.hostname in left and topology.scope(job, replica.role, replica.index) == "Group"
         ]
         for pod in of_then:
             failed_at = root_cause.node_failed_at(pod)

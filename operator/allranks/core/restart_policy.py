@@ -13,7 +13,6 @@ from allranks.core import exec_failure, naming, topology
 from allranks.core.exit_codes import FAULTS, possible_signal, signal_name
 from allranks.core.model import LIMIT_EXCEEDED
 from allranks.core.root_cause import is_uncounted, same_way
-from allranks.frameworks.base import Scope
 
 Action = Literal["Restart", "RestartUncounted", "Fail", "Ignore"]
 
@@ -103,7 +102,7 @@ def idle_restarts(job: Job, status: Status, failure: Failure, alone: bool) -> in
 
 def _is_exhausted(job: Job, status: Status, failure: Failure) -> bool:
     """An elastic worker that restarts alone is never exhausted: the other workers continue without it."""
-    alone = scope(job, failure.role, failure.index) == "Pod"
+    alone = topology.scope(job, failure.role, failure.index) == "Pod"
     if alone and topology.elasticity(job) == "absorbs":
         return False
     return idle_restarts(job, status, failure, alone) > MAX_IDLE_RESTARTS
@@ -142,16 +141,10 @@ def backoff(job: Job, number: int, least: int = 0) -> timedelta:
     return timedelta(seconds=min(MAX_BACKOFF_SECONDS, seconds))
 
 
-def scope(job: Job, role: str, index: int) -> Scope:
-    """Whether a failure of this replica restarts the whole group or only its pod."""
-    framework, elastic = topology.framework_of(job), job.spec.elastic is not None
-    return job.spec.restart.scope or framework.scope(role, index, topology.wanted_sizes(job), elastic)
-
-
 def _just_before(job: Job, status: Status, failure: Failure) -> Failure | None:
     """The replica's previous failure in this attempt if it restarts individually; else the previous attempt's."""
     alone = status.replica_restarts.get(naming.replica_key(failure.role, failure.index))
-    if alone and alone.failure and scope(job, failure.role, failure.index) == "Pod":
+    if alone and alone.failure and topology.scope(job, failure.role, failure.index) == "Pod":
         return alone.failure
     return status.attempt_failure
 

@@ -8,7 +8,7 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.naming import hostname, replica_key
 from allranks.frameworks import FRAMEWORKS
-from allranks.frameworks.base import Elasticity, Framework, Replica
+from allranks.frameworks.base import Elasticity, Framework, Replica, Scope
 
 
 def framework_of(job: Job) -> Framework:
@@ -44,6 +44,12 @@ def _replicas(
             out.append(Replica(role, index, hostname(job, role, index, attempt), rank if ranked else None))
             rank += ranked
     return tuple(out)
+
+
+def scope(job: Job, role: str, index: int) -> Scope:
+    """Whether a failure of this replica restarts the whole group or only its pod."""
+    framework, elastic = framework_of(job), job.spec.elastic is not None
+    return job.spec.restart.scope or framework.scope(role, index, wanted_sizes(job), elastic)
 
 
 def elasticity(job: Job) -> Elasticity | None:

@@ -160,6 +160,8 @@ def _not_found(message: str, details: Mapping[str, Any], target: Target) -> str:
 
 
 _PATH = re.compile(r"(?:spec|metadata)\.[\w.\[\]]+: ")
+_TYPE = re.compile(r'"(?:object|array|string|integer|number|boolean)": (?!\S+ in body )')
+"""Kubernetes 1.30 begins the message of a rule with the type of the field, newer versions with the value or nothing."""
 
 
 def _invalid(causes: Iterable[Any], message: str) -> str:
@@ -167,7 +169,7 @@ def _invalid(causes: Iterable[Any], message: str) -> str:
     lines = []
     for cause in causes:
         field, text = _clean(str(cause.get("field", ""))), _clean(str(cause.get("message", "")))
-        text = text.removeprefix("Invalid value: ")
+        text = _TYPE.sub("", text.removeprefix("Invalid value: "), count=1)
         # A schema's message begins with the value; a rule's does not.
         text = re.sub(r'^("(?:[^"\\]|\\.)*"|-?[\d.]+): (?:spec[\w.\[\]]* in body )?', r"\1 ", text)
         if _PATH.match(text):  # merged rules: sentences with their own paths

@@ -73,6 +73,41 @@ def test_superseded_config_maps(case):
     assert companions.superseded_config_maps(job(), Status(attempt=attempt)) == expected
 
 
+PS = {"framework": "tensorflow", "roles": {"chief": 1, "worker": 1, "ps": 1}}
+ELASTIC = {"framework": "horovod", "roles": {"worker": 2}, "elastic": {"minReplicas": 1, "maxReplicas": 4}}
+SIDECAR = {"name": "logs", "image": "example.org/logs:1"}
+PROBE = {"exec": {"command": ["true"]}}
+
+
+def containers(*others: Any, **trainer: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "trainer", **trainer}, *others]}}
+
+
+@table(
+    ("ranks that restart together look for each other before they are ready", {}, True),
+    ("a parameter server is replaced alone", PS, False),
+    ("elastic workers are replaced alone", ELASTIC, False),
+    ("every replica is replaced alone", {"restart": {"scope": "Pod"}}, False),
+    ("an init container ends", PS | {"template": {"spec": {"initContainers": [SIDECAR]}}}, False),
+    ("a sidecar may fail", PS | {"template": containers(SIDECAR)}, True),
+    ("of one role", PS | {"roles": {"chief": 1, "ps": {"replicas": 1, "template": containers(SIDECAR)}}}, True),
+    (
+        "a native sidecar may fail",
+        PS | {"template": {"spec": {"initContainers": [{**SIDECAR, "restartPolicy": "Always"}]}}},
+        True,
+    ),
+    ("a program may be ready late", PS | {"template": containers(readinessProbe=PROBE)}, True),
+    ("a program may start late", PS | {"template": containers(startupProbe=PROBE)}, True),
+    ("another controller decides", PS | {"template": {"spec": {"readinessGates": [{"conditionType": "x"}]}}}, True),
+)
+def test_names_resolve_before_pods_are_ready_unless_a_pod_that_is_replaced_alone_is_ready_with_its_program(case):
+    fields, published = case
+    [service] = [
+        each for each in pods.objects(job(**fields), Status(), CLUSTER).companions if each["kind"] == "Service"
+    ]
+    assert service["spec"].get("publishNotReadyAddresses", False) == published
+
+
 def test_a_disruption_budget_blocks_the_eviction_of_every_rank():
     of = job(roles={"master": 1, "worker": 2})
     made = pods.objects(of, Status(), Platform(helper_image="helper:1", disruption_budgets=True))

@@ -133,7 +133,7 @@ def _first(snapshot: Snapshot) -> tuple[str, Status, list[Any]]:
         return "ignored", transitions.ignore(status, first), events
     counted = decision.action == "Restart"
     places = [(pod.role, pod.index) for pod in snapshot.failed] + [(r.role, r.index) for r in snapshot.deleted_replicas]
-    if any(restart_policy.scope(of, role, index) == "Group" for role, index in places):
+    if any(topology.scope(of, role, index) == "Group" for role, index in places):
         after = transitions.restart(of, status, first, counted, decision.why, now)
         return "final", after, [*events, failure.Event("Restarting", decision.why)]
     return "restarted", transitions.restart_replica(of, status, first, counted, now), events
@@ -141,7 +141,7 @@ def _first(snapshot: Snapshot) -> tuple[str, Status, list[Any]]:
 
 def _upstream(of: Job, status: Status, found: Failure) -> ReplicaRestarts | None:
     noticed = found.reason == "Error" and found.exit_code is not None and found.signal != 9
-    if not noticed or restart_policy.scope(of, found.role, found.index) != "group":
+    if not noticed or topology.scope(of, found.role, found.index) != "group":
         return None
     if status.attempt_failure and same_way(status.attempt_failure, found):
         return None
@@ -157,7 +157,7 @@ def _upstream(of: Job, status: Status, found: Failure) -> ReplicaRestarts | None
 
 
 def _is_correlated(of: Job, status: Status, found: Failure) -> bool:
-    if found.reason != "Error" or restart_policy.scope(of, found.role, found.index) == "Group":
+    if found.reason != "Error" or topology.scope(of, found.role, found.index) == "Group":
         return False
     began = found.time - timedelta(seconds=found.ran_seconds or 0.0)
     own = naming.replica_key(found.role, found.index)

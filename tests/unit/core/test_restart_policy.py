@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from allranks.api.status import Failure, PastAttempt, ProgressStatus, ReplicaRestarts, RestartCounts, Status
-from allranks.core import restart_policy
+from allranks.core import restart_policy, topology
 from allranks.core.correlation import EarlierFailures
 from allranks.core.restart_policy import RestartDecision
 from support.builders import NOW, at, failure, job, table
@@ -552,8 +552,8 @@ SCOPES = [
 @table(*SCOPES)
 def test_scope(case):
     fields, role, scope = case
-    assert restart_policy.scope(job(**fields), role, 1) == scope
+    assert topology.scope(job(**fields), role, 1) == scope
 
 
 def test_elastic_horovods_first_worker_restarts_all_because_it_is_their_rendezvous():
-    assert restart_policy.scope(job(**ELASTIC, framework="horovod"), "worker", 0) == "Group"
+    assert topology.scope(job(**ELASTIC, framework="horovod"), "worker", 0) == "Group"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allranks.api.status import Status
-from allranks.core import restart_policy, topology
+from allranks.core import topology
 from allranks.core.manifests import command_notes, pods
 from allranks.core.manifests.pods import Objects
 from allranks.core.model import Platform
@@ -91,7 +91,7 @@ def test_on_one_machine_every_pod_has_a_port_of_its_own():
 )
 def test_what_a_failure_restarts(case):
     options, role, expected = case
-    assert restart_policy.scope(job("spmd", roles=TWO, spmd=options), role, 0) == expected
+    assert topology.scope(job("spmd", roles=TWO, spmd=options), role, 0) == expected
 
 
 @table(

@@ -37,6 +37,9 @@ def test_a_missing_CRD_is_reported_with_how_to_install_it():
 
 @table(
     ("a rule", "spec.image", "Invalid value: cannot be changed in", "spec.image: cannot be changed in"),
+    ("a rule in 1.30", "spec", 'Invalid value: "object": spec.image: cannot be', "spec.image: cannot be"),
+    ("a rule for a text in 1.30", "spec.a", 'Invalid value: "string": cannot be', "spec.a: cannot be"),
+    ("a type", "spec.x", 'Invalid value: "string": spec.x in body must be of', 'spec.x: "string" must be of'),
     ("a bound", "spec.x", "Invalid value: -1: spec.x in body should be at least 0", "spec.x: -1 should be at least 0"),
     ("a text", "spec.f", 'Unsupported value: "a": supported values: "b"', 'spec.f: Unsupported value: "a": supported'),
 )

@@ -25,9 +25,9 @@ SSH_AUTH = "kubernetes.io/ssh-auth"
 """Type of the Secret with an ssh key. Any other Secret holds random text under the key `secret`."""
 
 
-def companions(job: Job, status: Status, shared: Shared) -> list[Manifest]:
+def companions(job: Job, status: Status, shared: Shared, publish_before_ready: bool) -> list[Manifest]:
     """The manifests of these objects, in the order in which they are created."""
-    out = [_service(job)]
+    out = [_service(job, publish_before_ready)]
     if data := {**shared.files, **shared.variables}:
         out.append(_config_map(job, status, data))
     if shared.ssh_key:
@@ -115,17 +115,14 @@ def disruption_budget(job: Job) -> Manifest:
     }
 
 
-def _service(job: Job) -> Manifest:
+def _service(job: Job, publish_before_ready: bool) -> Manifest:
+    # Left out instead of False: the Service of a job that an earlier operator started has it and cannot be changed.
+    publish = {"publishNotReadyAddresses": True} if publish_before_ready else {}
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": metadata(job, job.name, {}),
-        "spec": {
-            "clusterIP": "None",
-            # Ranks resolve each other's names during the rendezvous, which is before their pods are ready.
-            "publishNotReadyAddresses": True,
-            "selector": {naming.JOB_LABEL: job.name},
-        },
+        "spec": {"clusterIP": "None", **publish, "selector": {naming.JOB_LABEL: job.name}},
     }
 
 

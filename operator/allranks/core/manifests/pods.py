@@ -18,7 +18,7 @@ from allranks.core import naming, topology
 from allranks.core.manifests import code, companions, pod_template, pool_template, report_env, scheduling, sizes
 from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
-from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, Replica, Wiring
+from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, AttemptContext, Replica, Wiring
 
 HELPER = "allranks-helper"
 """Name of the init container that copies the helper files. A template may add to it, or replace its fields."""
@@ -52,13 +52,32 @@ def objects(
         for replica in context.replicas
         if replicas is None or (replica.role, replica.index) in replicas
     )
-    made = companions.companions(job, status, framework.shared(context))
+    made = companions.companions(job, status, framework.shared(context), _publish_before_ready(job, context, templates))
     if platform.network_policies:
         internal = {port for replica in sizes.outermost(context) for port in wire(replica).ports.values()}
         made.append(companions.network_policy(job, _declared_ports(templates.values(), internal)))
     if platform.disruption_budgets:
         made.append(companions.disruption_budget(job))
     return Objects(made, _pods(job, status, wired, templates, platform))
+
+
+def _publish_before_ready(job: Job, context: AttemptContext, templates: Mapping[str, Manifest]) -> bool:
+    """Whether names of pods that are not ready resolve: ranks look for each other before their pods are ready.
+
+    Not if a replica can be replaced alone: it keeps its host name, which would have two addresses as long as the old
+    pod terminates, and on a lost node that takes until the node returns. Such a pod is not ready, and one whose program
+    runs is, unless its readiness depends on more than that.
+    """
+    replaced_alone = any(topology.scope(job, each.role, each.index) == "Pod" for each in sizes.outermost(context))
+    return not (replaced_alone and all(_ready_when_started(template["spec"]) for template in templates.values()))
+
+
+def _ready_when_started(spec: Manifest) -> bool:
+    """Whether a pod is ready as soon as its program runs: no probes, and no sidecar, which could fail or end."""
+    sidecars = [c for c in spec.get("initContainers", ()) if c.get("restartPolicy") == "Always"]
+    [trainer, *others] = spec["containers"]
+    probes = {"readinessProbe", "startupProbe"} & {name for name, value in trainer.items() if value}
+    return not (sidecars or others or probes or spec.get("readinessGates"))
 
 
 def _declared_ports(templates: Iterable[Manifest], internal: Container[int]) -> set[tuple[str, int]]:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Literal
 
 from allranks.api.status import Failure, Status
-from allranks.core import naming, reattribution, restart_policy, root_cause, transitions
+from allranks.core import naming, reattribution, restart_policy, root_cause, topology, transitions
 from allranks.core.correlation import CORRELATION_SECONDS, EarlierFailures, drop_details
 from allranks.core.model import Event
 from allranks.core.root_cause import describe_failure
@@ -74,7 +74,7 @@ class _Evaluation:
         self._earlier = EarlierFailures(self._job, snapshot.observed.status)
         places = [*((pod.role, pod.index) for pod in snapshot.failed)]
         places += ((replica.role, replica.index) for replica in snapshot.deleted_replicas)
-        self._in_group = {place for place in places if restart_policy.scope(self._job, *place) == "Group"}
+        self._in_group = {place for place in places if topology.scope(self._job, *place) == "Group"}
 
     def decide(self, status: Status, failure: Failure) -> tuple[_Kind, Status, list[Event]]:
         """The decision about the next failure, on the status that the previous decisions produced."""
