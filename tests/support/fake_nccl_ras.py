@@ -1,5 +1,6 @@
-"""A fake of NCCL's RAS service: NCCL itself needs GPUs. It speaks the protocol of NCCL 2.30 (`src/ras/client_support.cc`)
-and answers in the form of the sample output in NVIDIA's user guide ("RAS", JSON output)."""
+"""A fake of NCCL's RAS service: NCCL itself needs GPUs. It speaks the protocol of NCCL 2.30
+(`src/ras/client_support.cc`) and answers in the form of the sample output in NVIDIA's user guide (RAS, JSON
+output)."""
 
 from __future__ import annotations
 
@@ -83,8 +84,8 @@ class _Handler(socketserver.StreamRequestHandler):
                 else:
                     self.wfile.write(server.text)
                 return  # NCCL closes the connection after a status
-            known = words.startswith("set format json") and server.json
-            self.wfile.write(b"OK\n" if known else f"ERROR: Unknown command {words}\n".encode())
+            accepted = words.startswith("set format json") and server.json
+            self.wfile.write(b"OK\n" if accepted else f"ERROR: Unknown command {words}\n".encode())
 
 
 class FakeRas(socketserver.ThreadingTCPServer):
@@ -92,9 +93,9 @@ class FakeRas(socketserver.ThreadingTCPServer):
 
     allow_reuse_address = daemon_threads = True
 
-    def __init__(self, content: dict[str, Any], json_known: bool = True, silent: bool = False) -> None:
+    def __init__(self, content: dict[str, Any], speaks_json: bool = True, silent: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.content, self.json, self.silent = content, json_known, silent
+        self.content, self.json, self.silent = content, speaks_json, silent
         self.commands: list[str] = []
         self.ended = threading.Event()
 

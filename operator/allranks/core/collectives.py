@@ -12,7 +12,7 @@ RECENT = timedelta(seconds=90)
 
 
 def stopped_at(collectives: Collectives, timeout: timedelta) -> datetime:
-    """From this time on it is said that the ranks have launched no collective for `timeout`."""
+    """When the ranks will have launched no collective for `timeout`."""
     return collectives.moved_at + timeout
 
 

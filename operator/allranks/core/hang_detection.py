@@ -128,8 +128,8 @@ def unreported_at(job: Job, status: Status, reports: Reports | None) -> datetime
 
 
 def stopped_note(job: Job, reports: Reports | None, now: datetime) -> tuple[str, datetime | None]:
-    """Instead of `UNREPORTED`, what is said when collectives have stopped for `hang.timeoutSeconds`; else when they will
-    have. This is not evidence of a hang, so nothing restarts."""
+    """What is said instead of `UNREPORTED` when collectives have stopped for `hang.timeoutSeconds`; before that, when
+    it is due. This is not evidence of a hang, so nothing restarts."""
     found = reports.collectives if reports else None
     if found is None or job.spec.hang is None or not collectives.is_recent(found, now):
         return "", None

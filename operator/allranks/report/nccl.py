@@ -24,26 +24,28 @@ MOST_BYTES = 4 * 2**20
 """About 7,000 ranks in all communicators together."""
 MOST_RANKS = 8
 """Named in a message; the others are counted."""
-WATCHED = "ALLRANKS_NCCL_WATCHED"
-"""Set in the process that asks: the processes that it starts do not."""
+LONGEST_PAUSE = 300.0
+
+_started = False
 
 
 def start_watch() -> bool:
     """Starts the thread in rank 0 of a job with `hang`. False in other processes."""
+    global _started
     environment = os.environ
     url, token_file = environment.get("ALLRANKS_REPORT_URL"), environment.get("ALLRANKS_REPORT_TOKEN_FILE")
-    if not url or not token_file or not environment.get("ALLRANKS_HANG_SECONDS") or environment.get(WATCHED):
+    if not url or not token_file or not environment.get("ALLRANKS_HANG_SECONDS") or _started:
         return False
     if "0" not in (environment.get(name) for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JAX_PROCESS_ID")):
         return False
-    environment[WATCHED] = str(os.getpid())
+    _started = True
     transport = Transport(url, token_file)
     threading.Thread(target=_watch, args=(transport, INTERVAL_SECONDS), name="allranks-nccl", daemon=True).start()
     return True
 
 
 def _watch(transport: Transport, interval: float) -> None:
-    pause = interval
+    pause = longer = interval
     while True:
         time.sleep(pause)
         pause = interval
@@ -53,6 +55,8 @@ def _watch(transport: Transport, interval: float) -> None:
             state = summarize(ask(os.environ.get(ADDRESS, "")), os.getpid())
             if state is not None:
                 transport.post({"nccl": state})
+            else:  # probably a launcher, or a process that loads data: they have the variables of rank 0, too
+                pause = longer = min(2 * longer, LONGEST_PAUSE)
         except (AttemptOver, Rejected):
             return
         except SendFailed as failed:
@@ -70,7 +74,7 @@ def _steps(interval: float) -> bool:
 
 
 def ask(address: str = "") -> Any:
-    """NCCL's answer. Raises OSError if nobody listens, ValueError if the answer is not JSON or too large."""
+    """NCCL's answer. Raises OSError if no process listens, ValueError if the answer is not JSON or too large."""
     host, _, port = (address or f"localhost:{PORT}").rpartition(":")
     deadline = time.monotonic() + ANSWER_SECONDS
     with socket.create_connection((host.strip("[]") or "localhost", int(port)), CONNECT_SECONDS) as connection:
@@ -84,9 +88,7 @@ def ask(address: str = "") -> Any:
     return json.loads(answer)
 
 
-def _receive(
-    connection: socket.socket, deadline: float, end: bytes | None, begun: bytes = b""
-) -> tuple[bytes, bytes]:
+def _receive(connection: socket.socket, deadline: float, end: bytes | None, begun: bytes = b"") -> tuple[bytes, bytes]:
     """What arrives until `end`, and what follows it; without `end`, until the connection is closed."""
     received = bytearray(begun)
     while end is None or end not in received:

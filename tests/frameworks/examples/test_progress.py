@@ -39,7 +39,7 @@ class Watched:
     [
         Watched("penguins-pytorch-watched", "begin_step", "train_step"),
         Watched("penguins-tensorflow", "begin_step", "quick_execute"),
-        Watched("digits-jax", "begin_step", "any_rank_terminated", steps=20, epochs=12, more=", --patience=100"),
+        Watched("digits-jax", "begin_step", "__call__", steps=20, epochs=12, more=", --patience=100"),
     ],
     ids=lambda job: job.manifest,
 )

@@ -4,7 +4,8 @@ GPUs."""
 from __future__ import annotations
 
 import os
-import time
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from allranks.report import nccl
 from support.builders import table
 from support.fake_nccl_ras import all_reduces, answer, communicator, fake_ras, missing, rank
-from support.fake_report_server import FakeReportServer, program
+from support.fake_report_server import SOURCE, FakeReportServer, ok, program
 
 PID = os.getpid()
 
@@ -69,7 +70,7 @@ def test_it_asks_in_json() -> None:
 
 
 def test_a_version_without_json_is_not_asked_for_its_status() -> None:
-    with fake_ras(all_reduces(1), json_known=False) as ras:
+    with fake_ras(all_reduces(1), speaks_json=False) as ras:
         with pytest.raises(ValueError, match="NCCL answers"):
             nccl.ask(ras.address)
         assert ras.commands == ["SET FORMAT json"]
@@ -100,12 +101,11 @@ input()
 
 
 def test_rank_0_tells_what_nccl_says_while_it_reports_no_step(hub: FakeReportServer) -> None:
-    with fake_ras({}) as ras:
-        with program_in_background(hub, WATCH.format(before="", after=""), ras.address) as process:
-            ras.content = all_reduces(8, 7, pid=process.pid)
-            found = hub.wait(lambda messages: any("nccl" in each for each in messages))
-            assert found == {"nccl": nccl.summarize(ras.content, process.pid)}
-            output, errors = process.communicate("\n", timeout=60)
+    with fake_ras({}) as ras, program_in_background(hub, WATCH.format(before="", after=""), ras.address) as process:
+        ras.content = all_reduces(8, 7, pid=process.pid)
+        found = hub.wait(lambda messages: any("nccl" in each for each in messages))
+        assert found == {"nccl": nccl.summarize(ras.content, process.pid)}
+        output, errors = process.communicate("\n", timeout=60)
     assert (output, errors) == ("True\nFalse\n", ""), "a second thread in the same process is not started"
 
 
@@ -113,7 +113,6 @@ def test_rank_0_tells_what_nccl_says_while_it_reports_no_step(hub: FakeReportSer
     ("another rank", {"RANK": "1"}),
     ("a job without hang", {"ALLRANKS_HANG_SECONDS": ""}),
     ("outside a job", {"ALLRANKS_REPORT_URL": ""}),
-    ("a process that rank 0 started", {"ALLRANKS_NCCL_WATCHED": "7"}),
 )
 def test_who_does_not_ask(case: Any, hub: FakeReportServer) -> None:
     [environment] = case
@@ -122,22 +121,38 @@ def test_who_does_not_ask(case: Any, hub: FakeReportServer) -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
+def test_a_launcher_asks_less_and_less_and_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the variables of rank 0, and NCCL's processes are its children."""
+
+    class Enough(Exception): ...
+
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 7:
+            raise Enough
+
+    with fake_ras(all_reduces(5, 4, pid=PID + 1)) as ras:
+        monkeypatch.setenv("NCCL_RAS_ADDR", ras.address)
+        monkeypatch.setattr(nccl.time, "sleep", sleep)
+        with pytest.raises(Enough):
+            nccl._watch(nccl.Transport("http://127.0.0.1:9/", "/nowhere"), 30.0)
+    assert pauses == [30.0, 60.0, 120.0, 240.0, 300.0, 300.0, 300.0]
+
+
 def test_a_program_that_reports_its_steps_is_not_asked_about(hub: FakeReportServer) -> None:
     with fake_ras(all_reduces(8, 7)) as ras:
+        hub.answers = [ok(0.05)]
         stepping = "report(step=1)\nnccl._steps = lambda interval, old=nccl._steps: old(1e6)"
         with program_in_background(hub, WATCH.format(before=stepping, after=""), ras.address) as process:
             hub.wait(lambda messages: any(each.get("step") == 1 for each in messages))
-            time.sleep(0)  # the thread has had its interval when the next message has arrived
+            hub.wait(lambda messages: len(messages) > 12)  # for longer than the interval of the thread
             process.communicate("\n", timeout=60)
         assert ras.commands == []
 
 
 def program_in_background(hub: FakeReportServer, text: str, address: str) -> Any:
-    import subprocess
-    import sys
-
-    from support.fake_report_server import SOURCE
-
     return subprocess.Popen(
         [sys.executable, "-c", text],
         env=os.environ
