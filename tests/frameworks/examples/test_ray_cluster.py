@@ -14,9 +14,9 @@ import pytest
 
 from frameworks.examples.conftest import Run, processes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-TIMEOUT = 400
+TIMEOUT = 1500
 PLACES = """
 import os, ray
 
