@@ -43,6 +43,13 @@ FRAMEWORKS = (
     Framework("jax", "JAX data parallel", "jax_data_parallel.py", "JAX_PROCESS_ID by hand", "python3"),
 )
 
+UNMEASURED = {
+    "ray": "Ray itself starts the ranks, with and without allranks",
+    "mpi": "the program communicates by itself, whatever starts it",
+    "spmd": "the program communicates by itself, whatever starts it",
+}
+"""Frameworks without a benchmark, and why."""
+
 
 class Failed(Exception):
     """A program ended or timed out without an answer; the text is its output."""

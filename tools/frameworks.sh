@@ -5,7 +5,7 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod] [jax] [mpi] [libraries]
+usage: tools/frameworks.sh [pytorch] [tensorflow] [horovod] [jax] [ray] [mpi] [libraries]
 
 Installs the given frameworks (default: all) into the virtual environment
 $ALLRANKS_CACHE/frameworks-py<version>, and prints its path as the only line on stdout. Installed frameworks are not
@@ -24,7 +24,7 @@ environment:
 USAGE
 }
 
-all=(pytorch tensorflow horovod jax mpi) # those of allranks.frameworks.FRAMEWORKS with an image
+all=(pytorch tensorflow horovod jax ray mpi) # those of allranks.frameworks.FRAMEWORKS with an image
 
 main() {
   local wanted=()
@@ -50,7 +50,7 @@ parse_arguments() {
   for argument in "$@"; do
     case $argument in
       -h | --help) usage; exit 0 ;;
-      pytorch | tensorflow | jax | mpi) wanted+=("$argument") ;;
+      pytorch | tensorflow | jax | ray | mpi) wanted+=("$argument") ;;
       horovod) wanted+=(pytorch tensorflow horovod) ;; # it is built against the other two
       libraries) wanted+=(pytorch libraries) ;;
       *) usage >&2; fail "unknown argument '$argument'" ;;
@@ -132,6 +132,12 @@ install_jax() {
   verify jax jax optax
 }
 
+install_ray() {
+  check_disk 2
+  pip_install_requirements ray
+  verify ray ray.train.torch
+}
+
 install_libraries() {
   check_disk 2
   pip_install_requirements libraries
@@ -156,11 +162,11 @@ install_horovod() {
 }
 
 pip_install_requirements() {
-  local framework=$1 folder=$repository/images/$1 other constraints=()
+  local framework=$1 folder=$repository/images/$1 other
   for other in "${all[@]}"; do # a framework must not change the versions of another one
-    constraints+=(--constraint "$repository/images/$other/requirements.txt")
-  done
-  pip_install "$framework" --requirement "$folder/requirements.txt" "${constraints[@]}"
+    cat "$repository/images/$other/requirements.txt"
+  done | sed 's/^\([a-zA-Z0-9_-]*\)\[[^]]*\]/\1/' >"$stamps/constraints" # pip refuses extras in constraints
+  pip_install "$framework" --requirement "$folder/requirements.txt" --constraint "$stamps/constraints"
   [[ ! -e $folder/requirements-no-deps.txt ]] ||
     pip_install "$framework" --no-deps --requirement "$folder/requirements-no-deps.txt"
 }

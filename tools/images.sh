@@ -4,10 +4,10 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/images.sh [options] [operator] [pytorch] [tensorflow] [horovod] [jax] [mpi] [libraries] [base]
+usage: tools/images.sh [options] [operator] [pytorch] [tensorflow] [horovod] [jax] [ray] [mpi] [libraries] [base]
        tools/images.sh tools
 
-Builds the given images (default: operator, pytorch, tensorflow, horovod, jax, mpi) with docker, podman or buildah, the first one
+Builds the given images (default: operator, pytorch, tensorflow, horovod, jax, ray, mpi) with docker, podman or buildah, the first one
 that is installed, and prints their names on stdout, one per line. Durations and sizes go to stderr. A second call takes
 seconds: layers are cached. `libraries` is PyTorch with Lightning and the libraries of Hugging Face.
 
@@ -40,7 +40,7 @@ USAGE
 
 default_base=python:3.12-slim-bookworm
 test_base=localhost/allranks/test-base:bookworm-1 # increment when `debootstrap_into` changes
-all=(operator pytorch tensorflow horovod jax mpi) # the operator, and allranks.frameworks.FRAMEWORKS with an image
+all=(operator pytorch tensorflow horovod jax ray mpi) # the operator, and allranks.frameworks.FRAMEWORKS with an image
 
 main() {
   local wanted=() base='' without_pull=false arguments=() tar_folder='' into='' tag='' version prefix=ghcr.io/allranks engine='' image

@@ -56,6 +56,8 @@ class Case:
     victim: str = "worker-0"
     variables: tuple[str, ...] = ()
     """Of the environment of the killed rank, instead of those of its pod."""
+    program: str = "train/"
+    """A part of the path of the program that is killed."""
     progress: str = r"epoch 2/\d+ "
     """The rank is killed after this line."""
     resumed: str = r"resumed from epoch (\d+)"
@@ -139,6 +141,10 @@ CASES = (
     ),
     Case("Horovod", "elastic", "penguins-horovod-elastic", PENGUINS, victim="worker-1", alone=True),
     Case("JAX", "data parallel", "digits-jax", "--epochs=8, --pause=0.5", victim="worker-1"),
+    # The Ray node of a worker, with its rank: Ray Train itself replaces a rank that is killed alone.
+    Case("Ray", "Ray Train", "penguins-ray", PENGUINS, victim="worker-1", program="ray_node.py", alone=True),
+    Case("MPI", "mpi4py", "penguins-mpi", PENGUINS, victim="launcher-0", variables=("OMPI_COMM_WORLD_RANK=1",)),
+    Case("SPMD", "data service beside the ranks", "penguins-spmd", PENGUINS, victim="worker-1"),
 )
 
 
@@ -199,7 +205,7 @@ def run(case: Case, directory: Path) -> Row:
         if not until(lambda: re.search(case.progress, said()), process):
             row.wrong.append(f"no {case.progress!r}: {said()[-1000:]}")
             return row
-        victims = ranks(marker, *(case.variables or of_pod(case.victim)))
+        victims = programs(case.program, marker, *(case.variables or of_pod(case.victim)))
         if len(victims) != 1:
             row.wrong.append(f"{len(victims)} processes of {case.victim}")
             return row
@@ -232,9 +238,9 @@ def judge(row: Row, log: str, status: dict[str, Any]) -> None:
     if row.wrong:
         return
     row.run = "1 process" if case.ranks == 1 and not case.alone else f"{sum(replicas(status))} pods"
-    how = "restarted alone, nothing lost" if case.alone and not back else ""
     unit = "epoch" if "epoch" in case.resumed else "step"
-    row.killed = how or f"restart from {unit} {int(back[-1])}"
+    how = f"restart from {unit} {int(back[-1])}" if back else "restarted alone, nothing lost"
+    row.killed = f"its pod alone; {how}" if case.alone and back else how
 
 
 def replicas(status: dict[str, Any]) -> list[int]:
@@ -246,13 +252,13 @@ def of_pod(pod: str) -> tuple[str, ...]:
     return f"ALLRANKS_ROLE={role}", f"ALLRANKS_INDEX={index}"
 
 
-def ranks(marker: str, *variables: str) -> list[int]:
-    """The training processes with these variables: not their launchers, which also have the program's name."""
+def programs(path: str, *variables: str) -> list[int]:
+    """The processes of a Python program with these variables: not its launchers, which also have the program's name."""
     return [
         pid
-        for pid, argv in processes(marker, *variables)
+        for pid, argv in processes(*variables)
         if Path(argv[0]).name.startswith("python")
-        and next((word for word in argv[1:] if not word.startswith("-")), "").startswith("train/")
+        and path in next((word for word in argv[1:] if not word.startswith("-") and word != "mpi4py"), "")
     ]
 
 

@@ -114,7 +114,8 @@ EVERY_CHANGE = (
     Part(
         "frameworks",
         4,
-        "PyTorch, TensorFlow, Horovod and JAX with real ranks: one example each, one killed rank, resume, reports",
+        "PyTorch, TensorFlow, Horovod, JAX, Ray, MPI and SPMD programs with real ranks: one example each, one killed "
+        "rank, resume, reports",
         [pytest("frameworks", "-m", "slow and not nightly")],
         prepares=("system-packages.sh horovod", FRAMEWORKS),
     ),

@@ -20,6 +20,7 @@ FRAMEWORKS = {
     "pytorch.py": {"torch"},
     "keras.py": {"tensorflow"},
     "lightning.py": {"lightning", "pytorch_lightning"},
+    "ray.py": {"ray"},
     "transformers.py": {"transformers"},
 }
 MAX_LINES = 400
@@ -131,10 +132,12 @@ def imports(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("helper", HELPERS, ids=lambda path: path.name)
 def test_an_in_pod_helper_needs_only_the_standard_library(helper):
-    """It runs in the user's image, beside the other helpers. Those for Horovod import it inside functions, so
+    """It runs in the user's image, beside the other helpers. Those for Horovod and Ray import it inside functions, so
     that they can report if it is missing."""
     tree = ast.parse(helper.read_text())
     allowed = {"horovod"} if helper.name.startswith("horovod_") else set()
+    if helper.name == "ray_nodes.py":
+        allowed = {"ray"}
     if helper.name in ("watch.py", "allranks_automatic_reports.py"):
         allowed = {"allranks"}  # the report library, which is copied beside it
     if helper.name == "call_function.py":
@@ -142,7 +145,7 @@ def test_an_in_pod_helper_needs_only_the_standard_library(helper):
     beside = {other.stem for other in HELPERS}
     assert imports(tree) - set(sys.stdlib_module_names) - allowed - beside == set()
     top = ast.Module([node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.Try))], [])
-    assert "horovod" not in imports(top)
+    assert not {"horovod", "ray"} & imports(top)
 
 
 @pytest.mark.parametrize("module", REPORT, ids=lambda path: path.name)

@@ -257,7 +257,7 @@ def _not_of_every(role: str, frameworks: Mapping[str, Framework]) -> Iterable[Ru
     if len(able) < len(frameworks):
         yield Rule(
             rule=f"!has(self.roles.{role}) || self.framework in {_list(able)}",
-            message=f"is a role of {' and '.join(owners)} only: remove it or change framework",
+            message=f"is a role of {_joined(owners)} only: remove it or change framework",
             field=f".roles.{role}",
         )
 
@@ -280,7 +280,7 @@ def _elastic(frameworks: Mapping[str, Framework]) -> Iterable[Rule]:
     able = [framework.name for framework in frameworks.values() if framework.elastic]
     yield Rule(
         rule=f"!has(self.elastic) || self.framework in {_list(able)}",
-        message=f"is supported by {' and '.join(able)} only: remove it. A change of replicas then restarts all ranks",
+        message=f"is supported by {_joined(able)} only: remove it. A change of replicas then restarts all ranks",
         field=".elastic",
     )
     yield Rule(
@@ -316,6 +316,11 @@ def pool(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
                 )
             )
     return tuple(rules)
+
+
+def _joined(names: list[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _list(names: Iterable[str]) -> str:

@@ -156,8 +156,8 @@ Documentation:
 def cli() -> None:
     """Distributed training jobs, on Kubernetes and on this machine.
 
-    A job is a manifest of kind DistributedTraining: a group of PyTorch, TensorFlow, Horovod, JAX, MPI or other ranks.
-    allranks starts the ranks together, connects them, monitors them and restarts them after failures.
+    A job is a manifest of kind DistributedTraining: a group of PyTorch, TensorFlow, Horovod, JAX, Ray, MPI or other
+    ranks. allranks starts the ranks together, connects them, monitors them and restarts them after failures.
     """
     # Text that the terminal encoding cannot show must not raise an error.
     if hasattr(sys.stdout, "reconfigure"):

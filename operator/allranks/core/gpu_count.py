@@ -6,11 +6,10 @@ cluster, so each entry of `resources.claims` counts as one GPU (`core/notes.py` 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 
-from allranks.core.quantity import quantity
+from allranks.core.quantity import whole_number
 
 _GPU = re.compile(
     r"""
@@ -53,16 +52,8 @@ def _extended(resources: Mapping[str, object], resource: str) -> int:
         if isinstance(amounts, Mapping):
             found = [amount for name, amount in amounts.items() if is_gpu(name) or name == resource]
             if found:
-                return sum(_count(amount) for amount in found)
+                return sum(whole_number(amount) for amount in found)
     return 0
-
-
-def _count(amount: object) -> int:
-    """A whole number of devices. An invalid amount counts as none: the API server rejects the pod."""
-    try:
-        return max(0, math.ceil(quantity(str(amount))))
-    except (ValueError, OverflowError):
-        return 0
 
 
 def of_claim(spec: Mapping[str, object], request: str | None = None) -> int | None:
@@ -88,7 +79,7 @@ def _of_request(request: Mapping[str, object]) -> int | None:
         return 0
     if exactly.get("adminAccess"):
         return 0  # it monitors devices that others use
-    return None if exactly.get("allocationMode") == "All" else _count(exactly.get("count", 1))
+    return None if exactly.get("allocationMode") == "All" else whole_number(exactly.get("count", 1))
 
 
 def is_gpu_class(name: str) -> bool:

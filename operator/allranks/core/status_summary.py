@@ -184,8 +184,12 @@ def _all_run(
         for place in needed
         if (over and place[1] in over.get(place[0], ())) or ((pod := pods.get(place)) is not None and _ready(pod))
     ]
-    if topology.elasticity(job) == "absorbs" and job.spec.elastic and (topology.ELASTIC_ROLE, 0) in run:
-        return len(run) >= job.spec.elastic.min_replicas
+    if topology.elasticity(job) == "absorbs" and job.spec.elastic:
+        framework = topology.framework_of(job)
+        places_of = ((role, index) for role, size in sizes.items() for index in range(size))
+        essential = {place for place in places_of if framework.scope(*place, sizes, elastic=True) == "Group"}
+        if essential <= set(run):
+            return sum(role == topology.ELASTIC_ROLE for role, _ in run) >= job.spec.elastic.min_replicas
     return len(run) == len(needed)
 
 

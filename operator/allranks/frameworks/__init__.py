@@ -5,11 +5,12 @@ from allranks.frameworks.horovod import Horovod
 from allranks.frameworks.jax import Jax
 from allranks.frameworks.mpi import Mpi
 from allranks.frameworks.pytorch import PyTorch
+from allranks.frameworks.ray import Ray
 from allranks.frameworks.spmd import Spmd
 from allranks.frameworks.tensorflow import TensorFlow
 
 FRAMEWORKS: dict[str, Framework] = {
-    framework.name: framework for framework in (PyTorch(), TensorFlow(), Horovod(), Jax(), Mpi(), Spmd())
+    framework.name: framework for framework in (PyTorch(), TensorFlow(), Horovod(), Jax(), Ray(), Mpi(), Spmd())
 }
 IMAGES = [name for name, framework in FRAMEWORKS.items() if framework.has_image]
 """Frameworks with an image."""

@@ -68,6 +68,10 @@ class AttemptContext:
     """The framework's own options, an instance of `Framework.options`."""
     gpus: Mapping[str, int]
     """Role -> GPUs that each of its pods requests."""
+    cpus: Mapping[str, int] = field(default_factory=dict)
+    """Role -> whole CPUs of the limit of each of its pods, or of the request without a limit; absent without both."""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Role -> the same for memory, in bytes."""
     own_command: frozenset[str] = frozenset()
     """Roles with a command in their own section of the manifest."""
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -195,8 +199,8 @@ class Framework(ABC):
     joins_group: ClassVar[frozenset[str]]
     """Functions and classes by which a script joins the group of ranks. A script that uses none of them runs alone."""
     elastic: ClassVar[Elasticity | None] = None
-    """How elastic jobs change their number of workers. `restarts`: all ranks restart with the new size. `absorbs`: each
-    worker but the first may join and leave while the others run. None: there are no elastic jobs."""
+    """How elastic jobs change their number of workers. `restarts`: all ranks restart with the new size. `absorbs`:
+    workers with restart scope `Pod` may join and leave while the others run. None: there are no elastic jobs."""
     rules: ClassVar[tuple[Rule, ...]] = ()
     """Further CEL rules for jobs of this framework; `self` is the spec."""
 

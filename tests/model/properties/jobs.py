@@ -33,6 +33,7 @@ _ROLES: dict[str, list[dict[str, int]]] = {
     ],
     "horovod": [{"worker": 1}, {"worker": 2}, {"worker": 3}, {"launcher": 1, "worker": 2}],
     "jax": [{"worker": 1}, {"worker": 2}, {"worker": 3}],
+    "ray": [{"head": 1}, {"head": 1, "worker": 1}, {"head": 1, "worker": 2}],
     "mpi": [{"launcher": 1, "worker": 2}],
     "spmd": [{"worker": 2}, {"worker": 2, "data": 1}, {"worker": 1, "data": 2}],
 }
@@ -58,6 +59,8 @@ _RULES: list[dict[str, Any]] = [
 
 def _success(framework: str, roles: dict[str, int]) -> st.SearchStrategy[str | None]:
     choices: list[str | None] = [None, None, None, "All"]
+    if framework == "ray":
+        roles = {"head": 1}
     return st.sampled_from([*choices, *(role for role in roles if role not in ("ps", "data"))])
 
 

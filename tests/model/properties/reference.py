@@ -18,7 +18,7 @@ ALONE = {"ps", "evaluator", "data"}
 """Roles whose replicas restart individually."""
 SERVICES = {"ps", "data"}
 """Roles whose programs never end."""
-ORDER = ("master", "chief", "worker", "ps", "evaluator", "launcher", "data")
+ORDER = ("master", "chief", "head", "worker", "ps", "evaluator", "launcher", "data")
 SETTLE = timedelta(seconds=10)
 """Delay before growth, if there is room for some of the waiting workers only."""
 NOT_EXECUTED = {126, 127}
@@ -117,6 +117,8 @@ def restarts_individually(spec: dict[str, Any], role: str, index: int) -> bool:
     scope = spec["restart"].get("scope")
     if scope is not None:
         return bool(scope == "Pod")
+    if spec["framework"] == "ray":
+        return role == "worker"
     if absorbs_resize(spec):
         return index > 0
     # With parameter servers, the chief schedules work on workers that may leave and join.
@@ -126,7 +128,7 @@ def restarts_individually(spec: dict[str, Any], role: str, index: int) -> bool:
 
 def absorbs_resize(spec: dict[str, Any]) -> bool:
     """Workers join and leave an attempt."""
-    return "elastic" in spec and spec["framework"] == "horovod"
+    return "elastic" in spec and spec["framework"] in ("horovod", "ray")
 
 
 def restarts_to_resize(spec: dict[str, Any]) -> bool:
@@ -148,16 +150,22 @@ def target(spec: dict[str, Any], places: list[tuple[str, int]]) -> list[tuple[st
     success, framework = spec.get("success"), spec["framework"]
     roles = {role for role, _ in places}
     if success == "All":
-        # Services never end, nor do workers that only serve a chief or a launcher.
-        serves = {"launcher"} <= roles or {"chief", "ps"} <= roles
+        # Services never end, nor do workers that only serve a chief, a launcher or a head.
+        serves = bool({"launcher", "head"} & roles) or {"chief", "ps"} <= roles
         return [p for p in places if p[0] not in SERVICES and not (serves and p[0] == "worker")]
     if success is not None:
         return [place for place in places if place[0] == success]
-    if absorbs_resize(spec):
-        return [("worker", 0)]
-    first = {"pytorch": "master", "tensorflow": "chief", "horovod": "launcher", "mpi": "launcher"}.get(framework)
+    first = {
+        "pytorch": "master",
+        "tensorflow": "chief",
+        "horovod": "launcher",
+        "mpi": "launcher",
+        "ray": "head",
+    }.get(framework)
     if first in roles:
         return [(first, 0)]
+    if absorbs_resize(spec):
+        return [("worker", 0)]
     workers = [place for place in places if place[0] == "worker"]
     return workers[:1] if framework == "tensorflow" else workers
 
@@ -520,8 +528,10 @@ class Reference:
 
     def _all_run(self) -> bool:
         must = {p: there.phase in ("Running", "Done") for p, there in self.places.items() if p not in self.ignored}
-        if absorbs_resize(self.spec) and must.get(("worker", 0)):
-            return sum(must.values()) >= int(self.spec["elastic"]["minReplicas"])
+        first = ("head" if self.spec["framework"] == "ray" else "worker", 0)
+        if absorbs_resize(self.spec) and must.get(first):
+            workers = sum(run for (role, _), run in must.items() if role == "worker")
+            return workers >= int(self.spec["elastic"]["minReplicas"])
         return all(must.values())
 
     def _target(self) -> list[tuple[str, int]]:

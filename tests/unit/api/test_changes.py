@@ -103,6 +103,12 @@ FIXED = [
         "jax",
     ),
     (
+        "the options of Ray",
+        {"framework": "ray", "roles": {"head": 1}, "ray": {"port": 1}},
+        {"framework": "ray", "roles": {"head": 1}, "ray": {"port": 2}},
+        "ray",
+    ),
+    (
         "the options of MPI",
         {"framework": "mpi", "roles": {"worker": 1, "launcher": 1}},
         {"framework": "mpi", "roles": {"worker": 1, "launcher": 1}, "mpi": {"slotsPerWorker": 2}},

@@ -43,11 +43,16 @@ def test_a_job_without_a_namespace_is_in_default():
         ({}, "pytorch", {"backend": "Auto", "processesPerNode": "Auto", "port": 29500}),
         ({"framework": "tensorflow"}, "tensorflow", {"port": 2222}),
         ({"framework": "jax"}, "jax", {"port": 8476}),
+        (
+            {"framework": "ray", "roles": {"head": 1}},
+            "ray",
+            {"port": 6379, "dashboardPort": 8265, "clientPort": 10001, "headRunsTasks": False},
+        ),
         ({"framework": "mpi", "roles": {"worker": 1, "launcher": 1}}, "mpi", MPI),
         ({"framework": "spmd"}, "spmd", SPMD),
         ({"framework": "horovod"}, "horovod", {"controller": "Gloo", "slotsPerWorker": "Auto", "port": 29400}),
     ],
-    ids=["pytorch", "tensorflow", "jax", "mpi", "spmd", "horovod"],
+    ids=["pytorch", "tensorflow", "jax", "ray", "mpi", "spmd", "horovod"],
 )
 def test_options_of_a_framework_have_defaults_with_an_empty_block_and_without_one(fields, block, expected):
     without, empty = parse(manifest(**fields)), parse(manifest(**fields, **{block: {}}))

@@ -43,7 +43,7 @@ NOT_SUCCESS = f"{NO_SUCH_ROLE}: use one of its roles, or All"
 OUR_PREFIX = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
 BOTH = "a variable has either value or valueFrom, not both"
 LATER = "is not supported yet: remove it"
-NOT_ELASTIC = "is supported by pytorch and horovod only: remove it. A change of replicas then restarts all ranks"
+NOT_ELASTIC = "is supported by pytorch, horovod and ray only: remove it. A change of replicas then restarts all ranks"
 WITHIN = "must be between elastic.minReplicas and elastic.maxReplicas"
 ONE_OF = "set exactly one of exitCodes, signals and reasons"
 ONE_VOLUME = "set either claim or volume, not both"
@@ -165,6 +165,30 @@ RULES = [
         {"framework": "horovod", "roles": {"worker": 1, "ps": 1}},
         ("spec.roles.ps", "is a role of tensorflow only: remove it or change framework"),
         {"framework": "horovod", "roles": {"worker": 1}},
+    ),
+    (
+        "only Ray has a head",
+        {"roles": {"head": 1, "worker": 1}},
+        ("spec.roles.head", "is a role of ray only: remove it or change framework"),
+        {"framework": "ray", "roles": {"head": 1, "worker": 1}},
+    ),
+    (
+        "Ray has at most one head",
+        {"framework": "ray", "roles": {"head": 2}},
+        ("spec.roles.head.replicas", "ray has at most 1 head"),
+        {"framework": "ray", "roles": {"head": 1}},
+    ),
+    (
+        "Ray needs a head",
+        {"framework": "ray", "roles": {"worker": 1}},
+        ("spec.roles.head", "ray needs a head"),
+        {"framework": "ray", "roles": {"head": 1, "worker": 0}},
+    ),
+    (
+        "a Ray job is not complete with its workers",
+        {"framework": "ray", "roles": {"head": 1, "worker": 1}, "success": "worker"},
+        ("spec.success", "cannot be worker in a Ray job, whose workers never exit by themselves: remove it"),
+        {"framework": "ray", "roles": {"head": 1, "worker": 1}, "success": "head"},
     ),
     (
         "PyTorch has at most one master",
@@ -480,10 +504,11 @@ TYPES = [
     ("a port is at least 1", {"pytorch": {"port": 0}}, ("spec.pytorch.port", "should be greater than or equal to 1")),
     (
         "for an unknown framework the valid ones are listed",
-        {"framework": "ray"},
+        {"framework": "caffe"},
         (
             "spec.framework",
-            "should be 'pytorch', 'tensorflow', 'horovod', 'jax', 'mpi' or 'spmd': there is no support for ray",
+            "should be 'pytorch', 'tensorflow', 'horovod', 'jax', 'ray', 'mpi' or 'spmd': there is no support for "
+            "caffe",
         ),
     ),
     (

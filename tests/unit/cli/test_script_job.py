@@ -32,6 +32,7 @@ def script(folder: Path, text: str, name: str = "train.py", **modules: str) -> A
         ("import tensorflow as tf", "tensorflow"),
         ("import keras", "tensorflow"),
         ("import torch\nimport horovod.torch as hvd", "horovod"),
+        ("import ray\nimport torch", "ray"),
         ("import horovod.tensorflow.keras as hvd\nimport tensorflow as tf", "horovod"),
     ],
 )
@@ -39,6 +40,11 @@ def test_the_framework_follows_from_the_imports(tmp_path, source, framework):
     job, notes = make_job(script(tmp_path, source))
     assert job["spec"]["framework"] == framework
     assert notes[0].startswith(f"framework {framework}, because train.py imports ")
+
+
+def test_a_ray_script_gets_a_head_beside_its_workers(tmp_path):
+    job, _ = make_job(script(tmp_path, "import ray\nray.init()"), replicas=3)
+    assert job["spec"]["roles"] == {"head": {"replicas": 1}, "worker": {"replicas": 3}}
 
 
 def test_modules_beside_the_script_are_read_too(tmp_path):
@@ -60,7 +66,7 @@ def test_without_an_import_of_a_framework_the_user_must_name_one(tmp_path):
         make_job(found)
     ((path, message),) = raised.value.problems
     assert path == "train.py"
-    assert message.endswith("specify --framework pytorch | tensorflow | horovod | jax | mpi | spmd")
+    assert message.endswith("specify --framework pytorch | tensorflow | horovod | jax | ray | mpi | spmd")
     assert make_job(found, framework="tensorflow")[0]["spec"]["command"] == ["python3", "train.py"]
 
 
@@ -84,6 +90,7 @@ def test_a_script_that_is_not_python(tmp_path, source, problem):
         ("import tensorflow as tf\ntf.distribute.MirroredStrategy()", True),
         ("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()", False),
         ("import horovod.torch as hvd\nhvd.init()", False),
+        ("import ray\nray.init()", False),
     ],
 )
 def test_a_script_that_never_forms_a_group_is_noted(tmp_path, source, noted):

@@ -19,6 +19,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "tensorflow": {"roles": {"worker": 2, "ps": 1}},
     "horovod": {"roles": {"worker": 2}},
     "jax": {"roles": {"worker": 2}},
+    "ray": {"roles": {"head": 1, "worker": 2}},
     "mpi": {"roles": {"worker": 2, "launcher": 1}},
     "spmd": {"roles": {"worker": 2, "data": 1}},
     "horovod with mpi": {"horovod": {"controller": "MPI"}, "roles": {"worker": 2, "launcher": 1}},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.api.job import API_VERSION, KIND
-from allranks.cli.convert.source import Fields, NotConvertible
+from allranks.cli.convert.source import Fields
 from allranks.frameworks import FRAMEWORKS
 
 Path = tuple[str, ...]
@@ -71,11 +71,6 @@ class Draft:
         return found
 
     def framework(self, name: str, comment: str = "") -> None:
-        """Raises NotConvertible if this version has no such framework."""
-        if name not in FRAMEWORKS:
-            raise NotConvertible(
-                "kind", f"this version of allranks has no framework {name}, which the kind {self.kind} needs"
-            )
         self.set("framework", name, comment)
 
     def set(self, path: str, value: Any, comment: str = "") -> None:

@@ -211,6 +211,7 @@ _PROBES = {
     "horovod": "'', None",
     "mpi4py": "'', None",
     "jax": "'', None",  # asking for its devices would take most of a GPU's memory
+    "ray": "'', None",
 }
 """Package -> expression for (details, whether a GPU can be used), where m is the module."""
 

@@ -12,6 +12,7 @@ from allranks.core import gpu_count, naming, topology
 from allranks.core.manifests import code, pod_metadata, pool_template, report_env, scheduling
 from allranks.core.manifests.strategic_merge import merge, without_nulls
 from allranks.core.model import Manifest, Platform
+from allranks.core.quantity import amount
 from allranks.frameworks.base import AttemptContext, ElasticBounds
 
 DEFAULT_GRACE_PERIOD_SECONDS = 30
@@ -53,6 +54,8 @@ def attempt_context(
         replicas=topology.replicas(job, status),
         options=job.spec.options,
         gpus={role: gpus(job, template, platform) for role, template in templates.items()},
+        cpus=_amounts(templates, "cpu"),
+        memory=_amounts(templates, "memory"),
         own_command=frozenset(role for role, spec in job.spec.roles.items() if spec.command is not None),
         commands={role: _command(template) for role, template in templates.items()},
         variables={role: _variable_names(job, template, platform) for role, template in templates.items()},
@@ -83,6 +86,12 @@ def gpus(job: Job, template: Manifest, platform: Platform) -> int:
 def _command(template: Manifest) -> tuple[str, ...]:
     found = trainer(template)
     return (*found["command"], *found.get("args", ())) if found.get("command") else ()
+
+
+def _amounts(templates: Mapping[str, Manifest], resource: str) -> dict[str, int]:
+    """Role -> what its training container may use of a resource: its limit, else its request."""
+    amounts = {role: amount(trainer(template).get("resources"), resource) for role, template in templates.items()}
+    return {role: amount for role, amount in amounts.items() if amount}
 
 
 def _grace_period(template: Manifest) -> int:

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from allranks.cli.convert.documents import convert
-from allranks.frameworks import FRAMEWORKS
 
 from .inputs import comments, draft, manifest, result
 from .rendered import Rendered
@@ -183,7 +182,6 @@ def test_an_autoscaling_RayJob_is_elastic():
     assert made.spec["elastic"] == {"minReplicas": 1, "maxReplicas": 5}
 
 
-@pytest.mark.skipif("ray" not in FRAMEWORKS, reason="this version has no framework ray")
 @pytest.mark.parametrize(
     ("fields", "path"),
     [({"entrypoint": ""}, "spec.entrypoint"), ({"rayClusterSpec": None}, "spec.rayClusterSpec")],

@@ -11,7 +11,6 @@ import yaml
 
 from allranks.cli.convert.documents import Converted, convert
 from allranks.cli.convert.training_runtimes import published
-from allranks.frameworks import FRAMEWORKS
 
 from . import original
 from .rendered import Rendered
@@ -24,7 +23,6 @@ RUNTIMES = [
         FOLDER / "trainer" / "flux-flux-runtime.yaml",
     )
 ]
-FRAMEWORK = {"RayJob": "ray"}
 WITHOUT_COMMAND = "jax-jax-dist-spmd-mnist-jaxjob_dist_spmd_mnist_gloo.yaml"
 """The command is in the image, which a helper cannot read."""
 
@@ -45,16 +43,8 @@ def converted(job: dict[str, Any], path: Path) -> Converted:
     others = [one for one in yaml.safe_load_all(path.read_text()) if one and one["kind"] != job["kind"]]
     documents = [(path.name, one) for one in (job, *others, *RUNTIMES)]
     found = next(one for one in convert(documents) if one.name)
-    needed = FRAMEWORK.get(job["kind"]) or _missing_framework(found)
-    if needed and needed not in FRAMEWORKS:
-        pytest.skip(f"this version has no framework {needed}")
     assert found.problems == ()
     return found
-
-
-def _missing_framework(one: Converted) -> str | None:
-    marker = "has no framework "
-    return next((text.partition(marker)[2].split(",")[0] for _, text in one.problems if marker in text), None)
 
 
 def test_all_examples_are_there():

@@ -1,0 +1,159 @@
+"""Ray: a head, which runs the command, and workers, which are nodes of the head's Ray cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from allranks.fields import Model, Port, Rule
+from allranks.frameworks.base import (
+    HELPER_DIR,
+    SECRET_DIR,
+    AttemptContext,
+    Framework,
+    Replica,
+    RoleKind,
+    RootCause,
+    Shared,
+    Wire,
+    Wiring,
+)
+
+
+class RayOptions(Model):
+    """Options of Ray."""
+
+    port: Port = Field(6379, description="Port of the GCS, Ray's control service, in the head's pod.")
+    dashboard_port: Port = Field(8265, description="Port of Ray's dashboard in the head's pod.")
+    client_port: Port = Field(10001, description="Port for Ray clients (`ray://`) in the head's pod.")
+    head_runs_tasks: bool = Field(
+        False,
+        description="Whether Ray runs tasks in the head's pod too. In a job without workers it always does.",
+    )
+
+
+class Ray(Framework):
+    name = "ray"
+    description = "Ray"
+    options = RayOptions
+    roles: ClassVar[Mapping[str, RoleKind]] = {
+        "head": RoleKind("The head of the Ray cluster, which runs the command.", max_replicas=1, ranked=False),
+        "worker": RoleKind("Nodes of the Ray cluster, which run tasks and actors.", scope="Pod"),
+    }
+    script_imports = frozenset({"ray"})
+    script_roles: ClassVar[Mapping[str, int]] = {"head": 1}
+    joins_group = frozenset({"init", "remote", "fit"})
+    reserved_env = frozenset({"RAY_ADDRESS"})
+    launcher_env = ("RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
+    elastic = "absorbs"
+    rules = (
+        Rule(
+            rule="has(self.roles.head) && self.roles.head.replicas > 0",
+            message="ray needs a head",
+            field=".roles.head",
+        ),
+        Rule(
+            rule="!has(self.success) || self.success != 'worker'",
+            message="cannot be worker in a Ray job, whose workers never exit by themselves: remove it",
+            field=".success",
+        ),
+    )
+
+    def wire(self, context: AttemptContext) -> Wire:
+        options: RayOptions = context.options
+        [head] = context.of("head")
+        host, port = context.address(head, options.port)
+        ports = {"gcs": options.port, "dashboard": options.dashboard_port, "client": options.client_port}
+        workers = len(context.of("worker"))
+        head_works = options.head_runs_tasks or not (workers or context.elastic)
+        defaults = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": f"{SECRET_DIR}/secret",
+            "RAY_USAGE_STATS_ENABLED": "0",  # Ray would send statistics to its authors
+        }
+        # When a worker is deleted, Ray drains its node within this time.
+        drain = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(max(0, context.grace_seconds - _KILL_SECONDS))}
+        head_env = {
+            "ALLRANKS_RAY_DASHBOARD_PORT": str(context.address(head, options.dashboard_port)[1]),
+            "ALLRANKS_RAY_CLIENT_PORT": str(context.address(head, options.client_port)[1]),
+            "ALLRANKS_RAY_WORKERS": str(workers),
+        }
+        if context.elastic:
+            head_env["ALLRANKS_RAY_MIN_WORKERS"] = str(context.elastic.min_workers)
+            head_env["ALLRANKS_RAY_MAX_WORKERS"] = str(context.elastic.max_workers)
+            head_env["ALLRANKS_RAY_WAIT_SECONDS"] = str(context.elastic.wait_seconds)
+
+        def wiring(replica: Replica) -> Wiring:
+            is_head = replica == head
+            works = head_works or not is_head
+            env = {
+                "RAY_ADDRESS": f"{host}:{port}",
+                **_resources(context, replica.role),
+                **({} if works else {"ALLRANKS_RAY_CPUS": "0", "ALLRANKS_RAY_GPUS": "0"}),
+                **(head_env if is_head else {}),
+            }
+            start = ("python3", f"{HELPER_DIR}/ray_node.py", replica.role)
+            return Wiring(
+                env=env,
+                defaults=defaults if is_head else defaults | drain,
+                ports=ports if is_head else {},
+                prefix=(*start, "--") if is_head else (),
+                command=None if is_head else start,
+                helper=True,
+                secret=True,
+            )
+
+        return wiring
+
+    def shared(self, context: AttemptContext) -> Shared:
+        return Shared(secret=True)
+
+    def processes(self, context: AttemptContext, role: str) -> int:
+        return 0  # Ray places the processes while the job runs, and the program numbers them
+
+    def success_target(self, replicas: Mapping[str, int], elastic: bool = False) -> tuple[str, int | None]:
+        return ("head", 0)
+
+    def long_running_roles(self, replicas: Mapping[str, int]) -> frozenset[str]:
+        return frozenset({"worker"})
+
+    def root_cause(self, message: str) -> RootCause | None:
+        return read_driver_error(message)
+
+
+_RANK_ERROR = re.compile(r"^\[Rank (?P<rank>\d+)(?:,\d+)* Error Snippet\]:\n", re.MULTILINE)
+"""Ray Train's report of the ranks that failed, at the end of the driver's traceback."""
+_TASK_ERROR = re.compile(
+    r"^(?:ray\.exceptions\.)?(?=RayTaskError\(\w+\): |ActorDiedError: |WorkerCrashedError: )", re.MULTILINE
+)
+"""The exception of a task or actor: Ray adds the remote traceback to it, with process and address of the node."""
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def read_driver_error(message: str) -> RootCause | None:
+    """The remote failure that ended the program, from the traceback at the end of its log."""
+    message = _COLOR.sub("", message)  # Ray colors the name of the task, whether or not it writes to a terminal
+    if ranks := [*_RANK_ERROR.finditer(message)]:
+        first = ranks[-1]  # an earlier report is that of a failure that Ray Train survived
+        return RootCause(rank=int(first["rank"]), message=message[first.end() :].strip() or None)
+    if errors := [*_TASK_ERROR.finditer(message)]:
+        return RootCause(message=message[errors[-1].end() :].strip())
+    return None
+
+
+_KILL_SECONDS = 5
+"""Part of a pod's grace period in which its processes end."""
+
+
+def _resources(context: AttemptContext, role: str) -> dict[str, str]:
+    """What Ray may use in a pod of this role. Ray itself finds out what the manifest does not say."""
+    out = {"ALLRANKS_RAY_GPUS": str(context.gpus[role])}
+    if role in context.cpus:
+        out["ALLRANKS_RAY_CPUS"] = str(context.cpus[role])
+    if role in context.memory:
+        out["ALLRANKS_RAY_MEMORY"] = str(context.memory[role])
+    return out

@@ -1,0 +1,355 @@
+"""Starts the Ray node of a pod: `python3 ray_node.py head -- PROGRAM [ARG...]`, or `python3 ray_node.py worker`.
+
+The head waits for the workers, runs the program, and ends with its exit status, 128 + n for a signal. A worker belongs
+to the head's cluster until its pod is deleted. `ray start --block` runs as a child of this process.
+
+Reads RAY_ADDRESS, ALLRANKS_RAY_CPUS/GPUS/MEMORY (what Ray may use here; Ray itself detects what is missing), and in the
+head ALLRANKS_RAY_DASHBOARD_PORT/CLIENT_PORT, ALLRANKS_RAY_WORKERS/MIN_WORKERS/WAIT_SECONDS. Needs only the standard
+library, and the program `ray` in PATH.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from watch import (  # type: ignore[import-not-found]  # in the same directory
+    FORWARDED,
+    HERE,
+    cannot_start,
+    name_of,
+    prepend,
+    write_line,
+)
+
+POLL_SECONDS = 0.2
+REMIND_SECONDS = 60.0
+"""Interval of the line that says for how many workers the head waits."""
+CONNECT_SECONDS = 5.0
+GRACE_SECONDS = 10.0
+"""How long Ray's processes may take to end."""
+DRAIN_SECONDS = 25.0
+LAST_SECONDS = 2.0
+"""Time that Ray's processes have after a node was drained."""
+STAY_SECONDS = 600.0
+"""How long a worker without a head waits for its deletion. Kubernetes detects a lost node after 90 s; a worker that
+ends earlier would look like the first failure."""
+LOST = 138
+"""The exit status of a worker without a head, and of a head without Ray: restart, because the program did not fail."""
+LOCAL_HEAD = "127.0.0.2"
+"""Address of the head on one machine; workers have the next ones. Ray replaces 127.0.0.1 by the machine's address in
+its network."""
+TRIES = 10
+"""Of `ray start`. On a busy machine it fails: Ray gives its agents 15 s to start."""
+JOINED = "Ray runtime started"
+"""What `ray start` prints when the node belongs to the cluster."""
+STORE_SHARE = 0.3
+"""Share of the memory for the object store, which is in /dev/shm. Ray's own default."""
+LINES = 12
+"""Lines of Ray's own output that are shown when it fails."""
+
+
+def main(argv: list[str]) -> int:
+    """Runs the node until it ends; returns the exit status."""
+    if argv[:1] == ["worker"]:
+        return Node().work()
+    if argv[:2] == ["head", "--"] and argv[2:]:
+        return Node().lead(argv[2:])
+    print("usage: ray_node.py head -- PROGRAM [ARG...] | ray_node.py worker", file=sys.stderr)
+    return 2
+
+
+class Node:
+    """The processes of this pod, and the signal that it received."""
+
+    def __init__(self) -> None:
+        self.host, _, port = os.environ["RAY_ADDRESS"].rpartition(":")
+        self.port = int(port)
+        self.local = self.host.startswith("127.")
+        self._env = dict(os.environ)
+        if self.local:
+            self.host = LOCAL_HEAD
+            self._env["RAY_ADDRESS"] = f"{self.host}:{self.port}"
+        for folder in ("startup", "python"):  # for the processes that Ray starts, as `watch.py` does for its program
+            path = HERE / folder
+            if path.is_dir() and str(path) not in self._env.get("PYTHONPATH", "").split(os.pathsep):
+                prepend(self._env, path)
+        self._ended: dict[int, int] = {}
+        """pid -> exit code of the children that have ended, -n for signal n."""
+        self._signals: list[int] = []
+        self._ray: subprocess.Popen[bytes] | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_SHORT if self.local else None))
+        self._output = self._folder / "ray-start.log"
+        self._woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
+                signal.signal(number, lambda number, frame: self._signals.append(number))
+
+    # --- the head ----------------------------------------------------------------------------------------------------
+
+    def lead(self, program: list[str]) -> int:
+        """Starts the cluster, and runs the program in it."""
+        _remove_stale_folders()
+        try:
+            status = self._join(self._head_options())
+            if status is None:
+                status = self._await_workers()
+            return self._run(program) if status is None else status
+        finally:
+            self._stop_ray()
+
+    def _head_options(self) -> list[str]:
+        options = ["--head", f"--port={self.port}"]
+        options.append(f"--ray-client-server-port={os.environ['ALLRANKS_RAY_CLIENT_PORT']}")
+        if self.local:
+            # The dashboard is a dozen processes, which start slowly on a small machine.
+            return [*options, "--include-dashboard=false", "--no-monitor"]
+        dashboard = f"--dashboard-port={os.environ['ALLRANKS_RAY_DASHBOARD_PORT']}"
+        return [*options, "--dashboard-host=0.0.0.0", dashboard]
+
+    def _await_workers(self) -> int | None:
+        """Waits for all workers; in an elastic job for as many as are needed, and for a while for the others. Returns
+        an exit status if the node ends meanwhile."""
+        wanted = int(os.environ.get("ALLRANKS_RAY_WORKERS") or 0)
+        if not wanted:
+            return None
+        least = int(os.environ.get("ALLRANKS_RAY_MIN_WORKERS") or wanted)
+        enough_at = time.monotonic() + float(os.environ.get("ALLRANKS_RAY_WAIT_SECONDS") or 0)
+        remind_at = time.monotonic() + REMIND_SECONDS
+        counter = subprocess.Popen([sys.executable, str(HERE / "ray_nodes.py")], env=self._env, stdout=subprocess.PIPE)
+        output = counter.stdout
+        assert output
+        os.set_blocking(output.fileno(), False)
+        workers = 0
+
+        def joined() -> bool:
+            nonlocal remind_at, workers
+            if counter.pid in self._ended:
+                write_line("this Ray does not say which workers have joined: the program starts at once")
+                return True
+            for line in (output.read() or b"").split():
+                workers = int(line) - 1
+            now = time.monotonic()
+            if now >= remind_at:
+                remind_at = now + REMIND_SECONDS
+                write_line(f"{max(0, workers)} of {wanted} workers have joined the Ray cluster")
+            return workers >= wanted or (workers >= least and now >= enough_at)
+
+        try:
+            return self._until(joined, "Ray ended before the workers joined")
+        finally:
+            if counter.pid not in self._ended:
+                _send(counter.pid, signal.SIGKILL)
+            output.close()
+
+    def _run(self, program: list[str]) -> int:
+        try:
+            process = subprocess.Popen(program, env=self._env)
+        except OSError as error:
+            return cannot_start(program, error)  # type: ignore[no-any-return]
+        forwarded = 0
+        lost_at = 0.0
+        while process.pid not in self._ended:
+            for number in self._signals[forwarded:]:
+                _send(process.pid, number)
+                forwarded += 1
+            if lost_at and time.monotonic() > lost_at + GRACE_SECONDS:
+                _send(process.pid, signal.SIGKILL)
+            elif not lost_at and self._ray_ended():
+                lost_at = time.monotonic()
+                self._show_output("Ray ended, and the program cannot continue without it")
+                _send(process.pid, signal.SIGTERM)
+            self._wait(1.0 if lost_at else None)
+        code = process.returncode = self._ended[process.pid]
+        if lost_at:
+            return LOST
+        if code < 0:
+            write_line(f"the program was ended by signal {-code} ({name_of(-code)})")
+            return 128 - code
+        return code
+
+    # --- a worker ----------------------------------------------------------------------------------------------------
+
+    def work(self) -> int:
+        """Belongs to the cluster until a signal arrives or Ray ends."""
+        try:
+            status = self._join([f"--address={self.host}:{self.port}"])
+            if status is not None:
+                return status
+            while not self._ray_ended():
+                if self._signals:
+                    return self._leave()
+                self._wait(None)
+            return self._without_ray()
+        finally:
+            self._stop_ray()
+
+    def _leave(self) -> int:
+        """The pod is being deleted: Ray drains the node, for which Ray Train has a budget of its own. Without the head
+        there is nothing to drain."""
+        assert self._ray
+        _send(self._ray.pid, signal.SIGTERM)
+        drain = float(os.environ.get("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S") or DRAIN_SECONDS)
+        deadline = time.monotonic() + drain + LAST_SECONDS
+        while not self._ray_ended() and self._is_up() and time.monotonic() < deadline:
+            self._wait(POLL_SECONDS)
+        return 128 + self._signals[0]
+
+    def _without_ray(self) -> int:
+        """Ray ended. It does so a minute after it lost the head; then the head's end is the failure."""
+        if self._is_up():
+            return self._show_output("Ray ended on this node")
+        write_line(f"no answer from the head at {self.host}:{self.port}")
+        deadline = time.monotonic() + STAY_SECONDS
+        while not self._signals and time.monotonic() < deadline:
+            self._wait(deadline - time.monotonic())
+        return 128 + self._signals[0] if self._signals else LOST
+
+    # --- both --------------------------------------------------------------------------------------------------------
+
+    def _join(self, options: list[str]) -> int | None:
+        """Starts Ray's processes, and waits until the node belongs to the cluster. Returns an exit status if it cannot.
+
+        Ray also gives up if the GCS is there and the head's own node not yet.
+        """
+        ray = shutil.which("ray")
+        if ray is None:
+            return cannot_start(["ray"], FileNotFoundError(2, "not in the image: install ray[default]"))  # type: ignore[no-any-return]
+        command = [ray, "start", *options, "--block", "--disable-usage-stats", *_resource_options()]
+        # Any free ports: a fixed range may contain one of the others.
+        command += ["--min-worker-port=0", "--max-worker-port=0"]
+        if self.local:  # all nodes are on this machine
+            own = LOCAL_HEAD if "--head" in options else f"127.0.0.{3 + int(os.environ['ALLRANKS_INDEX']) % 250}"
+            command += [f"--node-ip-address={own}", "--temp-dir", str(self._folder)]
+            command += ["--dashboard-agent-listen-port=0", "--metrics-export-port=0"]
+        env = {name: value for name, value in self._env.items() if name != "RAY_ADDRESS"}
+        for _ in range(TRIES):
+            if "--head" not in options:
+                status = self._until_head()
+                if status is not None:
+                    return status
+            with self._output.open("wb") as output:
+                self._ray = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
+            while not self._ray_ended():
+                if self._has_joined():
+                    return None
+                if self._signals:
+                    return self._leave() if "--head" not in options else 128 + self._signals[0]
+                self._wait(POLL_SECONDS)
+            if self._has_joined():  # and ended within one poll
+                return None
+        return self._show_output("Ray could not be started")
+
+    def _until_head(self) -> int | None:
+        """Waits for the head, which may be unscheduled for hours. Returns an exit status if a signal arrives."""
+        while not self._is_up():
+            if self._signals:
+                return 128 + self._signals[0]
+            self._wait(POLL_SECONDS)
+        return None
+
+    def _has_joined(self) -> bool:
+        with contextlib.suppress(OSError):
+            return JOINED in self._output.read_text(errors="replace")
+        return False
+
+    def _is_up(self) -> bool:
+        """Whether the GCS listens. The name of the head's pod may not resolve yet."""
+        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), CONNECT_SECONDS):
+            return True
+        return False
+
+    def _until(self, done: Callable[[], bool], failure: str) -> int | None:
+        """Waits for `done`. Returns an exit status if a signal arrives or Ray ends first."""
+        while not done():
+            if self._signals:
+                return 128 + self._signals[0]
+            if self._ray_ended():
+                return self._show_output(failure)
+            self._wait(POLL_SECONDS)
+        return None
+
+    def _wait(self, seconds: float | None) -> None:
+        """Waits for a signal, which includes SIGCHLD, and reaps: this process may be PID 1."""
+        if select.select([self._woken], [], [], seconds)[0]:
+            os.read(self._woken, 4096)
+        self._reap()
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._ended[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+
+    def _ray_ended(self) -> bool:
+        return self._ray is not None and self._ray.pid in self._ended
+
+    def _stop_ray(self) -> None:
+        """Ends `ray start`. Its processes end with the pod. Not by `ray stop`: it ends those of other nodes too."""
+        if self._ray and not self._ray_ended():
+            _send(self._ray.pid, signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _show_output(self, line: str) -> int:
+        """Shows why Ray ended; returns the exit status."""
+        with contextlib.suppress(OSError):
+            lines = self._output.read_text(errors="replace").splitlines()
+            sys.stderr.write("".join(f"{line}\n" for line in lines[-LINES:]))
+            sys.stderr.flush()
+        write_line(line)
+        code = self._ended.get(self._ray.pid, 1) if self._ray else 1
+        return 128 - code if code < 0 else code or 1
+
+
+_PREFIX = "allranks-ray-"
+_SHORT = "/tmp"
+"""A socket's path, below Ray's directory, has at most 107 bytes: TMPDIR may be too long."""
+
+
+def _remove_stale_folders() -> None:
+    """Removes the directories of nodes that were killed."""
+    for path in Path(_SHORT).glob(f"{_PREFIX}*"):
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _resource_options() -> list[str]:
+    options = []
+    for option, name in (("--num-cpus", "ALLRANKS_RAY_CPUS"), ("--num-gpus", "ALLRANKS_RAY_GPUS")):
+        if amount := os.environ.get(name):
+            options.append(f"{option}={amount}")
+    if memory := int(os.environ.get("ALLRANKS_RAY_MEMORY") or 0):
+        store = int(min(memory * STORE_SHARE, _shared_memory()))
+        options += [f"--memory={memory - store}", f"--object-store-memory={store}"]
+    return options
+
+
+def _shared_memory() -> float:
+    """Free bytes in /dev/shm; infinite without it."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return float("inf")
+    return 0.9 * found.f_bavail * found.f_frsize
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

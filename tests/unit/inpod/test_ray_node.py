@@ -1,0 +1,259 @@
+"""The helper that starts a pod's Ray node, with a stand-in for the program `ray` and for Ray's client of the GCS. Ray
+itself is in tests/frameworks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from allranks.pod_bundle import HELPERS
+
+SECONDS = 240
+FAKE_RAY = f"""#!{sys.executable}
+import json, os, pathlib, signal, socket, sys, time
+
+folder = pathlib.Path(os.environ["FAKE_RAY"])
+with (folder / "calls").open("a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+if (folder / "refuses").exists():
+    print("RuntimeError: this Ray does not start")
+    sys.exit(3)
+if "--head" in sys.argv:
+    [port] = [word.partition("=")[2] for word in sys.argv if word.startswith("--port=")]
+    gcs = socket.create_server(("127.0.0.2", int(port)))
+signal.signal(signal.SIGTERM, lambda *ignored: (folder / "drains").touch())
+print("Ray runtime started.", flush=True)
+(folder / "started").touch()
+while not (folder / "ends").exists():
+    time.sleep(0.02)
+print("a process of Ray died")
+sys.exit(4)
+"""
+FAKE_CLIENT = """
+import os, pathlib
+
+class GcsClient:
+    def __init__(self, address):
+        assert address == os.environ["RAY_ADDRESS"]
+
+    def get_all_node_info(self, timeout):
+        states = (pathlib.Path(os.environ["FAKE_RAY"]) / "nodes").read_text().split()
+        return dict(enumerate(type("Node", (), {"state": int(state)}) for state in states))
+"""
+"""The states of the nodes are in a file: 0 is alive."""
+
+
+@dataclass
+class Pod:
+    """Runs the helper, and ends it with the test."""
+
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(HELPERS / "ray_node.py"), *arguments]
+        process = subprocess.Popen(
+            command,
+            env=self.env | env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.running.append(process)
+        return process
+
+    def lead(self, program: str, **env: str) -> subprocess.Popen[str]:
+        return self.start("head", "--", sys.executable, "-c", program, **env)
+
+    def set(self, name: str, text: str = "") -> None:
+        (self.folder / "new").write_text(text)
+        (self.folder / "new").rename(self.folder / name)
+
+    def calls(self) -> list[list[str]]:
+        path = self.folder / "calls"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ray").write_text(FAKE_RAY)
+    (tmp_path / "bin" / "ray").chmod(0o755)
+    (tmp_path / "site" / "ray").mkdir(parents=True)
+    (tmp_path / "site" / "ray" / "__init__.py").write_text("")
+    (tmp_path / "site" / "ray" / "_raylet.py").write_text(FAKE_CLIENT)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    env = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site"), "ALLRANKS_INDEX": "1"}
+    env |= {"RAY_ADDRESS": f"127.0.0.1:{port}", "FAKE_RAY": str(tmp_path), "ALLRANKS_RAY_CLIENT_PORT": "20001"}
+    pod = Pod(tmp_path, env)
+    yield pod
+    left = []
+    for process in pod.running:
+        left += list(Path("/tmp").glob(f"allranks-ray-{process.pid}-*")) if process.poll() is not None else []
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with process:  # closes its pipes
+            process.wait(timeout=SECONDS)
+        for folder in Path("/tmp").glob(f"allranks-ray-{process.pid}-*"):
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
+    assert left == [], "a node that ended by itself removes its directory"
+
+
+def until(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, error = process.communicate(timeout=SECONDS)
+    return process.returncode, out, error
+
+
+def test_the_head_runs_the_program_in_its_cluster_and_ends_with_its_exit_code(pod: Pod) -> None:
+    found = end(pod.lead("import os, sys; print(os.environ['RAY_ADDRESS']); sys.exit(7)", ALLRANKS_RAY_CPUS="0"))
+    address = pod.env["RAY_ADDRESS"].replace("127.0.0.1", "127.0.0.2")
+    assert found == (7, f"{address}\n", "")
+    [call] = pod.calls()
+    assert call[:2] == ["start", "--head"]
+    assert {"--block", "--num-cpus=0", "--node-ip-address=127.0.0.2", "--ray-client-server-port=20001"} <= set(call)
+
+
+def test_a_program_that_a_signal_ends_is_reported_with_the_signal(pod: Pod) -> None:
+    code, _, error = end(pod.lead("import os; os.kill(os.getpid(), 9)"))
+    assert (code, error) == (137, "allranks: the program was ended by signal 9 (SIGKILL)\n")
+
+
+def test_the_program_gets_the_signals_of_the_pod(pod: Pod) -> None:
+    program = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('on', flush=True); time.sleep(99)"
+    )
+    head = pod.lead(program)
+    assert head.stdout
+    assert head.stdout.readline() == "on\n"
+    head.terminate()
+    assert end(head)[0] == 5
+
+
+def test_the_head_waits_for_its_workers(pod: Pod) -> None:
+    pod.set("nodes", "0 1")
+    head = pod.lead("print('runs')", ALLRANKS_RAY_WORKERS="2")
+    until(pod.calls)
+    pod.set("nodes", "0 1 0")  # one of the nodes is dead
+    assert head.poll() is None
+    pod.set("nodes", "0 1 0 0")
+    assert end(head) == (0, "runs\n", "")
+
+
+def test_an_elastic_head_waits_for_enough_workers(pod: Pod) -> None:
+    pod.set("nodes", "0 0")
+    elastic = {"ALLRANKS_RAY_WORKERS": "3", "ALLRANKS_RAY_MIN_WORKERS": "1", "ALLRANKS_RAY_WAIT_SECONDS": "0"}
+    assert end(pod.lead("print('runs')", **elastic)) == (0, "runs\n", "")
+
+
+def test_a_ray_that_cannot_be_asked_for_its_nodes_delays_nothing(pod: Pod) -> None:
+    (pod.folder / "site" / "ray" / "_raylet.py").write_text("")
+    code, out, error = end(pod.lead("print('runs')", ALLRANKS_RAY_WORKERS="2"))
+    assert (code, out) == (0, "runs\n")
+    assert error.endswith("allranks: this Ray does not say which workers have joined: the program starts at once\n")
+
+
+def test_without_ray_the_program_ends_and_the_job_restarts(pod: Pod) -> None:
+    head = pod.lead("import time; print('on', flush=True); time.sleep(99)")
+    assert head.stdout
+    assert head.stdout.readline() == "on\n"
+    pod.set("ends")
+    code, _, error = end(head)
+    assert code == 138
+    assert "a process of Ray died\nallranks: Ray ended, and the program cannot continue without it\n" in error
+
+
+@pytest.mark.parametrize("role", ["head", "worker"])
+def test_a_ray_that_does_not_start_is_tried_again_and_then_shown(pod: Pod, role: str) -> None:
+    pod.set("refuses")
+    if role == "head":
+        code, out, error = end(pod.lead("print('runs')"))
+    else:
+        with head_of(pod):
+            code, out, error = end(pod.start("worker"))
+    assert (code, out) == (3, "")
+    assert error == "RuntimeError: this Ray does not start\nallranks: Ray could not be started\n"
+    assert len(pod.calls()) == 10
+
+
+def head_of(pod: Pod) -> socket.socket:
+    return socket.create_server(("127.0.0.2", int(pod.env["RAY_ADDRESS"].rpartition(":")[2])))
+
+
+def test_a_worker_waits_for_the_head_and_ends_with_its_pod(pod: Pod) -> None:
+    worker = pod.start("worker", ALLRANKS_RAY_GPUS="2", ALLRANKS_RAY_MEMORY=str(1 << 30))
+    with head_of(pod):
+        until(pod.calls)
+    worker.terminate()  # without a head there is nothing to drain
+    assert end(worker) == (143, "", "")
+    [call] = pod.calls()
+    assert call[1].startswith("--address=127.0.0.2:")
+    assert {"--num-gpus=2", "--node-ip-address=127.0.0.4"} <= set(call)
+    amounts = dict(word[2:].split("=") for word in call if "memory" in word)
+    assert int(amounts["memory"]) + int(amounts["object-store-memory"]) == 1 << 30
+    assert 0 < int(amounts["object-store-memory"]) <= 0.3 * (1 << 30)
+
+
+def test_a_worker_that_is_deleted_lets_ray_drain_the_node(pod: Pod) -> None:
+    with head_of(pod):
+        worker = pod.start("worker")
+        until((pod.folder / "started").exists)
+        worker.terminate()
+        until((pod.folder / "drains").exists)
+        assert worker.poll() is None
+        pod.set("ends")
+        assert end(worker) == (143, "", "")
+
+
+def test_a_worker_whose_ray_ends_fails(pod: Pod) -> None:
+    with head_of(pod):
+        worker = pod.start("worker")
+        until(pod.calls)
+        pod.set("ends")
+        code, _, error = end(worker)
+    assert code == 4
+    assert error.endswith("a process of Ray died\nallranks: Ray ended on this node\n")
+
+
+def test_a_worker_without_a_head_waits_for_its_deletion(pod: Pod) -> None:
+    """The head's end is the failure, and a lost node is noticed later than the worker's."""
+    with head_of(pod):
+        worker = pod.start("worker")
+        until(pod.calls)
+    pod.set("ends")
+    assert worker.stderr
+    assert worker.stderr.readline().startswith("allranks: no answer from the head at 127.0.0.2:")
+    assert worker.poll() is None
+    worker.terminate()
+    assert end(worker)[0] == 143
+
+
+def test_programs_that_do_not_exist_are_errors_of_a_shell(pod: Pod) -> None:
+    code, _, error = end(pod.start("head", "--", "no-such-program"))
+    assert (code, error) == (127, "allranks: cannot start no-such-program: No such file or directory\n")
+    (pod.folder / "bin" / "ray").unlink()
+    code, _, error = end(pod.lead("print('runs')"))
+    assert (code, error) == (127, "allranks: cannot start ray: not in the image: install ray[default]\n")
+    assert end(pod.start("head"))[0] == 2
