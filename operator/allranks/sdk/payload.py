@@ -17,18 +17,32 @@ from allranks.extras import install_command
 
 
 def write(file: Path, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """For ranks on this machine, which have the import path of this process. Raises as `dumps`, and OSError."""
+    data = dumps(function, args, kwargs, path=[path for path in sys.path if path])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+
+
+def dumps(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, path: Sequence[str] = ()
+) -> bytes:
     """Raises CannotPickle with the name of the object that cannot be pickled, TypeError if the arguments do not fit
-    the function, OSError."""
+    the function."""
     cloudpickle = _cloudpickle()
     _check_arguments(function, args, kwargs)
     try:
         with _by_value(cloudpickle, function):
-            data = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+            data: bytes = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
     except Exception as error:  # pickling runs code of the objects, which raises anything
         raise CannotPickle(_explain(function, args, kwargs, error)) from error
-    header = {"python": "{}.{}".format(*sys.version_info[:2]), "path": [path for path in sys.path if path]}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(json.dumps(header).encode() + b"\n" + data)
+    header = {"python": "{}.{}".format(*sys.version_info[:2]), "path": list(path)}
+    return json.dumps(header).encode() + b"\n" + data
+
+
+def cloudpickle_files() -> dict[str, bytes]:
+    """Path -> content of the modules of cloudpickle, for images that do not have it."""
+    folder = Path(_cloudpickle().__file__).parent
+    return {f"{folder.name}/{file.name}": file.read_bytes() for file in sorted(folder.glob("*.py"))}
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -53,20 +53,22 @@ def run(
     and its value cannot be had; CannotPickle if the function or an argument cannot be sent to the ranks;
     InvalidManifest and CannotRun if nothing was started; KeyboardInterrupt after Ctrl-C, when all ranks have ended.
     """
-    replicas = _replicas(ranks)
+    if _is_on_cluster(ranks):
+        raise NotImplementedError
     arguments = {**(kwargs or {}), **more}
-    variables = tuple((env or {}).items())
+    options = Options(
+        replicas=-ranks, gpus=gpus, framework=framework, name=name, env=dict(env or {}), restarts=restarts
+    )
     if callable(target):
-        chosen = _name(name, payload.name_of(target))
-        directory = _directory(run_dir, chosen)
-        document = _function_document(target, chosen, directory, replicas, gpus, framework, variables)
+        directory = _directory(run_dir, name or job_name(payload.name_of(target)))
+        document = _function_document(target, directory, options)
     elif arguments:
         raise TypeError(f"{os.fspath(target)} is a script, which takes no keyword arguments: {', '.join(arguments)}")
     else:
-        document = _script_document(os.fspath(target), args, name, replicas, gpus, framework, variables)
+        document, notes = documents.of_script(os.fspath(target), args, options)
+        for note in notes:
+            print(f"note: {note}")
         directory = _directory(run_dir, document["metadata"]["name"])
-    if restarts is not None:
-        document["spec"]["restart"] = {"maxRestarts": restarts}
     load_documents([("allranks.run", document)])  # raises InvalidManifest
     if callable(target):
         payload.write(directory / PAYLOAD, target, args, arguments)
@@ -77,22 +79,8 @@ def run(
             (directory / PAYLOAD).unlink()
     if not callable(target):
         return None
-    return outcome.value_of(directory / RESULTS, _stored(directory)["status"].get("attempt", 0))
-
-
-def _replicas(ranks: int) -> int:
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or not ranks:
-        raise ValueError(f"ranks={ranks!r}: must be a negative number, for example -2 for two ranks on this machine")
-    if ranks > 0:
-        raise CannotRun(
-            f"ranks={ranks} means ranks on a cluster, where allranks.run cannot start functions yet: write "
-            f"ranks={-ranks} to run on this machine, or submit a manifest with `allranks submit`"
-        )
-    return -ranks
-
-
-def _name(given: str | None, default: str) -> str:
-    return given if given is not None else job_name(default)
+    attempt = _stored(directory)["status"].get("attempt", 0)
+    return outcome.value_of(outcome.read_files(directory / RESULTS, attempt, 0))
 
 
 def _directory(given: str | os.PathLike[str] | None, name: str) -> Path:
@@ -102,51 +90,12 @@ def _directory(given: str | os.PathLike[str] | None, name: str) -> Path:
     return directory
 
 
-def _function_document(
-    function: Callable[..., Any],
-    name: str,
-    directory: Path,
-    replicas: int,
-    gpus: int,
-    framework: str | None,
-    env: Sequence[tuple[str, str]],
-) -> dict[str, Any]:
-    cure = f"specify framework={' | '.join(repr(item) for item in FRAMEWORKS)}"
-    if framework is not None and framework not in FRAMEWORKS:
-        raise ValueError(f"framework={framework!r}: must be one of {', '.join(FRAMEWORKS)}")
-    framework, _ = choose_framework(read_function(function), framework, cure)
+def _function_document(function: Callable[..., Any], directory: Path, options: Options) -> dict[str, Any]:
     there = directory.absolute()
     program = [str(HELPERS / "call_function.py"), str(there / PAYLOAD), str(there / RESULTS)]
     # The caller's Python, which has what the function needs: a launcher on PATH may belong to another environment.
-    module = FRAMEWORKS[framework].script_module
-    command = [sys.executable, *(["-m", module] if module else []), *program]
-    document = job_document(name, framework, command, replicas, gpus, env)
-    document["spec"]["progress"] = {}  # the function can report its progress
-    return document
-
-
-def _script_document(
-    script: str,
-    args: Sequence[Any],
-    name: str | None,
-    replicas: int,
-    gpus: int,
-    framework: str | None,
-    env: Sequence[tuple[str, str]],
-) -> dict[str, Any]:
-    document, notes = make_job(
-        read_script(script, Path.cwd()),
-        framework=framework,
-        replicas=replicas,
-        gpus=gpus,
-        env=env,
-        arguments=[str(argument) for argument in args],
-    )
-    for note in notes:
-        print(f"note: {note}")
-    if name is not None:
-        document["metadata"]["name"] = name
-    return document
+    module = FRAMEWORKS[documents.framework_of(function, options)].script_module
+    return documents.of_function(function, [sys.executable, *(["-m", module] if module else []), *program], options)
 
 
 def _run_here(document: dict[str, Any], directory: Path, *, logs: bool, link: bool) -> None:
@@ -163,7 +112,9 @@ def _run_here(document: dict[str, Any], directory: Path, *, logs: bool, link: bo
     if done.status == 0:
         return
     if done.status == 1:
-        raise outcome.failure_of(directory / RESULTS, _stored(directory))
+        job = _stored(directory)
+        attempt, rank, _ = outcome.first_failure(job)
+        raise outcome.failure_of(job, None if rank is None else outcome.read_files(directory / RESULTS, attempt, rank))
     if done.status == 2:
         if not (directory / run_directories.RUN_FILE).exists():
             shutil.rmtree(directory, ignore_errors=True)  # nothing was started
