@@ -4,6 +4,7 @@ AllranksError
  ├─ InvalidManifest     the manifest violates the schema or a rule; lists every problem with its field path
  ├─ CannotRun           this machine does not have what the job needs
  ├─ CannotPickle        a function or its argument cannot be sent to the ranks
+ ├─ CannotShip          a directory of code cannot be sent to the ranks: too large, no files
  ├─ RankFailed          a job failed; has the exception and traceback of the rank that failed first
  ├─ ResultError         a job succeeded, but what it returned cannot be had
  └─ ClusterError        a cluster cannot be reached, or rejects a request
@@ -35,6 +36,10 @@ class CannotRun(AllranksError):
 
 class CannotPickle(AllranksError):
     """Nothing was started, because a function, an argument or a variable that it uses cannot be pickled."""
+
+
+class CannotShip(AllranksError):
+    """Nothing was started, because a directory of code cannot be sent to the ranks."""
 
 
 class RankFailed(AllranksError):

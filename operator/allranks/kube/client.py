@@ -121,16 +121,18 @@ class Client:
         parameters: Mapping[str, Any] | None = None,
         *,
         accept: str = JSON,
+        content: str | None = None,
         retry_timeout: float | None = None,
     ) -> bytes:
-        """The body of a successful answer; a PATCH is a JSON merge patch. Raises ApiError."""
+        """The body of a successful answer; a PATCH is a JSON merge patch, unless `content` is another type. Raises
+        ApiError."""
         data = None if body is None else _encode(body)
         until = time.monotonic() + (self._retry_timeout if retry_timeout is None else retry_timeout)
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             try:
                 async with self._slots:
-                    return await self._once(verb, path, data, parameters, accept)
+                    return await self._once(verb, path, data, parameters, accept, content)
             except Unavailable as error:
                 # Full jitter: a thousand requests that failed together are not repeated together.
                 wait = max(error.retry_after, random.uniform(0.2, 1.0) * backoff)
@@ -140,7 +142,13 @@ class Client:
             await asyncio.sleep(wait)
 
     async def _once(
-        self, verb: str, path: str, data: bytes | None, parameters: Mapping[str, Any] | None, accept: str
+        self,
+        verb: str,
+        path: str,
+        data: bytes | None,
+        parameters: Mapping[str, Any] | None,
+        accept: str,
+        content: str | None,
     ) -> bytes:
         if verb not in _READS and not self.fence():
             raise Fenced(f"{verb} {path}: this replica is not the leader")
@@ -148,7 +156,7 @@ class Client:
         try:
             headers = self.connection.headers() | self._headers | {"Accept": accept}
             if data is not None:
-                headers["Content-Type"] = MERGE_PATCH if verb == "PATCH" else JSON
+                headers["Content-Type"] = content or (MERGE_PATCH if verb == "PATCH" else JSON)
             response = await self.transport.send(
                 verb, self.connection.url + path, data=data, params=parameters, headers=headers, timeout=self._timeout
             )

@@ -27,6 +27,8 @@ Manifest = dict[str, Any]
 Query = Mapping[str, str | int | None]
 
 JSON = "application/json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+"""Merges the items of lists by their keys. Only for kinds of Kubernetes itself."""
 TABLE = f"{JSON};as=Table;v=v1;g=meta.k8s.io,{JSON}"
 """The answer as `kubectl get` prints it, by the CRD's own columns."""
 
@@ -96,12 +98,13 @@ class Cluster:
         body: Mapping[str, Any] | None = None,
         *,
         accept: str = JSON,
+        content: str | None = None,
     ) -> Manifest:
-        """The answer. A PATCH is a JSON merge patch."""
+        """The answer. A PATCH is a JSON merge patch, unless `content` is another type."""
         import msgspec
 
         try:
-            answer = await self.client.request(verb, path, body, parameters(query), accept=accept)
+            answer = await self.client.request(verb, path, body, parameters(query), accept=accept, content=content)
             return msgspec.json.decode(answer, type=Manifest)
         except ApiError as error:
             raise self.explain(error, path) from error

@@ -18,6 +18,7 @@ from allranks.cli.format.duration import age, elapsed
 from allranks.cli.options import FAILED, Duration, print_error
 from allranks.cli.suggestions import SuggestingGroup
 from allranks.errors import AllranksError
+from allranks.text import size
 
 if TYPE_CHECKING:
     from allranks.local.run_directories import StoredRun
@@ -69,7 +70,7 @@ def list_(root: Path, output: str | None) -> None:
     if not found:
         click.echo(f"There are no runs in {root}.", err=True)
         return
-    rows = [(run.name, run.phase, age(run.started), _duration(run), _bytes(run.size)) for run in found]
+    rows = [(run.name, run.phase, age(run.started), _duration(run), size(run.size)) for run in found]
     for line in Table(["run", "phase", "age", "duration", "size"]).lines(rows):
         click.echo(line)
 
@@ -145,7 +146,7 @@ def prune(root: Path, older_than: float, dry_run: bool) -> None:
             if not dry_run:
                 run.remove()
             click.echo(f"{'would remove' if dry_run else 'removed'} {run.name}")
-    click.echo(f"{count} run{'s' * (count != 1)}, {_bytes(freed)}", err=True)
+    click.echo(f"{count} run{'s' * (count != 1)}, {size(freed)}", err=True)
 
 
 @contextmanager
@@ -160,15 +161,6 @@ def _errors() -> Iterator[None]:
 def _duration(run: StoredRun) -> str:
     end = run.ended or (datetime.now(UTC) if run.running else None)
     return elapsed((end - run.started).total_seconds()) if end and run.started else "<unknown>"
-
-
-def _bytes(number: float) -> str:
-    """`512 B`, `1.4 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    raise AssertionError
 
 
 def _as_json(run: StoredRun) -> dict[str, Any]:

@@ -1,0 +1,171 @@
+"""Stores a bundle in an immutable ConfigMap that every job with this code owns.
+
+Jobs with the same code share one ConfigMap, because its name is the hash of the content. The garbage collector deletes
+it with its last job. The order is: ConfigMap, job, owner reference. What an interruption leaves behind:
+
+- between ConfigMap and job: a ConfigMap without an owner. The next submission in the namespace deletes it (`sweep`),
+  but not in its first hour, in which the client may still be on its way.
+- between job and owner reference: the job runs. The next submission of the job, or of the same code, adds the owner.
+- the ConfigMap disappears before the owner is added, because its last other job was deleted: it is created again.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from allranks.api.job import API_VERSION, KIND, PLURAL
+from allranks.code.bundle import Bundle
+from allranks.errors import ClusterError
+from allranks.kube.cluster import STRATEGIC_MERGE_PATCH, Cluster, Manifest
+
+LABEL = "allranks.dev/code"
+KEY = "code.tar.gz"
+_SWEEP_AGE = timedelta(hours=1)
+_FIELD_MANAGER = {"fieldManager": "allranks"}
+
+Own = Callable[[Manifest], Awaitable[None]]
+"""Makes a job, as the API server returned it, an owner of the ConfigMap."""
+
+
+@contextlib.asynccontextmanager
+async def shipped(cluster: Cluster, namespace: str, bundle: Bundle, *, dry_run: bool = False) -> AsyncIterator[Own]:
+    """Within it the ConfigMap exists: create the job, whose `spec.code` is `bundle.spec`, and pass it to the function.
+
+    Without that, as when the API server rejects the job, a ConfigMap that this call created is deleted again. Raises
+    ClusterError.
+    """
+    created = await _create(cluster, namespace, bundle, dry_run)
+    owned = False
+
+    async def own(job: Manifest) -> None:
+        nonlocal owned
+        owned = True
+        if not dry_run:
+            await _own(cluster, namespace, bundle, [job, *([] if created else await _other_users(cluster, job))])
+
+    try:
+        yield own
+    finally:
+        if created and not owned and not dry_run:
+            await _discard(cluster, created)
+    if created and not dry_run:
+        await _sweep(cluster, namespace)
+
+
+def manifest(bundle: Bundle, namespace: str, *owners: Manifest) -> Manifest:
+    """The ConfigMap."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": bundle.config_map,
+            "namespace": namespace,
+            "labels": {LABEL: "true", "app.kubernetes.io/managed-by": "allranks"},
+            **({"ownerReferences": [_owner(job) for job in owners]} if owners else {}),
+        },
+        "immutable": True,  # kubelets need not watch it
+        "binaryData": {KEY: base64.b64encode(bundle.archive).decode()},
+    }
+
+
+def _owner(job: Manifest) -> dict[str, Any]:
+    """Not the controller, of which an object has at most one."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
+
+
+async def _create(cluster: Cluster, namespace: str, bundle: Bundle, dry_run: bool) -> Manifest | None:
+    """The new ConfigMap; None if there is one already."""
+    bundle.check_size()
+    query = {**_FIELD_MANAGER, "dryRun": "All" if dry_run else None}
+    try:
+        return await cluster.request("POST", _path(namespace), query, manifest(bundle, namespace))
+    except ClusterError as error:
+        if error.reason == "AlreadyExists":
+            return None
+        if error.status == 403:
+            cure = "ask for the rights to create and patch ConfigMaps, or use code from a claim or an image"
+            raise ClusterError(
+                f"the code cannot be stored in a ConfigMap: {error}; {cure}", 403, error.reason
+            ) from error
+        raise
+
+
+async def _own(cluster: Cluster, namespace: str, bundle: Bundle, jobs: list[Manifest]) -> None:
+    """The API server merges the references by UID, so that two submissions at once lose none."""
+    change = {"metadata": {"ownerReferences": [_owner(job) for job in jobs]}}
+    path = f"{_path(namespace)}/{bundle.config_map}"
+    while True:
+        try:
+            await cluster.request("PATCH", path, _FIELD_MANAGER, change, content=STRATEGIC_MERGE_PATCH)
+            return
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+        try:  # the garbage collector deleted it, with the last other job
+            await cluster.request("POST", _path(namespace), _FIELD_MANAGER, manifest(bundle, namespace, *jobs))
+            return
+        except ClusterError as error:
+            if error.reason != "AlreadyExists":
+                raise
+
+
+async def _other_users(cluster: Cluster, job: Manifest) -> list[Manifest]:
+    """Further jobs with this ConfigMap: one of them may be no owner, because its client was interrupted, and would lose
+    the ConfigMap together with the owners."""
+    metadata, name = job["metadata"], job["spec"]["code"]["configMap"]
+    try:
+        found = await cluster.get(f"/apis/{API_VERSION}/namespaces/{metadata['namespace']}/{PLURAL}")
+    except ClusterError:  # no permission to list jobs
+        return []
+    items: list[Manifest] = found.get("items") or []
+    return [item for item in items if _code_of(item) == name and item["metadata"]["uid"] != metadata["uid"]]
+
+
+async def _discard(cluster: Cluster, created: Manifest) -> None:
+    metadata = created["metadata"]
+    await _delete(cluster, metadata["namespace"], metadata)
+
+
+async def _sweep(cluster: Cluster, namespace: str) -> None:
+    """Deletes ConfigMaps with code that interrupted submissions left: without an owner, unused, and older than an hour.
+    Without the permissions nothing happens."""
+    before = datetime.now(UTC) - _SWEEP_AGE
+    with contextlib.suppress(ClusterError):
+        listed = await cluster.get(_path(namespace), {"labelSelector": LABEL}, accept=_METADATA_ONLY)
+        left = [
+            item["metadata"]
+            for item in listed.get("items") or []
+            if not item["metadata"].get("ownerReferences")
+            and datetime.fromisoformat(item["metadata"]["creationTimestamp"]) < before
+        ]
+        if not left:
+            return
+        jobs = await cluster.get(f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}")
+        used = {_code_of(job) for job in jobs.get("items") or []}
+        for metadata in left:
+            if metadata["name"] not in used:
+                await _delete(cluster, namespace, metadata)
+
+
+async def _delete(cluster: Cluster, namespace: str, metadata: Manifest) -> None:
+    """Only if it is unchanged: another client may have added its job meanwhile."""
+    unchanged = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+    options = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": unchanged}
+    with contextlib.suppress(ClusterError):
+        await cluster.request("DELETE", f"{_path(namespace)}/{metadata['name']}", None, options)
+
+
+def _code_of(job: Manifest) -> str:
+    """The name of the job's ConfigMap with code; empty without one."""
+    return str(((job.get("spec") or {}).get("code") or {}).get("configMap") or "")
+
+
+def _path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/configmaps"
+
+
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,application/json"
