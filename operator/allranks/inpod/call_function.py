@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import linecache
 import os
 import pickle
 import sys
@@ -80,8 +81,11 @@ def load(payload: Path) -> Any:
                 f"the function was sent by Python {header['python']}, and the ranks run Python {here} "
                 f"({sys.executable}): use the same version on both sides"
             )
+        for name, text in header.get("sources", {}).items():
+            if not Path(name).exists():  # a traceback shows its lines all the same
+                linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         # Last: the image's own cloudpickle is preferred to the one that was sent.
-        for path in (*header["path"], os.getcwd(), str(payload.parent / "python")):
+        for path in (*header["path"], str(Path.cwd()), str(payload.parent / "python")):
             if path not in sys.path:
                 sys.path.append(path)
         try:

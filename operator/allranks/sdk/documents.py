@@ -1,7 +1,8 @@
-"""Makes the manifest of a function or a script, for this machine and for clusters. The only place of `sdk` that does."""
+"""Makes the manifest of a function or a script, for this machine and for clusters."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ RESULTS_ANNOTATION = "allranks.dev/results"
 """`every-rank` if all ranks send their values."""
 EVERY_RANK = "every-rank"
 
+Target = Callable[..., Any] | str | os.PathLike[str]
 Ranks = int | tuple[int, int]
 
 
@@ -58,7 +60,7 @@ def of_function(function: Callable[..., Any], command: Sequence[str], options: O
 
 
 def framework_of(function: Callable[..., Any], options: Options) -> str:
-    """That of the packages that the function imports, unless the caller named one. Raises InvalidManifest, ValueError."""
+    """By default that of the packages that the function imports. Raises InvalidManifest, ValueError."""
     cure = f"specify framework={' | '.join(repr(item) for item in FRAMEWORKS)}"
     _check_framework(options)
     return choose_framework(read_function(function), options.framework, cure)[0]

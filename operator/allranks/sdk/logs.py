@@ -82,9 +82,7 @@ async def log_lines(
 
 async def _existing(cluster: Cluster, job: Manifest, pod: Pod, wanted: Wanted) -> AsyncGenerator[list[Line]]:
     try:
-        async with contextlib.aclosing(
-            read(cluster, job["metadata"]["namespace"], pod.name, wanted.query())
-        ) as blocks:
+        async with contextlib.aclosing(read(cluster, job["metadata"]["namespace"], pod.name, wanted.query())) as blocks:
             async for lines in blocks:
                 yield lines
     except ClusterError as error:

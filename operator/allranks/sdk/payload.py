@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import json
+import linecache
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from allranks.errors import CannotPickle, CannotRun
@@ -32,11 +34,45 @@ def dumps(
     _check_arguments(function, args, kwargs)
     try:
         with _by_value(cloudpickle, function):
-            data: bytes = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+            data, files = _pickled(cloudpickle, (function, tuple(args), dict(kwargs)))
     except Exception as error:  # pickling runs code of the objects, which raises anything
         raise CannotPickle(_explain(function, args, kwargs, error)) from error
-    header = {"python": "{}.{}".format(*sys.version_info[:2]), "path": list(path)}
+    header = {"python": "{}.{}".format(*sys.version_info[:2]), "path": list(path), "sources": _sources(files)}
     return json.dumps(header).encode() + b"\n" + data
+
+
+def _pickled(cloudpickle: Any, value: Any) -> tuple[bytes, list[str]]:
+    """The pickle, and the files whose code is in it."""
+    files: dict[str, None] = {}
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+        """Keeps the file names of code, which cloudpickle 3.1.3 drops: a traceback names the file and has its lines."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if not isinstance(obj, CodeType):
+                return super().reducer_override(obj)
+            files[obj.co_filename] = None
+            make, parts = self.dispatch_table[CodeType](obj)
+            return make, tuple(obj.co_filename if part == "<dynamic-code>" else part for part in parts)
+
+    out = io.BytesIO()
+    Pickler(out).dump(value)
+    return out.getvalue(), list(files)
+
+
+def _sources(files: Sequence[str]) -> dict[str, str]:
+    """File -> its text, for tracebacks in ranks that do not have the file, such as the cell of a notebook."""
+    out, left = {}, _SOURCE_CHARACTERS
+    for file in files:
+        text = "".join(linecache.getlines(file))
+        if text and len(text) <= left:
+            out[file] = text
+            left -= len(text)
+    return out
+
+
+_SOURCE_CHARACTERS = 400_000
+"""Of all files together. What is longer has no source lines in tracebacks."""
 
 
 def cloudpickle_files() -> dict[str, bytes]:

@@ -1,6 +1,6 @@
 """Assembles what the function of a rank returned or raised, which arrives in parts, within limits. No I/O.
 
-The content stays opaque: it is a pickle, which only the user's own programs may load. 
+The content stays opaque: it is a pickle, which only the user's own programs may load.
 `docs/reference/reports-protocol.md` describes the protocol and its limits.
 """
 
