@@ -158,7 +158,7 @@ class Reported:
     def _error(self, described: dict[str, Any], error: Any) -> bytes:
         text = described.get("traceback", "")
         if len(text) > TRACEBACK_CHARACTERS:  # what was called last, and the exception, are at the end
-            described["traceback"] = "...\n" + text[-TRACEBACK_CHARACTERS:].partition("\n")[2]
+            described["traceback"] = "...\n" + text[-TRACEBACK_CHARACTERS:]
         described["message"] = described["message"][:4096]
         described, data = (described, b"") if error is None else pickled(described, error)
         content = line(described) + data

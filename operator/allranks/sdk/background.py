@@ -6,6 +6,7 @@ A notebook has a running loop in its main thread already, in which nothing may b
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import functools
 import threading
@@ -51,5 +52,14 @@ async def _close(items: AsyncGenerator[Any]) -> None:
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     # A daemon: it must not keep the interpreter from ending.
-    threading.Thread(target=loop.run_forever, name="allranks", daemon=True).start()
+    thread = threading.Thread(target=loop.run_forever, name="allranks", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        if not thread.is_alive():
+            loop.close()
+
+    atexit.register(end)
     return loop

@@ -163,8 +163,8 @@ def jobs(
 
 def _replicas(ranks: Ranks) -> Ranks:
     """Raises ValueError."""
-    bounds = ranks if isinstance(ranks, tuple) else (ranks,)
-    if len(bounds) in (1, 2) and all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in bounds):
+    bounds = (ranks,) if not isinstance(ranks, tuple) else ranks if len(ranks) == 2 else ()
+    if bounds and all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in bounds):
         return ranks
     raise ValueError(
         f"ranks={ranks!r}: must be the number of replicas on a cluster, or (least, most) for an elastic job; "
