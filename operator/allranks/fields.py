@@ -51,6 +51,9 @@ LongText = Annotated[str, StringConstraints(max_length=8192)]
 """An argument, or the value of a variable."""
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/")]
 """An absolute path inside the container."""
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$", max_length=64)]
+Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{7,64}$", max_length=64)]
+"""The hash of a commit, which may be shortened."""
 Reason = Annotated[str, StringConstraints(max_length=128)]
 Seconds = Annotated[int, Field(ge=0, le=315_360_000)]
 """At most ten years."""

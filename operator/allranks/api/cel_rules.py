@@ -91,11 +91,46 @@ CHECKPOINT = (
     ),
 )
 
+CODE = (
+    Rule(
+        rule="[has(self.configMap), has(self.claim), has(self.image)].filter(x, x).size() == 1",
+        message="set exactly one of configMap, claim and image",
+    ),
+    Rule(
+        rule="has(self.configMap) == has(self.sha256)",
+        message="configMap and sha256 belong together: let allranks submit --code DIR write both",
+        field=".sha256",
+    ),
+    Rule(
+        rule="!has(self.subPath) || !has(self.configMap)",
+        message="is for a claim or an image",
+        field=".subPath",
+    ),
+    Rule(
+        rule="!has(self.subPath) || !self.subPath.matches('^/|(^|/)[.][.](/|$)')",
+        message="must be a relative path that does not lead upwards",
+        field=".subPath",
+    ),
+    Rule(
+        rule="self.path != '/' && !self.path.matches('(^|/)[.][.]?(/|$)') && !self.path.contains(':')",
+        message="must be a directory below /, without ':' and without . or .. as a part",
+        field=".path",
+    ),
+)
+
+PACKAGES = (
+    Rule(
+        rule="self.all(p, p.matches('^[A-Za-z0-9]'))",
+        message="must be requirements such as timm==1.0, without options of pip: set those by variables such as "
+        "PIP_INDEX_URL",
+    ),
+)
+
 REMOVE_ANY = "remove any of "
 """Stands before a list of variables in a message. `allranks validate` names only those that are set."""
 
 _FIXED_IN_CONTAINER = ("image", "command", "args", "env", "resources", "workingDir", "template")
-_FIXED_IN_SPEC = ("pool", "elastic", "success", "managedBy", "checkpoint", "hang", "progress")
+_FIXED_IN_SPEC = ("pool", "elastic", "success", "managedBy", "checkpoint", "hang", "progress", "code", "packages")
 """Fields that cannot be changed in an existing job, besides those that have the rule FIXED themselves. All others can:
 suspend, replicas, deadlines, TTL, maxRestarts."""
 _NEW_JOB = "cannot be changed in an existing job: create a new job"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from allranks.fields import Count, Model, Name, Reason, Replicas
+from allranks.fields import Commit, Count, Model, Name, Reason, Replicas, Sha256
 
 Phase = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed"})
@@ -237,6 +237,14 @@ class ProgressStatus(Model):
     eta: Reason = Field("", description="For kubectl get: the time to the last step.")
 
 
+class CodeStatus(Model):
+    """The code that the current attempt runs."""
+
+    sha256: Sha256 | None = Field(None, description="SHA-256 of the archive in the ConfigMap.")
+    commit: Commit | None = Field(None, description="The git commit of the code.")
+    dirty: bool | None = Field(None, description="Whether files differ from the commit.")
+
+
 class Status(Model):
     """Observed state of the job."""
 
@@ -306,6 +314,7 @@ class Status(Model):
         None, description="Productive time divided by all time but queued."
     )
     progress: ProgressStatus | None = Field(None, description="Progress of the training.")
+    code: CodeStatus | None = Field(None, description="The code that the current attempt runs, if spec.code names it.")
     selector: Annotated[str, StringConstraints(max_length=512)] = Field(
         "", description="Label selector of the workers, for the scale subresource."
     )

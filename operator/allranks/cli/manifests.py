@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,6 +20,8 @@ from allranks.cli import manifest_files
 from allranks.cli.checks import kinds
 from allranks.cli.checks import manifest as checks
 from allranks.cli.checks.problem import Problem, Severity
+from allranks.cli.shipping import Shipping
+from allranks.code.bundle import Bundle
 from allranks.core.manifests import pods, pool_template
 from allranks.errors import InvalidManifest
 
@@ -93,6 +96,8 @@ class Loaded:
     """Warnings and notes."""
     titles: tuple[str, ...] = ()
     """Names of the jobs for people: `sweep-*` for a name that the API server will make."""
+    bundles: Mapping[str, Bundle] = field(default_factory=dict)
+    """Name of a ConfigMap in `spec.code` of a job -> the code that it is to hold."""
 
     def pool(self, name: str) -> Pool | None:
         """The TrainingPool with this name, if any."""
@@ -134,8 +139,13 @@ def load(
     pools_suffice: bool = False,
     additions: Additions | None = None,
     random_names: bool = False,
+    code: Path | None = None,
+    here: bool = False,
 ) -> Loaded:
     """Reads the objects in `files` (`-` is stdin), and applies each `path=value` of `sets` to the jobs.
+
+    `code`: the directory with the code of all jobs, in place of what the manifests say. `here`: the code is not too
+    large, whatever a ConfigMap holds, because the jobs run on this machine.
 
     The files must contain a job; with `pools_suffice` a pool is enough. A job with `generateName` gets a name: with
     `random_names` one that is probably new, otherwise always the same. Raises InvalidManifests with the problems of all
@@ -143,7 +153,10 @@ def load(
     """
     files = list(files)
     found: list[Finding] = []
-    loaded = load_documents(_documents(files, found), sets, found, additions=additions, random_names=random_names)
+    documents = _documents(files, found)
+    loaded = load_documents(
+        documents, sets, found, additions=additions, random_names=random_names, code=code, here=here
+    )
     if not loaded.jobs and not (loaded.pools and pools_suffice):
         other = [str(document.get("kind")) for document in loaded.documents if document.get("kind") != pool.KIND]
         problem = Problem("", kinds.instead_of_jobs(other))
@@ -158,10 +171,13 @@ def load_documents(
     *,
     additions: Additions | None = None,
     random_names: bool = False,
+    code: Path | Bundle | None = None,
+    here: bool = False,
 ) -> Loaded:
     """As `load`, for (source, document) pairs. `findings` is also filled while `documents` is read."""
     overrides = [_parse_set(item) for item in sets]
-    loading = _Loading([] if findings is None else findings, overrides, additions, random_names)
+    shipping = Shipping(code, here)
+    loading = _Loading([] if findings is None else findings, overrides, additions, random_names, shipping)
     for source, document in documents:
         loading.add(source, document)
     return loading.result()
@@ -185,6 +201,7 @@ class _Loading:
     overrides: list[tuple[list[str], Any]]
     additions: Additions | None
     random_names: bool
+    shipping: Shipping
     jobs: list[tuple[Job, Finding]] = field(default_factory=list)
     """Each job with a finding that has its place."""
     others: list[Other] = field(default_factory=list)
@@ -224,7 +241,15 @@ class _Loading:
             raise InvalidManifests(self.findings)
         jobs = tuple(job for job, _ in self.jobs)
         titles = tuple(place.name for _, place in self.jobs)
-        return Loaded(jobs, tuple(self.others), tuple(self.pools), tuple(self.written), tuple(self.findings), titles)
+        return Loaded(
+            jobs,
+            tuple(self.others),
+            tuple(self.pools),
+            tuple(self.written),
+            tuple(self.findings),
+            titles,
+            self.shipping.bundles,
+        )
 
     def _report(self, place: Finding, problems: Iterable[Problem]) -> None:
         self.findings += [
@@ -246,13 +271,14 @@ class _Loading:
                 _set(document, path, value)
             if self.additions:
                 self.additions.apply(document)
+            notes = self.shipping.apply(document, place.file)
             named = self._with_name(document)
             job = parse(named)
         except InvalidManifest as error:
             problems = _problems(error, generated=named is not document)
             return _without_repetition(problems, checks.written(document))
         wrong = [Problem(*problem) for problem in pods.problems(job)]
-        out = _without_repetition(wrong, checks.written(document, None if wrong else job))
+        out = _without_repetition([*wrong, *notes], checks.written(document, None if wrong else job))
         if all(problem.severity != "error" for problem in out):
             self.jobs.append((job, place))
         return out

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -53,6 +54,13 @@ def files_argument(command: Callable[..., None]) -> Callable[..., None]:
     return click.argument("files", nargs=-1, metavar="FILE...", shell_complete=complete_files)(option(with_files))
 
 
+code_option = click.option(
+    "--code",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Ship the code in DIR to the pods, which run it in place of that of the image. `code: DIR` in the manifest "
+    "does the same.",
+)
 set_option = click.option(
     "--set",
     "sets",

@@ -83,6 +83,11 @@ class Bundle:
     def spec(self) -> dict[str, Any]:
         """The value of `spec.code`. Raises CannotShip if the archive does not fit into a ConfigMap."""
         self.check_size()
+        return self.described
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The value of `spec.code`, whatever the size."""
         out: dict[str, Any] = {"configMap": self.config_map, "sha256": self.sha256}
         if self.commit:
             out |= {"commit": self.commit, "dirty": bool(self.dirty)}

@@ -99,7 +99,7 @@ class _Rules:
         ]
 
     def verdict(self, name: str) -> LeftOut | bool | None:
-        """None for a file to ship; why it is left out; True if nobody needs to hear of it."""
+        """None for a file to ship; why it is left out; True if no note is needed."""
         included = _check(self._ignore, name)
         if included is not None:
             return True if included else self._impossible(name)
@@ -164,7 +164,7 @@ def _walk(folder: Path) -> Iterator[str]:
             for one in sorted(directories)
             if one not in _CACHES and one not in links and not _git_ignores(specs, f"{prefix}{one}/")
         ]
-        if "pyvenv.cfg" in files:  # thousands of files that nobody wants
+        if "pyvenv.cfg" in files:  # thousands of files, which are not shipped
             directories.clear()
             files = ["pyvenv.cfg"]
         for file in (*files, *links):

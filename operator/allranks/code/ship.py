@@ -56,6 +56,12 @@ async def shipped(cluster: Cluster, namespace: str, bundle: Bundle, *, dry_run: 
         await _sweep(cluster, namespace)
 
 
+def config_map_of(job: Manifest) -> str:
+    """The name of the job's ConfigMap with code; empty without one."""
+    code = (job.get("spec") or {}).get("code")
+    return str(code.get("configMap") or "") if isinstance(code, dict) else ""
+
+
 def manifest(bundle: Bundle, namespace: str, *owners: Manifest) -> Manifest:
     """The ConfigMap."""
     return {
@@ -122,7 +128,7 @@ async def _other_users(cluster: Cluster, job: Manifest) -> list[Manifest]:
     except ClusterError:  # no permission to list jobs
         return []
     items: list[Manifest] = found.get("items") or []
-    return [item for item in items if _code_of(item) == name and item["metadata"]["uid"] != metadata["uid"]]
+    return [item for item in items if config_map_of(item) == name and item["metadata"]["uid"] != metadata["uid"]]
 
 
 async def _discard(cluster: Cluster, created: Manifest) -> None:
@@ -145,7 +151,7 @@ async def _sweep(cluster: Cluster, namespace: str) -> None:
         if not left:
             return
         jobs = await cluster.get(f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}")
-        used = {_code_of(job) for job in jobs.get("items") or []}
+        used = {config_map_of(job) for job in jobs.get("items") or []}
         for metadata in left:
             if metadata["name"] not in used:
                 await _delete(cluster, namespace, metadata)
@@ -157,11 +163,6 @@ async def _delete(cluster: Cluster, namespace: str, metadata: Manifest) -> None:
     options = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": unchanged}
     with contextlib.suppress(ClusterError):
         await cluster.request("DELETE", f"{_path(namespace)}/{metadata['name']}", None, options)
-
-
-def _code_of(job: Manifest) -> str:
-    """The name of the job's ConfigMap with code; empty without one."""
-    return str(((job.get("spec") or {}).get("code") or {}).get("configMap") or "")
 
 
 def _path(namespace: str) -> str:

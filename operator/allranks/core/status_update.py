@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
 from allranks.api.status import (
+    CodeStatus,
     Condition,
     CurvePoint,
     Failure,
@@ -53,6 +54,7 @@ class StatusChanges(TypedDict, total=False):
     times: Times | None
     goodput: float | None
     progress: ProgressStatus | None
+    code: CodeStatus | None
     selector: str
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from allranks.api.job import Job
-from allranks.api.status import Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
+from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core import elasticity, naming, restart_policy
 from allranks.core.progress import finalize, reset_for_attempt
 from allranks.core.root_cause import describe_failure, is_rejection
@@ -183,9 +183,17 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
         done={},
         avoided_nodes=_failed_nodes(status.history),
         progress=reset_for_attempt(status.progress),
+        code=_code(job),
         active_since=status.active_since or now,
         observed_generation=job.metadata.generation,
     )
+
+
+def _code(job: Job) -> CodeStatus | None:
+    code = job.spec.code
+    if code is None or (code.sha256 is None and code.commit is None):
+        return None
+    return CodeStatus(sha256=code.sha256, commit=code.commit, dirty=code.dirty)
 
 
 def _ended(

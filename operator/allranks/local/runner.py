@@ -21,12 +21,14 @@ from typing import Literal, Protocol
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
+from allranks.code.bundle import Bundle
 from allranks.core.manifests import pods
 from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod
 from allranks.core.reconcile import reconcile
 from allranks.core.rules.cleanup import CLEANUP_GRACE
 from allranks.errors import CannotRun
 from allranks.local import ports, run_directories
+from allranks.local.code import LocalCode
 from allranks.local.code_version import CodeVersion
 from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError, explain
@@ -88,6 +90,8 @@ class Options:
     """Directories of claims that are not in `volumes`, filled during the run. Jobs that share the dict share them."""
     grace: float | None = None
     """Seconds between SIGTERM and SIGKILL; replaces the value in the manifest."""
+    code: Bundle | None = None
+    """The code that the job's pods run; without it, `spec.code` must not name a ConfigMap."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     backoff: Backoff = field(default_factory=Backoff)
 
@@ -120,9 +124,10 @@ class LocalRun:
         self._listener: Listener = _NullListener()
         self._reconcile = reconcile
         self._listens = listens
-        self._volumes = Volumes(options.run_dir.absolute(), options.volumes, options.claims)
-        environ = machine_environment(options.environ)
-        self._machine = Machine(environ, self._volumes, options.workdir)
+        self._code = LocalCode(self.job, options.code, options.run_dir.absolute(), options.environ)
+        mapped = {**self._code.directories, **options.volumes}
+        self._volumes = Volumes(options.run_dir.absolute(), mapped, options.claims)
+        self._machine = Machine(machine_environment(options.environ), self._volumes, options.workdir)
         self._gpus: Gpus | None = None
         self._pods: dict[str, LocalPod] = {}
         self._endpoints: tuple[int, Mapping[tuple[str, int], tuple[str, int]]] | None = None
@@ -145,6 +150,7 @@ class LocalRun:
 
     def check(self) -> list[str]:
         """Notes on settings that have no effect here. Raises CannotRun if the first attempt cannot run here."""
+        self._code.check()
         self._gpus = Gpus(list_gpus(self._machine.environ), self._machine.environ)
         objects = self._first_objects(self.job, {})
         for manifest in objects:
@@ -162,7 +168,8 @@ class LocalRun:
             raise CannotRun("\n".join(problems))
         self._check_files(len(plans))
         self._gpus.enabled = sum(plan.gpus or 0 for plan in plans) <= self._gpus.count
-        return unsupported_field_notes(self.job, plans, self._volumes, self._gpus.count, str(self.options.workdir))
+        notes = unsupported_field_notes(self.job, plans, self._volumes, self._gpus.count, str(self.options.workdir))
+        return [*self._code.notes(), *notes]
 
     @property
     def volume_names(self) -> set[str]:
@@ -178,6 +185,7 @@ class LocalRun:
         if self._gpus is None:
             self.check()
         self._make_run_dir()
+        await self._code.provide()
         code = CodeVersion(self.options.workdir)  # its process must exist before the reaper, which kills later ones
         with more_open_files(), self._reaper, run_directories.in_use(self.options.run_dir):
             try:
@@ -191,12 +199,14 @@ class LocalRun:
                 await self._end_pods(grace)
                 await self._reports.stop()
                 self._state_file.write(self.status)
-                code.write(self.options.run_dir / run_directories.CODE_FILE)
+                if self.options.code is None:
+                    code.write(self.options.run_dir / run_directories.CODE_FILE)
         return how
 
     def stop(self, at_once: bool = False) -> None:
         """Ends the run: SIGTERM and the grace period, or SIGKILL at once."""
         self._stopping = True
+        self._code.stop()
         for pod in self._pods.values():
             pod.delete(0 if at_once else None)
         self._wake.set()

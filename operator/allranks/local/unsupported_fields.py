@@ -114,13 +114,15 @@ def _about_volumes(plans: Iterable[PodPlan], volumes: Volumes) -> Iterator[str]:
         for name, (path, _) in plan.mounted.items():
             volume, where = directories[name]
             claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            if name.startswith("allranks-"):
+                continue
             if name in volumes.mapped or claim in volumes.mapped:
                 made = "" if where.is_dir() else " (will be created)"
                 lines[name] = f"{path} is {where}{made}"
             elif claim:
                 new = "" if where.is_dir() else f", new for this run: --volume {claim}=DIR keeps it"
                 lines[name] = f"{path} (claim {claim}) is {where}{new}"
-            elif not name.startswith("allranks-"):
+            else:
                 lines[name] = f"{path} ({name}) is a separate directory for each pod, removed with the pod"
     yield from lines.values()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,13 +14,15 @@ import click
 
 from allranks.cli.completers import complete_files
 from allranks.cli.live.session import NOT_STARTED, Session, exit_on_ctrl_c
-from allranks.cli.options import OK, Count, print_error, set_option
+from allranks.cli.options import OK, Count, code_option, print_error, set_option
 from allranks.cli.safe_output import use_colour
 from allranks.cli.script_job import is_script
 from allranks.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
+    from allranks.api.job import Job
     from allranks.cli.manifests import Loaded
+    from allranks.code.bundle import Bundle
     from allranks.local import LocalRun
 
 EXAMPLES = """\b
@@ -28,6 +31,7 @@ Examples:
   allranks run train.py -n 2 -e OMP_NUM_THREADS=4 --save job.yaml
   allranks run examples/penguins-pytorch.yaml
   allranks run job.yaml --restarts 3
+  allranks run train.py -n 2 --code .
   allranks run job.yaml --set roles.worker.replicas=2 --volume data=./data -- --epochs 3
   cat job.yaml | allranks run -f - --dry-run
   allranks run job.yaml -o json --quiet | jq -r .status.phase
@@ -74,6 +78,7 @@ _SIMILAR = 0.75
     shell_complete=complete_files,
 )
 @set_option
+@code_option
 @click.option("-n", "--replicas", type=Count(min=1), metavar="N", help="Ranks of a script. [default: 1]")
 @click.option("--gpus", type=Count(min=0), metavar="N", help="GPUs of each rank of a script. [default: 0]")
 @click.option(
@@ -132,6 +137,7 @@ def run(
     files: tuple[str, ...],
     filenames: tuple[str, ...],
     sets: tuple[str, ...],
+    code: Path | None,
     replicas: int | None,
     gpus: int | None,
     framework: str | None,
@@ -177,9 +183,11 @@ def run(
         mapped = _mapped(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
         if script:
-            loaded, texts = _load_script(script, sets, additions, replicas or 1, gpus or 0, framework, workdir, save)
+            loaded, texts = _load_script(
+                script, sets, additions, replicas or 1, gpus or 0, framework, code or workdir, save, ships=bool(code)
+            )
         else:
-            loaded, texts = _load(given, sets, additions), []
+            loaded, texts = _load(given, sets, additions, code), []
         claims: dict[str, Path] = {}
         runs = [
             LocalRun(
@@ -191,6 +199,7 @@ def run(
                     volumes=mapped,
                     claims=claims,
                     grace=grace_period,
+                    code=_bundle(loaded, job),
                 ),
             )
             for job in loaded.jobs
@@ -255,10 +264,15 @@ _Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 """(arguments, variables) of the command line."""
 
 
-def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions) -> Loaded:
+def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code: Path | None) -> Loaded:
     from allranks.cli.manifests import Additions, load
 
-    return load(files, sets, additions=Additions(*additions), random_names=True)
+    return load(files, sets, additions=Additions(*additions), random_names=True, code=code, here=True)
+
+
+def _bundle(loaded: Loaded, job: Job) -> Bundle | None:
+    """The code that was collected for the job."""
+    return loaded.bundles.get(job.spec.code.config_map or "") if job.spec.code else None
 
 
 def _load_script(
@@ -270,20 +284,41 @@ def _load_script(
     framework: str | None,
     workdir: Path,
     save: Path | None,
+    *,
+    ships: bool,
 ) -> tuple[Loaded, list[str]]:
-    """The script's job and notes on it; writes its manifest to `save`. Raises InvalidManifest."""
+    """The script's job and notes on it; writes its manifest to `save`. `ships`: the code in `workdir` is shipped.
+    Raises InvalidManifest."""
     from allranks.cli.manifests import load_documents
     from allranks.cli.script_job import make_job, read_script
 
     arguments, env = additions
     framework = _framework_of_script(framework, sets)
+    if ships:
+        script = _inside(script, workdir)
     source = read_script(script, workdir)
     document, notes = make_job(source, framework=framework, replicas=replicas, gpus=gpus, env=env, arguments=arguments)
-    loaded = load_documents([(script, document)], sets)
+    loaded = load_documents([(script, document)], sets, code=workdir if ships else None, here=True)
     if save:
-        _save(save, loaded.documents[0])
+        written = loaded.documents[0]
+        if ships:
+            written = {**written, "spec": {**written["spec"], "code": os.path.relpath(workdir, save.parent)}}
+        _save(save, written)
         notes.append(f"the manifest is in {save}: set its image to one that contains {script}, then submit it")
     return loaded, notes
+
+
+def _inside(script: str, code: Path) -> str:
+    """The path of the script in the shipped code. It is relative to the current directory, as is `code`, or to `code`.
+    Raises CannotRun."""
+    from allranks.errors import CannotRun
+
+    given = Path(script)
+    if not given.is_file() and (code / script).is_file():
+        return script
+    if not given.resolve().is_relative_to(code.resolve()):
+        raise CannotRun(f"{script} is not in {code}, the directory of --code: name a directory that contains it")
+    return str(given.resolve().relative_to(code.resolve()))
 
 
 def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,12 +21,15 @@ from allranks.cli.options import (
     FAILED,
     OK,
     Duration,
+    code_option,
     files_argument,
     on_cluster,
     print_error,
     print_problem,
     set_option,
 )
+from allranks.code import ship
+from allranks.code.bundle import Bundle
 from allranks.errors import ClusterError, InvalidManifest
 from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import status_of
@@ -37,7 +41,7 @@ from allranks.kube.merge_patch import diff
 Examples:
   allranks submit job.yaml
   allranks submit job.yaml --set roles.worker.replicas=8 --set metadata.name=penguins-8
-  allranks submit job.yaml --logs
+  allranks submit job.yaml --code . --logs
   allranks submit job.yaml --wait --timeout 2h && echo trained
   allranks render job.yaml && allranks submit job.yaml --dry-run
 \b
@@ -48,6 +52,7 @@ Exit status:
 )
 @files_argument
 @set_option
+@code_option
 @click.option("--dry-run", is_flag=True, help="Let the API server validate everything without creating it.")
 @click.option("-o", "--output", type=click.Choice(OBJECT_OUTPUTS), help="Print the objects in this format.")
 @click.option("--wait", "wait_for", is_flag=True, help="Wait until the jobs have finished.")
@@ -58,6 +63,7 @@ async def submit(
     cluster: Cluster,
     files: tuple[str, ...],
     sets: tuple[str, ...],
+    code: Path | None,
     dry_run: bool,
     output: str | None,
     wait_for: bool,
@@ -72,14 +78,14 @@ async def submit(
     from allranks.cli.manifests import load
 
     try:
-        loaded = load(files, sets, pools_suffice=True)
+        loaded = load(files, sets, pools_suffice=True, code=code)
         documents = loaded.documents
     except InvalidManifest as error:
         print_error(error)
         return BAD_MANIFEST
     for severity, text in loaded.notes():
         print_problem(severity, text)
-    session = Session(cluster, dry_run)
+    session = Session(cluster, dry_run, loaded.bundles)
     status = OK
     jobs: list[Manifest] = []
     stored: list[Manifest] = []
@@ -138,6 +144,8 @@ class Session:
 
     cluster: Cluster
     dry_run: bool
+    bundles: Mapping[str, Bundle] = field(default_factory=dict)
+    """Name of a ConfigMap in `spec.code` of a job -> the code, which is stored in it before the job is created."""
     _resources: dict[tuple[str, str], tuple[str, bool]] = field(
         default_factory=lambda: {(API_VERSION, KIND): (PLURAL, True)}
     )
@@ -145,6 +153,15 @@ class Session:
 
     async def apply(self, document: Manifest) -> tuple[str, Manifest]:
         """(`created`, `unchanged` or `configured`, the stored object). Raises ClusterError."""
+        bundle = self.bundles.get(ship.config_map_of(document)) if document.get("kind") == KIND else None
+        if bundle is None:
+            return await self._apply(document)
+        async with ship.shipped(self.cluster, self._namespace(document), bundle, dry_run=self.dry_run) as own:
+            done, answer = await self._apply(document)
+            await own(answer)
+            return done, answer
+
+    async def _apply(self, document: Manifest) -> tuple[str, Manifest]:
         title = self.title(document)
         collection = await self._collection(document)
         query = {"fieldManager": "allranks", "fieldValidation": "Strict", "dryRun": "All" if self.dry_run else None}

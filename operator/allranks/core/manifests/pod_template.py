@@ -9,7 +9,7 @@ from allranks.api.job import Job, RoleSpec
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
 from allranks.core import gpu_count, naming, topology
-from allranks.core.manifests import pod_metadata, pool_template, report_env, scheduling
+from allranks.core.manifests import code, pod_metadata, pool_template, report_env, scheduling
 from allranks.core.manifests.strategic_merge import merge, without_nulls
 from allranks.core.model import Manifest, Platform
 from allranks.frameworks.base import AttemptContext, ElasticBounds
@@ -109,6 +109,10 @@ def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool
     user["spec"] = merge(user.get("spec") or {}, {"containers": [_trainer_from_fields(job, role)]})
     below = pool_template.template_of(pool, user, ranked) if pool else {"spec": {}}
     template = merge(merge(below, {"spec": scheduling.requested(job, user["spec"])}), user)
+    template["spec"]["containers"] = [
+        code.with_environment(job, container) if container["name"] == naming.TRAINER else container
+        for container in template["spec"]["containers"]
+    ]
     if tolerations := below["spec"].get("tolerations"):
         template["spec"]["tolerations"] = pool_template.union(tolerations, user["spec"].get("tolerations"))
     return {

@@ -15,7 +15,7 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.validation import template_problems
 from allranks.core import naming, topology
-from allranks.core.manifests import companions, pod_template, pool_template, report_env, scheduling, sizes
+from allranks.core.manifests import code, companions, pod_template, pool_template, report_env, scheduling, sizes
 from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, Replica, Wiring
@@ -110,6 +110,7 @@ def problems(job: Job) -> list[tuple[str, str]]:
                     "an image is needed, here, in spec.image or in the container trainer of the template",
                 )
             )
+        out += [("spec.code.path", message) for message in code.problems(job, trainer)]
         for variable in trainer.get("env", []):
             name = variable.get("name", "")
             if name in framework.reserved_env or name.startswith("ALLRANKS_"):
@@ -276,6 +277,8 @@ def _attachments(
         claim = {"persistentVolumeClaim": {"claimName": job.spec.checkpoint.claim}}
         source = volume.model_dump(by_alias=True, exclude_none=True, mode="json") if volume else claim
         attach("checkpoint", job.spec.checkpoint.path, source)
+    for name, path, source, mount in code.volumes(job):
+        attach(name, path, source, **mount)
     if wiring.files:
         config_map = {"name": companions.config_map_name(job, status)}
         attach("allranks-files", FILES_DIR, {"configMap": config_map}, readOnly=True)
@@ -288,25 +291,37 @@ def _attachments(
         attach("allranks-rendezvous", SECRET_DIR, {"secret": secret}, readOnly=True)
     if token := report_env.token_volume(platform):
         attach("allranks-token", report_env.TOKEN_DIR, token, readOnly=True)
-    if wiring.helper or report_env.needs_helper(job, wiring, user.get("command"), platform):
+    with_code = code.needs_helper(job, platform)
+    if with_code or wiring.helper or report_env.needs_helper(job, wiring, user.get("command"), platform):
         attach(HELPER, HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
-        init.append(_helper_init_container(user, platform))
+        init.append(_helper_init_container(job, user, platform, unpacks=with_code))
+    if with_code:
+        volumes += [{"name": name, **source} for name, source in code.helper_volumes(job)]
+    if with_code and job.spec.packages:
+        security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
+        init.append(code.packages_container(job, user, security, _compute_resources(user)))
     return mounts, volumes, init
 
 
-def _helper_init_container(trainer: Manifest, platform: Platform) -> Manifest:
-    """The helper has the trainer's CPU and memory: then it changes neither the pod's QoS class nor what the pod takes
-    from a quota, since init containers run before the trainer and a pod needs the larger of both."""
+def _helper_init_container(job: Job, trainer: Manifest, platform: Platform, *, unpacks: bool) -> Manifest:
+    arguments, mounts = code.unpacking(job) if unpacks else ([], [])
+    resources = _compute_resources(trainer)
+    return {
+        "name": HELPER,
+        "image": platform.helper_image,
+        "command": ["allranks", "inject", HELPER_DIR, *arguments],
+        "volumeMounts": [{"name": HELPER, "mountPath": HELPER_DIR}, *mounts],
+        **({"resources": resources} if resources else {}),
+        "securityContext": _TRAINER_DEFAULTS["securityContext"],
+    }
+
+
+def _compute_resources(trainer: Manifest) -> Manifest:
+    """Init containers of allranks have the trainer's CPU and memory: then they change neither the pod's QoS class nor
+    what the pod takes from a quota, since they run before the trainer and a pod needs the larger of both."""
     resources = {}
     for kind in ("limits", "requests"):
         amounts = (trainer.get("resources") or {}).get(kind) or {}
         if own := {name: amount for name, amount in amounts.items() if name in _COMPUTE}:
             resources[kind] = own
-    return {
-        "name": HELPER,
-        "image": platform.helper_image,
-        "command": ["allranks", "inject", HELPER_DIR],
-        "volumeMounts": [{"name": HELPER, "mountPath": HELPER_DIR}],
-        **({"resources": resources} if resources else {}),
-        "securityContext": _TRAINER_DEFAULTS["securityContext"],
-    }
+    return resources
