@@ -59,7 +59,11 @@ class ProcessKubelet(Kubelet):
                 await self._request("POST", _path(pod, "binding"), binding(pod, self.logs.node))
             pod = await self._report(pod, pod_status.scheduled(pod, self._now()))
             runner = self._processes[pod["metadata"]["uid"]] = _Runner(self, pod)
-            await runner.run()
+            try:
+                await runner.run()
+            except Exception as error:
+                await self._report(pod, pod_status.init_failed(pod, self._now(), 1, f"{type(error).__name__}: {error}"))
+                raise
 
     async def _die(self, pod: Manifest) -> None:
         uid = pod["metadata"]["uid"]
@@ -72,6 +76,11 @@ class ProcessKubelet(Kubelet):
             options = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
             await self._request("DELETE", _path(pod), options)
         self._deaths.pop(uid, None)
+
+    def runs(self, pod: str) -> bool:
+        """Whether the program of the pod was started."""
+        found = (one for one in self._processes.values() if one._manifest["metadata"]["name"] == pod)
+        return any(hasattr(one, "pod") and one.pod.status.started_at is not None for one in found)
 
     async def close(self) -> None:
         for runner in list(self._processes.values()):
@@ -94,6 +103,14 @@ class ProcessKubelet(Kubelet):
             for volume in spec.get("volumes") or ()
         ]
         return {**pod, "spec": {**spec, "volumes": volumes}}
+
+    async def variables(self, pod: Manifest) -> dict[str, dict[str, str]]:
+        """ConfigMap -> its values, of those that variables refer to."""
+        containers = [*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or ())]
+        sources = [variable.get("valueFrom") or {} for one in containers for variable in one.get("env") or ()]
+        names = {source["configMapKeyRef"]["name"] for source in sources if "configMapKeyRef" in source}
+        where = pod["metadata"]["namespace"]
+        return {name: (await self._request("GET", path("ConfigMap", where, name))).get("data") or {} for name in names}
 
     async def files(self, pod: Manifest) -> dict[str, dict[str, bytes]]:
         """Volume -> the files that a kubelet puts into it."""
@@ -140,6 +157,7 @@ class _Runner:
     async def run(self) -> None:
         kubelet, name = self._kubelet, self._manifest["metadata"]["name"]
         volumes = Volumes(self._folder, {}, {})
+        volumes.config_maps |= await kubelet.variables(self._manifest)
         machine = Machine(machine_environment(kubelet._environ), volumes, self._folder)
         plan, problems = prepare(await kubelet.program(self._manifest), machine)
         assert plan is not None, problems

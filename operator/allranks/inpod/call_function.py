@@ -84,10 +84,9 @@ def load(payload: Path) -> Any:
         for name, text in header.get("sources", {}).items():
             if not Path(name).exists():  # a traceback shows its lines all the same
                 linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        # Last: the image's own cloudpickle is preferred to the one that was sent.
-        for path in (*header["path"], str(Path.cwd()), str(payload.parent / "python")):
-            if path not in sys.path:
-                sys.path.append(path)
+        if (sent := payload.parent / "python").is_dir():
+            sys.path.insert(0, str(sent))  # the cloudpickle of the sender: that of the image may not read its pickles
+        sys.path += [path for path in (*header["path"], str(Path.cwd())) if path not in sys.path]
         try:
             return pickle.load(file)
         except (ImportError, AttributeError) as error:
