@@ -7,7 +7,7 @@ AllranksError
  ├─ CannotShip          a directory of code cannot be sent to the ranks: too large, no files
  ├─ RankFailed          a job failed; has the exception and traceback of the rank that failed first
  ├─ ResultError         a job succeeded, but what it returned cannot be had
- ├─ WaitTimeout         a job has not finished in time; it goes on
+ ├─ WaitTimeout         a job has not finished in time; it continues
  ├─ JobDeleted          a job was deleted while somebody waited for it
  └─ ClusterError        a cluster cannot be reached, or rejects a request
 """
@@ -79,7 +79,7 @@ class ResultError(AllranksError):
 
 
 class WaitTimeout(AllranksError, TimeoutError):
-    """A job has not finished within the given time. It goes on."""
+    """A job has not finished within the given time. It continues."""
 
 
 class JobDeleted(AllranksError):

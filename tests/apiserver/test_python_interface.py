@@ -140,7 +140,7 @@ def test_a_job_is_suspended_resumed_scaled_and_cancelled(world: World) -> None:
     with world.running():
         job = allranks.submit(runs, ranks=1, name="runs", **PLAIN, **world.where)
         live.eventually(lambda: job.status.phase == "Running", 300)
-        with pytest.raises(allranks.WaitTimeout, match="runs is still Running after 0.1 s; it goes on"):
+        with pytest.raises(allranks.WaitTimeout, match=r"runs is still Running after 0\.1 s; it continues"):
             job.result(timeout=0.1)
         with pytest.raises(allranks.ClusterError, match="there is already a DistributedTraining runs"):
             allranks.submit(runs, ranks=1, name="runs", **PLAIN, **world.where)
@@ -151,7 +151,7 @@ def test_a_job_is_suspended_resumed_scaled_and_cancelled(world: World) -> None:
         live.eventually(lambda: job.status.ready == "2/2", 300)
         job.cancel()
         job.cancel()
-        with pytest.raises(allranks.JobDeleted, match="runs in namespace .* was deleted"):
+        with pytest.raises(allranks.JobDeleted, match=r"runs in namespace .* was deleted"):
             job.result()
 
 

@@ -11,7 +11,7 @@ Manifest = dict[str, Any]
 
 
 class ConfigMaps:
-    """In place of a `Client`."""
+    """Stands in for a `Client`."""
 
     def __init__(self) -> None:
         self.items: dict[str, Manifest] = {}

@@ -233,7 +233,7 @@ class _Runner:
 def process_kubelet(
     control_plane: ControlPlane, namespace: str, folder: Path, environ: Mapping[str, str] | None = None
 ) -> Iterator[ProcessKubelet]:
-    """In a thread. At the end no process is left."""
+    """Runs it in a thread. At the end no process is left."""
     kubelet = ProcessKubelet(
         live.connection(control_plane), control_plane.api, namespace, folder, environ or os.environ
     )

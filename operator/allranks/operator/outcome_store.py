@@ -43,7 +43,7 @@ class StoreLimits:
 
 @dataclass(slots=True)
 class _Stored:
-    """The outcomes of a job, as far as this session knows them."""
+    """The outcomes of a job, as far as this session stored them."""
 
     names: dict[tuple[str, int], tuple[str, int, int]] = field(default_factory=dict)
     """(UID of the pod, rank) -> (name of the ConfigMap, attempt, restart). An exception has -1 - rank."""
@@ -74,8 +74,8 @@ class OutcomeStore:
         """Takes a part of an outcome; stores the outcome if it is complete."""
         if sender.attempt < self._attempt(sender.job):
             return Answer(409, {"error": "this attempt is over"})
-        known = self._jobs.get(sender.job_uid)
-        full = known is not None and known.errors.get((sender.attempt, sender.restart), 0) >= ERRORS
+        recorded = self._jobs.get(sender.job_uid)
+        full = recorded is not None and recorded.errors.get((sender.attempt, sender.restart), 0) >= ERRORS
         taken = self._outcomes.take(sender, body, full)
         if isinstance(taken, Answer):
             return taken
@@ -100,32 +100,32 @@ class OutcomeStore:
 
     async def _store(self, sender: ReportSource, outcome: Outcome) -> bool:
         """False: enough exceptions of this attempt are stored. Raises ApiError."""
-        known = self._known(sender.job_uid)
+        recorded = self._entry(sender.job_uid)
         key = (sender.pod_uid, outcome.rank if outcome.kind == "returned" else -1 - outcome.rank)
-        if key in known.names:
+        if key in recorded.names:
             return True  # the answer to an earlier message was lost
-        for name in self._names(sender, outcome, known):
+        for name in self._names(sender, outcome, recorded):
             try:
                 created = await self._create(sender, outcome, name)
             except ApiError:
                 if outcome.kind == "raised":
-                    known.errors[sender.attempt, sender.restart] -= 1  # the sender tries again
+                    recorded.errors[sender.attempt, sender.restart] -= 1  # the sender tries again
                 raise
             if created:
-                known.names[key] = (name, sender.attempt, sender.restart)
-                self._clean(sender, known)
+                recorded.names[key] = (name, sender.attempt, sender.restart)
+                self._clean(sender, recorded)
                 return True
         return False
 
-    def _names(self, sender: ReportSource, outcome: Outcome, known: _Stored) -> Iterator[str]:
+    def _names(self, sender: ReportSource, outcome: Outcome, recorded: _Stored) -> Iterator[str]:
         """The names to try, the first one that is free or the sender's own counts."""
         job, uid = sender.job[1], sender.job_uid
         if outcome.kind == "returned":
             yield outcome_names.value_name(job, uid, sender.attempt, outcome.rank)
             return
         turn = (sender.attempt, sender.restart)
-        while (number := known.errors.get(turn, 0)) < ERRORS:
-            known.errors[turn] = number + 1
+        while (number := recorded.errors.get(turn, 0)) < ERRORS:
+            recorded.errors[turn] = number + 1
             yield outcome_names.error_name(job, uid, *turn, number)
 
     async def _create(self, sender: ReportSource, outcome: Outcome, name: str) -> bool:
@@ -152,22 +152,22 @@ class OutcomeStore:
         rank = (metadata.get("labels") or {}).get(outcome_names.RANK_LABEL)
         return (by, rank) == (sender.pod, str(outcome.rank))
 
-    def _known(self, uid: str) -> _Stored:
-        known = self._jobs.pop(uid, None) or _Stored()
-        self._jobs[uid] = known
+    def _entry(self, uid: str) -> _Stored:
+        recorded = self._jobs.pop(uid, None) or _Stored()
+        self._jobs[uid] = recorded
         if len(self._jobs) > self._limits.jobs:
             self._jobs.popitem(last=False)
-        return known
+        return recorded
 
-    def _clean(self, sender: ReportSource, known: _Stored) -> None:
+    def _clean(self, sender: ReportSource, recorded: _Stored) -> None:
         """Deletes, in the background, what belongs neither to this attempt nor to the one before."""
         old = {
             key: name
-            for key, (name, attempt, restart) in known.names.items()
+            for key, (name, attempt, restart) in recorded.names.items()
             if attempt < sender.attempt - 1 or (attempt == sender.attempt and restart < sender.restart - 1)
         }
         for key in old:
-            del known.names[key]
+            del recorded.names[key]
         if old:
             task = asyncio.get_running_loop().create_task(self._delete(sender, list(old.values())))
             self._cleaning.add(task)

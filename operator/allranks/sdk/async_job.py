@@ -178,7 +178,7 @@ class AsyncJob:
                 status = await follower.follow(lambda now: now.phase in FINISHED)
         except TimeoutError:
             phase = status_of(follower.job).phase
-            raise WaitTimeout(f"{self.name} is still {phase} after {timeout:g} s; it goes on") from None
+            raise WaitTimeout(f"{self.name} is still {phase} after {timeout:g} s; it continues") from None
         except Deleted as error:
             raise JobDeleted(str(error)) from error
         self._manifest = follower.job

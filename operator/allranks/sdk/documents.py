@@ -60,7 +60,7 @@ def of_function(function: Callable[..., Any], command: Sequence[str], options: O
 
 
 def framework_of(function: Callable[..., Any], options: Options) -> str:
-    """By default that of the packages that the function imports. Raises InvalidManifest, ValueError."""
+    """The caller's choice, or that of the packages that the function imports. Raises InvalidManifest, ValueError."""
     cure = f"specify framework={' | '.join(repr(item) for item in FRAMEWORKS)}"
     _check_framework(options)
     return choose_framework(read_function(function), options.framework, cure)[0]

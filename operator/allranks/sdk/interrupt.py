@@ -1,4 +1,4 @@
-"""What Ctrl-C does while a program waits for a job on a cluster: the job goes on, unless the user says otherwise.
+"""What Ctrl-C does while a program waits for a job on a cluster: the job continues, unless the user says otherwise.
 
 A terminal asks. A script and a notebook detach: their interrupt may be meant for something else, and a job that was
 deleted by mistake has lost its work.
@@ -33,7 +33,7 @@ def detached_by_interrupt(job: Interrupted) -> Iterator[None]:
             print(f"{job.name} is deleted", file=sys.stderr)
         else:
             again = f"allranks.job({job.name!r}, namespace={job.namespace!r})"
-            print(f"{job.name} goes on: {again}.result() waits for it, .cancel() deletes it", file=sys.stderr)
+            print(f"{job.name} continues: {again}.result() waits for it, .cancel() deletes it", file=sys.stderr)
         raise
 
 
@@ -44,7 +44,7 @@ def _can_ask() -> bool:
 def _wants_to_cancel(job: Interrupted) -> bool:
     """No answer, and a second Ctrl-C, leave the job alone."""
     print(
-        f"\nStop waiting for {job.name}? Enter: it goes on without this program. c: delete it. ",
+        f"\nStop waiting for {job.name}? Enter: it continues without this program. c: delete it. ",
         end="",
         file=sys.stderr,
     )

@@ -16,7 +16,7 @@ from allranks.sdk.report import Report
 
 
 class Job:
-    """Each method and property asks the API server. The job goes on when this object, or this program, ends.
+    """Each method and property asks the API server. The job continues when this object, or this program, ends.
 
     `asynchronous` is the same job with coroutines.
     """

@@ -19,7 +19,7 @@ class Stored(NamedTuple):
 
 
 def read_files(results: Path, attempt: int, rank: int) -> Stored | None:
-    """From the directory of a local run."""
+    """Reads it in the directory of a local run."""
     folder = results / f"attempt-{attempt}"
     try:
         described = json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
@@ -30,7 +30,7 @@ def read_files(results: Path, attempt: int, rank: int) -> Stored | None:
 
 
 def read_content(content: bytes) -> Stored | None:
-    """From the content that a rank sent: a line of JSON, then the pickle."""
+    """Reads the content that a rank sent: a line of JSON, then the pickle."""
     line, _, data = content.partition(b"\n")
     try:
         described = json.loads(line)

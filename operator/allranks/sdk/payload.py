@@ -45,7 +45,7 @@ def _pickled(cloudpickle: Any, value: Any) -> tuple[bytes, list[str]]:
     """The pickle, and the files whose code is in it."""
     files: dict[str, None] = {}
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Keeps the file names of code, which cloudpickle 3.1.3 drops: a traceback names the file and has its lines."""
 
         def reducer_override(self, obj: Any) -> Any:

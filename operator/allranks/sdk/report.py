@@ -34,7 +34,7 @@ class Report:
         return data
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """In the format of the suffix: .txt, .html or .json. Raises ValueError for another one, OSError."""
+        """Writes it in the format of the suffix: .txt, .html or .json. Raises ValueError for another one, OSError."""
         path = Path(file)
         if (form := SUFFIXES.get(path.suffix.lower())) is None:
             raise ValueError(f"{path}: the name must end in .txt, .html or .json")

@@ -54,7 +54,7 @@ async def failure(cluster: Cluster, job: Manifest) -> AllranksError:
 
 
 def _first(raised: list[Manifest], rank: int | None, job: Manifest) -> Stored | None:
-    """Of the processes of the pod that failed first: the one with this rank, or the only one."""
+    """The process with this rank in the pod that failed first, or its only process."""
     same = [item for item in raised if _rank(item) == rank] or (raised if len(raised) == 1 else [])
     return _stored(same[0], job) if same else None
 
@@ -91,7 +91,7 @@ def _pod(item: Manifest) -> str:
 
 
 def _number_of_ranks(job: Manifest, found: dict[int, Stored | None]) -> int:
-    """Of the last attempt, in which an elastic job may have had fewer ranks."""
+    """The ranks of the last attempt, in which an elastic job may have had fewer."""
     parsed, status = job_codec.job(job), job_codec.status_of(job)
     if parsed.spec.elastic:
         return max(found, default=-1) + 1

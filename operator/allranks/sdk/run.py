@@ -64,7 +64,7 @@ def run(
     Raises RankFailed with the exception and traceback of the rank that failed first; ResultError if the job succeeded
     and its value cannot be had; CannotPickle if the function or an argument cannot be sent to the ranks; CannotShip,
     InvalidManifest and CannotRun if nothing was started; ClusterError; KeyboardInterrupt after Ctrl-C: then ranks on
-    this machine have ended, and a job on a cluster goes on unless the user chose to delete it.
+    this machine have ended, and a job on a cluster continues unless the user chose to delete it.
     """
     arguments = {**(kwargs or {}), **more}
     for_cluster = {

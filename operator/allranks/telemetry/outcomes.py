@@ -116,7 +116,7 @@ class Outcomes:
         return self._add((sender.pod_uid, header.local_rank), sender.job_uid, header, part, moment)
 
     def _add(self, key: tuple[str, int], job: str, header: Header, part: bytes, moment: float) -> Outcome | Answer:
-        """The parts arrive in order. A sender whose part does not follow the last one is told where to continue: the
+        """The parts arrive in order. The answer to a part that does not follow the last one says where to continue: the
         operator may have been restarted."""
         kept = self._unfinished.get(key)
         if kept is not None and (header.offset == 0 or kept.header.size != header.size):

@@ -203,7 +203,7 @@ def test_without_a_report_server_the_training_succeeds_and_says_what_is_missing(
     assert "what rank 0 returned could not be sent: the operator of this cluster receives no reports" in done.stderr
 
 
-def test_what_the_operator_does_not_store_is_told_in_the_log(operator: Operator, pod: Any) -> None:
+def test_what_the_operator_does_not_store_is_in_the_log(operator: Operator, pod: Any) -> None:
     from allranks.kube.errors import Refused
 
     operator.api.errors = [Refused("exceeded quota", 403, "Forbidden")]

@@ -159,7 +159,7 @@ def test_while_the_api_server_is_away_the_sender_tries_again() -> None:
     play(scene)
 
 
-def test_a_full_quota_is_told_to_the_sender() -> None:
+def test_a_full_quota_is_reported_to_the_sender() -> None:
     async def scene(world: World) -> None:
         world.api.errors = [Refused("exceeded quota: count/configmaps=3", 403, "Forbidden")]
         answer = await world.send("returned")

@@ -108,9 +108,9 @@ class FakeJob:
 
 
 INTERRUPTS = [
-    (False, "", False, "train-x goes on: allranks.job('train-x', namespace='team').result() waits for it"),
-    (True, "\n", False, "train-x goes on"),
-    (True, "", False, "train-x goes on"),
+    (False, "", False, "train-x continues: allranks.job('train-x', namespace='team').result() waits for it"),
+    (True, "\n", False, "train-x continues"),
+    (True, "", False, "train-x continues"),
     (True, "c\n", True, "train-x is deleted"),
 ]
 

@@ -46,7 +46,7 @@ def test_a_content_of_any_length_arrives_whole() -> None:
         assert World().send(content) == Outcome("returned", 0, content)
 
 
-def test_a_sender_is_told_where_to_continue_after_a_restart_of_the_operator() -> None:
+def test_a_sender_learns_where_to_continue_after_a_restart_of_the_operator() -> None:
     content = b"x" * (3 * outcomes.PART_BYTES)
     answer = World().part(content, 2 * outcomes.PART_BYTES)
     assert answer == Answer(200, {"received": 0})

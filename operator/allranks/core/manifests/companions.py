@@ -55,7 +55,7 @@ def metadata(job: Job, name: str, labels: Mapping[str, str]) -> Manifest:
 
 
 def owned_metadata(job: tuple[str, str], uid: str, name: str, labels: Mapping[str, str]) -> Manifest:
-    """The same for a job of which only (namespace, name) and the UID are known."""
+    """The same for a job that is given by (namespace, name) and UID."""
     namespace, owner_name = job
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": owner_name, "uid": uid, "controller": True}
     # A foreground deletion of the job waits for its pods.
