@@ -93,7 +93,8 @@ async def _create(cluster: Cluster, namespace: str, bundle: Bundle, dry_run: boo
         if error.reason == "AlreadyExists":
             return None
         if error.status == 403:
-            cure = "ask for the rights to create and patch ConfigMaps, or use code from a claim or an image"
+            right = "" if "quota" in str(error) else "ask for the rights to create and patch ConfigMaps, or "
+            cure = f"{right}use code from a claim or an image"
             raise ClusterError(
                 f"the code cannot be stored in a ConfigMap: {error}; {cure}", 403, error.reason
             ) from error

@@ -63,9 +63,13 @@ class JobReport:
     environment: tuple[str, ...]
     """Names of the variables in the manifest. Values may be secret."""
     commit: str
-    """git commit of the code of a local run; empty if unknown."""
+    """git commit of the code that was shipped (spec.code) or of a local run; empty if unknown."""
     dirty: bool
     """Whether files differed from the commit."""
+    changes: str
+    """The files that differed, of code that was shipped."""
+    sha256: str
+    """Hash of the code that was shipped."""
     logs: tuple[str, ...]
     """Log files of a local run."""
     phase: str
@@ -144,6 +148,7 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
     attempts = tuple(timeline.attempts())
     kept = min((past.attempt for past in status.history), default=status.attempt)
     progress = status.progress
+    code = spec["code"] if isinstance(spec.get("code"), Mapping) else {}
     share, measured = progress_text.goodput(status, now), progress_text.is_measured(status)
     return JobReport(
         name=str(metadata.get("name") or "(no name)"),
@@ -153,8 +158,10 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         image=str(spec.get("image") or ""),
         command=shlex.join(str(word) for word in [*(spec.get("command") or []), *(spec.get("args") or [])]),
         environment=tuple(sorted(_variables(spec))),
-        commit=run.commit,
-        dirty=run.dirty,
+        commit=str(code.get("commit") or run.commit),
+        dirty=code.get("dirty") is True if code.get("commit") else run.dirty,
+        changes=str(code.get("changes") or ""),
+        sha256=str(code.get("sha256") or ""),
         logs=tuple(map(str, run.logs)),
         phase=status.phase,
         verdict=_verdict(str(metadata.get("name") or ""), status, began, until),

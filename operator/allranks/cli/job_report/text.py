@@ -53,6 +53,9 @@ def facts(report: JobReport) -> Iterator[tuple[str, str]]:
     yield from ([("Variables", ", ".join(report.environment))] if report.environment else [])
     if report.commit:
         yield "Code", f"commit {report.commit}{' with uncommitted changes' if report.dirty else ''}"
+    elif report.sha256:
+        yield "Code", f"SHA-256 {report.sha256}"
+    yield from ([("Changes", report.changes)] if report.changes else [])
     yield from ([("Logs", str(PurePath(report.logs[0]).parent))] if report.logs else [])
     yield "Created", timestamp(report.began)
     ended = "Ended" if report.over else "As of"

@@ -310,6 +310,7 @@ def _helper_init_container(job: Job, trainer: Manifest, platform: Platform, *, u
         "name": HELPER,
         "image": platform.helper_image,
         "command": ["allranks", "inject", HELPER_DIR, *arguments],
+        **({"terminationMessagePolicy": "FallbackToLogsOnError"} if arguments else {}),
         "volumeMounts": [{"name": HELPER, "mountPath": HELPER_DIR}, *mounts],
         **({"resources": resources} if resources else {}),
         "securityContext": _TRAINER_DEFAULTS["securityContext"],
