@@ -10,8 +10,15 @@ __all__ = ["__version__"]
 
 _LAZY = {
     "run": "allranks.sdk.run",
+    **dict.fromkeys(("job", "job_async", "jobs", "jobs_async", "submit", "submit_async"), "allranks.sdk.cluster_jobs"),
+    "AsyncJob": "allranks.sdk.async_job",
+    "Job": "allranks.sdk.job",
+    "LogLine": "allranks.sdk.logs",
     **dict.fromkeys(
-        ("AllranksError", "CannotPickle", "CannotRun", "InvalidManifest", "RankFailed", "ResultError"),
+        (
+            *("AllranksError", "CannotPickle", "CannotRun", "CannotShip", "ClusterError", "InvalidManifest"),
+            *("JobDeleted", "RankFailed", "ResultError", "WaitTimeout"),
+        ),
         "allranks.errors",
     ),
 }

@@ -7,6 +7,8 @@ AllranksError
  ├─ CannotShip          a directory of code cannot be sent to the ranks: too large, no files
  ├─ RankFailed          a job failed; has the exception and traceback of the rank that failed first
  ├─ ResultError         a job succeeded, but what it returned cannot be had
+ ├─ WaitTimeout         a job has not finished in time; it continues
+ ├─ JobDeleted          a job was deleted while somebody waited for it
  └─ ClusterError        a cluster cannot be reached, or rejects a request
 """
 
@@ -74,6 +76,14 @@ class RankFailed(AllranksError):
 
 class ResultError(AllranksError):
     """A job succeeded, but what its function returned cannot be had here."""
+
+
+class WaitTimeout(AllranksError, TimeoutError):
+    """A job has not finished within the given time. It continues."""
+
+
+class JobDeleted(AllranksError):
+    """A job was deleted before it had finished, or before somebody asked for its result."""
 
 
 class ClusterError(AllranksError):

@@ -107,6 +107,15 @@ def test_a_program_for_HorovodRunner_runs_as_written(python, tmp_path):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_the_first_example_of_the_page_runs(python, tmp_path):
-    page = (SOURCE.parent / "docs" / "guides" / "python.md").read_text()
-    example = page.partition("```python\n")[2].partition("```")[0]
-    assert result_of(example, python, tmp_path) == pytest.approx(0.1)
+    page = SOURCE.parent / "docs" / "guides" / "python.md"
+    assert result_of(first_example(page), python, tmp_path) == pytest.approx(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_the_first_example_of_the_README_runs(python, tmp_path):
+    assert result_of(first_example(SOURCE.parent / "README.md"), python, tmp_path) == pytest.approx(0.2)
+
+
+def first_example(page: Path) -> str:
+    return page.read_text().partition("```python\n")[2].partition("```")[0]

@@ -1,45 +1,69 @@
-"""Calls a Python function as the program of one rank: `call_function.py PAYLOAD RESULTS`.
+"""Calls a Python function as the program of one rank: `call_function.py PAYLOAD RESULTS`, or `PAYLOAD --report`.
 
 The first line of PAYLOAD is JSON with the Python version and the import path of the sender; the rest is a pickle of
-(function, args, kwargs). Each rank writes the outcome of its call to RESULTS/attempt-A/rank-R.json, and a pickle of the
-value or the exception beside it. Needs only the standard library; a function that was pickled by value also needs
-cloudpickle.
+(function, args, kwargs). On one machine each rank writes the outcome of its call to RESULTS/attempt-A/rank-R.json, and
+a pickle of the value or the exception beside it. On a cluster it sends both to the operator. Needs only the standard
+library; a function that was pickled by value also needs cloudpickle.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import linecache
 import os
 import pickle
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "JAX_PROCESS_ID", "ALLRANKS_INDEX")
 """Variables with the rank; the first that is set counts. TensorFlow's workers have only their index."""
+UNUSABLE = 78
+"""Exit status if the function cannot be loaded in this Python (EX_CONFIG of sysexits.h). Another try does not help."""
+VALUE_BYTES, FURTHER_VALUE_BYTES, VALUE_RANKS = 1_048_576, 65_536, 64
+"""The same as in allranks.telemetry.outcomes: of the value of rank 0, of a further rank, and how many ranks."""
+ERROR_BYTES = 131_072
+"""The same of an exception with its traceback."""
+TRACEBACK_CHARACTERS = 16_384
+VALUE_SECONDS, ERROR_SECONDS = 600.0, 10.0
+"""How long the operator may take. An exception must not delay the end of its rank, which the others wait for."""
+
+
+class Sink(Protocol):
+    """Where the outcome of the call goes. `described` is JSON; `value` is what was returned or raised."""
+
+    def store(self, described: dict[str, Any], value: Any) -> None: ...
 
 
 def main(argv: list[str]) -> int:
     """The exit status. An exception of the function is not caught, so that it ends the rank as in any program."""
-    if len(argv) != 2:
-        print("usage: call_function.py PAYLOAD RESULTS", file=sys.stderr)
-        return 2
-    payload, results = Path(argv[0]), Path(argv[1]) / f"attempt-{os.environ.get('ALLRANKS_ATTEMPT', '0')}"
+    parser = argparse.ArgumentParser(prog="call_function.py", allow_abbrev=False)
+    parser.add_argument("payload", type=Path)
+    parser.add_argument("results", type=Path, nargs="?")
+    parser.add_argument("--report", action="store_true", help="send the outcome to the operator")
+    parser.add_argument("--every-rank", action="store_true", help="not only what rank 0 returns")
+    given = parser.parse_args(argv)
+    if given.report == (given.results is not None):
+        parser.error("specify either RESULTS or --report")
+    sink: Sink = Reported(given.every_rank) if given.report else Files(given.results)
     try:
-        function, args, kwargs = load(payload)
+        function, args, kwargs = load(given.payload)
     except Unusable as error:
         print(f"allranks: {error}", file=sys.stderr)
-        return 2
+        if given.report:
+            sink.store({"outcome": "unusable", "message": str(error)}, None)
+        return UNUSABLE
     try:
         value = function(*args, **kwargs)
     except Exception as error:
         where = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is this one
         lines = traceback.format_exception(type(error), error, where)
-        described = {"outcome": "raised", "type": type(error).__name__, "message": str(error)}
-        store(results, {**described, "traceback": "".join(lines)}, error)
+        described = {"outcome": "raised", "type": type(error).__name__[:200], "message": str(error)}
+        sink.store({**described, "traceback": "".join(lines)}, error)
         raise
-    store(results, {"outcome": "returned", "type": type(value).__name__}, value)
+    sink.store({"outcome": "returned", "type": type(value).__name__}, value)
     return 0
 
 
@@ -57,7 +81,12 @@ def load(payload: Path) -> Any:
                 f"the function was sent by Python {header['python']}, and the ranks run Python {here} "
                 f"({sys.executable}): use the same version on both sides"
             )
-        sys.path += [path for path in header["path"] if path not in sys.path]
+        for name, text in header.get("sources", {}).items():
+            if not Path(name).exists():  # a traceback shows its lines all the same
+                linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        if (sent := payload.parent / "python").is_dir():
+            sys.path.insert(0, str(sent))  # the cloudpickle of the sender: that of the image may not read its pickles
+        sys.path += [path for path in (*header["path"], str(Path.cwd())) if path not in sys.path]
         try:
             return pickle.load(file)
         except (ImportError, AttributeError) as error:
@@ -67,17 +96,80 @@ def load(payload: Path) -> Any:
             ) from error
 
 
-def store(directory: Path, outcome: dict[str, Any], value: Any) -> None:
-    """Writes the outcome of this rank. A value that cannot be pickled does not fail a training that is done."""
-    rank = next((os.environ[name] for name in RANK if os.environ.get(name, "").isdecimal()), "0")
-    directory.mkdir(parents=True, exist_ok=True)
+def rank_here() -> int:
+    return int(next((os.environ[name] for name in RANK if os.environ.get(name, "").isdecimal()), "0"))
+
+
+class Files:
+    """Writes the outcome to files of this machine."""
+
+    def __init__(self, results: Path) -> None:
+        self._directory = results / f"attempt-{os.environ.get('ALLRANKS_ATTEMPT', '0')}"
+
+    def store(self, described: dict[str, Any], value: Any) -> None:
+        rank = rank_here()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        described, data = pickled(described, value)
+        if data:
+            replace(self._directory / f"rank-{rank}.pickle", data)
+        replace(self._directory / f"rank-{rank}.json", json.dumps(described).encode())
+
+
+class Reported:
+    """Sends the outcome to the operator: a line of JSON, then the pickle."""
+
+    def __init__(self, every_rank: bool) -> None:
+        self._every_rank = every_rank
+
+    def store(self, described: dict[str, Any], value: Any) -> None:
+        from send_outcome import send  # type: ignore[import-not-found]  # in the same directory
+
+        rank = rank_here()
+        if described["outcome"] == "returned":
+            if rank and not self._every_rank:
+                return
+            kind, seconds, content = "returned", VALUE_SECONDS, self._value(described, value, rank)
+        else:
+            kind, seconds, content = "raised", ERROR_SECONDS, self._error(described, value)
+        if problem := send(content, kind, rank, seconds):
+            print(f"allranks: what rank {rank} {kind} could not be sent: {problem}", file=sys.stderr)
+
+    def _value(self, described: dict[str, Any], value: Any, rank: int) -> bytes:
+        described, data = pickled(described, value)
+        most = FURTHER_VALUE_BYTES if rank else VALUE_BYTES
+        content = line(described) + data
+        if len(content) <= most:
+            return content
+        described |= {"bytes": len(data), "most": most}
+        if folder := os.environ.get("ALLRANKS_CHECKPOINT_DIR"):
+            job, uid = os.environ.get("ALLRANKS_JOB", "job"), os.environ.get("ALLRANKS_JOB_UID", "")[:8]
+            attempt = os.environ.get("ALLRANKS_ATTEMPT", "0")
+            file = Path(folder, "results", f"{job}-{uid}", f"attempt-{attempt}", f"rank-{rank}.pickle")
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                replace(file, data)
+            except OSError as error:
+                described["notWritten"] = f"{file}: {error.strerror or error}"
+            else:
+                described["file"] = str(file)
+        return line(described)
+
+    def _error(self, described: dict[str, Any], error: Any) -> bytes:
+        text = described.get("traceback", "")
+        if len(text) > TRACEBACK_CHARACTERS:  # what was called last, and the exception, are at the end
+            described["traceback"] = "...\n" + text[-TRACEBACK_CHARACTERS:]
+        described["message"] = described["message"][:4096]
+        described, data = (described, b"") if error is None else pickled(described, error)
+        content = line(described) + data
+        return content if len(content) <= ERROR_BYTES else line(described)
+
+
+def pickled(described: dict[str, Any], value: Any) -> tuple[dict[str, Any], bytes]:
+    """The description and the pickle. A value that cannot be pickled does not fail a training that is done."""
     try:
-        data = dumps(value)
+        return described, dumps(value)
     except Exception as error:
-        outcome = {**outcome, "unpicklable": f"{type(error).__name__}: {error}"}
-    else:
-        replace(directory / f"rank-{rank}.pickle", data)
-    replace(directory / f"rank-{rank}.json", json.dumps(outcome).encode())
+        return {**described, "unpicklable": f"{type(error).__name__}: {error}"[:1000]}, b""
 
 
 def dumps(value: Any) -> bytes:
@@ -87,6 +179,11 @@ def dumps(value: Any) -> bytes:
     except ImportError:
         return pickle.dumps(value)
     return cloudpickle.dumps(value)  # type: ignore[no-any-return, unused-ignore]
+
+
+def line(described: dict[str, Any]) -> bytes:
+    # At most 4 bytes for a character: the bounds above are in characters.
+    return json.dumps(described, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def replace(file: Path, data: bytes) -> None:

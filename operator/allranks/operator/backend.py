@@ -36,6 +36,10 @@ class Backend(Gate, Protocol):
         """Stores a message of the owner of an accepted token."""
         ...
 
+    async def outcome(self, token: str, body: bytes) -> Answer:
+        """Takes a part of what a rank's function returned or raised, from the owner of an accepted token."""
+        ...
+
     async def check(self, name: str) -> str:
         """What is wrong for the probe `healthz` or `readyz`, empty if nothing is."""
         ...

@@ -49,7 +49,14 @@ class HttpServers:
         self.reports = (
             None
             if ports.reports is None
-            else reports.Server(identify, backend.report, address=address, port=ports.reports, count=backend.count)
+            else reports.Server(
+                identify,
+                backend.report,
+                outcome=backend.outcome,
+                address=address,
+                port=ports.reports,
+                count=backend.count,
+            )
         )
 
     async def start(self) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from allranks.operator.backend import Gate, Page
 from allranks.operator.metrics import Metrics
+from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.probes import SharedPage
 from allranks.operator.report_auth import Reviews
 from allranks.telemetry.answers import Answer, Denied
@@ -25,6 +26,7 @@ class Leader(Protocol):
 
     reports: ReportStore
     reviews: Reviews
+    outcomes: OutcomeStore
 
     @property
     def leading(self) -> bool: ...
@@ -52,6 +54,13 @@ class LocalBackend:
         try:
             leader = self._leader()
             return leader.reports.ingest(leader.reviews.accepted(token), body)
+        except Denied as denied:
+            return denied.answer
+
+    async def outcome(self, token: str, body: bytes) -> Answer:
+        try:
+            leader = self._leader()
+            return await leader.outcomes.receive(leader.reviews.accepted(token), body)
         except Denied as denied:
             return denied.answer
 

@@ -241,7 +241,7 @@ class Reviews:
         job = self._job(name)
         if job is None or not cached.owner or job["metadata"].get("uid") != cached.owner:
             raise Denied(403, "this pod belongs to no job")
-        if pod.role == PLACEHOLDER or not pod.role or pod.index < 0 or not 0 <= pod.attempt <= _attempt(job):
+        if pod.role == PLACEHOLDER or not pod.role or pod.index < 0 or not 0 <= pod.attempt <= attempt_of(job):
             raise Denied(403, "this pod is not a rank of its job")
         return ReportSource(
             name, cached.owner, pod.name, pod.uid, pod.role, pod.index, pod.attempt, pod.restart, pod.node
@@ -252,7 +252,7 @@ def _key(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
-def _attempt(job: Manifest) -> int:
+def attempt_of(job: Manifest) -> int:
     """The current attempt. The status is written before pods are created, so a pod of a later attempt is not ours."""
     status = job.get("status")
     attempt = status.get("attempt") if isinstance(status, dict) else None

@@ -30,8 +30,9 @@ from allranks.operator.leader_election import Lease
 from allranks.operator.metrics import Metrics
 from allranks.operator.namespace_cache import Namespaces
 from allranks.operator.observer import Observer
+from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.pool_cache import Pools
-from allranks.operator.report_auth import Reviews
+from allranks.operator.report_auth import Reviews, attempt_of
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.unlabelled_pods import UnlabelledPods
@@ -78,6 +79,9 @@ class Session:
             clock.now, self.queue.enqueue_report, monotonic=clock.monotonic, later=clock.call_later
         )
         self.reviews = Reviews(self.client, self.pods, self.jobs.get, timing=timing, clock=clock)
+        self.outcomes = OutcomeStore(
+            self.client, lambda job: attempt_of(self.jobs.get(job) or {}), monotonic=clock.monotonic
+        )
         self.recorder = Recorder(self.client)
         self.gpus = GpuCounts()
         executor = Executor(self.client, self.pods, using.decode_pod)
@@ -170,6 +174,7 @@ class Session:
             self._stop.set()
             self.controller.close()
             self.reviews.close()
+            self.outcomes.close()
             self.unlabelled.close()
             for task in self._tasks:
                 task.cancel()

@@ -82,10 +82,14 @@ class SocketClient:
             self._accepted.popitem(last=False)
 
     async def report(self, token: str, body: bytes) -> Answer:
+        return await self._send(protocol.Report, token, body)
+
+    async def outcome(self, token: str, body: bytes) -> Answer:
+        return await self._send(protocol.Outcome, token, body)
+
+    async def _send(self, kind: type[protocol.Report | protocol.Outcome], token: str, body: bytes) -> Answer:
         try:
-            answer: Answer = await self._call_about_report(
-                protocol.Report(next(self._ids), _ascii(token), body), Answer
-            )
+            answer: Answer = await self._call_about_report(kind(next(self._ids), _ascii(token), body), Answer)
         except Denied as denied:
             answer = denied.answer
         if answer.status in _DENIED:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from allranks.telemetry import outcomes
 from allranks.telemetry.schema import BODY_BYTES
 
 REQUEST_BYTES = 32 * 1024
@@ -40,6 +41,13 @@ class Report(_Request, frozen=True, tag="report"):
 
     token: Text
     body: Annotated[bytes, Meta(max_length=BODY_BYTES)]
+
+
+class Outcome(_Request, frozen=True, tag="outcome"):
+    """Reply: Answer."""
+
+    token: Text
+    body: Annotated[bytes, Meta(max_length=outcomes.BODY_BYTES)]
 
 
 class Check(_Request, frozen=True, tag="check"):
@@ -71,7 +79,7 @@ class Count(_Request, frozen=True, tag="count"):
     ]
 
 
-Request = Identify | Report | Check | Metrics | Admits | Count
+Request = Identify | Report | Outcome | Check | Metrics | Admits | Count
 
 
 class Reply(msgspec.Struct, array_like=True, frozen=True, gc=False):

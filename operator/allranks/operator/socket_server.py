@@ -50,7 +50,8 @@ class SocketLimits:
 
 
 class SocketServer:
-    """`start` replaces what a former process left at `path`. Of the backend only `identify` and `admits` may wait."""
+    """`start` replaces what a former process left at `path`. Of the backend only `identify`, `outcome` and `admits` may
+    wait."""
 
     def __init__(self, path: str, backend: Backend, limits: SocketLimits | None = None) -> None:
         self.path = path
@@ -113,7 +114,7 @@ class SocketServer:
         while True:
             data = await protocol.read_frame(reader, protocol.REQUEST_BYTES)
             request = protocol.decode_request(data)
-            if isinstance(request, protocol.Identify | protocol.Admits):
+            if isinstance(request, protocol.Identify | protocol.Outcome | protocol.Admits):
                 await self._start(request, max(_TASK_BYTES, len(data)), writer)
                 replied = 0
             else:
@@ -162,6 +163,8 @@ class SocketServer:
                 return await self._identify(token)
             case protocol.Report(token=token, body=body):
                 return await backend.report(token, body)
+            case protocol.Outcome(token=token, body=body):
+                return await backend.outcome(token, body)
             case protocol.Check(name=name):
                 return await backend.check(name)
             case protocol.Metrics():

@@ -1,28 +1,62 @@
-"""Reads what the ranks of a finished run returned or raised, as inpod/call_function.py stored it."""
+"""Turns what a rank stored (inpod/call_function.py) into the value that its function returned, or into an error."""
 
 from __future__ import annotations
 
 import json
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from allranks.errors import RankFailed, ResultError
+from allranks.errors import AllranksError, CannotRun, RankFailed, ResultError
 
 
-def value_of(results: Path, attempt: int, rank: int = 0) -> Any:
-    """What the function returned in this rank. Raises ResultError if it cannot be had."""
-    described = _described(results, attempt, rank)
-    if described is None:
+class Stored(NamedTuple):
+    """What a rank stored about its call."""
+
+    described: dict[str, Any]
+    data: bytes = b""
+    """A pickle of the value or the exception; empty if there is none."""
+
+
+def read_files(results: Path, attempt: int, rank: int) -> Stored | None:
+    """Reads it in the directory of a local run."""
+    folder = results / f"attempt-{attempt}"
+    try:
+        described = json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    file = folder / f"rank-{rank}.pickle"
+    return Stored(described, file.read_bytes() if file.exists() else b"") if isinstance(described, dict) else None
+
+
+def read_content(content: bytes) -> Stored | None:
+    """Reads the content that a rank sent: a line of JSON, then the pickle."""
+    line, _, data = content.partition(b"\n")
+    try:
+        described = json.loads(line)
+    except ValueError:
+        return None
+    return Stored(described, data) if isinstance(described, dict) else None
+
+
+def value_of(stored: Stored | None, rank: int = 0, claim: str = "") -> Any:
+    """What the function returned in this rank. Raises ResultError if it cannot be had.
+
+    `claim`: where the job's checkpoints are, for messages.
+    """
+    if stored is None:
         raise ResultError(f"the job succeeded, but rank {rank} stored no result")
+    described = stored.described
     kind = described.get("type", "value")
     if problem := described.get("unpicklable"):
         raise ResultError(
             f"the job succeeded, but rank {rank} returned a {kind} that cannot be pickled ({problem}): return numbers, "
             "strings, arrays, or the path of a file"
         )
+    if size := described.get("bytes"):
+        raise ResultError(_too_large(described, rank, kind, size, claim))
     try:
-        return pickle.loads((_folder(results, attempt) / f"rank-{rank}.pickle").read_bytes())
+        return pickle.loads(stored.data)
     except Exception as error:  # unpickling runs code of the objects, which raises anything
         raise ResultError(
             f"the job succeeded, but the {kind} that rank {rank} returned cannot be loaded here: "
@@ -30,17 +64,28 @@ def value_of(results: Path, attempt: int, rank: int = 0) -> Any:
         ) from error
 
 
-def failure_of(results: Path, job: dict[str, Any]) -> RankFailed:
-    """The error of the rank that failed first, according to the job's status."""
-    status = job.get("status", {})
+def _too_large(described: dict[str, Any], rank: int, kind: str, size: int, claim: str) -> str:
+    what = f"rank {rank} returned a {kind} of {size:,} bytes, and at most {described.get('most', 0):,} are sent back"
+    if file := described.get("file"):
+        where = f" ({claim})" if claim else ""
+        return f"{what}: it is the pickle {file} in the place of the job's checkpoints{where}"
+    if problem := described.get("notWritten"):
+        return f"{what}, and it could not be written to the place of the job's checkpoints: {problem}"
+    return f"{what}: save it in the function, and return its path; with checkpoint= the job has a place for it"
+
+
+def failure_of(job: dict[str, Any], stored: Stored | None) -> AllranksError:
+    """The error of a failed job. `stored`: by the rank that failed first according to `first_failure`."""
+    status = job.get("status") or {}
     failure = status.get("lastFailure") or {}
-    attempt, rank = failure.get("attempt", status.get("attempt", 0)), failure.get("rank")
-    described = _described(results, attempt, rank) if rank is not None else None
-    raised = described if described and described.get("outcome") == "raised" else None
+    described = stored.described if stored else {}
+    if described.get("outcome") == "unusable":
+        return CannotRun(str(described.get("message")))
+    raised = described if described.get("outcome") == "raised" else None
     error = RankFailed(
         _message(job, failure, raised),
         job=job.get("metadata", {}).get("name", ""),
-        rank=rank,
+        rank=failure.get("rank"),
         pod=failure.get("pod"),
         node=failure.get("node"),
         exit_code=failure.get("exitCode"),
@@ -48,15 +93,22 @@ def failure_of(results: Path, job: dict[str, Any]) -> RankFailed:
         reason=failure.get("reason") or _condition(status).get("reason", ""),
         traceback=raised["traceback"] if raised else "",
     )
-    if raised:
-        error.__cause__ = _exception(_folder(results, attempt) / f"rank-{rank}.pickle")
+    if raised and stored:
+        error.__cause__ = _exception(stored.data)
     return error
+
+
+def first_failure(job: dict[str, Any]) -> tuple[int, int | None, str]:
+    """(attempt, rank, pod) of the first failure of a failed job."""
+    status = job.get("status") or {}
+    failure = status.get("lastFailure") or {}
+    return failure.get("attempt", status.get("attempt", 0)), failure.get("rank"), failure.get("pod", "")
 
 
 def _message(job: dict[str, Any], failure: dict[str, Any], raised: dict[str, Any] | None) -> str:
     name = job.get("metadata", {}).get("name", "")
     if not failure:
-        condition = _condition(job.get("status", {}))
+        condition = _condition(job.get("status") or {})
         return f"{name} failed: {condition.get('message') or condition.get('reason') or 'no reason was recorded'}"
     who = f"rank {failure['rank']}" if failure.get("rank") is not None else failure.get("pod", "a pod")
     if raised:
@@ -74,22 +126,10 @@ def _condition(status: dict[str, Any]) -> dict[str, Any]:
     return next((item for item in conditions if item.get("type") == "Failed" and item.get("status") == "True"), {})
 
 
-def _exception(file: Path) -> BaseException | None:
+def _exception(data: bytes) -> BaseException | None:
     """The rank's own exception; None if it cannot be loaded here: its traceback is in the message anyway."""
     try:
-        loaded = pickle.loads(file.read_bytes())
+        loaded = pickle.loads(data)
     except Exception:
         return None
     return loaded if isinstance(loaded, BaseException) else None
-
-
-def _folder(results: Path, attempt: int) -> Path:
-    return results / f"attempt-{attempt}"
-
-
-def _described(results: Path, attempt: int, rank: int) -> dict[str, Any] | None:
-    try:
-        read = json.loads((_folder(results, attempt) / f"rank-{rank}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return read if isinstance(read, dict) else None

@@ -6,9 +6,9 @@ import contextlib
 import inspect
 import io
 import json
+import linecache
 import sys
 import sysconfig
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -19,18 +19,66 @@ from allranks.extras import install_command
 
 
 def write(file: Path, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """For ranks on this machine, which have the import path of this process. Raises as `dumps`, and OSError."""
+    data = dumps(function, args, kwargs, path=[path for path in sys.path if path])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+
+
+def dumps(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, path: Sequence[str] = ()
+) -> bytes:
     """Raises CannotPickle with the name of the object that cannot be pickled, TypeError if the arguments do not fit
-    the function, OSError."""
+    the function."""
     cloudpickle = _cloudpickle()
     _check_arguments(function, args, kwargs)
     try:
         with _by_value(cloudpickle, function):
-            data = _dumps(cloudpickle, (function, tuple(args), dict(kwargs)))
+            data, files = _pickled(cloudpickle, (function, tuple(args), dict(kwargs)))
     except Exception as error:  # pickling runs code of the objects, which raises anything
         raise CannotPickle(_explain(function, args, kwargs, error)) from error
-    header = {"python": "{}.{}".format(*sys.version_info[:2]), "path": [path for path in sys.path if path]}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(json.dumps(header).encode() + b"\n" + data)
+    header = {"python": "{}.{}".format(*sys.version_info[:2]), "path": list(path), "sources": _sources(files)}
+    return json.dumps(header).encode() + b"\n" + data
+
+
+def _pickled(cloudpickle: Any, value: Any) -> tuple[bytes, list[str]]:
+    """The pickle, and the files whose code is in it."""
+    files: dict[str, None] = {}
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """Keeps the file names of code, which cloudpickle 3.1.3 drops: a traceback names the file and has its lines."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if not isinstance(obj, CodeType):
+                return super().reducer_override(obj)
+            files[obj.co_filename] = None
+            make, parts = self.dispatch_table[CodeType](obj)
+            return make, tuple(obj.co_filename if part == "<dynamic-code>" else part for part in parts)
+
+    out = io.BytesIO()
+    Pickler(out).dump(value)
+    return out.getvalue(), list(files)
+
+
+def _sources(files: Sequence[str]) -> dict[str, str]:
+    """File -> its text, for tracebacks in ranks that do not have the file, such as the cell of a notebook."""
+    out, left = {}, _SOURCE_CHARACTERS
+    for file in files:
+        text = "".join(linecache.getlines(file))
+        if text and len(text) <= left:
+            out[file] = text
+            left -= len(text)
+    return out
+
+
+_SOURCE_CHARACTERS = 400_000
+"""Of all files together. What is longer has no source lines in tracebacks."""
+
+
+def cloudpickle_files() -> dict[str, bytes]:
+    """Path -> content of the modules of cloudpickle, for images that do not have it."""
+    folder = Path(_cloudpickle().__file__).parent
+    return {f"{folder.name}/{file.name}": file.read_bytes() for file in sorted(folder.glob("*.py"))}
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -43,23 +91,6 @@ def _cloudpickle() -> Any:
     except ImportError:
         raise CannotRun(f"sending a function to the ranks needs cloudpickle: {install_command('python')}") from None
     return cloudpickle
-
-
-def _dumps(cloudpickle: Any, value: Any) -> bytes:
-    """cloudpickle.dumps, but code keeps the name of its file, with which a traceback shows its lines. cloudpickle 3.1.3
-    writes `<dynamic-code>` instead."""
-    reduce = cloudpickle.Pickler.dispatch_table[CodeType]
-
-    def reduce_code(code: CodeType) -> tuple[Any, ...]:
-        make, arguments = reduce(code)
-        return make, tuple(code.co_filename if each == "<dynamic-code>" else each for each in arguments)
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = ChainMap({CodeType: reduce_code}, cloudpickle.Pickler.dispatch_table)
-
-    buffer = io.BytesIO()
-    Pickler(buffer).dump(value)
-    return buffer.getvalue()
 
 
 @contextlib.contextmanager

@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from allranks.cli.manifests import load_documents
-from allranks.cli.script_job import choose_framework, job_document, job_name, make_job, read_script
+from allranks.cli.script_job import job_name
 from allranks.errors import AllranksError, CannotRun
 from allranks.frameworks import FRAMEWORKS
 from allranks.local import run_directories
 from allranks.pod_bundle import HELPERS
-from allranks.sdk import outcome, payload
+from allranks.sdk import documents, outcome, payload
 from allranks.sdk.command import Command
-from allranks.sdk.function_source import read_function
+from allranks.sdk.documents import Options, Ranks, Target
 
 RESULTS = "results"
 PAYLOAD = "function.pickle"
 
 
 def run(
-    target: Callable[..., Any] | str | os.PathLike[str],
+    target: Target,
     *args: Any,
-    ranks: int,
+    ranks: Ranks,
     gpus: int = 0,
     framework: str | None = None,
     name: str | None = None,
@@ -36,37 +36,67 @@ def run(
     restarts: int | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     logs: bool = True,
+    image: str | None = None,
+    pool: str | None = None,
+    queue: str | None = None,
+    code: str | os.PathLike[str] | None = None,
+    packages: Sequence[str] = (),
+    checkpoint: str | None = None,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Any:
     """Runs `target` as a job, waits for its end, and returns what the function returned in rank 0.
 
     `target`: a function, which is called with `args`, `kwargs` and `more` in each rank; or the path of a script, which
-    gets `args` as its command line, and whose value is None. `ranks`: -2 starts two replicas on this machine. `gpus`:
-    GPUs of each replica. `framework`: by default that of the packages that the function or script imports. `name`: of
-    the job; by default that of the function or script. `env`: further variables of the ranks. `restarts`: restart the
-    job up to so many times after a failure; by default a job that fails before its first step is not restarted.
-    `run_dir`: directory for logs and results, by default runs/NAME/TIME. `logs`: print the output of the ranks.
-    `kwargs`: arguments of the function whose names are parameters of `run` as well.
+    gets `args` as its command line, and whose value is None. `ranks`: 4 starts four replicas on a cluster, (2, 8) an
+    elastic job, and -2 two replicas on this machine. `gpus`: GPUs of each replica. `framework`: by default that of the
+    packages that the function or script imports. `name`: of the job; by default that of the function or script. `env`:
+    further variables of the ranks. `restarts`: restart the job up to so many times after a failure; by default a job on
+    this machine that fails before its first step is not restarted. `logs`: print the output of the ranks. `kwargs`:
+    arguments of the function whose names are parameters of `run` as well.
+
+    Only on this machine: `run_dir`, the directory for logs and results, by default runs/NAME/TIME. Only on a cluster:
+    `image`, `pool`, `queue`, `code`, `packages`, `checkpoint`, `namespace`, `context`, `kubeconfig`, as in `submit`.
 
     Raises RankFailed with the exception and traceback of the rank that failed first; ResultError if the job succeeded
-    and its value cannot be had; CannotPickle if the function or an argument cannot be sent to the ranks;
-    InvalidManifest and CannotRun if nothing was started; KeyboardInterrupt after Ctrl-C, when all ranks have ended.
+    and its value cannot be had; CannotPickle if the function or an argument cannot be sent to the ranks; CannotShip,
+    InvalidManifest and CannotRun if nothing was started; ClusterError; KeyboardInterrupt after Ctrl-C: then ranks on
+    this machine have ended, and a job on a cluster continues unless the user chose to delete it.
     """
-    replicas = _replicas(ranks)
     arguments = {**(kwargs or {}), **more}
-    variables = tuple((env or {}).items())
+    for_cluster = {
+        "image": image,
+        "pool": pool,
+        "queue": queue,
+        "code": code,
+        "packages": packages,
+        "checkpoint": checkpoint,
+        "namespace": namespace,
+        "context": context,
+        "kubeconfig": kubeconfig,
+    }
+    here = _replicas_here(ranks)
+    if here is None:
+        if run_dir is not None:
+            raise ValueError("run_dir= is a directory of this machine: a job on a cluster keeps its logs there")
+        common = {"ranks": ranks, "gpus": gpus, "framework": framework, "name": name, "env": env, "restarts": restarts}
+        return _run_on_cluster(target, args, arguments, {**common, **for_cluster}, logs)
+    if given := [f"{key}=" for key, value in for_cluster.items() if value]:
+        raise ValueError(f"{', '.join(given)}: only for a cluster, and ranks={ranks} runs on this machine")
+    options = Options(replicas=here, gpus=gpus, framework=framework, name=name, env=dict(env or {}), restarts=restarts)
     if callable(target):
-        chosen = _name(name, payload.name_of(target))
-        directory = _directory(run_dir, chosen)
-        document = _function_document(target, chosen, directory, replicas, gpus, framework, variables)
+        directory = _directory(run_dir, name or job_name(payload.name_of(target)))
+        document = _function_document(target, directory, options)
     elif arguments:
         raise TypeError(f"{os.fspath(target)} is a script, which takes no keyword arguments: {', '.join(arguments)}")
     else:
-        document = _script_document(os.fspath(target), args, name, replicas, gpus, framework, variables)
+        document, notes = documents.of_script(os.fspath(target), args, options)
+        for note in notes:
+            print(f"note: {note}")
         directory = _directory(run_dir, document["metadata"]["name"])
-    if restarts is not None:
-        document["spec"]["restart"] = {"maxRestarts": restarts}
     load_documents([("allranks.run", document)])  # raises InvalidManifest
     if callable(target):
         payload.write(directory / PAYLOAD, target, args, arguments)
@@ -77,22 +107,29 @@ def run(
             (directory / PAYLOAD).unlink()
     if not callable(target):
         return None
-    return outcome.value_of(directory / RESULTS, _stored(directory)["status"].get("attempt", 0))
+    attempt = _stored(directory)["status"].get("attempt", 0)
+    return outcome.value_of(outcome.read_files(directory / RESULTS, attempt, 0))
 
 
-def _replicas(ranks: int) -> int:
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or not ranks:
-        raise ValueError(f"ranks={ranks!r}: must be a negative number, for example -2 for two ranks on this machine")
-    if ranks > 0:
-        raise CannotRun(
-            f"ranks={ranks} means ranks on a cluster, where allranks.run cannot start functions yet: write "
-            f"ranks={-ranks} to run on this machine, or submit a manifest with `allranks submit`"
+def _replicas_here(ranks: Ranks) -> int | None:
+    """None: on a cluster. Raises ValueError for 0."""
+    if isinstance(ranks, bool) or not ranks:
+        raise ValueError(
+            f"ranks={ranks!r}: must be a negative number, for example -2 for two ranks on this machine, or a positive "
+            "one for ranks on a cluster"
         )
-    return -ranks
+    return -ranks if isinstance(ranks, int) and ranks < 0 else None
 
 
-def _name(given: str | None, default: str) -> str:
-    return given if given is not None else job_name(default)
+def _run_on_cluster(
+    target: Target, args: Sequence[Any], arguments: Mapping[str, Any], options: Mapping[str, Any], logs: bool
+) -> Any:
+    from allranks.sdk.cluster_jobs import submit
+
+    job = submit(target, *args, kwargs=arguments, **options)
+    if logs:
+        job.show()
+    return job.result()
 
 
 def _directory(given: str | os.PathLike[str] | None, name: str) -> Path:
@@ -102,51 +139,12 @@ def _directory(given: str | os.PathLike[str] | None, name: str) -> Path:
     return directory
 
 
-def _function_document(
-    function: Callable[..., Any],
-    name: str,
-    directory: Path,
-    replicas: int,
-    gpus: int,
-    framework: str | None,
-    env: Sequence[tuple[str, str]],
-) -> dict[str, Any]:
-    cure = f"specify framework={' | '.join(repr(item) for item in FRAMEWORKS)}"
-    if framework is not None and framework not in FRAMEWORKS:
-        raise ValueError(f"framework={framework!r}: must be one of {', '.join(FRAMEWORKS)}")
-    framework, _ = choose_framework(read_function(function), framework, cure)
+def _function_document(function: Callable[..., Any], directory: Path, options: Options) -> dict[str, Any]:
     there = directory.absolute()
     program = [str(HELPERS / "call_function.py"), str(there / PAYLOAD), str(there / RESULTS)]
     # The caller's Python, which has what the function needs: a launcher on PATH may belong to another environment.
-    module = FRAMEWORKS[framework].script_module
-    command = [sys.executable, *(["-m", module] if module else []), *program]
-    document = job_document(name, framework, command, replicas, gpus, env)
-    document["spec"]["progress"] = {}  # the function can report its progress
-    return document
-
-
-def _script_document(
-    script: str,
-    args: Sequence[Any],
-    name: str | None,
-    replicas: int,
-    gpus: int,
-    framework: str | None,
-    env: Sequence[tuple[str, str]],
-) -> dict[str, Any]:
-    document, notes = make_job(
-        read_script(script, Path.cwd()),
-        framework=framework,
-        replicas=replicas,
-        gpus=gpus,
-        env=env,
-        arguments=[str(argument) for argument in args],
-    )
-    for note in notes:
-        print(f"note: {note}")
-    if name is not None:
-        document["metadata"]["name"] = name
-    return document
+    module = FRAMEWORKS[documents.framework_of(function, options)].script_module
+    return documents.of_function(function, [sys.executable, *(["-m", module] if module else []), *program], options)
 
 
 def _run_here(document: dict[str, Any], directory: Path, *, logs: bool, link: bool) -> None:
@@ -163,7 +161,9 @@ def _run_here(document: dict[str, Any], directory: Path, *, logs: bool, link: bo
     if done.status == 0:
         return
     if done.status == 1:
-        raise outcome.failure_of(directory / RESULTS, _stored(directory))
+        job = _stored(directory)
+        attempt, rank, _ = outcome.first_failure(job)
+        raise outcome.failure_of(job, None if rank is None else outcome.read_files(directory / RESULTS, attempt, rank))
     if done.status == 2:
         if not (directory / run_directories.RUN_FILE).exists():
             shutil.rmtree(directory, ignore_errors=True)  # nothing was started

@@ -1,4 +1,4 @@
-"""HTTP server for `POST /v1/report`: authenticates the sender, limits the size, passes the message to the store.
+"""HTTP server for `POST /v1/report` and `/v1/outcome`: authenticates the sender, limits the size, hands the body on.
 
 All input is untrusted: sizes, durations and counts are bounded (`connections`), rejections are delayed (tarpit),
 responses contain no internals, and no token is stored or logged.
@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import msgspec
 from aiohttp import web
 
+from allranks.telemetry import outcomes
 from allranks.telemetry.answers import Answer, Denied
 from allranks.telemetry.connections import Connection, Limits
 from allranks.telemetry.listener import Listener
@@ -24,6 +25,7 @@ from allranks.telemetry.rate_limit import Bucket
 from allranks.telemetry.schema import BODY_BYTES
 
 PATH = "/v1/report"
+OUTCOME_PATH = "/v1/outcome"
 _LOG_INTERVAL = 60.0
 
 logger = logging.getLogger("allranks.reports")
@@ -33,14 +35,15 @@ Sender = TypeVar("Sender")
 
 class Server(Listener, Generic[Sender]):
     """`identify`: token -> sender; None: invalid token; raises Denied. `ingest` answers a message of a sender, at once
-    or later. `port` 0 selects a free port, which `port` has after `start`. `count` is called with the status of each
-    response."""
+    or later; `outcome` one about what its function returned or raised, None: not received here. `port` 0 selects a free
+    port, which `port` has after `start`. `count` is called with the status of each response."""
 
     def __init__(
         self,
         identify: Callable[[str], Awaitable[Sender | None]],
         ingest: Callable[[Sender, bytes], Answer | Awaitable[Answer]],
         *,
+        outcome: Callable[[Sender, bytes], Awaitable[Answer]] | None = None,
         address: str = "",
         port: int = 0,
         count: Callable[[int], None] = lambda status: None,
@@ -48,7 +51,13 @@ class Server(Listener, Generic[Sender]):
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(self._respond, address=address, port=port, limits=limits, monotonic=monotonic)
-        self._identify, self._ingest, self._count = identify, ingest, count
+        self._identify, self._count = identify, count
+        self._routes: dict[str, tuple[Callable[[Sender, bytes], Answer | Awaitable[Answer]], int]] = {
+            PATH: (ingest, BODY_BYTES)
+        }
+        """Path -> what answers a message, and the bytes that it may have."""
+        if outcome is not None:
+            self._routes[OUTCOME_PATH] = (outcome, outcomes.BODY_BYTES)
         self._rejections: OrderedDict[str, Bucket] = OrderedDict()
         """Address -> bucket of its invalid tokens."""
         self._logged_at = float("-inf")
@@ -65,16 +74,18 @@ class Server(Listener, Generic[Sender]):
             await asyncio.sleep(min(answer.retry_after, self._limits.wait_seconds))
         elif answer.status in _DELAYED:
             await asyncio.sleep(self._limits.hold_seconds)
-        self._count(answer.status)
+        if request.path != OUTCOME_PATH:
+            self._count(answer.status)
         return _response(answer)
 
     async def _answer(self, request: web.BaseRequest, connection: Connection) -> Answer:
-        if request.path != PATH:
+        if request.path not in self._routes:
             return Answer(404, {"error": f"reports go to {PATH}"})
+        ingest, most = self._routes[request.path]
         if request.method != "POST":
             return Answer(405, {"error": "use POST"})
-        if (request.content_length or 0) > BODY_BYTES:
-            return _TOO_LONG
+        if (request.content_length or 0) > most:
+            return _too_long(most)
         if "Content-Encoding" in request.headers:
             return Answer(415, {"error": "Content-Encoding is not supported"})
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -83,10 +94,10 @@ class Server(Listener, Generic[Sender]):
         sender = await self._authenticate(token.strip(), connection)
         if isinstance(sender, Answer):
             return sender
-        body = await _body(request)
+        body = await _body(request, most)
         if body is None:
-            return _TOO_LONG
-        answer = self._ingest(sender, body)
+            return _too_long(most)
+        answer = ingest(sender, body)
         return answer if isinstance(answer, Answer) else await answer
 
     async def _authenticate(self, token: str, connection: Connection) -> Sender | Answer:
@@ -125,19 +136,22 @@ _REJECTED = frozenset({401, 403})
 _DELAYED = frozenset({400, 401, 403, 404, 405, 413, 415, 500})
 _CLOSED = frozenset({413, 500, 503})
 """Responses that close the connection. 503: the next connection may reach another replica."""
-_TOO_LONG = Answer(413, {"error": f"message too long: at most {BODY_BYTES} bytes"})
 _encode = msgspec.json.Encoder().encode
 
 
-async def _body(request: web.BaseRequest) -> bytes | None:
+def _too_long(most: int) -> Answer:
+    return Answer(413, {"error": f"message too long: at most {most} bytes"})
+
+
+async def _body(request: web.BaseRequest, most: int) -> bytes | None:
     """None: too long. The deadline of the connection ends an endless body."""
     body, content = b"", request.content
     if content.is_eof():  # nearly all bodies arrive with the head
         body = content.read_nowait(-1)
-        return None if len(body) > BODY_BYTES else body
+        return None if len(body) > most else body
     async for chunk in content.iter_any():
         body += chunk
-        if len(body) > BODY_BYTES:
+        if len(body) > most:
             return None
     return body
 

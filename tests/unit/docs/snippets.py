@@ -36,7 +36,11 @@ def blocks() -> list[tuple[str, str]]:
 
 SNIPPETS = [
     Snippet("total = torch.ones(1)", elsewhere="tests/frameworks/test_first_program.py"),
-    Snippet("print(allranks.run(train, 0.1, ranks=-2))", elsewhere="tests/frameworks/test_sdk.py"),
+    Snippet("return rate * dist.get_world_size()", elsewhere="tests/frameworks/test_sdk.py"),
+    Snippet("loss = torch.tensor(lr * dist.get_rank())", elsewhere="tests/frameworks/test_sdk.py"),
+    Snippet("best = allranks.run(train, 0.1, ranks=4", elsewhere="tests/apiserver/test_python_interface.py"),
+    Snippet("job = allranks.submit(train, 0.1, ranks=4", elsewhere="tests/apiserver/test_python_interface.py"),
+    Snippet('job = allranks.job("train-x7k2p")', elsewhere="tests/apiserver/test_python_interface.py"),
     Snippet("except allranks.RankFailed as error:", elsewhere="tests/frameworks/test_sdk.py"),
     Snippet("jax.distributed.initialize()", elsewhere="train/common/jax.py"),
     Snippet(

@@ -112,8 +112,10 @@ def test_arguments_that_do_not_fit_the_function_are_refused_before_anything_star
 
 
 REFUSED = [
-    ({"ranks": 2}, allranks.CannotRun, "write ranks=-2 to run on this machine"),
-    ({"ranks": 0}, ValueError, "must be a negative number"),
+    ({"ranks": 2}, allranks.CannotRun, "image= is missing: name an image that has Python 3"),
+    ({"ranks": 0}, ValueError, "must be a negative number, .*, or a positive one for ranks on a cluster"),
+    ({"ranks": -1, "image": "x", "pool": "y"}, ValueError, "image=, pool=: only for a cluster, and ranks=-1 runs on"),
+    ({"ranks": 2, "run_dir": "x"}, ValueError, "run_dir= is a directory of this machine"),
     ({"ranks": -1, "framework": "keras"}, ValueError, "framework='keras': must be one of pytorch, "),
     (
         {"ranks": -1, "framework": None},

@@ -72,16 +72,9 @@ async def delete(
     deleted: list[Manifest] = []
 
     async def delete_one(job: Manifest) -> Changed:
-        metadata = job["metadata"]
-        options = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "propagationPolicy": cascade.capitalize(),
-            "preconditions": {"uid": metadata["uid"]},  # never a new job of the same name
-        }
-        await cluster.request("DELETE", job_path(cluster.namespace, metadata["name"]), body=options)
+        await delete_job(cluster, job, cascade)
         deleted.append(job)
-        return Changed(f"{metadata['name']} deleted", job)
+        return Changed(f"{job['metadata']['name']} deleted", job)
 
     single = not selector and len(names) == 1
     status = await for_each_job(cluster, names, delete_one, output, single=single, ignore_not_found=ignore_not_found)
@@ -91,6 +84,18 @@ async def delete(
             if not await _wait_until_gone(cluster, job, deadline, pods=cascade != "orphan"):
                 return TIMED_OUT
     return status
+
+
+async def delete_job(cluster: Cluster, job: Manifest, cascade: str = "background") -> None:
+    """Raises ClusterError."""
+    metadata = job["metadata"]
+    options = {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "propagationPolicy": cascade.capitalize(),
+        "preconditions": {"uid": metadata["uid"]},  # never a new job of the same name
+    }
+    await cluster.request("DELETE", job_path(metadata["namespace"], metadata["name"]), body=options)
 
 
 async def _wait_until_gone(cluster: Cluster, job: Manifest, deadline: float | None, *, pods: bool) -> bool:

@@ -58,7 +58,7 @@ async def describe(cluster: Cluster, name: str, output: str | None) -> int:
         if error.status != 403:
             raise
         hidden = str(error)
-    events = await _events(cluster, job)
+    events = await events_of(cluster, job)
     if output:
         click.echo(render_data(_data(job, manifests, hidden, events), output), nl=False)
         return OK
@@ -88,7 +88,7 @@ def _data(job: Manifest, manifests: list[Manifest], hidden: str, events: list[Ma
     return {**objects, "job": job, "errors": errors}
 
 
-async def _events(cluster: Cluster, job: Manifest) -> list[Manifest] | str:
+async def events_of(cluster: Cluster, job: Manifest) -> list[Manifest] | str:
     """The events of the job and its pods, or the error if the user may not list them."""
     path, uid = core_path(cluster.namespace, "events"), job["metadata"]["uid"]
     try:

@@ -42,14 +42,15 @@ async def scale(cluster: Cluster, name: str, replicas: int, output: str | None) 
     for scaling do not count against spec.restart.maxRestarts.
     """
     job = await get_job(cluster, name)
-    changed = await _scale(cluster, job, replicas)
+    changed = await scale_job(cluster, job, replicas)
     if not output:
         click.echo(changed.line)
     print_jobs([changed.job], output, single=True)
     return OK
 
 
-async def _scale(cluster: Cluster, job: Manifest, replicas: int) -> Changed:
+async def scale_job(cluster: Cluster, job: Manifest, replicas: int) -> Changed:
+    """Raises ClusterError."""
     name, spec, status = job["metadata"]["name"], job["spec"], status_of(job)
     roles = spec.get("roles") or {}
     if "worker" not in roles:

@@ -1,0 +1,172 @@
+"""`allranks.submit`, `allranks.job` and `allranks.jobs`, and their asynchronous twins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from allranks.api.status import Phase
+from allranks.kube.cluster import Cluster, Where
+from allranks.sdk import async_job, background
+from allranks.sdk.async_job import AsyncJob
+from allranks.sdk.documents import Options, Ranks, Target
+from allranks.sdk.job import Job
+from allranks.sdk.submit import IMAGE, create, prepare
+
+
+async def submit_async(
+    target: Target,
+    *args: Any,
+    ranks: Ranks,
+    gpus: int = 0,
+    image: str | None = None,
+    framework: str | None = None,
+    name: str | None = None,
+    pool: str | None = None,
+    queue: str | None = None,
+    code: str | os.PathLike[str] | None = None,
+    packages: Sequence[str] = (),
+    checkpoint: str | None = None,
+    env: Mapping[str, str] | None = None,
+    restarts: int | None = None,
+    every_rank: bool = False,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> AsyncJob:
+    """As `submit`, as a coroutine."""
+    options = Options(
+        replicas=_replicas(ranks),
+        gpus=gpus,
+        framework=framework,
+        name=name,
+        env=dict(env or {}),
+        restarts=restarts,
+        image=image or os.environ.get(IMAGE),
+        pool=pool,
+        queue=queue,
+        checkpoint=checkpoint,
+        packages=tuple(packages),
+        every_rank=every_rank,
+    )
+    document, bundle = prepare(target, args, {**(kwargs or {}), **more}, options, code)
+    where = Where(namespace, context, kubeconfig)
+    async with Cluster.connect(where) as cluster:
+        return AsyncJob(await create(cluster, document, bundle), where)
+
+
+def submit(
+    target: Target,
+    *args: Any,
+    ranks: Ranks,
+    gpus: int = 0,
+    image: str | None = None,
+    framework: str | None = None,
+    name: str | None = None,
+    pool: str | None = None,
+    queue: str | None = None,
+    code: str | os.PathLike[str] | None = None,
+    packages: Sequence[str] = (),
+    checkpoint: str | None = None,
+    env: Mapping[str, str] | None = None,
+    restarts: int | None = None,
+    every_rank: bool = False,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Job:
+    """Creates a job on a cluster and returns at once.
+
+    `target`: a function, which is called with `args`, `kwargs` and `more` in each rank; or the path of a script, which
+    gets `args` as its command line. `ranks`: the number of replicas, or (least, most) of an elastic job. `gpus`: GPUs
+    of each replica. `image`: by default that of the variable ALLRANKS_IMAGE. `framework`: by default that of the
+    packages that the function or script imports. `name`: by default that of the function, with a suffix. `pool`: a
+    TrainingPool. `queue`: that admits the job. `code`: a directory that is sent to the ranks and is their working
+    directory. `packages`: pip requirements that are installed before the start. `checkpoint`: a volume claim. `env`:
+    further variables of the ranks. `restarts`: after failures at most so many. `every_rank`: all ranks send their
+    values back, not only rank 0. `namespace`, `context`, `kubeconfig`: by default those of kubectl. `kwargs`: arguments
+    of the function whose names are parameters of `submit` as well.
+
+    Raises CannotPickle, CannotShip, InvalidManifest and CannotRun before anything is sent, ClusterError.
+    """
+    work = submit_async(
+        target,
+        *args,
+        ranks=ranks,
+        gpus=gpus,
+        image=image,
+        framework=framework,
+        name=name,
+        pool=pool,
+        queue=queue,
+        code=code,
+        packages=packages,
+        checkpoint=checkpoint,
+        env=env,
+        restarts=restarts,
+        every_rank=every_rank,
+        namespace=namespace,
+        context=context,
+        kubeconfig=kubeconfig,
+        kwargs=kwargs,
+        **more,
+    )
+    return Job(background.run(work))
+
+
+async def job_async(
+    name: str, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
+) -> AsyncJob:
+    """As `job`, as a coroutine."""
+    return await async_job.find(name, Where(namespace, context, kubeconfig))
+
+
+def job(name: str, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None) -> Job:
+    """The job with this name, from whatever program it was submitted. Raises ClusterError."""
+    return Job(background.run(job_async(name, namespace=namespace, context=context, kubeconfig=kubeconfig)))
+
+
+async def jobs_async(
+    *,
+    phase: Phase | Collection[Phase] | None = None,
+    labels: str | None = None,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
+) -> list[AsyncJob]:
+    """As `jobs`, as a coroutine."""
+    phases = {phase} if isinstance(phase, str) else set(phase or ())
+    where = Where(namespace, context, kubeconfig)
+    return await async_job.find_all(where, lambda status: not phases or status.phase in phases, labels)
+
+
+def jobs(
+    *,
+    phase: Phase | Collection[Phase] | None = None,
+    labels: str | None = None,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
+) -> list[Job]:
+    """The jobs of a namespace, the newest first: of a phase or of several, with labels such as `team=nlp`.
+
+    Raises ClusterError.
+    """
+    found = jobs_async(phase=phase, labels=labels, namespace=namespace, context=context, kubeconfig=kubeconfig)
+    return [Job(one) for one in background.run(found)]
+
+
+def _replicas(ranks: Ranks) -> Ranks:
+    """Raises ValueError."""
+    bounds = (ranks,) if not isinstance(ranks, tuple) else ranks if len(ranks) == 2 else ()
+    if bounds and all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in bounds):
+        return ranks
+    raise ValueError(
+        f"ranks={ranks!r}: must be the number of replicas on a cluster, or (least, most) for an elastic job; "
+        "allranks.run(..., ranks=-2) runs two replicas on this machine"
+    )

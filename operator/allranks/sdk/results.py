@@ -1,0 +1,115 @@
+"""Reads what ranks returned or raised from the ConfigMaps of a job, which the operator made of their reports."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from allranks.core import naming, outcome_names, topology
+from allranks.core.manifests import pod_template
+from allranks.errors import AllranksError, ClusterError, ResultError
+from allranks.kube import job_codec
+from allranks.kube.cluster import Cluster, Manifest
+from allranks.kube.paths import core_path
+from allranks.sdk import documents, outcome
+from allranks.sdk.outcome import Stored
+
+
+async def value(cluster: Cluster, job: Manifest) -> Any:
+    """What rank 0 of a job that succeeded returned; None for a script. Raises ResultError, ClusterError."""
+    if not _annotation(job, documents.FUNCTION_ANNOTATION):
+        return None
+    metadata = job["metadata"]
+    attempt = job_codec.status_of(job).attempt
+    name = outcome_names.value_name(metadata["name"], metadata["uid"], attempt, 0)
+    try:
+        found = await cluster.get(core_path(metadata["namespace"], "configmaps", name))
+    except ClusterError as error:
+        if error.status != 404:
+            raise
+        found = {}
+    return outcome.value_of(_stored(found, job), claim=_place(job))
+
+
+async def values(cluster: Cluster, job: Manifest) -> list[Any]:
+    """The values of all ranks, in the order of the ranks. Raises ResultError, ClusterError."""
+    name = job["metadata"]["name"]
+    if _annotation(job, documents.RESULTS_ANNOTATION) != documents.EVERY_RANK:
+        raise ResultError(f"only rank 0 of {name} sent its value: submit with every_rank=True for those of all ranks")
+    attempt = job_codec.status_of(job).attempt
+    found: dict[int, Stored | None] = {}
+    for item in await _list(cluster, job, attempt, "returned"):
+        found[_rank(item)] = _stored(item, job)
+    return [outcome.value_of(found.get(rank), rank, _place(job)) for rank in range(_number_of_ranks(job, found))]
+
+
+async def failure(cluster: Cluster, job: Manifest) -> AllranksError:
+    """The error of a failed job, with the exception of the rank that failed first."""
+    attempt, rank, pod = outcome.first_failure(job)
+    stored = None
+    if _annotation(job, documents.FUNCTION_ANNOTATION):
+        raised = await _list(cluster, job, attempt, "raised")
+        stored = _first([item for item in raised if _pod(item) == pod], rank, job)
+    return outcome.failure_of(job, stored)
+
+
+def _first(raised: list[Manifest], rank: int | None, job: Manifest) -> Stored | None:
+    """The process with this rank in the pod that failed first, or its only process."""
+    same = [item for item in raised if _rank(item) == rank] or (raised if len(raised) == 1 else [])
+    return _stored(same[0], job) if same else None
+
+
+async def _list(cluster: Cluster, job: Manifest, attempt: int, kind: str) -> list[Manifest]:
+    metadata = job["metadata"]
+    labels = {
+        naming.JOB_LABEL: metadata["name"],
+        naming.ATTEMPT_LABEL: attempt,
+        outcome_names.KIND_LABEL: kind,
+    }
+    selector = ",".join(f"{name}={value}" for name, value in labels.items())
+    found = await cluster.get(core_path(metadata["namespace"], "configmaps"), {"labelSelector": selector})
+    return [item for item in found["items"] if _is_owned(item, job)]
+
+
+def _stored(item: Manifest, job: Manifest) -> Stored | None:
+    content = (item.get("binaryData") or {}).get(outcome_names.CONTENT)
+    return outcome.read_content(base64.b64decode(content)) if content and _is_owned(item, job) else None
+
+
+def _is_owned(item: Manifest, job: Manifest) -> bool:
+    """A pickle runs code when it is loaded, so one that somebody else put there is not."""
+    owners = item["metadata"].get("ownerReferences") or ()
+    return any(owner.get("controller") and owner.get("uid") == job["metadata"]["uid"] for owner in owners)
+
+
+def _rank(item: Manifest) -> int:
+    return int((item["metadata"].get("labels") or {}).get(outcome_names.RANK_LABEL, -1))
+
+
+def _pod(item: Manifest) -> str:
+    return str((item["metadata"].get("annotations") or {}).get(outcome_names.POD_ANNOTATION, ""))
+
+
+def _number_of_ranks(job: Manifest, found: dict[int, Stored | None]) -> int:
+    """The ranks of the last attempt, in which an elastic job may have had fewer."""
+    parsed, status = job_codec.job(job), job_codec.status_of(job)
+    if parsed.spec.elastic:
+        return max(found, default=-1) + 1
+    return ranks_of(parsed, status)
+
+
+def ranks_of(job: Any, status: Any) -> int:
+    """The number of ranks of an attempt."""
+    context = pod_template.attempt_context(job, status, pod_template.ANY_PLATFORM)
+    framework = topology.framework_of(job)
+    return sum(framework.processes(context, replica.role) for replica in context.ranked())
+
+
+def _annotation(job: Manifest, name: str) -> str | None:
+    return (job["metadata"].get("annotations") or {}).get(name)
+
+
+def _place(job: Manifest) -> str:
+    """The place of the job's checkpoints, for messages."""
+    checkpoint = (job.get("spec") or {}).get("checkpoint") or {}
+    return f"claim {checkpoint['claim']}" if checkpoint.get("claim") else ""

@@ -1,0 +1,212 @@
+"""A function in a pod: what it returns or raises reaches the ConfigMaps of the job, through the real report server."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks import pod_bundle
+from allranks.errors import CannotRun, RankFailed, ResultError
+from allranks.inpod.call_function import UNUSABLE
+from allranks.operator.outcome_store import OutcomeStore
+from allranks.sdk import outcome, payload
+from allranks.telemetry.answers import Answer, ReportSource
+from allranks.telemetry.connections import Limits
+from allranks.telemetry.server import Server
+from support.config_maps import ConfigMaps
+
+SENDER = ReportSource(("team", "demo"), "0123456789", "demo-worker-0-0", "pod-0", "worker", 0, 0, 0, "node-a")
+FAST = Limits(hold_seconds=0.0, wait_seconds=0.0, lingering_seconds=0.1)
+
+
+class Operator:
+    """The report server and the store of an operator, on a loop in a thread."""
+
+    def __init__(self) -> None:
+        self.api, self.refusals = ConfigMaps(), 0
+        """How many messages are refused with 503 first."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._run(self._start())
+
+    async def _start(self) -> None:
+        async def identify(token: str) -> ReportSource | None:
+            return SENDER if token == "right" else None
+
+        store = OutcomeStore(self.api, lambda _: 0)  # type: ignore[arg-type]
+
+        async def receive(sender: ReportSource, body: bytes) -> Answer:
+            if self.refusals:
+                self.refusals -= 1
+                return Answer(503, {"error": "not the leader"}, 0.1)
+            return await store.receive(sender, body)
+
+        self._server = Server(identify, lambda *_: Answer(500, {}), outcome=receive, address="127.0.0.1", limits=FAST)
+        await self._server.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.port}/v1/report"
+
+    def stop(self) -> None:
+        self._run(self._server.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def stored(self, name: str) -> outcome.Stored | None:
+        content = self.api.items[f"demo-01234567-{name}"]["binaryData"]["outcome"]
+        return outcome.read_content(base64.b64decode(content))
+
+    def _run(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+
+@pytest.fixture
+def operator() -> Iterator[Operator]:
+    running = Operator()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def pod(operator: Operator, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Calls a function as the program of a rank, with nothing but the helper files of a pod."""
+    pod_bundle.copy(tmp_path / "allranks")
+    (tmp_path / "token").write_text("right")
+    helper = str(tmp_path / "allranks" / "call_function.py")
+
+    def call(function: Any, *args: Any, data: bytes = b"", every_rank: bool = False, **env: str) -> Any:
+        file = tmp_path / "code" / ".allranks" / "function.pickle"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data or payload.dumps(function, args, {}))
+        for name, content in payload.cloudpickle_files().items():
+            module = file.parent / "python" / name
+            module.parent.mkdir(parents=True, exist_ok=True)
+            module.write_bytes(content)
+        variables = {
+            "PATH": os.environ["PATH"],
+            "ALLRANKS_REPORT_URL": operator.url,
+            "ALLRANKS_REPORT_TOKEN_FILE": str(tmp_path / "token"),
+        }
+        return subprocess.run(
+            # Without site-packages: an image may not have cloudpickle.
+            [sys.executable, "-S", helper, str(file), "--report", *(["--every-rank"] if every_rank else [])],
+            env={name: value for name, value in (variables | env).items() if value},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return call
+
+
+def double(value: Any) -> Any:
+    return 2 * value
+
+
+def test_the_value_of_rank_0_arrives_and_those_of_the_others_are_not_sent(operator: Operator, pod: Any) -> None:
+    assert pod(double, 21).returncode == 0
+    assert pod(double, 22, RANK="1").returncode == 0
+    assert list(operator.api.items) == ["demo-01234567-value-0-0"]
+    assert outcome.value_of(operator.stored("value-0-0")) == 42
+    assert pod(double, 22, RANK="1", every_rank=True).returncode == 0
+    assert outcome.value_of(operator.stored("value-0-1"), 1) == 44
+
+
+def test_a_value_of_a_megabyte_arrives_in_parts_also_if_the_operator_is_away_at_first(
+    operator: Operator, pod: Any
+) -> None:
+    operator.refusals = 2
+    done = pod(double, b"abc" * 170_000)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert outcome.value_of(operator.stored("value-0-0")) == b"abc" * 340_000
+
+
+def test_an_exception_arrives_with_the_lines_of_a_file_that_the_pod_does_not_have(
+    operator: Operator, pod: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "only_here.py"
+    module.write_text("def fails(what):\n    raise LookupError(f'no {what}')  # a comment\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import only_here  # type: ignore[import-not-found]
+
+    data = payload.dumps(only_here.fails, ("data",), {})
+    module.unlink()
+    done = pod(None, data=data)
+    assert done.returncode == 1
+    assert "LookupError: no data" in done.stderr
+    failure = {"attempt": 0, "rank": 0, "pod": "demo-worker-0-0", "node": "node-a", "exitCode": 1, "reason": "Error"}
+    job = {"metadata": {"name": "demo"}, "status": {"phase": "Failed", "lastFailure": failure}}
+    error = outcome.failure_of(job, operator.stored("error-0-0-0"))
+    assert isinstance(error, RankFailed)
+    assert (error.rank, error.node, error.exit_code) == (0, "node-a", 1)
+    assert isinstance(error.__cause__, LookupError)
+    assert "raise LookupError(f'no {what}')  # a comment" in error.traceback
+
+
+def test_a_value_that_is_too_large_is_left_with_the_checkpoints(operator: Operator, pod: Any, tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    where = {"ALLRANKS_JOB": "demo", "ALLRANKS_JOB_UID": "0123456789", "ALLRANKS_CHECKPOINT_DIR": str(place)}
+    assert pod(double, b"x" * 600_000, **where).returncode == 0
+    file = place / "results" / "demo-01234567" / "attempt-0" / "rank-0.pickle"
+    with pytest.raises(ResultError, match=r"returned a bytes of 1,200,0\d\d bytes, and at most 1,048,576 are sent"):
+        outcome.value_of(operator.stored("value-0-0"))
+    with pytest.raises(ResultError, match=rf"it is the pickle {file} in the place .*\(claim penguins\)"):
+        outcome.value_of(operator.stored("value-0-0"), claim="claim penguins")
+    assert file.stat().st_size > 1_200_000
+
+
+def test_a_value_that_is_too_large_without_checkpoints_is_a_clear_error(operator: Operator, pod: Any) -> None:
+    assert pod(double, b"x" * 600_000).returncode == 0
+    with pytest.raises(ResultError, match="save it in the function, and return its path; with checkpoint="):
+        outcome.value_of(operator.stored("value-0-0"))
+
+
+def test_another_version_of_python_ends_the_rank_before_the_function_starts(operator: Operator, pod: Any) -> None:
+    header, _, pickled = payload.dumps(double, (1,), {}).partition(b"\n")
+    other = json.dumps({**json.loads(header), "python": "3.7"}).encode()
+    done = pod(None, data=other + b"\n" + pickled)
+    assert done.returncode == UNUSABLE
+    assert "allranks: the function was sent by Python 3.7, and the ranks run Python" in done.stderr
+    job = {"metadata": {"name": "demo"}, "status": {"phase": "Failed", "lastFailure": {"pod": "demo-worker-0-0"}}}
+    error = outcome.failure_of(job, operator.stored("error-0-0-0"))
+    assert isinstance(error, CannotRun)
+    assert "use the same version on both sides" in str(error)
+
+
+def test_a_traceback_of_any_length_is_stored_with_its_end(operator: Operator, pod: Any) -> None:
+    def fails() -> None:
+        raise ValueError("\N{GRINNING FACE}" * 100_000 + "the end")
+
+    assert pod(fails).returncode == 1
+    stored = operator.stored("error-0-0-0")
+    assert stored
+    assert stored.described["traceback"].rstrip().endswith("the end")
+
+
+def test_without_a_report_server_the_training_succeeds_and_says_what_is_missing(pod: Any) -> None:
+    done = pod(double, 1, ALLRANKS_REPORT_URL="")
+    assert done.returncode == 0
+    assert "what rank 0 returned could not be sent: the operator of this cluster receives no reports" in done.stderr
+
+
+def test_what_the_operator_does_not_store_is_in_the_log(operator: Operator, pod: Any) -> None:
+    from allranks.kube.errors import Refused
+
+    operator.api.errors = [Refused("exceeded quota", 403, "Forbidden")]
+    done = pod(double, 1)
+    assert done.returncode == 0
+    assert "could not be sent: the API server rejected its ConfigMap: exceeded quota" in done.stderr
