@@ -42,17 +42,17 @@ class Commands:
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         self.namespace = namespace
-        self._where = ["--kubeconfig", str(kubeconfig), "-n", namespace]
+        self.cluster_options = ["--kubeconfig", str(kubeconfig), "-n", namespace]
 
     def __call__(self, *args: str, stdin: str = "", where: bool = True) -> Result:
         """Runs to its end in a separate process, because its imports are part of the test."""
-        command = [sys.executable, "-m", "allranks", *args, *(self._where if where else [])]
+        command = [sys.executable, "-m", "allranks", *args, *(self.cluster_options if where else [])]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
         return Result(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str) -> Running:
         """Runs in the background."""
-        return Running([*args, *self._where])
+        return Running([*args, *self.cluster_options])
 
 
 class Running:

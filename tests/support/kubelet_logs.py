@@ -5,7 +5,8 @@
     kubelet.end("team", "job-worker-0-0")
 
 Lines are kept with their time; `follow`, `timestamps`, `tailLines`, `sinceTime`, `sinceSeconds` and `previous` are
-served as a kubelet serves them. A pod that has never written answers that it is waiting to start.
+served as a kubelet serves them. A pod that has never written answers that it is waiting to start. There are no
+containers: requests for a command, a terminal or a port are recorded in `streams` and refused.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class LogKubelet:
     def __init__(self, api: Api, folder: Path) -> None:
         self.node = f"node-{secrets.token_hex(4)}"
         self.requests: list[dict[str, str]] = []
+        self.streams: list[str] = []
+        """Paths and queries of requests for commands, terminals and ports."""
         self.followers = 0
         """Number of requests so far that follow a log."""
         self._api = api
@@ -99,6 +102,11 @@ class LogKubelet:
         """Blocks until `followers` reaches `count`. Raises AssertionError after `seconds`."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.followers >= count, seconds), self.followers
+
+    def refuse_stream(self, handler: _Handler) -> None:
+        with self._changed:
+            self.streams.append(handler.path)
+        handler.refuse(403, "this kubelet runs no containers")
 
     def _tell_node(self) -> None:
         self._api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}})
@@ -182,7 +190,13 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        self.server.kubelet.answer(self)
+        if self.path.startswith("/containerLogs/"):
+            self.server.kubelet.answer(self)
+        else:
+            self.server.kubelet.refuse_stream(self)
+
+    def do_POST(self) -> None:
+        self.server.kubelet.refuse_stream(self)
 
     def refuse(self, code: int, text: str) -> None:
         self.send_response(code)

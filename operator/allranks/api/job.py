@@ -132,6 +132,11 @@ class Restart(Model):
     rules: Annotated[list[RestartRule], Field(max_length=32)] | None = Field(
         None, description="Rules that are evaluated in order before the default ones."
     )
+    hold_seconds: Seconds | None = Field(
+        None,
+        description="Keep the pods of a failed job this long for a look, whatever cleanPodPolicy says. They keep their "
+        "GPUs. Deletion of the job and suspend: true end it. Local runs ignore it. Default: 0.",
+    )
 
 
 class Elastic(Model):

@@ -84,6 +84,14 @@ class Failure(Model):
     )
 
 
+class Hold(Model):
+    """The pods of a failed job that are kept for a look."""
+
+    until: Time = Field(description="When cleanPodPolicy applies to them.")
+    pods: Replicas = Field(0, description="Pods that exist.")
+    gpus: Count = Field(0, description="GPUs of those that have not ended, which no other job can use meanwhile.")
+
+
 class PastAttempt(Model):
     """A finished attempt."""
 
@@ -297,6 +305,7 @@ class Status(Model):
     )
     start_time: Time | None = Field(None, description="When the operator first acted on the job.")
     completion_time: Time | None = Field(None, description="When the job succeeded or failed.")
+    hold: Hold | None = Field(None, description="The pods of a failed job that restart.holdSeconds keeps.")
     attempt_time: Time | None = Field(None, description="When the current attempt was created.")
     running_time: Time | None = Field(None, description="When all pods of the current attempt were running.")
     first_running_time: Time | None = Field(

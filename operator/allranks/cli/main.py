@@ -18,6 +18,8 @@ from allranks.version import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("allranks.cli.commands.run:run", "Run a job on this machine."),
     "runs": ("allranks.cli.commands.runs:runs", "List, print and remove the stored runs of this machine."),
+    "init": ("allranks.cli.commands.init:init", "Write a commented manifest for a script."),
+    "dev": ("allranks.cli.commands.dev:dev", "Run a job on this machine, and restart it when files change."),
     "validate": ("allranks.cli.commands.validate:validate", "Validate a manifest and print every error."),
     "convert": ("allranks.cli.commands.convert:convert", "Convert manifests of earlier versions to today's form."),
     "render": ("allranks.cli.commands.render:render", "Print the objects that the operator creates for a job."),
@@ -27,7 +29,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("allranks.cli.commands.top:top", "Show live progress, rates, ranks and goodput of jobs."),
     "report": ("allranks.cli.commands.report:report", "Print a one-page report on a job, as text, HTML or JSON."),
     "logs": ("allranks.cli.commands.logs:logs", "Print the merged logs of all ranks."),
+    "debug": ("allranks.cli.commands.debug:debug", "Write everything about a job into one archive."),
     "wait": ("allranks.cli.commands.wait:wait", "Wait until a job has finished."),
+    "exec": ("allranks.cli.commands.exec:exec_", "Run a command, or a shell, in the pod of a rank."),
+    "attach": ("allranks.cli.commands.attach:attach", "Connect the terminal to the program of a rank."),
+    "port-forward": ("allranks.cli.commands.port_forward:port_forward", "Make ports of a rank reachable here."),
+    "cp": ("allranks.cli.commands.cp:cp", "Copy files from or to the pod of a rank."),
     "suspend": ("allranks.cli.commands.suspend:suspend", "Suspend jobs: delete their pods and keep the jobs."),
     "resume": ("allranks.cli.commands.resume:resume", "Resume suspended jobs."),
     "scale": ("allranks.cli.commands.scale:scale", "Change the number of workers of a job."),
@@ -50,9 +57,10 @@ IN_PODS = ("operator", "operator-frontend", "inject")
 """Commands that images and the chart run. The reference describes them."""
 
 SECTIONS = {
-    "On this machine": ("run", "runs", "validate", "convert", "render"),
+    "On this machine": ("run", "runs", "init", "dev", "validate", "convert", "render"),
     "On a cluster": (
-        *("submit", "get", "describe", "top", "report", "logs", "wait"),
+        *("submit", "get", "describe", "top", "report", "logs", "debug", "wait"),
+        *("exec", "attach", "port-forward", "cp"),
         *("suspend", "resume", "scale", "delete"),
     ),
     "About allranks": ("doctor", "completion", "version"),
@@ -62,15 +70,19 @@ SECTIONS = {
 SYNONYMS = {
     **dict.fromkeys(("ls", "ps", "jobs", "queue"), "get"),
     **dict.fromkeys(("apply", "create", "sbatch"), "submit"),
-    **dict.fromkeys(("start", "train", "launch", "exec"), "run"),
+    **dict.fromkeys(("start", "train", "launch"), "run"),
     **dict.fromkeys(("rm", "remove", "cancel", "kill", "scancel"), "delete"),
     **dict.fromkeys(("stop", "pause"), "suspend"),
     **dict.fromkeys(("status", "show", "explain"), "describe"),
     **dict.fromkeys(("lint", "check"), "validate"),
     **dict.fromkeys(("diagnose", "info", "env", "collect-env"), "doctor"),
+    **dict.fromkeys(("ssh", "shell", "sh"), "exec"),
+    **dict.fromkeys(("bundle", "dump", "support-bundle"), "debug"),
+    "forward": "port-forward",
+    "copy": "cp",
+    **dict.fromkeys(("new", "scaffold"), "init"),
     "continue": "resume",
     "template": "render",
-    "attach": "logs",
     "follow": "logs",
     "watch": "top",
     "help": "--help",
@@ -87,8 +99,6 @@ class LazyGroup(SuggestingGroup):
     synonyms = SYNONYMS
 
     def explain(self, name: str) -> str:
-        if name == "init":
-            return "To write the manifest of a script: allranks run SCRIPT.py --save job.yaml"
         return f"To run it on this machine: allranks run {name}" if name.endswith(FILES) else ""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

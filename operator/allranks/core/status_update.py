@@ -14,6 +14,7 @@ from allranks.api.status import (
     Condition,
     CurvePoint,
     Failure,
+    Hold,
     PastAttempt,
     Phase,
     ProgressStatus,
@@ -45,6 +46,7 @@ class StatusChanges(TypedDict, total=False):
     history: list[PastAttempt]
     start_time: datetime | None
     completion_time: datetime | None
+    hold: Hold | None
     attempt_time: datetime | None
     running_time: datetime | None
     first_running_time: datetime | None

@@ -186,13 +186,24 @@ def check_settled(cluster: Cluster, tally: Tally) -> None:
     if observed.status.phase in ("Succeeded", "Failed"):
         policy = observed.job.spec.clean_pod_policy
         idle = [pod for pod in observed.pods if pod.owned and (policy == "All" or not pod.ended)]
-        hold(policy == "None" or not idle, f"cleanPodPolicy is {policy}, and these pods remain: {idle}")
+        hold(
+            policy == "None" or observed.status.hold or not idle,
+            f"cleanPodPolicy is {policy}, and these pods remain: {idle}",
+        )
     plan = cluster.reconcile(observed)
     if observed.refused:
         hold(plan.status is None and not plan.delete, f"only rejected creations remain, but the plan is: {plan}")
     else:
         hold(plan.empty, f"not settled: {plan}")
     check_function(cluster.reconcile, observed, plan)
+
+
+def _is_held(observed: Observed) -> bool:
+    """Whether restart.holdSeconds keeps the pods of this finished job."""
+    spec, status = observed.job.spec, observed.status
+    seconds = spec.restart.hold_seconds or 0
+    failed = status.phase == "Failed" and not spec.suspend and status.completion_time is not None
+    return failed and (observed.now - status.completion_time).total_seconds() < seconds
 
 
 def check_function(reconcile: Callable[[Observed], Plan], observed: Observed, plan: Plan) -> None:

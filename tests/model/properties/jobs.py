@@ -76,6 +76,8 @@ def specs(draw: st.DrawFn, elastic: bool = False) -> Spec:
     }
     if draw(st.integers(0, 2)) == 2:
         restart["rules"] = draw(st.lists(st.sampled_from(_RULES), min_size=1, max_size=3))
+    if draw(st.integers(0, 3)) == 3:
+        restart["holdSeconds"] = draw(st.sampled_from([1, 60, 3000]))
     if scope := draw(st.sampled_from([None, None, None, "Group", "Pod"])):
         restart["scope"] = scope
     spec: Spec = {

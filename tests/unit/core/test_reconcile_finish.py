@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from allranks.api.status import Hold
 from allranks.core.model import Plan
 from allranks.core.rules.cleanup import CLEANUP_GRACE
 from support.builders import (
@@ -125,3 +129,47 @@ def test_a_finished_job_never_restarts_and_its_verdict_never_changes(phase, chan
     assert not [event for event in life.events if event == "PodsCreated"][1:]
     for field in ("phase", "conditions", "attempt", "restarts", "last_failure", "completion_time"):
         assert getattr(life.status, field) == getattr(before, field), field
+
+
+def held(**spec: Any) -> Life:
+    restart = {"maxRestarts": 0, "holdSeconds": 100}
+    life = started(job(**GROUP, restart=restart, resources={"limits": {"nvidia.com/gpu": 2}}, **spec))
+    life.put(failed("master"))
+    life.settle(61)
+    assert life.status.hold == Hold(until=at(161), pods=3, gpus=4)
+    return life
+
+
+def test_a_failed_job_keeps_its_pods_until_the_hold_is_over():
+    life = held()
+    assert sorted(life.pods) == ALL
+    assert life.settle(160).wake_at == at(161)
+    assert sorted(life.pods) == ALL
+    life.settle(161)
+    assert (sorted(life.pods), life.status.hold) == (["job-master-0-0"], None)
+
+
+def test_the_gpus_of_the_hold_are_those_of_pods_that_have_not_ended():
+    life = held()
+    life.put(failed("worker", 0, after=70))
+    life.settle(80)
+    assert life.status.hold == Hold(until=at(161), pods=3, gpus=2)
+
+
+def test_a_longer_hold_applies_to_a_job_that_is_held_and_zero_ends_it():
+    life = held()
+    longer = {"maxRestarts": 0, "holdSeconds": 500}
+    life.job = job(**GROUP, restart=longer)
+    assert life.settle(200).wake_at == at(561)
+    assert sorted(life.pods) == ALL
+    life.job = job(**GROUP, restart={**longer, "holdSeconds": 0})
+    life.settle(201)
+    assert (sorted(life.pods), life.status.hold) == (["job-master-0-0"], None)
+
+
+def test_a_local_run_holds_nothing():
+    life = started(job(**GROUP, restart={"maxRestarts": 0, "holdSeconds": 100}))
+    life.platform = replace(life.platform, local=True)
+    life.put(failed("master"))
+    life.settle(61)
+    assert (sorted(life.pods), life.status.hold) == (["job-master-0-0"], None)

@@ -51,6 +51,7 @@ def test_each_setting_without_an_effect_has_one_note(tmp_path: Path, monkeypatch
         checkpoint={"claim": "weights"},
         scheduling={"priorityClassName": "high"},
         pool="gpu",
+        restart={"holdSeconds": 60},
     )
     run = tmp_path / "run/volumes"
     assert said == [
@@ -61,6 +62,7 @@ def test_each_setting_without_an_effect_has_one_note(tmp_path: Path, monkeypatch
         "pods are not placed here, so these do nothing: nodeSelector, tolerations, scheduling.priorityClassName",
         "securityContext, livenessProbe: not applied to processes",
         "envFrom tokens is not on this machine: export its variables before allranks run",
+        "restart.holdSeconds is ignored here: the logs of a failed run stay in its directory",
         "/scratch (scratch) is a separate directory for each pod, removed with the pod",
         f"/data is {tmp_path}",
         f"/checkpoints (claim weights) is {run}/weights, new for this run: --volume weights=DIR keeps it",

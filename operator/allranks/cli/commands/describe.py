@@ -148,6 +148,7 @@ def _head(job: Manifest, status: Status, manifests: list[Manifest], now: datetim
         ("GPUs", gpus.text(job, status, manifests)),
         ("Pool", spec.get("pool")),
         ("Phase", _phase(status)),
+        ("Held", _held(status, now)),
         ("Attempt", status.attempt if status.start_time else ""),
         ("Restarts", _restarts(spec, status) if status.start_time else ""),
         ("Progress", _progress(status, now)),
@@ -182,6 +183,16 @@ def _phase(status: Status) -> str:
     why = condition.message or condition.reason if condition else ""
     ready = f", {status.ready} ready" if status.ready and status.phase not in ("Succeeded", "Failed") else ""
     return f"{status.phase}{ready}" + (f": {why}" if why else "")
+
+
+def _held(status: Status, now: datetime) -> str:
+    """The pods of a failed job that are kept for a look."""
+    if status.hold is None:
+        return ""
+    hold = status.hold
+    left = human(max(0.0, (hold.until - now).total_seconds()))
+    gpus = f" with {_count(hold.gpus, 'GPU')}" if hold.gpus else ""
+    return f"{_count(hold.pods, 'pod')}{gpus} until {hold.until:%H:%M:%S} UTC (for {left}); allranks suspend ends it"
 
 
 def _restarts(spec: dict[str, Any], status: Status) -> str:

@@ -16,7 +16,8 @@ from allranks.cli.format.log_lines import label, prefixed
 from allranks.cli.format.outcome import failure_line
 from allranks.cli.format.progress import pod_state
 from allranks.cli.live.follow import Deleted, Follower, has_log
-from allranks.cli.options import FAILED, OK, Count, Duration, get_job, joined, name_callback, on_cluster
+from allranks.cli.options import FAILED, OK, Count, Duration, get_job, name_callback, on_cluster
+from allranks.cli.rank_pods import check_rank, check_role
 from allranks.cli.safe_output import use_colour
 from allranks.control_sequences import clean
 from allranks.core.model import Pod
@@ -152,15 +153,10 @@ async def logs(
 
 def _check(name: str, selected: Selection) -> None:
     """Raises UsageError for a role or a rank that the job does not have."""
-    roles = {key.rpartition("-")[0] for key in selected.rank_of}
-    if not roles:
-        return
-    for role in selected.roles - roles:
-        raise click.UsageError(f"{name} has no role {role}: its roles are {joined(sorted(roles), 'and')}.")
-    existing = {rank for rank in selected.rank_of.values() if rank is not None}
-    for rank in selected.ranks - existing:
-        which = f"its ranks are 0 to {max(existing)}" if existing else "it has no ranks"
-        raise click.UsageError(f"{name} has no rank {rank}: {which} (one for each pod).")
+    for role in selected.roles:
+        check_role(name, selected.rank_of, role)
+    for rank in selected.ranks:
+        check_rank(name, selected.rank_of, rank)
 
 
 def _no_pods(name: str, status: Status, attempt: int | None) -> str:

@@ -34,6 +34,8 @@ Examples:
 async def suspend(cluster: Cluster, names: tuple[str, ...], output: str | None) -> int:
     """Suspend jobs: delete their pods and keep the jobs.
 
+    It also ends restart.holdSeconds, which keeps the pods of a failed job.
+
     Work since the last checkpoint is lost. `allranks resume` starts the ranks again, from that checkpoint.
     """
     return await for_each_job(cluster, names, lambda job: set_suspended(cluster, job, True), output)
@@ -41,10 +43,12 @@ async def suspend(cluster: Cluster, names: tuple[str, ...], output: str | None) 
 
 async def set_suspended(cluster: Cluster, job: Manifest, suspended: bool) -> Changed:
     """Writes spec.suspend. Raises ClusterError for a finished job."""
-    name, phase = job["metadata"]["name"], status_of(job).phase
+    name = job["metadata"]["name"]
     done, action = ("suspended", "suspend") if suspended else ("resumed", "resume")
-    if phase in FINISHED:
-        raise ClusterError(f"{name} is {phase}: there is nothing to {action}")
+    status = status_of(job)
+    held = suspended and status.hold is not None
+    if status.phase in FINISHED and not held:
+        raise ClusterError(f"{name} is {status.phase}: there is nothing to {action}")
     if bool(job["spec"].get("suspend")) == suspended:
         return Changed(f"{name} is already suspended" if suspended else f"{name} is not suspended", job)
     return Changed(f"{name} {done}", await patch_job(cluster, name, {"suspend": suspended}))

@@ -1,0 +1,98 @@
+"""Masks secrets in manifests and logs before they leave the user's hands. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+MASK = "<masked>"
+
+_WORDS = r"(?:TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|KEY)"
+_SECRET_NAME = re.compile(rf"(?:^|_|-){_WORDS}(?:$|_|-)|{_WORDS}$", re.IGNORECASE)
+_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)=(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\";&|]+)")
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_SHORTEST = 6
+"""A shorter value, such as `1` or `true`, also occurs where it is no secret."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or an option with this name usually has a secret as its value."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def secrets_in(value: Any) -> set[str]:
+    """The values that `masked` removes from a manifest and that are long enough to be searched for elsewhere."""
+    return {secret for secret in _secrets(value) if len(secret) >= _SHORTEST}
+
+
+def masked(value: Any) -> Any:
+    """A copy of a manifest without secret values of variables, options and URLs, and without the copy of itself that
+    `kubectl apply` keeps in an annotation. References to Secrets stay: they are only names."""
+    if isinstance(value, dict):
+        if isinstance(value.get("name"), str) and isinstance(value.get("value"), str) and is_secret_name(value["name"]):
+            return {**value, "value": MASK}
+        return {
+            key: _masked_words(item) if key in ("command", "args") and isinstance(item, list) else masked(item)
+            for key, item in value.items()
+            if key not in (_LAST_APPLIED, "managedFields")
+        }
+    if isinstance(value, list):
+        return [masked(item) for item in value]
+    return mask_text(value) if isinstance(value, str) else value
+
+
+def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
+    """Text without these values and without logins in URLs."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return _URL_LOGIN.sub(MASK, text) if "://" in text else text
+
+
+def _masked_words(words: list[Any]) -> list[Any]:
+    """The words of a command line: `--token=abc`, `--token abc` and `sh -c "API_KEY=abc train"`."""
+    out: list[Any] = []
+    for word in words:
+        before = out[-1] if out else None
+        if not isinstance(word, str):
+            out.append(word)
+        elif isinstance(before, str) and _takes_secret(before) and not word.startswith("-"):
+            out.append(MASK)
+        else:
+            out.append(mask_text(_ASSIGNMENT.sub(_masked_assignment, word)))
+    return out
+
+
+def _takes_secret(option: str) -> bool:
+    return option.startswith("--") and "=" not in option and is_secret_name(option)
+
+
+def _masked_assignment(match: re.Match[str]) -> str:
+    return f"{match['name']}={MASK}" if is_secret_name(match["name"]) else match[0]
+
+
+def _secrets(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        name, given = value.get("name"), value.get("value")
+        if isinstance(name, str) and isinstance(given, str) and is_secret_name(name):
+            yield given
+        for key, item in value.items():
+            if key in ("command", "args") and isinstance(item, list):
+                yield from _secret_words(item)
+            else:
+                yield from _secrets(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _secrets(item)
+
+
+def _secret_words(words: list[Any]) -> Iterator[str]:
+    for before, word in zip([None, *words], words, strict=False):
+        if not isinstance(word, str):
+            continue
+        if isinstance(before, str) and _takes_secret(before) and not word.startswith("-"):
+            yield word
+        for match in _ASSIGNMENT.finditer(word):
+            if is_secret_name(match["name"]):
+                yield match["value"].strip("'\"")
