@@ -16,9 +16,10 @@ ENVIRONMENT = {**os.environ, "RANK": "4", "LOCAL_WORLD_SIZE": "3"}
 WAIT = "import os, sys, time; rank = os.environ['RANK']\n"
 
 
-def run(program: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, size: int = 3) -> subprocess.CompletedProcess[str]:
     command = [*HELPER, "--", sys.executable, "-c", WAIT + program]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+    environment = {**ENVIRONMENT, "LOCAL_WORLD_SIZE": str(size)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_each_process_has_its_rank():
@@ -43,6 +44,13 @@ def test_a_killed_process_is_reported_with_its_signal():
     found = read_rank_report(done.stderr)
     assert found is not None
     assert (found.rank, found.signal) == (6, 9)
+
+
+def test_a_killed_process_that_is_alone_is_told_from_an_exit_code():
+    done = run("os.kill(os.getpid(), 9)", size=1)
+    assert (done.returncode, done.stderr) == (137, "allranks: the program was ended by signal 9 (SIGKILL)\n")
+    done = run("sys.exit(137)", size=1)
+    assert (done.returncode, done.stderr) == (137, "")
 
 
 def test_sigterm_reaches_every_process_and_is_no_failure_of_a_rank(tmp_path: Path):
