@@ -69,13 +69,14 @@ def test_only_packages_are_installed_that_this_python_does_not_have(pip, tmp_pat
     assert [path.name for path in (tmp_path / "packages").iterdir()] == ["site"]
 
 
+@pytest.mark.nightly
 def test_a_helper_that_is_started_again_installs_again(pip, tmp_path) -> None:
     pip("penguins==1.0")
     assert pip("penguins==2.0").returncode == 0
     assert imported(tmp_path / "packages" / "site", "penguins") == "2.0"
 
 
-@pytest.mark.parametrize("how", ["--cache", "PIP_CACHE_DIR"])
+@pytest.mark.parametrize("how", ["--cache", pytest.param("PIP_CACHE_DIR", marks=pytest.mark.nightly)])
 def test_the_second_run_with_the_same_packages_takes_them_from_the_cache(pip, tmp_path, how) -> None:
     cache = str(tmp_path / "cache")
     words = ("--cache", cache) if how == "--cache" else ()
@@ -89,6 +90,7 @@ def test_the_second_run_with_the_same_packages_takes_them_from_the_cache(pip, tm
     assert "installed" in pip(*words, "penguins==2.0", site="third", **environ).stdout
 
 
+@pytest.mark.nightly
 def test_packages_that_are_there_already_are_not_installed(pip, tmp_path) -> None:
     assert "installed nothing, because all are there" in pip("PyYAML").stdout
     assert list((tmp_path / "packages" / "site").iterdir()) == []
