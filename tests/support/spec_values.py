@@ -146,6 +146,8 @@ def _valid(schema: dict[str, Any], name: str, random: random.Random, depth: int 
     elif schema.get("type") == "string":
         if name == "logPattern":
             yield from PATTERNS
+        elif "0-9a-f" in schema.get("pattern", ""):
+            yield "0" * 64
         elif "pattern" in schema:
             yield from ("/a", "/" + "b" * 300)
         else:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, create_model
+from pydantic import AfterValidator, Field, create_model
 
 from allranks.api import cel_rules as cel
+from allranks.api.code import Code, Packages
 from allranks.fields import (
-    Commit,
     Count,
     LongText,
     Model,
@@ -23,7 +23,6 @@ from allranks.fields import (
     Reason,
     Replicas,
     Seconds,
-    Sha256,
     Text,
     rules,
 )
@@ -183,33 +182,6 @@ class Checkpoint(Model):
     volume: Volume | None = Field(None, description="Any other volume source, for example {csi: ...} or {nfs: ...}.")
 
 
-class Code(Model):
-    """The code of the program, at the same path in every pod. Set exactly one of configMap, claim and image."""
-
-    model_config = {"json_schema_extra": rules(*cel.CODE)}
-
-    config_map: Name | None = Field(
-        None,
-        description="Name of the ConfigMap with the archive code.tar.gz, which allranks submit --code DIR creates.",
-    )
-    sha256: Sha256 | None = Field(
-        None, description="SHA-256 of the uncompressed archive. Pods with another archive do not start."
-    )
-    claim: Name | None = Field(None, description="Name of a PersistentVolumeClaim with the code, mounted read-only.")
-    image: Text | None = Field(
-        None, description="Reference of an OCI image with the code, mounted read-only. Needs Kubernetes 1.33."
-    )
-    sub_path: Text | None = Field(None, description="Directory inside the claim or image. Default: all of it.")
-    path: Path = Field(
-        "/workspace",
-        description="Where the code is in the pods. It is the working directory, unless workingDir is set, and the "
-        "first entry of PYTHONPATH.",
-    )
-    commit: Commit | None = Field(None, description="The git commit of the code, for the status and reports.")
-    dirty: bool | None = Field(None, description="Whether files differ from the commit.")
-    changes: Text | None = Field(None, description="The files that differ from the commit, for reports.")
-
-
 class Hang(Model):
     """Hang detection."""
 
@@ -255,11 +227,6 @@ def _in_order(roles: dict[str, RoleSpec]) -> dict[str, RoleSpec]:
     usual = {role: roles[role] for role in ROLES if role in roles}
     return usual | {role: roles[role] for role in sorted(roles.keys() - usual.keys())}
 
-
-Packages = Annotated[
-    list[Annotated[str, StringConstraints(min_length=1, max_length=512)]],
-    Field(min_length=1, max_length=64, json_schema_extra=rules(*cel.PACKAGES)),
-]
 
 Roles = Annotated[
     dict[str, RoleSpec],

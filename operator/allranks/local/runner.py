@@ -186,7 +186,8 @@ class LocalRun:
             self.check()
         self._make_run_dir()
         await self._code.provide()
-        code = CodeVersion(self.options.workdir)  # its process must exist before the reaper, which kills later ones
+        # Its process must exist before the reaper, which kills later ones.
+        code = CodeVersion(self.options.workdir) if self.options.code is None else None
         with more_open_files(), self._reaper, run_directories.in_use(self.options.run_dir):
             try:
                 await self._reports.start()
@@ -199,7 +200,7 @@ class LocalRun:
                 await self._end_pods(grace)
                 await self._reports.stop()
                 self._state_file.write(self.status)
-                if self.options.code is None:
+                if code:
                     code.write(self.options.run_dir / run_directories.CODE_FILE)
         return how
 

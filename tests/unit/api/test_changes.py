@@ -120,6 +120,9 @@ FIXED = [
         {"framework": "horovod", "roles": {"worker": 1}, "horovod": {"port": 2}},
         "horovod",
     ),
+    ("the code", {"code": {"claim": "a"}}, {"code": {"claim": "a", "subPath": "b"}}, "code"),
+    ("removal of the code", {"code": {"claim": "a"}}, {}, "code"),
+    ("packages", {"packages": ["a"]}, {"packages": ["a==1"]}, "packages"),
     ("the checkpoint", {"checkpoint": {"claim": "a"}}, {"checkpoint": {"claim": "b"}}, "checkpoint"),
 ]
 

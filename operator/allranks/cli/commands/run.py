@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -163,6 +162,7 @@ def run(
     all ranks is printed with the rank in front, and stored in the run directory. No process outlives this command:
     Ctrl-C sends SIGTERM to the ranks and waits for the grace period, a second Ctrl-C kills them immediately.
     """
+    from allranks.cli.script_loading import load_script
     from allranks.errors import AllranksError
     from allranks.local import LocalRun, Options
 
@@ -183,7 +183,7 @@ def run(
         mapped = _mapped(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
         if script:
-            loaded, texts = _load_script(
+            loaded, texts = load_script(
                 script, sets, additions, replicas or 1, gpus or 0, framework, code or workdir, save, ships=bool(code)
             )
         else:
@@ -273,82 +273,6 @@ def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code
 def _bundle(loaded: Loaded, job: Job) -> Bundle | None:
     """The code that was collected for the job."""
     return loaded.bundles.get(job.spec.code.config_map or "") if job.spec.code else None
-
-
-def _load_script(
-    script: str,
-    sets: Sequence[str],
-    additions: _Additions,
-    replicas: int,
-    gpus: int,
-    framework: str | None,
-    workdir: Path,
-    save: Path | None,
-    *,
-    ships: bool,
-) -> tuple[Loaded, list[str]]:
-    """The script's job and notes on it; writes its manifest to `save`. `ships`: the code in `workdir` is shipped.
-    Raises InvalidManifest."""
-    from allranks.cli.manifests import load_documents
-    from allranks.cli.script_job import make_job, read_script
-
-    arguments, env = additions
-    framework = _framework_of_script(framework, sets)
-    if ships:
-        script = _inside(script, workdir)
-    source = read_script(script, workdir)
-    document, notes = make_job(source, framework=framework, replicas=replicas, gpus=gpus, env=env, arguments=arguments)
-    loaded = load_documents([(script, document)], sets, code=workdir if ships else None, here=True)
-    if save:
-        written = loaded.documents[0]
-        if ships:
-            written = {**written, "spec": {**written["spec"], "code": os.path.relpath(workdir, save.parent)}}
-        _save(save, written)
-        notes.append(f"the manifest is in {save}: set its image to one that contains {script}, then submit it")
-    return loaded, notes
-
-
-def _inside(script: str, code: Path) -> str:
-    """The path of the script in the shipped code. It is relative to the current directory, as is `code`, or to `code`.
-    Raises CannotRun."""
-    from allranks.errors import CannotRun
-
-    given = Path(script)
-    if not given.is_file() and (code / script).is_file():
-        return script
-    if not given.resolve().is_relative_to(code.resolve()):
-        raise CannotRun(f"{script} is not in {code}, the directory of --code: name a directory that contains it")
-    return str(given.resolve().relative_to(code.resolve()))
-
-
-def _framework_of_script(option: str | None, sets: Sequence[str]) -> str | None:
-    """The framework of --framework, or of --set framework=NAME, which means the same: it also chooses the command."""
-    values = [value for path, _, value in (item.partition("=") for item in sets) if path in _FRAMEWORK_PATHS]
-    if not values:
-        return option
-    if values[-1] not in FRAMEWORKS:
-        names = ", ".join(FRAMEWORKS)
-        raise click.UsageError(f"--set framework={values[-1]}: there is no such framework; there are {names}.")
-    if option not in (None, values[-1]):
-        raise click.UsageError(f"--framework {option} and --set framework={values[-1]} differ: specify one of them.")
-    return values[-1]
-
-
-_FRAMEWORK_PATHS = ("framework", "spec.framework")
-
-
-def _save(file: Path, document: dict[str, Any]) -> None:
-    """Raises CannotRun if the file exists or cannot be written."""
-    from allranks.cli.format.yaml import dump
-    from allranks.errors import CannotRun
-
-    try:
-        with file.open("x", encoding="utf-8") as out:
-            out.write(dump([document]))
-    except FileExistsError:
-        raise CannotRun(f"--save {file}: the file exists; choose another name or remove it") from None
-    except OSError as error:
-        raise CannotRun(f"--save {file}: cannot be written: {(error.strerror or str(error)).lower()}") from error
 
 
 def _pairs(items: Sequence[str]) -> tuple[tuple[str, str], ...]:
