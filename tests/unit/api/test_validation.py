@@ -47,6 +47,10 @@ NOT_ELASTIC = "is supported by pytorch and horovod only: remove it. A change of 
 WITHIN = "must be between elastic.minReplicas and elastic.maxReplicas"
 ONE_OF = "set exactly one of exitCodes, signals and reasons"
 ONE_VOLUME = "set either claim or volume, not both"
+ONE_SOURCE = "set exactly one of configMap, claim and image"
+PACKAGES = (
+    "must be requirements such as timm==1.0, without options of pip: set those by variables such as PIP_INDEX_URL"
+)
 HOST_PATH = "hostPath is refused: the next attempt may run on another node; use a claim or a CSI volume"
 MPI = {"framework": "horovod", "roles": {"worker": 1, "launcher": 1}, "horovod": {"controller": "MPI"}}
 X = {"name": "X", "value": "1"}
@@ -276,6 +280,42 @@ RULES = [
         {"checkpoint": {"volume": {"hostPath": {"path": "/x"}}}},
         ("spec.checkpoint.volume", HOST_PATH),
         {"checkpoint": {"volume": {"csi": {"driver": "d"}}}},
+    ),
+    (
+        "code has one source",
+        {"code": {"claim": "a", "image": "b"}},
+        ("spec.code", ONE_SOURCE),
+        {"code": {"claim": "a"}},
+    ),
+    (
+        "a ConfigMap with code has a hash",
+        {"code": {"configMap": "a"}},
+        ("spec.code.sha256", "configMap and sha256 belong together: let allranks submit --code DIR write both"),
+        {"code": {"configMap": "a", "sha256": "0" * 64}},
+    ),
+    (
+        "a ConfigMap has no folders",
+        {"code": {"configMap": "a", "sha256": "0" * 64, "subPath": "b"}},
+        ("spec.code.subPath", "is for a claim or an image"),
+        {"code": {"image": "a", "subPath": "b"}},
+    ),
+    (
+        "a folder of a claim is inside it",
+        {"code": {"claim": "a", "subPath": "b/../.."}},
+        ("spec.code.subPath", "must be a relative path that does not lead upwards"),
+        {"code": {"claim": "a", "subPath": "b/..c/d"}},
+    ),
+    (
+        "code is not at the root",
+        {"code": {"claim": "a", "path": "/"}},
+        ("spec.code.path", "must be a directory below /, without ':' and without . or .. as a part"),
+        {"code": {"claim": "a", "path": "/app/.code"}},
+    ),
+    (
+        "packages are not options",
+        {"packages": ["--index-url=x"]},
+        ("spec.packages", PACKAGES),
+        {"packages": ["timm==1.0", "a @ https://example.com/a.whl"]},
     ),
     (
         "TensorFlow jobs cannot be elastic",

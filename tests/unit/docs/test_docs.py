@@ -65,6 +65,8 @@ def test_every_part_of_a_manifest_in_the_documentation_is_valid() -> None:
     assert found
     job = {"apiVersion": "allranks.dev/v1alpha1", "kind": "DistributedTraining", "metadata": {"name": "part"}}
     for _, spec in found:
+        if isinstance(spec.get("code"), str):  # a directory, which only clients understand
+            del spec["code"]
         parse({**job, "spec": spec})
 
 
