@@ -55,9 +55,9 @@ def scaled(values: list[int], factor: int = 1) -> tuple[list[int], int]:
 
 def test_a_function_runs_on_the_cluster_and_its_value_comes_back(world: World, capsys: Any) -> None:
     with world.running():
-        value = allranks.run(scaled, [1, 2], ranks=2, factor=3, **PLAIN, **world.where)
+        value = allranks.run(scaled, [1, 2] * 250_000, ranks=2, factor=3, **PLAIN, **world.where)
     printed = capsys.readouterr().out
-    assert value == ([3, 6], 0)
+    assert value == ([3, 6] * 250_000, 0)
     assert "worker-0 | hello from 0" in printed
     assert "worker-1 | hello from 1" in printed
 
@@ -85,7 +85,7 @@ def test_the_first_failure_is_raised_with_its_own_exception(world: World) -> Non
 @pytest.mark.nightly
 def test_a_restarted_job_returns_the_value_of_its_last_attempt(world: World) -> None:
     def attempts() -> int:
-        if os.environ["ALLRANKS_ATTEMPT"] == "0" and os.environ["ALLRANKS_INDEX"] == "1":
+        if os.environ["ALLRANKS_ATTEMPT"] == "0":
             raise OSError("the first attempt fails")
         return int(os.environ["ALLRANKS_ATTEMPT"])
 

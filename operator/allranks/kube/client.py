@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import random
 import time
@@ -38,6 +39,7 @@ LAST_BACKOFF_SECONDS = 5.0
 CONNECT_SECONDS = 10.0
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
+_LARGE_BYTES = 2**20
 
 
 class _Status(msgspec.Struct):
@@ -157,8 +159,10 @@ class Client:
             headers = self.connection.headers() | self._headers | {"Accept": accept}
             if data is not None:
                 headers["Content-Type"] = content or (MERGE_PATCH if verb == "PATCH" else JSON)
+            # aiohttp sends a BytesIO in parts, and warns of more than 1 MiB of bytes, which would block the event loop.
+            sent = io.BytesIO(data) if data is not None and len(data) > _LARGE_BYTES else data
             response = await self.transport.send(
-                verb, self.connection.url + path, data=data, params=parameters, headers=headers, timeout=self._timeout
+                verb, self.connection.url + path, data=sent, params=parameters, headers=headers, timeout=self._timeout
             )
             code = str(response.status)
         except _LOST as error:

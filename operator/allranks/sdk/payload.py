@@ -9,6 +9,7 @@ import json
 import linecache
 import sys
 import sysconfig
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -34,30 +35,11 @@ def dumps(
     _check_arguments(function, args, kwargs)
     try:
         with _by_value(cloudpickle, function):
-            data, files = _pickled(cloudpickle, (function, tuple(args), dict(kwargs)))
+            data, files = _dumps(cloudpickle, (function, tuple(args), dict(kwargs)))
     except Exception as error:  # pickling runs code of the objects, which raises anything
         raise CannotPickle(_explain(function, args, kwargs, error)) from error
     header = {"python": "{}.{}".format(*sys.version_info[:2]), "path": list(path), "sources": _sources(files)}
     return json.dumps(header).encode() + b"\n" + data
-
-
-def _pickled(cloudpickle: Any, value: Any) -> tuple[bytes, list[str]]:
-    """The pickle, and the files whose code is in it."""
-    files: dict[str, None] = {}
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """Keeps the file names of code, which cloudpickle 3.1.3 drops: a traceback names the file and has its lines."""
-
-        def reducer_override(self, obj: Any) -> Any:
-            if not isinstance(obj, CodeType):
-                return super().reducer_override(obj)
-            files[obj.co_filename] = None
-            make, parts = self.dispatch_table[CodeType](obj)
-            return make, tuple(obj.co_filename if part == "<dynamic-code>" else part for part in parts)
-
-    out = io.BytesIO()
-    Pickler(out).dump(value)
-    return out.getvalue(), list(files)
 
 
 def _sources(files: Sequence[str]) -> dict[str, str]:
@@ -91,6 +73,25 @@ def _cloudpickle() -> Any:
     except ImportError:
         raise CannotRun(f"sending a function to the ranks needs cloudpickle: {install_command('python')}") from None
     return cloudpickle
+
+
+def _dumps(cloudpickle: Any, value: Any) -> tuple[bytes, list[str]]:
+    """cloudpickle.dumps, and the files of the code in it. Code keeps the name of its file, with which a traceback shows
+    its lines. cloudpickle 3.1.3 writes `<dynamic-code>` instead."""
+    reduce = cloudpickle.Pickler.dispatch_table[CodeType]
+    files: dict[str, None] = {}
+
+    def reduce_code(code: CodeType) -> tuple[Any, ...]:
+        files[code.co_filename] = None
+        make, arguments = reduce(code)
+        return make, tuple(code.co_filename if each == "<dynamic-code>" else each for each in arguments)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table = ChainMap({CodeType: reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue(), list(files)
 
 
 @contextlib.contextmanager

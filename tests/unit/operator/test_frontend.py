@@ -28,6 +28,7 @@ from allranks.operator.settings import Settings
 from allranks.operator.socket_client import ClientLimits, SocketClient
 from allranks.operator.socket_protocol import Check, Count, Identify, Metrics, Report, request_frame
 from allranks.operator.socket_server import SocketError, SocketLimits, SocketServer
+from allranks.telemetry import outcomes
 from allranks.telemetry.answers import Answer, Denied
 from allranks.telemetry.listener import Listener
 from allranks.telemetry.schema import BODY_BYTES
@@ -58,6 +59,11 @@ class FakeBackend:
     async def report(self, token: str, body: bytes) -> Answer:
         self.reports.append((token, body))
         return self.stored
+
+    async def outcome(self, token: str, body: bytes) -> Answer:
+        if self.hold:
+            await self.hold.wait()
+        return Answer(200, {"received": len(body), "stored": True})
 
     async def check(self, name: str) -> str:
         self.checks += 1
@@ -158,6 +164,22 @@ def test_each_call_of_the_frontend_is_answered_by_the_controller(tmp_path: Path)
             client.count(200)
             client.count(401)
             await until(lambda: world.backend.counts == {200: 2, 401: 1})
+
+    run(scenario())
+
+
+def test_an_outcome_that_waits_for_the_api_server_delays_no_other_call(tmp_path: Path) -> None:
+    """It may have twice as many bytes as a report."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as world, connected(world.path) as client:
+            world.backend.hold = asyncio.Event()
+            body = bytes(outcomes.BODY_BYTES)
+            waiting = asyncio.create_task(client.outcome("right", body))
+            assert await client.report("right", b"{}") == STORED
+            assert not waiting.done()
+            world.backend.hold.set()
+            assert await waiting == Answer(200, {"received": len(body), "stored": True})
 
     run(scenario())
 

@@ -49,7 +49,7 @@ def test_a_function_travels_with_the_modules_that_load_it():
 
 def test_each_parameter_is_a_field_of_the_manifest():
     given = options(
-        replicas=(2, 8), name="mine", pool="h200", queue="nlp", checkpoint="models", packages=("timm",), restarts=1,
+        replicas=(2, 8), name="mine", pool="h200", checkpoint="models", packages=("timm",), restarts=1,
         env={"SEED": "1"}, every_rank=True,
     )  # fmt: skip
     document, _ = prepare(train, (0.1,), {}, given, None)
@@ -59,7 +59,7 @@ def test_each_parameter_is_a_field_of_the_manifest():
     assert spec["command"][-1] == "--every-rank"
     assert spec["elastic"] == {"minReplicas": 2, "maxReplicas": 8}
     assert spec["roles"] == {"worker": {"replicas": 8}}
-    assert (spec["pool"], spec["scheduling"], spec["checkpoint"]) == ("h200", {"queue": "nlp"}, {"claim": "models"})
+    assert (spec["pool"], spec["checkpoint"]) == ("h200", {"claim": "models"})
     assert (spec["packages"], spec["env"]) == (["timm"], [{"name": "SEED", "value": "1"}])
     assert spec["restart"]["maxRestarts"] == 1
 
