@@ -52,7 +52,7 @@ def test_a_slow_rank_is_named_a_hang_is_found_and_lost_work_is_counted(team: Tea
 
 def test_an_outage_between_ranks_and_operator_is_reported_and_restarts_nothing(team: Team, cluster: Cluster) -> None:
     assert cluster.folder
-    job = team.start(example(JOB, args=["--epochs=60", "--work=0.2"], hang={"timeoutSeconds": 15}))
+    job = team.start(example(JOB, args=["--epochs=1000", "--work=0.2"], hang={"timeoutSeconds": 15}))
     team.reports(job, '"reporting":2')
     with unreachable(team, cluster, job):
         team.wait(f"dt/{job}", "--for=condition=ReportsLost")
