@@ -249,6 +249,8 @@ class Node:
                 if self._signals:
                     return self._leave() if "--head" not in options else 128 + self._signals[0]
                 self._wait(POLL_SECONDS)
+            if self._has_joined():  # and ended within one poll
+                return None
         return self._show_output("Ray could not be started")
 
     def _until_head(self) -> int | None:

@@ -43,6 +43,19 @@ SNIPPETS = [
         "from allranks.report.transformers import ReportCallback",
         elsewhere="tests/frameworks/examples/test_unchanged_programs.py",
     ),
+    Snippet(
+        "ScalingConfig(num_workers=int(",
+        "import os\nfrom ray.train import ScalingConfig\nos.environ['ALLRANKS_RAY_WORKERS'] = '2'",
+        framework="ray",
+    ),
+    Snippet(
+        'RunConfig(name="run", storage_path=',
+        "import os\nfrom ray.train import FailureConfig, RunConfig\nos.environ['ALLRANKS_CHECKPOINT_DIR'] = '/data'",
+        framework="ray",
+    ),
+    Snippet(
+        "from allranks.report.ray import ReportCallback", elsewhere="tests/frameworks/examples/test_ray_cluster.py"
+    ),
     Snippet("from lightning import Trainer", elsewhere="tests/unit/report/test_frameworks.py"),
     Snippet("report(step=step, total_steps=total, loss=loss)", "step, total, loss = 1, 2, 0.5"),
     Snippet(
