@@ -19,7 +19,13 @@ JOBS = sorted(
     for path in (REPOSITORY / "examples").glob("*.yaml")
     if not any(word in path.read_text() for word in ELSEWHERE)
 )
-RANK_0 = {"penguins-tensorflow-ps": "chief", "penguins-horovod-mpi": "launcher"}
+RANK_0 = {
+    "penguins-tensorflow-ps": "chief",
+    "penguins-horovod-mpi": "launcher",
+    "penguins-mpi": "launcher",
+    "penguins-ray": "head",
+}
+"""The role whose log has the output of rank 0, if it is neither the master nor the worker."""
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -4,6 +4,7 @@ allranks writes are what the real programs read. The remote shell stays on this 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.builders import CLUSTER, environment, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
+SECONDS = 600
 PROGRAM = """
 import os, signal, sys, time
 
@@ -92,17 +94,21 @@ def launch(mpi: tuple[Mpi, Path], folder: Path, how: str) -> tuple[int, str]:
     here = [("/etc/allranks/", f"{folder}/"), ("job-launcher-0-0.job.team.svc", "127.0.0.1")]
     for before, after in here:
         command = [word.replace(before, after) for word in command]
-    done = subprocess.run(
+    with subprocess.Popen(
         command,
         env=inherited | env,
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=180,
-        check=False,
-    )
-    return done.returncode, done.stdout
+        start_new_session=True,
+    ) as process:
+        try:
+            log, _ = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)  # mpirun ends the ranks, which have sessions of their own
+            raise
+    return process.returncode, log
 
 
 def test_ranks_start_on_the_hosts_of_the_job(mpi, tmp_path: Path):

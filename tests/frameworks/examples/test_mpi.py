@@ -15,7 +15,7 @@ EXAMPLE = "examples/penguins-mpi.yaml"
 
 
 def test_a_command_that_begins_with_mpirun_runs_unchanged(run_job) -> None:
-    command = "[mpirun, -np, 3, python3, -m, mpi4py, train/penguins_mpi.py]"
+    command = "[mpirun, -np, '3', python3, -m, mpi4py, train/penguins_mpi.py]"
     run = run_job(EXAMPLE, "--set", f"command={command}").finish()
     assert run.code == 0, run.output
     assert len(run.accuracies()) == 3
