@@ -126,7 +126,7 @@ allranks.run(waits, ranks=-1, framework="spmd", name="waits")
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_one_interrupt_asks_and_a_second_one_stops(kernel, tmp_path):
-    """nbclient has no input: the first interrupt says how to stop, and the job goes on."""
+    """nbclient has no input: the first interrupt says how to stop, and the job continues."""
     file = tmp_path / "waits.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(ASKED)]), file)
     notebook = run(file, kernel, str(tmp_path / "started"))

@@ -27,10 +27,11 @@ def shown(directory: Path, job: str) -> Iterator[None]:
     if not in_notebook():
         yield
         return
-    from IPython.display import display
+    from IPython import display as ipython
 
     view = RunView(directory, job)
-    handle: Any = display(view, display_id=True)
+    display: Any = ipython.display  # untyped
+    handle = display(view, display_id=True)
     over = threading.Event()
     thread = threading.Thread(target=_refresh, args=(view, handle, over), name="allranks-view", daemon=True)
     thread.start()
@@ -67,7 +68,7 @@ def confirm_stop(job: str) -> Callable[[], bool]:
             answer = input(f"Stop {job}? Its ranks get SIGTERM and may save. [y/N] ")
         except KeyboardInterrupt:  # a second interrupt is an answer
             return True
-        except (NotImplementedError, EOFError):  # there is nobody to ask
+        except (NotImplementedError, EOFError):  # the notebook has no input
             print(f"{job} continues. Interrupt again to stop it.", flush=True)
             return False
         interrupts = 0

@@ -52,7 +52,7 @@ class View:
 
 
 class RunView:
-    """A run, read anew each time it is displayed."""
+    """A run, read again each time it is displayed."""
 
     def __init__(self, directory: Path, job: str) -> None:
         self._directory, self._job = directory, job
