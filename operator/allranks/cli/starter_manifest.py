@@ -164,14 +164,14 @@ def _restart(script: Script) -> Iterator[str]:
 
 def _options(tree: ast.AST) -> Iterator[Option]:
     """Options of argparse (`add_argument`) and click (`option`) whose names are literals."""
-    seen: set[str] = set()
+    found: set[str] = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or _called(node) not in ("add_argument", "option"):
             continue
         names = [word for word in map(_literal, node.args) if isinstance(word, str) and word.startswith("--")]
-        if not names or names[0] in seen or not re.fullmatch(r"--[A-Za-z0-9][\w-]*", names[0]):
+        if not names or names[0] in found or not re.fullmatch(r"--[A-Za-z0-9][\w-]*", names[0]):
             continue
-        seen.add(names[0])
+        found.add(names[0])
         given = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
         default = given.get("default")
         yield Option(

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
 
@@ -25,10 +25,11 @@ class Command:
         """`given` is the command's standard input."""
         self._words, self._given, self._environ = words, given, environ
 
-    def wait(self, show: bool) -> Done:
+    def wait(self, show: bool, confirm: Callable[[], bool] = lambda: True) -> Done:
         """Waits for the end of the command.
 
-        Ctrl-C asks the command to end, a second one to end at once; KeyboardInterrupt is raised when it has ended.
+        Ctrl-C asks the command to end, a second one to end at once; KeyboardInterrupt is raised when it has ended. The
+        first one has no effect unless `confirm()` returns True; in a terminal it is not called.
         """
         # In a terminal the command draws its live view itself, and gets Ctrl-C from the terminal. Elsewhere, such as in
         # a notebook, sys.stdout is not a file of this process.
@@ -46,7 +47,7 @@ class Command:
                 errors="replace",
                 start_new_session=not terminal,
             ) as process:
-                interrupted = self._follow(process, show, forward=not terminal)
+                interrupted = self._follow(process, show, None if terminal else confirm)
             errors.seek(0)
             text = errors.read().strip()
         if interrupted:
@@ -57,8 +58,9 @@ class Command:
             print(text, file=sys.stderr)
         return Done(process.returncode, text)
 
-    def _follow(self, process: subprocess.Popen[str], show: bool, forward: bool) -> bool:
-        """Prints the output until the process has ended. Whether it was interrupted."""
+    def _follow(self, process: subprocess.Popen[str], show: bool, confirm: Callable[[], bool] | None) -> bool:
+        """Prints the output until the process has ended. Whether it was interrupted. `confirm`: None if the process
+        gets Ctrl-C from the terminal."""
         interrupted = False
         while True:
             try:
@@ -66,9 +68,10 @@ class Command:
                     _copy(process.stdout, show)
                 process.wait()
             except KeyboardInterrupt:
-                interrupted = True
-                if forward:
-                    process.send_signal(signal.SIGINT)
+                if confirm is None or interrupted or confirm():
+                    interrupted = True
+                    if confirm is not None:
+                        process.send_signal(signal.SIGINT)
                 continue
             except BaseException:
                 process.terminate()

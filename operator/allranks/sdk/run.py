@@ -17,7 +17,7 @@ from allranks.errors import AllranksError, CannotRun
 from allranks.frameworks import FRAMEWORKS
 from allranks.local import run_directories
 from allranks.pod_bundle import HELPERS
-from allranks.sdk import documents, outcome, payload
+from allranks.sdk import documents, notebook, outcome, payload
 from allranks.sdk.command import Command
 from allranks.sdk.documents import Options, Ranks, Target
 
@@ -154,7 +154,10 @@ def _run_here(document: dict[str, Any], directory: Path, *, logs: bool, link: bo
     options = [] if logs else ["--quiet", "--no-logs"]
     command = [sys.executable, "-m", "allranks", "run", "-", "--run-dir", str(directory), *options]
     try:
-        done = Command(command, json.dumps(document), os.environ | {"PATH": path}).wait(logs)
+        name = document["metadata"]["name"]
+        with notebook.shown(directory, name):
+            made = Command(command, json.dumps(document), os.environ | {"PATH": path})
+            done = made.wait(logs, notebook.confirm_stop(name))
     finally:
         if link and (directory / run_directories.RUN_FILE).exists():
             run_directories.link_latest(directory)

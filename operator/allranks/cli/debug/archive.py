@@ -70,7 +70,7 @@ class Archive:
         """Raises DebugError."""
         unfinished = file.with_name(f".{file.name}.{os.getpid()}")
         try:
-            # Logs may hold what the masks do not know: nobody else reads the file.
+            # Logs may hold what the masks do not know: no other user may read the file.
             with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as raw:
                 self._write(raw, int(at.timestamp()))
             unfinished.replace(file)

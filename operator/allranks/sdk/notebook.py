@@ -1,0 +1,77 @@
+"""What `allranks.run` does in a notebook: shows the run as rich output, and asks before an interrupt stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from allranks.sdk.run_view import RunView
+
+REFRESH_SECONDS = 1.0
+
+
+def in_notebook() -> bool:
+    """Whether the caller runs in the kernel of a notebook. IPython is not imported for this."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return getattr(shell, "kernel", None) is not None
+
+
+@contextlib.contextmanager
+def shown(directory: Path, job: str) -> Iterator[None]:
+    """Displays the run, and its changes until the end of the block. Outside of a notebook it does nothing."""
+    if not in_notebook():
+        yield
+        return
+    from IPython import display as ipython
+
+    view = RunView(directory, job)
+    display: Any = ipython.display  # untyped
+    handle = display(view, display_id=True)
+    over = threading.Event()
+    thread = threading.Thread(target=_refresh, args=(view, handle, over), name="allranks-view", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        handle.update(view)
+
+
+def _refresh(view: RunView, handle: Any, over: threading.Event) -> None:
+    before = None
+    while not over.wait(REFRESH_SECONDS):
+        with contextlib.suppress(Exception):  # a display must not end the training
+            now = view.read()
+            if now != before:
+                before = now
+                handle.update(view)
+
+
+def confirm_stop(job: str) -> Callable[[], bool]:
+    """Whether an interrupt stops the job. Outside of a notebook it does; in a notebook the user is asked."""
+    if not in_notebook():
+        return lambda: True
+    interrupts = 0
+
+    def ask() -> bool:
+        nonlocal interrupts
+        interrupts += 1
+        if interrupts > 1:
+            return True
+        try:
+            answer = input(f"Stop {job}? Its ranks get SIGTERM and may save. [y/N] ")
+        except KeyboardInterrupt:  # a second interrupt is an answer
+            return True
+        except (NotImplementedError, EOFError):  # the notebook has no input
+            print(f"{job} continues. Interrupt again to stop it.", flush=True)
+            return False
+        interrupts = 0
+        return answer.strip().lower() in ("y", "yes")
+
+    return ask
