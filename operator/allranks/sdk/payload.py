@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import json
 import sys
 import sysconfig
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from allranks.errors import CannotPickle, CannotRun
@@ -23,7 +25,7 @@ def write(file: Path, function: Callable[..., Any], args: Sequence[Any], kwargs:
     _check_arguments(function, args, kwargs)
     try:
         with _by_value(cloudpickle, function):
-            data = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+            data = _dumps(cloudpickle, (function, tuple(args), dict(kwargs)))
     except Exception as error:  # pickling runs code of the objects, which raises anything
         raise CannotPickle(_explain(function, args, kwargs, error)) from error
     header = {"python": "{}.{}".format(*sys.version_info[:2]), "path": [path for path in sys.path if path]}
@@ -41,6 +43,23 @@ def _cloudpickle() -> Any:
     except ImportError:
         raise CannotRun(f"sending a function to the ranks needs cloudpickle: {install_command('python')}") from None
     return cloudpickle
+
+
+def _dumps(cloudpickle: Any, value: Any) -> bytes:
+    """cloudpickle.dumps, but code keeps the name of its file, with which a traceback shows its lines. cloudpickle 3.1.3
+    writes `<dynamic-code>` instead."""
+    reduce = cloudpickle.Pickler.dispatch_table[CodeType]
+
+    def reduce_code(code: CodeType) -> tuple[Any, ...]:
+        make, arguments = reduce(code)
+        return make, tuple(code.co_filename if each == "<dynamic-code>" else each for each in arguments)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table = ChainMap({CodeType: reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ _RULES: list[dict[str, Any]] = [
 
 def _success(framework: str, roles: dict[str, int]) -> st.SearchStrategy[str | None]:
     choices: list[str | None] = [None, None, None, "All"]
-    return st.sampled_from([*choices, *(role for role in roles if role not in ("ps",))])
+    return st.sampled_from([*choices, *(role for role in roles if role not in ("ps", "data"))])
 
 
 @st.composite

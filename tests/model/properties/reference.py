@@ -14,9 +14,11 @@ from itertools import pairwise
 from typing import Any
 
 PROGRESS = timedelta(seconds=120)
-ALONE = {"ps", "evaluator"}
+ALONE = {"ps", "evaluator", "data"}
 """Roles whose replicas restart individually."""
-ORDER = ("master", "chief", "worker", "ps", "evaluator", "launcher")
+SERVICES = {"ps", "data"}
+"""Roles whose programs never end."""
+ORDER = ("master", "chief", "worker", "ps", "evaluator", "launcher", "data")
 SETTLE = timedelta(seconds=10)
 """Delay before growth, if there is room for some of the waiting workers only."""
 NOT_EXECUTED = {126, 127}
@@ -146,14 +148,14 @@ def target(spec: dict[str, Any], places: list[tuple[str, int]]) -> list[tuple[st
     success, framework = spec.get("success"), spec["framework"]
     roles = {role for role, _ in places}
     if success == "All":
-        # Parameter servers never end, nor do workers that only serve a chief or a launcher.
+        # Services never end, nor do workers that only serve a chief or a launcher.
         serves = {"launcher"} <= roles or {"chief", "ps"} <= roles
-        return [p for p in places if p[0] != "ps" and not (serves and p[0] == "worker")]
+        return [p for p in places if p[0] not in SERVICES and not (serves and p[0] == "worker")]
     if success is not None:
         return [place for place in places if place[0] == success]
     if absorbs_resize(spec):
         return [("worker", 0)]
-    first = {"pytorch": "master", "tensorflow": "chief", "horovod": "launcher"}.get(framework)
+    first = {"pytorch": "master", "tensorflow": "chief", "horovod": "launcher", "mpi": "launcher"}.get(framework)
     if first in roles:
         return [(first, 0)]
     workers = [place for place in places if place[0] == "worker"]

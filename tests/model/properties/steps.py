@@ -12,12 +12,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, ROLE_LABEL
+from allranks.core.root_cause import SETTLING
 from support.simulator import Cluster, Node
 from support.simulator.store import Key, controller_of, ended, key_of
 
 from .invariants import DISRUPTIONS, Tally, is_going, name_of, place_of, pod_name
 from .jobs import JOB, KEY
-from .reference import Reference
+from .reference import SERVICES, Reference
 
 Manifest = dict[str, Any]
 Action = tuple[str, int, int]
@@ -144,7 +145,7 @@ class Injector:
             self._end(pod, 0, "Completed", "")
 
     def _done_all(self, which: int, what: int) -> None:
-        for pod in [pod for pod in self.pods() if is_running(pod) and place_of(pod)[0] != "ps"]:
+        for pod in [pod for pod in self.pods() if is_running(pod) and place_of(pod)[0] not in SERVICES]:
             present = self.cluster.store.find(key_of(pod))
             if present and is_running(present) and not is_going(present):
                 self._end(pod, 0, "Completed", "")
@@ -211,6 +212,8 @@ class Injector:
         if pod := self._choose(which, is_running):
             self._inject(pod, "Evicted")
             if what % 2:
+                if self.cluster.lag.longest >= SETTLING:
+                    self._inject(pod, "Error")  # the end is judged before the operator sees why
                 self.cluster.kubelets.stop(key_of(pod), (0, 1, 143)[what % 3])
                 self.cluster.settle()
             self.cluster.kubelets.evict(key_of(pod))

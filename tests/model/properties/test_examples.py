@@ -103,3 +103,10 @@ def test_the_condition_of_an_elastic_job_says_how_many_pods_run_whenever_it_was_
 def test_an_eviction_within_the_grace_period_after_the_failure_of_another_rank_may_be_its_cause() -> None:
     history: list[Action] = [("restart_operator", 0, 0), RUN_ALL, ("exit", 0, 0), ("avalanche", 0, 8)]
     roughly(_spec("horovod", {"worker": 3}), history, Lag(seconds=2.0), 0, 0.0, None)
+
+
+def test_an_eviction_that_the_watch_shows_late_may_first_count_as_the_exit_that_it_causes() -> None:
+    history: list[Action] = [("max_restarts", 0, 5), RUN_ALL, ("evict", 0, 5)]
+    for seed in range(20):
+        roughly(_spec("jax", {"worker": 1}), history, Lag(seconds=30.0, repeated=0.3), seed, 0.0, None)
+        roughly(_spec("jax", {"worker": 2}), history, Lag(seconds=30.0), seed, 0.0, None)

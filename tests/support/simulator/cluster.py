@@ -49,7 +49,7 @@ class Cluster:
         self._random = Random(seed)
         self._queue: list[tuple[datetime, float, int, Callable[[], None]]] = []
         self._queued = 0
-        self._lag = lag or Lag()
+        self.lag = lag or Lag()
         self.reconcile: Reconcile = reconcile or core.reconcile
         self.now = start
         self.audit = Audit()
@@ -115,7 +115,7 @@ class Cluster:
     def start_operator(self) -> None:
         """Starts a new operator process, which lists all objects."""
         self.operator_starts += 1
-        self.operator = Controller(self.store, self, self.reconcile, PLATFORM, self.audit, self._lag, self.ranks)
+        self.operator = Controller(self.store, self, self.reconcile, PLATFORM, self.audit, self.lag, self.ranks)
 
     def stop_operator(self) -> None:
         """kill -9."""

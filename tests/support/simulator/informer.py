@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Protocol
 
 from allranks.api import pool
@@ -31,6 +32,11 @@ class Lag:
     """Time from a lost event to the relist."""
     own_writes: bool = True
     """Created objects enter the cache with the response to the request, before the watch event."""
+
+    @property
+    def longest(self) -> timedelta:
+        """The operator sees a change within this time."""
+        return timedelta(seconds=max(self.seconds, self.relist_seconds if self.lost else 0.0))
 
 
 WATCHED = (KIND, "Pod", pool.KIND)
