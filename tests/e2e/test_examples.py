@@ -26,7 +26,9 @@ RANK_0 = {"penguins-tensorflow-ps": "chief", "penguins-horovod-mpi": "launcher"}
 @pytest.mark.parametrize("name", JOBS)
 def test_an_example_trains_to_its_end(team: Team, name: str, cluster: Cluster) -> None:
     [*_, document] = documents = example(name)
-    if "/libraries:" in document["spec"]["image"] and "/libraries:" not in cluster.kubectl("get", "nodes", "-o", "json"):
+    if "/libraries:" in document["spec"]["image"] and "/libraries:" not in cluster.kubectl(
+        "get", "nodes", "-o", "json"
+    ):
         pytest.skip("the nodes do not have the image libraries: tools/images.sh, tools/image-store.sh")
     job = team.start(documents)
     status = team.completes(job)
