@@ -69,7 +69,7 @@ beside() {
 # Three nodes with four fake GPUs each, and the images built by tools/e2e-prepare.sh.
 cluster() {
   local store
-  # Without `libraries`: its examples run elsewhere (tests/e2e/test_examples.py).
+  # Without `libraries`, which takes long to build: the tests of its examples are skipped.
   local file image images=()
   for file in images/*/Dockerfile; do
     image=$(basename "$(dirname "$file")")

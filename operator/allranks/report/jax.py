@@ -32,7 +32,7 @@ def mark_gradients_ready(gradients: Any) -> Any:
     leaves, tree = jax.tree.flatten(gradients)
     if not leaves or not _measures():
         return gradients
-    zero = io_callback(_ready, jax.ShapeDtypeStruct((), np.float32), *_probes(leaves))
+    zero = io_callback(_ready, jax.ShapeDtypeStruct((), np.float32), _probe(leaves))
     # XLA orders by data alone: the sum of all processes, which needs these values, waits for the callback.
     return jax.tree.unflatten(tree, [leaf + zero.astype(leaf.dtype) for leaf in leaves])
 
@@ -42,7 +42,7 @@ def mark_step_done(gradients: Any) -> Any:
     `gradients`."""
     leaves = jax.tree.leaves(gradients)
     if leaves and _measures():
-        io_callback(_done, None, *_probes(leaves))
+        io_callback(_done, None, _probe(leaves))
     return gradients
 
 
@@ -55,9 +55,10 @@ def _measures() -> bool:
     return _meter is not None
 
 
-def _probes(leaves: list[Any]) -> list[Any]:
-    """One value of each: the callback runs when all are computed."""
-    return [leaf.reshape(-1)[0] for leaf in leaves if leaf.size]
+def _probe(leaves: list[Any]) -> Any:
+    """A number that depends on all of them: the callback runs when all are computed. A single one, because JAX copies
+    the arguments of a callback to a device of the CPU."""
+    return sum(leaf.reshape(-1)[0].astype(np.float32) for leaf in leaves if leaf.size)
 
 
 def _ready(*ignored: Any) -> Any:

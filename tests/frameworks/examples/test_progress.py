@@ -13,7 +13,7 @@ import pytest
 
 from frameworks.examples.test_recovery import workers_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 ARGS = "--checkpoint-every=4, --work=0.05, --slow-rank=1, --hang-rank=1, --hang-attempt=1, --hang-at-step=110"
 TOLERANCE = 2.5

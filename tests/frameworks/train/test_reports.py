@@ -13,9 +13,9 @@ from support.fake_report_server import SOURCE, FakeReportServer, hub_in, ok
 
 from .launch import ROOT, Launcher, Rank, free_ports, tf_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1000)]
 
-SOON = 120.0
+SOON = 300.0
 
 
 @pytest.fixture

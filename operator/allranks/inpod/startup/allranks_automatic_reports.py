@@ -7,6 +7,7 @@ Hugging Face and Keras have no registry of callbacks, so the list of default cal
 
 from __future__ import annotations
 
+import os
 import sys
 
 import allranks_import_hooks as hooks  # type: ignore[import-not-found]  # in the same directory
@@ -25,8 +26,9 @@ def install() -> None:
     hooks.after_import("keras.src.callbacks.callback_list", _extend_keras)  # Keras 3
     hooks.after_import("keras.src.callbacks", _extend_keras)  # Keras 2, before 3 a single file
     hooks.after_import("tf_keras.src.callbacks", _extend_keras)
-    for name in ("torch.distributed", "jax"):
-        hooks.after_import(name, _watch_nccl)
+    if os.environ.get("ALLRANKS_HANG_SECONDS"):
+        for name in ("torch.distributed", "jax"):
+            hooks.after_import(name, _watch_nccl)
 
 
 def lightning_callbacks() -> list[Any]:
