@@ -46,7 +46,7 @@ def test_a_killed_process_is_reported_with_its_signal():
     assert (found.rank, found.signal) == (6, 9)
 
 
-def test_a_killed_process_that_is_alone_is_told_from_an_exit_code():
+def test_a_killed_process_that_is_alone_differs_from_an_exit_code():
     done = run("os.kill(os.getpid(), 9)", size=1)
     assert (done.returncode, done.stderr) == (137, "allranks: the program was ended by signal 9 (SIGKILL)\n")
     done = run("sys.exit(137)", size=1)
