@@ -281,7 +281,9 @@ def _check_reattribution(observed: Observed, found: RecordedFailure) -> None:
     ended = {pod.name for pod in observed.pods if pod.owned and pod.exit and pod.exit.code != 0}
     recorded = next((past.failure for past in observed.status.history if past.attempt == found.attempt), None)
     hold(found.pod in ended, f"{found} corrects a past attempt, but that pod did not fail")
-    hold(recorded is not None and recorded.pod != found.pod, f"{found} corrects nothing: {recorded} was recorded")
+    # The kubelet may also say late why it ended the recorded pod itself.
+    same = recorded is not None and (recorded.pod, recorded.reason) == (found.pod, found.reason)
+    hold(recorded is not None and not same, f"{found} corrects nothing: {recorded} was recorded")
     # A kubelet that ends a pod writes so at the end of its grace period, and the peers may fail before that.
     later = timedelta(seconds=GRACE_SECONDS) + SETTLING if found.reason == "Evicted" else timedelta()
     hold(recorded is not None and found.time <= recorded.time + later, f"{found} came after {recorded}")

@@ -107,6 +107,6 @@ def test_an_eviction_within_the_grace_period_after_the_failure_of_another_rank_m
 
 def test_an_eviction_that_the_watch_shows_late_may_first_count_as_the_exit_that_it_causes() -> None:
     history: list[Action] = [("max_restarts", 0, 5), RUN_ALL, ("evict", 0, 5)]
-    for seed in range(20):
+    for seed in range(40):
         roughly(_spec("jax", {"worker": 1}), history, Lag(seconds=30.0, repeated=0.3), seed, 0.0, None)
         roughly(_spec("jax", {"worker": 2}), history, Lag(seconds=30.0), seed, 0.0, None)
