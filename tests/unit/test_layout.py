@@ -22,6 +22,7 @@ FRAMEWORKS = {
     "lightning.py": {"lightning", "pytorch_lightning"},
     "ray.py": {"ray"},
     "transformers.py": {"transformers"},
+    "jax.py": {"jax", "numpy"},  # JAX requires numpy
 }
 MAX_LINES = 400
 

@@ -104,7 +104,7 @@ def test_what_is_said_of_a_job_without_reports_stays_the_same_otherwise(case: An
     ("nothing was heard from NCCL", None, False),
 )
 def test_a_hang_tells_what_nccl_says(case: Any) -> None:
-    given, expected = case
+    given, reported = case
     status = Status(
         start_time=NOW,
         attempt_time=NOW,
@@ -120,7 +120,7 @@ def test_a_hang_tells_what_nccl_says(case: Any) -> None:
     assert outcome.plan.status.last_failure
     message = outcome.plan.status.last_failure.message
     assert message.endswith(
-        "; NCCL: rank 5 of 8 has not launched AllReduce 6650, which others have" if expected else "where they wait"
+        "; NCCL: rank 5 of 8 has not launched AllReduce 6650, which others have" if reported else "where they wait"
     )
 
 
