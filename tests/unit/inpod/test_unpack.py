@@ -107,7 +107,7 @@ def test_a_small_archive_of_a_huge_file_is_refused(tmp_path, monkeypatch) -> Non
         unpack.unpack(archive, sha256, tmp_path / "code")
 
 
-@pytest.mark.parametrize("data", [b"", b"no gzip", gzip.compress(b"x")[:-6]])
+@pytest.mark.parametrize("data", [b"", b"no gzip", gzip.compress(b"x")[:-6]], ids=["empty", "no gzip", "cut off"])
 def test_a_damaged_archive_is_named(tmp_path, data) -> None:
     archive = tmp_path / "code.tar.gz"
     archive.write_bytes(data)
