@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from common.early_stopping import EarlyStopping
 from common.images import load_images
@@ -31,7 +31,7 @@ from common.jax import (
 from common.journal import Journal
 from common.models_jax import Parameters, digit_net, logits
 from common.options import make_parser, parse_options, positive_int
-from common.report import waiting
+from common.report import mark_in_jax, waiting
 from common.schedules import cosine
 from common.termination import Termination
 
@@ -64,7 +64,7 @@ def main() -> None:
     def checkpoint() -> bytes:
         return pack((net, momenta, best), progress, {"early": early.as_dict()})
 
-    train_step = make_train_step(optimizer, images.peak)
+    train_step = make_train_step(mesh, optimizer, images.peak)
     evaluate = make_evaluation(mesh, images.peak)
     any_rank_terminated = make_agreement(mesh, termination)
     samples_per_step = options.batch_size * mesh.size
@@ -118,16 +118,28 @@ def batches(count: int, share: int, steps: int, seed: int) -> Iterator[np.ndarra
         yield step[jax.process_index()]
 
 
-def make_train_step(optimizer: optax.GradientTransformation, peak: int) -> Callable[..., tuple[Any, Any, jax.Array]]:
+def make_train_step(
+    mesh: Mesh, optimizer: optax.GradientTransformation, peak: int
+) -> Callable[..., tuple[Any, Any, jax.Array]]:
     """A function that makes a step with one global batch, and returns parameters, the optimizer's state and the mean
-    loss. XLA sums the gradients of all devices, because the batch is split between them and the parameters are not."""
+    loss. Each device has a share of the batch and computes its own gradients; all use the mean."""
 
     def mean_loss(net: Parameters, x: jax.Array, y: jax.Array) -> jax.Array:
         return optax.softmax_cross_entropy_with_integer_labels(logits(net, x, peak), y).mean()
 
+    def on_each_device(net: Parameters, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Parameters]:
+        loss, gradients = jax.value_and_grad(mean_loss)(net, x, y)
+        return jax.lax.pmean(loss, "data"), mark_in_jax(lambda each: jax.lax.pmean(each, "data"), gradients)
+
+    everywhere, share = PartitionSpec(), PartitionSpec("data")
+    # With check_vma, JAX would sum the gradients itself, as a part of value_and_grad.
+    mean_of_all = jax.shard_map(
+        on_each_device, mesh=mesh, in_specs=(everywhere, share, share), out_specs=everywhere, check_vma=False
+    )
+
     @partial(jax.jit, donate_argnums=1)
     def train_step(net: Parameters, momenta: Any, x: jax.Array, y: jax.Array) -> tuple[Any, Any, jax.Array]:
-        loss, gradients = jax.value_and_grad(mean_loss)(net, x, y)
+        loss, gradients = mean_of_all(net, x, y)
         updates, momenta = optimizer.update(gradients, momenta, net)
         return optax.apply_updates(net, updates), momenta, loss
 

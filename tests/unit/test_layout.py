@@ -21,6 +21,7 @@ FRAMEWORKS = {
     "keras.py": {"tensorflow"},
     "lightning.py": {"lightning", "pytorch_lightning"},
     "transformers.py": {"transformers"},
+    "jax.py": {"jax", "numpy"},  # JAX requires numpy
 }
 MAX_LINES = 400
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 try:
@@ -20,7 +21,7 @@ except ImportError:
         return contextlib.nullcontext()
 
 
-__all__ = ["finish", "instrument", "mark_gradients_ready", "report", "waiting"]
+__all__ = ["finish", "instrument", "mark_gradients_ready", "mark_in_jax", "report", "waiting"]
 
 
 def instrument(model: Any) -> None:
@@ -38,3 +39,12 @@ def mark_gradients_ready(gradients: Any) -> Any:
 
         return mark_gradients_ready(gradients)
     return gradients
+
+
+def mark_in_jax(average: Callable[[Any], Any], gradients: Any) -> Any:
+    """The `average` of the gradients of all devices. Measures this process's own work in each step (JAX)."""
+    with contextlib.suppress(ImportError):
+        from allranks.report.jax import mark_gradients_ready, mark_step_done
+
+        return mark_step_done(average(mark_gradients_ready(gradients)))
+    return average(gradients)

@@ -208,7 +208,7 @@ class Progress(Model):
     automatic: bool = Field(
         True,
         description="Whether programs of Hugging Face, Lightning and Keras report their progress without a changed "
-        "line.",
+        "line, and NCCL is asked who is behind in a collective.",
     )
 
 

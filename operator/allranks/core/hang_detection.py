@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
-from allranks.core import naming, report_loss, restart_policy
+from allranks.core import collectives, naming, report_loss, restart_policy
 from allranks.core.model import RankReport, Reports
 from allranks.core.status_update import changed
 
@@ -109,8 +109,11 @@ def _announces_steps(ranks: Sequence[RankReport]) -> bool:
     return announced
 
 
+COLLECTIVES_STOPPED = "CollectivesStopped"
+"""Reason of an Event: `hang` is set, no rank reports, and NCCL says that no rank launches collectives."""
+NOT_REPORTED = "hang: no rank has reported yet"
 UNREPORTED = (
-    "hang: no rank has reported yet; a hang cannot be detected without reports (call report(step=...) in the program, "
+    f"{NOT_REPORTED}; a hang cannot be detected without reports (call report(step=...) in the program, "
     "or set progress.logPattern)"
 )
 
@@ -122,6 +125,19 @@ def unreported_at(job: Job, status: Status, reports: Reports | None) -> datetime
     if status.progress is not None and status.progress.reporting:
         return None  # a restarted operator has not received their reports yet
     return max(status.running_time, reports.since) + timedelta(seconds=job.spec.hang.timeout_seconds)
+
+
+def stopped_note(job: Job, reports: Reports | None, now: datetime) -> tuple[str, datetime | None]:
+    """What is said instead of `UNREPORTED` when collectives have stopped for `hang.timeoutSeconds`; before that, when
+    it is due. This is not evidence of a hang, so nothing restarts."""
+    found = reports.collectives if reports else None
+    if found is None or job.spec.hang is None or not collectives.is_recent(found, now):
+        return "", None
+    stopped_at = collectives.stopped_at(found, timedelta(seconds=job.spec.hang.timeout_seconds))
+    if now < stopped_at:
+        return "", stopped_at
+    since = f"no rank has launched a collective since {found.moved_at:%H:%M:%S} UTC"
+    return f"{NOT_REPORTED}; {since}; NCCL: {collectives.sentence(found)}", None
 
 
 def path_works(reports: Reports, now: datetime) -> bool:
@@ -142,7 +158,7 @@ def failure(job: Job, status: Status, reports: Reports, stall: StallWindow, now:
         pod=first.pod,
         node=first.node,
         reason=REASON if status.progress and status.progress.first_step_time else NO_FIRST_STEP,
-        message=_message(job, reports, lagging, stall),
+        message=_message(job, reports, lagging, stall) + collectives.explanation(reports, stall.moved_at, now),
         time=stall.moved_at,
         ran_seconds=max(0.0, (now - began).total_seconds()),
     )

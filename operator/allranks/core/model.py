@@ -246,6 +246,28 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Collectives:
+    """What NCCL said about the collectives of all ranks, in the communicator whose ranks differ, or the largest one."""
+
+    received_at: datetime
+    moved_at: datetime
+    """Since then, no rank has launched a collective."""
+    launched: int
+    """Collectives that all ranks have launched together."""
+    size: int
+    """Ranks of the communicator. If these are all ranks of the job, they have the same numbers there."""
+    operation: str = ""
+    """The collective that some ranks have launched and others have not, such as AllReduce; empty if there is none."""
+    number: int = 0
+    """How many of them the furthest rank has launched."""
+    behind: tuple[int, ...] = ()
+    behind_count: int = 0
+    missing: tuple[int, ...] = ()
+    """Ranks that NCCL cannot reach."""
+    missing_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Reports:
     """The reports of the current attempt."""
 
@@ -255,6 +277,8 @@ class Reports:
     ranks: tuple[RankReport, ...] = ()
     any_job_at: datetime | None = None
     """Time of the last report of any job: evidence that reports can arrive."""
+    collectives: Collectives | None = None
+    """From NCCL, if rank 0 could ask it while it reported no step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     due, delayed_until = _due(snapshot)
     blocked = (_refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)) if due else None
     unreported_at = hang_detection.unreported_at(o.job, status, o.reports)
-    note = _note(snapshot, unreported_at)
+    stopped, stopped_at = hang_detection.stopped_note(o.job, o.reports, o.now) if unreported_at else ("", None)
+    note = stopped or _note(snapshot, unreported_at)
     summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked, note)
     create, restore = _manifests(snapshot, [] if blocked else due)
     placeholders, probe_at = _placeholders(snapshot)
@@ -38,11 +39,12 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     if lost := report_loss.event(snapshot.persisted, status):
         events.append(lost)
     if note and note in _running_message(summary) and note not in _running_message(status):
-        events.append(Event(hang_detection.NO_REPORTS, note, warning=True))
+        reason = hang_detection.COLLECTIVES_STOPPED if stopped else hang_detection.NO_REPORTS
+        events.append(Event(reason, note, warning=True))
     if summary.launched and not status.launched:
         events.append(Event("PodsCreated", f"{len(snapshot.pods)} pods of attempt {status.attempt}"))
     lost_at = report_loss.due_at(status, o.reports, o.now)
-    times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), None if note else unreported_at)
+    times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, None if note else unreported_at)
     wake_at = min((time for time in times if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
     plan = replace(plan, restore=tuple(restore))
@@ -127,7 +129,7 @@ def _note(snapshot: Snapshot, unreported_at: datetime | None) -> str:
     """What the condition of a running job adds. An operator that starts later keeps it until ranks report."""
     if unreported_at is None:
         return ""
-    said = hang_detection.UNREPORTED in _running_message(snapshot.observed.status)
+    said = hang_detection.NOT_REPORTED in _running_message(snapshot.observed.status)
     return hang_detection.UNREPORTED if said or snapshot.observed.now >= unreported_at else ""
 
 

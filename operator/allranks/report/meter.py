@@ -42,7 +42,7 @@ class Meter:
     def restart(self) -> None:
         """Starts the next step now: the time since the last one (an evaluation, a checkpoint) belongs to no step."""
         self._began, self._busy = time.perf_counter(), None
-        self.wait.seconds = 0.0
+        self.wait.restart()
 
 
 class Wait:
@@ -52,6 +52,10 @@ class Wait:
         self.seconds = 0.0
         self.depth = 0
         self._since = 0.0
+
+    def restart(self) -> None:
+        """A wait that has begun counts for the next step from now on."""
+        self.seconds, self._since = 0.0, time.perf_counter()
 
     def __enter__(self) -> None:
         if self.depth == 0:

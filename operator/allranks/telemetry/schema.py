@@ -49,6 +49,24 @@ class TrainerStatus(msgspec.Struct, frozen=True, rename="camel"):
     metrics: list[TrainerMetric] | None = None
 
 
+NCCL_RANKS = 8
+"""Ranks that a message about collectives names."""
+_Rank = Annotated[int, Meta(ge=0, lt=2**24)]
+
+
+class Nccl(msgspec.Struct, frozen=True, rename="camel"):
+    """What rank 0 learned from NCCL about the collectives of all ranks. See `allranks.report.nccl`."""
+
+    launched: Count
+    size: _Rank
+    operation: Annotated[str, Meta(pattern=r"^[A-Za-z0-9]{0,32}\Z")] = ""
+    number: Count = 0
+    behind: Annotated[list[_Rank], Meta(max_length=NCCL_RANKS)] = []
+    behind_count: _Rank = 0
+    missing: Annotated[list[_Rank], Meta(max_length=NCCL_RANKS)] = []
+    missing_count: _Rank = 0
+
+
 class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """The state of one rank. Durations are measured by its own clock."""
 
@@ -67,6 +85,8 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     waiting: bool | None = None
     trainer_status: TrainerStatus | None = None
     """Sent instead of all other fields."""
+    nccl: Nccl | None = None
+    """Likewise."""
 
 
 _decode = msgspec.json.Decoder(Message).decode

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from allranks.core.model import RankReport, Reports
+from allranks.core.model import Collectives, RankReport, Reports
 from allranks.core.report_loss import SILENCE
 from allranks.telemetry import schema, trainer_status
 from allranks.telemetry.answers import Answer, ReportSource
@@ -82,6 +82,7 @@ class _Job:
     """The same on the clock of reports."""
     since: datetime | None = None
     """End of the last silence."""
+    collectives: Collectives | None = None
 
 
 class ReportStore:
@@ -149,6 +150,11 @@ class ReportStore:
             message = schema.message(body)
         except schema.BadMessage as bad:
             return Answer(400, {"error": str(bad)})
+        if message.nccl is not None:
+            self._any_job_at = self._now()
+            job.collectives = _collectives(message.nccl, job.collectives, self._any_job_at)
+            self._notifier.notify(sender.job)
+            return Answer(200, {"interval": interval, "stacks": ""})
         key = message.local_rank if message.trainer_status is None else trainer_status.KEY
         if not self._has_room(job, replica, key, moment):
             return Answer(503, {"error": "too many ranks report"}, interval)
@@ -171,7 +177,7 @@ class ReportStore:
         if attempt != kept.attempt:
             return Reports(since, any_job_at=self._any_job_at)
         ranks = tuple(rank for replica in kept.replicas.values() for rank in trainer_status.effective(replica.ranks))
-        return Reports(since, ranks, self._any_job_at)
+        return Reports(since, ranks, self._any_job_at, kept.collectives)
 
     def stack_dump_id(self, job: Job, question: str) -> None:
         """Each rank of the current attempt dumps the stacks of its threads once per new `question`."""
@@ -211,7 +217,7 @@ class ReportStore:
         job.attempt = attempt
         job.replicas, job.names = {}, {}
         job.ranks = job.values = 0
-        job.stepped, job.stacks = False, ""
+        job.stepped, job.stacks, job.collectives = False, "", None
 
     def _replica(self, job: _Job, sender: ReportSource, moment: float) -> _Replica | None:
         """None: the replica has been restarted since."""
@@ -284,6 +290,22 @@ _OVER = Answer(409, {"error": "this attempt is over"})
 
 def _call_later(seconds: float, call: Callable[[], None]) -> Any:
     return asyncio.get_running_loop().call_later(seconds, call)
+
+
+def _collectives(message: schema.Nccl, before: Collectives | None, now: datetime) -> Collectives:
+    moved = before is None or before.launched != message.launched
+    return Collectives(
+        received_at=now,
+        moved_at=now if moved or before is None else before.moved_at,
+        launched=message.launched,
+        size=message.size,
+        operation=message.operation,
+        number=message.number,
+        behind=tuple(message.behind),
+        behind_count=message.behind_count,
+        missing=tuple(message.missing),
+        missing_count=message.missing_count,
+    )
 
 
 def _report(

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 240
+TIMEOUT = 400
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A straggler, a killed rank and a hang with PyTorch and TensorFlow under `allranks run`: root cause, stacks, lost
+"""A straggler, a killed rank and a hang with PyTorch, TensorFlow and JAX under `allranks run`: root cause, stacks, lost
 time."""
 
 from __future__ import annotations
@@ -7,29 +7,49 @@ import os
 import re
 import signal
 import time
+from dataclasses import dataclass
 
 import pytest
 
 from frameworks.examples.test_recovery import workers_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
-ARGS = "--epochs=24, --checkpoint-every=4, --work=0.05, --slow-rank=1, --hang-rank=1"
-ARGS += ", --hang-attempt=1, --hang-at-step=110"
+ARGS = "--checkpoint-every=4, --work=0.05, --slow-rank=1, --hang-rank=1, --hang-attempt=1, --hang-at-step=110"
 TOLERANCE = 2.5
 """Seconds between a line in the log and the report of the rank."""
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A job, and where the two ranks are in the hang."""
+
+    manifest: str
+    ours: str
+    theirs: str
+    """Functions in the stacks of the rank that hangs, and of the one that waits for it."""
+    steps: int = 8
+    """Of an epoch."""
+    epochs: int = 24
+    more: str = ""
+
+
 @pytest.mark.parametrize(
-    ("job", "ours", "theirs"),
-    [("penguins-pytorch-watched", "begin_step", "train_step"), ("penguins-tensorflow", "begin_step", "quick_execute")],
+    "job",
+    [
+        Watched("penguins-pytorch-watched", "begin_step", "train_step"),
+        Watched("penguins-tensorflow", "begin_step", "quick_execute"),
+        Watched("digits-jax", "begin_step", "__call__", steps=20, epochs=12, more=", --patience=100"),
+    ],
+    ids=lambda job: job.manifest,
 )
-def test_a_job_that_is_slow_killed_and_stuck_is_accounted_for(run_job, job, ours, theirs) -> None:
-    watched = ("--set", f"args=[{ARGS}]", "--set", "hang.timeoutSeconds=10", "--set", "restart.backoffSeconds=1")
-    run = run_job(f"examples/{job}.yaml", *watched)
-    run.wait_for(r"epoch 4/24")
+def test_a_job_that_is_slow_killed_and_stuck_is_accounted_for(run_job, job: Watched) -> None:
+    arguments = f"args=[--epochs={job.epochs}, {ARGS}{job.more}]"
+    watched = ("--set", arguments, "--set", "hang.timeoutSeconds=10", "--set", "restart.backoffSeconds=1")
+    run = run_job(f"examples/{job.manifest}.yaml", *watched)
+    run.wait_for(rf"epoch 4/{job.epochs}")
     saved = time.monotonic()
-    run.wait_for(r"epoch 7/24")  # about 70 % of the way to the next checkpoint
+    run.wait_for(rf"epoch 7/{job.epochs}")  # about 70 % of the way to the next checkpoint
     [victim] = workers_of(run, "worker-0")
     os.kill(victim, signal.SIGKILL)
     thrown_away = time.monotonic() - saved
@@ -45,12 +65,13 @@ def test_a_job_that_is_slow_killed_and_stuck_is_accounted_for(run_job, job, ours
     assert [past["reason"] for past in status["history"]] == ["Error", "Hang", "Completed"]
     assert killed["failure"]["signal"] == 9
     assert abs(killed["lostSeconds"] - thrown_away) < TOLERANCE, (killed, thrown_away)
-    assert (stuck["failure"]["rank"], stuck["failure"]["pod"]) == (1, f"{job}-worker-1-1")
+    assert (stuck["failure"]["rank"], stuck["failure"]["pod"]) == (1, f"{job.manifest}-worker-1-1")
     assert (stuck["counted"], stuck["lastStep"]) == (True, 109)
     assert stuck["lostSeconds"] >= 10 + 10  # until the timeout, and until its stacks were dumped
-    assert f"in {ours}" in logs[f"{job}-worker-1-1"]
-    assert f"in {theirs}" in logs[f"{job}-worker-0-1"]
-    assert completed["firstStep"] == 13 * 8 + 1, "after SIGTERM rank 0 saved its last whole epoch"
+    assert f"in {job.ours}" in logs[f"{job.manifest}-worker-1-1"]
+    assert f"in {job.theirs}" in logs[f"{job.manifest}-worker-0-1"]
+    saved_step = 109 // job.steps * job.steps
+    assert completed["firstStep"] == saved_step + 1, "after SIGTERM rank 0 saved its last whole epoch"
     times = status["times"]
     parts = [times[kind] for kind in ("queued", "starting", "productive", "lost")]
     assert abs(sum(parts) - sum(times["byReason"].values()) - sum(parts[:3])) < 0.01

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.fake_nccl_ras import all_reduces, fake_ras
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -204,6 +207,29 @@ def test_transformers_alone_is_watched_for_hangs(run_job, needs, tmp_path: Path)
     assert run.code == 1, run.output
     assert run.status["lastFailure"]["reason"] == "Hang"
     assert "the trainer of rank 0 (worker-0" in run.status["lastFailure"]["message"]
+
+
+STUCK = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+print("rank", dist.get_rank(), "has PID", os.getpid(), flush=True)
+time.sleep(10_000)
+"""
+
+
+def test_a_program_that_reports_nothing_tells_by_nccl_who_is_behind(run_job, tmp_path: Path) -> None:
+    """NCCL needs GPUs, so what answers for it is a fake. The ranks are real, and say nothing of allranks."""
+    with fake_ras({}) as ras:
+        env = [{"name": "NCCL_RAS_ADDR", "value": ras.address}]
+        run = run_job(manifest(tmp_path, STUCK, env=env, hang={"timeoutSeconds": 20}))
+        ras.content = all_reduces(8, 7, pid=int(run.wait_for(r"rank 0 has PID (\d+)")[1]))
+        run.wait_for(
+            r"no rank has launched a collective since \S+ UTC; "
+            r"NCCL: rank 1 of 2 has not launched AllReduce 8, which others have"
+        )
+        run.process.send_signal(signal.SIGINT)
+        run.finish(TIMEOUT)
+    assert run.status["restarts"]["counted"] == 0
 
 
 def test_fit_of_lightning_shows_all_ranks(run_job, needs, tmp_path: Path) -> None:

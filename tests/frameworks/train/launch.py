@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 # In the environment of all processes of a test, in any session or process group.
 MARKER = "ALLRANKS_TEST_MARKER"
 # A rank takes 5 s to import its framework on an idle machine, and several times as long on a busy one.
-TIMEOUT = 120.0
+TIMEOUT = 300.0
 
 
 @dataclass

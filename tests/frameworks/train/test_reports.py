@@ -13,9 +13,9 @@ from support.fake_report_server import SOURCE, FakeReportServer, hub_in, ok
 
 from .launch import ROOT, Launcher, Rank, free_ports, tf_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1000)]
 
-SOON = 120.0
+SOON = 300.0
 
 
 @pytest.fixture
@@ -39,6 +39,10 @@ def start(launcher: Launcher, hub: FakeReportServer) -> Callable[..., list[Rank]
             command = ["torchrun", "--standalone", "--nproc-per-node", "2", path, *options]
             return [launcher.start(command, ours)]
         ports = free_ports(2)
+        if "jax" in program:
+            group = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{ports[0]}", "JAX_NUM_PROCESSES": "2"}
+            own = [{"JAX_PROCESS_ID": str(rank), "RANK": str(rank)} for rank in range(2)]
+            return [launcher.start(["python", path, *options], {**ours, **group, **each}) for each in own]
         cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
         return [
             launcher.start(
@@ -55,7 +59,8 @@ def of(hub: FakeReportServer, rank: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "program", ["penguins_pytorch.py", "penguins_tensorflow.py", "penguins_horovod.py", "digits_pytorch.py"]
+    "program",
+    ["penguins_pytorch.py", "penguins_tensorflow.py", "penguins_horovod.py", "digits_pytorch.py", "digits_jax.py"],
 )
 def test_busy_time_identifies_the_slow_rank_and_step_time_does_not(hub, start, program):
     steps, busy = undisturbed(hub, lambda: start(program, "--epochs", "4", "--work", "0.05", "--slow-rank", "1"))
@@ -111,7 +116,12 @@ def test_a_checkpoint_of_sigterm_is_reported(hub, start, launcher):
 
 
 @pytest.mark.parametrize(
-    ("program", "waits_in"), [("penguins_pytorch.py", "train_step"), ("penguins_tensorflow.py", "quick_execute")]
+    ("program", "waits_in"),
+    [
+        ("penguins_pytorch.py", "train_step"),
+        ("penguins_tensorflow.py", "quick_execute"),
+        ("digits_jax.py", "__call__"),
+    ],
 )
 def test_the_hung_rank_is_the_one_that_does_not_wait_and_its_stack_shows_where(hub, start, program, waits_in):
     ranks = start(program, "--hang-rank", "1", "--hang-at-step", "7")

@@ -89,6 +89,15 @@ SNIPPETS = [
         framework="tensorflow",
     ),
     Snippet(
+        "mean_of_all = jax.shard_map(",
+        "import jax\nimport numpy as np\nfrom jax.sharding import Mesh, PartitionSpec as P\n"
+        "mesh = Mesh(np.array(jax.devices()), ('data',))\n"
+        "def mean_loss(net, x, y):\n    return ((x @ net - y) ** 2).mean()",
+        "loss, gradients = jax.jit(mean_of_all)(np.ones(2), np.ones((4, 2)), np.zeros(4))\n"
+        "assert (float(loss), gradients.tolist()) == (4.0, [4.0, 4.0])",
+        framework="jax",
+    ),
+    Snippet(
         "callbacks=[checkpoints, ReportCallback(",
         "import keras\nimport tensorflow as tf\nmodel = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
         "model.compile('sgd', 'mse')\n"

@@ -106,6 +106,29 @@ def test_a_trainer_of_hugging_face_reports_steps_epochs_checkpoints_and_what_it_
     assert last["checkpoint"]["step"] == 3
 
 
+FAKE_TORCH = {"torch/__init__.py": "", "torch/distributed/__init__.py": ""}
+NCCL = """
+import threading, torch.distributed
+print([thread.name for thread in threading.enumerate() if "allranks" in thread.name])
+"""
+
+
+def test_a_program_of_pytorch_asks_nccl_in_rank_0_of_a_job_with_hang(run: Run):
+    done = run(NCCL, FAKE_TORCH, ALLRANKS_HANG_SECONDS="60")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['allranks-nccl']\n", "")
+
+
+@table(
+    ("by the field progress.automatic", {"DISABLE_ALLRANKS_INTEGRATION": "TRUE"}),
+    ("a job without hang", {"ALLRANKS_HANG_SECONDS": ""}),
+    ("another rank", {"RANK": "1"}),
+)
+def test_nccl_is_not_asked_by(case, run: Run):
+    [environment] = case
+    done = run(NCCL, FAKE_TORCH, **({"ALLRANKS_HANG_SECONDS": "60"} | environment))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
 @table(
     ("by a variable", {"DISABLE_ALLRANKS_INTEGRATION": "true"}),
     ("outside a job", {"ALLRANKS_REPORT_URL": ""}),

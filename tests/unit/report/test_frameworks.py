@@ -155,6 +155,51 @@ def test_tensorflow_outside_a_job_adds_nothing_to_the_graph(run):
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
 
 
+JAX = """
+import time, jax, numpy as np
+from functools import partial
+from jax.experimental import io_callback
+from allranks.report import report, waiting
+from allranks.report.jax import mark_gradients_ready, mark_step_done
+def others(value):
+    time.sleep(0.05)
+    return value
+@jax.jit
+def step(v):
+    loss, gradients = jax.value_and_grad(lambda v: (v["w"] ** 2).sum())(v)
+    gradients = mark_gradients_ready(gradients)
+    summed = io_callback(others, jax.ShapeDtypeStruct((2,), np.float32), gradients["w"])
+    gradients = mark_step_done({"w": summed})
+    return {"w": v["w"] - 0.1 * gradients["w"]}, loss
+v = {"w": np.ones(2, np.float32)}
+print(str(step.trace(v).jaxpr).count("io_callback"))
+for number in range(1, 31):
+    with waiting():
+        time.sleep(0.03)
+        v["w"].sum().item()
+    time.sleep(0.02)
+    v, loss = step(v)
+    report(step=number, loss=loss)
+print(round(float(v["w"][0] / 0.8**30), 3))
+"""
+
+
+def test_jax_busy_time(hub, run):
+    """0.02 s of the program; the sum of all processes takes 0.05 s."""
+    done = run(JAX)
+    assert (done.returncode, done.stdout.split()) == (0, ["3", "1.0"]), done.stderr
+    last = hub.messages[-1]
+    assert (last["step"], last["waiting"] is not None) == (30, True)
+    means = [message["busySeconds"] for message in hub.messages if message["busySeconds"]]
+    assert 0.02 <= min(means) < 0.045, means  # a busy machine makes some longer, but none shorter
+    assert last["stepSeconds"] > 0.09
+
+
+def test_jax_outside_a_job_adds_nothing_to_the_program(run):
+    done = run(JAX, inside=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["1", "1.0"]), done.stderr
+
+
 LIGHTNING = """
 import sys, types, torch
 lightning, pytorch = types.ModuleType("lightning"), types.ModuleType("lightning.pytorch")

@@ -504,6 +504,43 @@ def test_the_notifier_keeps_nothing_of_forgotten_jobs(world: World) -> None:
     assert len(world.notified) <= rate_limit.NOTIFICATIONS_PER_SECOND * 20
 
 
+def test_what_nccl_says_is_kept_for_the_job_and_is_no_report_of_a_rank(world: World) -> None:
+    state = {"launched": 15, "size": 2, "operation": "AllReduce", "number": 8, "behind": [1], "behindCount": 1}
+
+    def kept() -> tuple[Any, ...]:
+        reports = world.store.snapshot(JOB, "uid-1", 0)
+        found = reports.collectives
+        assert found
+        assert reports.ranks == ()
+        return (found.operation, found.behind, found.moved_at - START, found.received_at - START)
+
+    assert world.say(nccl=state).status == 200
+    world.clock.advance(30)
+    world.say(nccl=state)
+    assert kept() == ("AllReduce", (1,), timedelta(0), timedelta(seconds=30))
+    world.clock.advance(30)
+    world.say(nccl=state | {"launched": 16})
+    assert kept()[2] == timedelta(seconds=60), "a collective was launched"
+    assert world.notified
+    assert world.store.snapshot(JOB, "uid-1", 1).collectives is None, "another attempt"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"size": 2},
+        {"launched": -1, "size": 2},
+        {"launched": 1, "size": 2, "operation": "All Reduce\n"},
+        {"launched": 1, "size": 2, "operation": "A" * 33},
+        {"launched": 1, "size": 2, "behind": list(range(9))},
+        {"launched": 1, "size": 2, "missing": [-1]},
+    ],
+)
+def test_what_nccl_says_is_bounded(world: World, state: dict[str, Any]) -> None:
+    assert world.say(nccl=state).status == 400
+    assert world.store.snapshot(JOB, "uid-1", 0).collectives is None
+
+
 def test_after_a_silence_of_all_ranks_listening_starts_again(world: World) -> None:
     world.say(step=1)
     world.say(worker(1, ("team", "other")), step=1)

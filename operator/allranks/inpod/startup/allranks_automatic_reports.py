@@ -1,4 +1,5 @@
-"""Adds a callback that reports progress to programs of Hugging Face, Keras and Lightning, when they import these.
+"""Adds a callback that reports progress to programs of Hugging Face, Keras and Lightning, when they import these, and
+asks NCCL in programs of PyTorch and JAX.
 
 Hugging Face and Keras have no registry of callbacks, so the list of default callbacks is extended. Lightning calls
 `lightning` and `pytorch_lightning` by itself: `pod_bundle.py` writes the entry points beside this file.
@@ -6,6 +7,7 @@ Hugging Face and Keras have no registry of callbacks, so the list of default cal
 
 from __future__ import annotations
 
+import os
 import sys
 
 import allranks_import_hooks as hooks  # type: ignore[import-not-found]  # in the same directory
@@ -24,6 +26,9 @@ def install() -> None:
     hooks.after_import("keras.src.callbacks.callback_list", _extend_keras)  # Keras 3
     hooks.after_import("keras.src.callbacks", _extend_keras)  # Keras 2, before 3 a single file
     hooks.after_import("tf_keras.src.callbacks", _extend_keras)
+    if os.environ.get("ALLRANKS_HANG_SECONDS"):
+        for name in ("torch.distributed", "jax"):
+            hooks.after_import(name, _watch_nccl)
 
 
 def lightning_callbacks() -> list[Any]:
@@ -43,6 +48,12 @@ def _extend_transformers(trainer: Any) -> None:
     from allranks.report.transformers import AutomaticCallback
 
     trainer.DEFAULT_CALLBACKS.append(AutomaticCallback)
+
+
+def _watch_nccl(module: Any) -> None:
+    from allranks.report.nccl import start_watch
+
+    start_watch()
 
 
 def _extend_keras(callbacks: Any) -> None:
