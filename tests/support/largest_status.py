@@ -68,7 +68,8 @@ def _largest(schema: Manifest, name: str = "") -> Any:
             return "2026-03-04T10:00:00.123456Z"
         case "string":
             # Messages hold any text, the others names and words of the API.
-            return (ESCAPED if name == "message" else "x") * schema["maxLength"]
+            # "a" is also a digit of a hash.
+            return (ESCAPED if name == "message" else "a") * schema["maxLength"]
         case "integer":
             return schema.get("maximum", 10**9)
         case "number":

@@ -15,7 +15,7 @@ from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Where
 
 if TYPE_CHECKING:
-    from allranks.cli.debug.archive import Archive
+    from allranks.cli.commands.debug_archive.archive import Archive
 
 
 @click.command(
@@ -66,7 +66,7 @@ def debug(where: Where, name: str | None, output: Path | None, run_dir: Path | N
 
 
 async def _of_cluster(cluster: Cluster, name: str, output: Path | None) -> int:
-    from allranks.cli.debug.on_cluster import collect
+    from allranks.cli.commands.debug_archive.on_cluster import collect
 
     now = datetime.now(UTC)
     with await collect(cluster, await get_job(cluster, name), name, now) as archive:
@@ -87,7 +87,7 @@ def _of_runs(error: AllranksError, name: str, output: Path | None) -> int:
 
 
 def _of_directory(directory: Path, output: Path | None) -> int:
-    from allranks.cli.debug.local_run import collect
+    from allranks.cli.commands.debug_archive.local_run import collect
     from allranks.local.run_directories import LATEST, RUN_FILE
 
     newest = directory / LATEST

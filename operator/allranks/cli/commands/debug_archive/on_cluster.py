@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from allranks.cli.commands.debug_archive.archive import Archive, Log, log_limit
+from allranks.cli.commands.debug_archive.masking import masked, secrets_in
+from allranks.cli.commands.debug_archive.overview import README, versions
 from allranks.cli.commands.describe import described, events_of
 from allranks.cli.commands.report import rendered
-from allranks.cli.debug.archive import Archive, Log, log_limit
-from allranks.cli.debug.masking import masked, secrets_in
-from allranks.cli.debug.overview import README, versions
 from allranks.cli.format.yaml import dump
 from allranks.core.naming import JOB_LABEL
 from allranks.errors import ClusterError

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from allranks.cli.commands.debug_archive.archive import Archive, DebugError, Log, log_limit
+from allranks.cli.commands.debug_archive.masking import masked, secrets_in
+from allranks.cli.commands.debug_archive.overview import versions
 from allranks.cli.commands.report import rendered
-from allranks.cli.debug.archive import Archive, DebugError, Log, log_limit
-from allranks.cli.debug.masking import masked, secrets_in
-from allranks.cli.debug.overview import versions
 from allranks.cli.format.yaml import dump
 from allranks.cli.job_report.model import last_update
 from allranks.cli.job_report.run_files import read_run_files
