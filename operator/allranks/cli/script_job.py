@@ -35,8 +35,8 @@ class Script:
     def guess_framework(self) -> tuple[str, str] | None:
         """(framework, package whose import shows it). Frameworks that build on others come last in the registry."""
         for framework in reversed(FRAMEWORKS.values()):
-            for package in framework.script_imports:
-                if package in self.imports:
+            for package in self.imports:  # in their order, for the same message each time
+                if package in framework.script_imports:
                     return framework.name, package
         return None
 

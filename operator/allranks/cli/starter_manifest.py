@@ -25,7 +25,6 @@ _LIBRARIES = {
     "accelerate": "Accelerate takes the ranks from torchrun: `accelerate launch` is not needed.",
     "deepspeed": "DeepSpeed takes the ranks from torchrun: the `deepspeed` launcher is not needed.",
     "keras": "Keras reports its progress by itself.",
-    "ray": "The script imports Ray, whose own launcher this manifest does not start.",
 }
 """Package -> what a user of it has to know."""
 
