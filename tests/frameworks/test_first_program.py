@@ -14,8 +14,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def program(page: str) -> str:
-    """The first Python block of a page, without comments."""
-    found = re.search(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    """hello.py of a page, without comments."""
+    found = re.search(
+        r"^```python\n(?:# hello.py\n)?(import torch\n.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+    )
     assert found, page
     return re.sub(r"^#.*\n", "", found[1], flags=re.MULTILINE)
 
