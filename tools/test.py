@@ -106,14 +106,14 @@ EVERY_CHANGE = (
     ),
     Part(
         "unit",
-        4,
+        6,
         "each rule and module in memory; golden manifests; scenarios with a poor watch and killed after each write; "
         "2,400 generated histories; mutants of the core, each of which a test must catch",
         [pytest("unit", "-m", "not slow and not cluster and not e2e and not nightly", *TWO_AT_A_TIME)],
     ),
     Part(
         "frameworks",
-        4,
+        5,
         "PyTorch, TensorFlow, Horovod, JAX, Ray, MPI and SPMD programs with real ranks: one example each, one killed "
         "rank, resume, reports",
         [pytest("frameworks", "-m", "slow and not nightly")],
