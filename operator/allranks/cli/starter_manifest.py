@@ -79,7 +79,7 @@ def make_starter(
         *_roles(framework, replicas),
         *_resources(gpus),
         *_checkpoint(name, tree, options),
-        *_restart(script),
+        *_RESTART,
     ]
     required = [option.name for option in options if option.required]
     if required:
@@ -150,12 +150,13 @@ def _checkpoint(name: str, tree: ast.AST, options: Sequence[Option]) -> Iterator
 _PLACE = re.compile(r"--(output|save|checkpoints?|ckpt|model)[-_]?(dir|directory|path|folder)?")
 
 
-def _restart(script: Script) -> Iterator[str]:
-    yield "  restart:"
-    yield "    maxRestarts: 3  # after failures of the program; those of the cluster do not count"
-    yield "    # holdSeconds: 1800  # keep the pods of a failed job for a look: allranks exec JOB --rank 0"
-    yield "  # Restart a job that makes no step for this long. It needs progress reports (docs/guides/reporting.md)."
-    yield "  # hang: {timeoutSeconds: 600}"
+_RESTART = (
+    "  restart:",
+    "    maxRestarts: 3  # after failures of the program; those of the cluster do not count",
+    "    # holdSeconds: 1800  # keep the pods of a failed job for a look: allranks exec JOB --rank 0",
+    "  # Restart a job that makes no step for this long. It needs progress reports (docs/guides/reporting.md).",
+    "  # hang: {timeoutSeconds: 600}",
+)
 
 
 # --- the options of the script ---------------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ from typing import Any
 
 from allranks.api.job import API_VERSION, KIND, PLURAL
 from allranks.code.bundle import Bundle
+from allranks.core.manifests.code import ARCHIVE
 from allranks.errors import ClusterError
 from allranks.kube.cluster import STRATEGIC_MERGE_PATCH, Cluster, Manifest
 
 LABEL = "allranks.dev/code"
-KEY = "code.tar.gz"
 _SWEEP_AGE = timedelta(hours=1)
 _FIELD_MANAGER = {"fieldManager": "allranks"}
 
@@ -74,7 +74,7 @@ def manifest(bundle: Bundle, namespace: str, *owners: Manifest) -> Manifest:
             **({"ownerReferences": [_owner(job) for job in owners]} if owners else {}),
         },
         "immutable": True,  # kubelets need not watch it
-        "binaryData": {KEY: base64.b64encode(bundle.archive).decode()},
+        "binaryData": {ARCHIVE: base64.b64encode(bundle.archive).decode()},
     }
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from allranks.api.code import Code
 from allranks.api.job import KIND
 from allranks.cli.manifests import load_documents
 from allranks.code.bundle import EMPTY, Bundle, collect
@@ -19,8 +20,8 @@ from allranks.kube.paths import job_path
 from allranks.sdk import documents, payload, results
 from allranks.sdk.documents import Options, Target
 
-CODE_DIR = "/workspace"
-"""Where the pods have the code: the default of spec.code.path."""
+CODE_DIR = str(Code.model_fields["path"].default)
+"""Where the pods have the code."""
 PAYLOAD = ".allranks/function.pickle"
 IMAGE = "ALLRANKS_IMAGE"
 """Variable with the image of jobs for which the caller names none."""
