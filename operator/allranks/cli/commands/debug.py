@@ -108,7 +108,7 @@ def _write(archive: Archive, name: str, output: Path | None, now: datetime) -> i
     logs = sum(name.startswith("logs/") for name in archive.names())
     stacks = sum(name.startswith("stacks/") for name in archive.names())
     further = f", stack dumps of {stacks}" if stacks else ""
-    click.echo(f"wrote {file}: {file.stat().st_size / 1024:.0f} KiB, {logs} logs{further}")
+    click.echo(f"wrote {file}: {file.stat().st_size / 1024:.0f} KiB, {logs} log{'s' * (logs != 1)}{further}")
     for line in archive.missing:
         click.echo(f"not read: {line}", err=True)
     return OK
