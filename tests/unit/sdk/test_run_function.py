@@ -137,8 +137,8 @@ def test_a_wrong_option_is_refused_with_its_cure(options, kind, message):
 def test_the_output_of_the_ranks_is_printed_with_the_rank_in_front(capsys, tmp_path):
     def speaks():
         print("hello", flush=True)
-        (tmp_path / str(index())).touch()
-        while len(list(tmp_path.iterdir())) < 2:  # the job has succeeded, and ends worker-1, when worker-0 ends
+        (tmp_path / f"spoke-{index()}").touch()
+        while len(list(tmp_path.glob("spoke-*"))) < 2:  # when worker-0 ends, the job succeeds and worker-1 is ended
             time.sleep(0.02)
 
     allranks.run(speaks, ranks=-2, framework="tensorflow")
