@@ -45,6 +45,10 @@ FRAMEWORKS: tuple[dict[str, Any], ...] = (
         "roles": {"worker": {"replicas": 1}, "launcher": {"replicas": 1}},
         "horovod": {"controller": "MPI"},
     },
+    {"framework": "jax", "roles": {"worker": {"replicas": 2}}},
+    {"framework": "mpi", "roles": {"launcher": {"replicas": 1}, "worker": {"replicas": 2}}},
+    {"framework": "ray", "roles": {"head": {"replicas": 1}, "worker": {"replicas": 2}}},
+    {"framework": "spmd", "roles": {"worker": {"replicas": 2}, "data": {"replicas": 1}}},
 )
 
 
