@@ -307,7 +307,8 @@ def write(rows: list[Row], in_pods: frozenset[str] = frozenset()) -> None:
             link = f"[`{case.manifest}`](../../examples/{case.manifest}.yaml)"
             cells = recorded.get(case.strategy, [case.strategy, link, "", "not run", "not run", "not run"])
             cells[1:3] = link, f"`{first_option(case)}`" if first_option(case) else ""
-            cells[4] = "trains" if case.manifest in in_pods and is_of_manifest(case) else cells[4]
+            name = case.manifest if is_of_manifest(case) else case.strategy
+            cells[4] = "trains" if name in in_pods else cells[4]
             for row in rows:
                 if row.case == case:
                     cells[3], cells[5] = ("WRONG", "WRONG") if row.wrong else (row.run, row.killed)
@@ -336,8 +337,8 @@ def table(text: str, section: str) -> list[list[str]]:
 
 
 def passed_in_pods(file: Path) -> frozenset[str]:
-    """The examples that trained in pods on nodes, from the results of tests/e2e."""
-    name = re.compile(r"test_an_example_trains_to_its_end\[([\w-]+)\]")
+    """The examples and strategies that trained in pods on nodes, from the results of tests/e2e."""
+    name = re.compile(r"(?:test_an_example_trains_to_its_end|test_a_strategy_trains_in_pods)\[(.+)\]")
     passed = (case for case in ET.parse(file).iter("testcase") if not list(case))
     found = (name.fullmatch(case.get("name", "")) for case in passed)
     return frozenset(match[1] for match in found if match)
