@@ -105,7 +105,7 @@ RULES = [
     (
         "spmd.ranks names roles of the job",
         spmd({"trainer": 1, "data": 1}),
-        ("spec.spmd.ranks", f"{NO_SUCH_ROLE}: list the roles that hold ranks. Default: [worker]"),
+        ("spec.spmd.ranks", f"{NO_SUCH_ROLE}: list the roles that hold the ranks of framework spmd. Default: [worker]"),
         spmd({"trainer": 1, "data": 1}, ranks=["trainer"]),
     ),
     (
