@@ -82,7 +82,8 @@ class Spmd(Framework):
     rules = (
         Rule(
             rule=_EXIST,
-            message="names a role that this job does not have: list the roles that hold the ranks of framework spmd. Default: [worker]",
+            message="names a role that this job does not have: list the roles that hold the ranks of framework spmd. "
+            "Default: [worker]",
             field=".spmd.ranks",
         ),
         Rule(

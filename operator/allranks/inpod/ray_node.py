@@ -33,6 +33,8 @@ from watch import (  # type: ignore[import-not-found]  # in the same directory
 )
 
 POLL_SECONDS = 0.2
+RAYLET_SECONDS = 2.0
+"""How often to check that the raylet runs."""
 REMIND_SECONDS = 60.0
 """Interval of the line that says for how many workers the head waits."""
 CONNECT_SECONDS = 5.0
@@ -88,6 +90,7 @@ class Node:
         """pid -> exit code of the children that have ended, -n for signal n."""
         self._signals: list[int] = []
         self._ray: subprocess.Popen[bytes] | None = None
+        self._raylet: int | None = None
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_SHORT if self.local else None))
         self._output = self._folder / "ray-start.log"
         self._woken, wake = os.pipe()
@@ -172,7 +175,7 @@ class Node:
                 lost_at = time.monotonic()
                 self._show_output("Ray ended, and the program cannot continue without it")
                 _send(process.pid, signal.SIGTERM)
-            self._wait(1.0 if lost_at else None)
+            self._wait(1.0 if lost_at else RAYLET_SECONDS)
         code = process.returncode = self._ended[process.pid]
         if lost_at:
             return LOST
@@ -192,7 +195,7 @@ class Node:
             while not self._ray_ended():
                 if self._signals:
                     return self._leave()
-                self._wait(None)
+                self._wait(RAYLET_SECONDS)
             return self._without_ray()
         finally:
             self._stop_ray()
@@ -245,6 +248,7 @@ class Node:
                 self._ray = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
             while not self._ray_ended():
                 if self._has_joined():
+                    self._raylet = _child(self._ray.pid, "raylet")
                     return None
                 if self._signals:
                     return self._leave() if "--head" not in options else 128 + self._signals[0]
@@ -282,7 +286,7 @@ class Node:
             self._wait(POLL_SECONDS)
         return None
 
-    def _wait(self, seconds: float | None) -> None:
+    def _wait(self, seconds: float) -> None:
         """Waits for a signal, which includes SIGCHLD, and reaps: this process may be PID 1."""
         if select.select([self._woken], [], [], seconds)[0]:
             os.read(self._woken, 4096)
@@ -294,11 +298,15 @@ class Node:
                 self._ended[ended[0]] = os.waitstatus_to_exitcode(ended[1])
 
     def _ray_ended(self) -> bool:
-        return self._ray is not None and self._ray.pid in self._ended
+        """Whether `ray start` has ended, or its raylet. A raylet that loses an agent ends with 0, which `ray start
+        --block` ignores: the pod would stay without belonging to the cluster."""
+        if self._ray is None:
+            return False
+        return self._ray.pid in self._ended or (self._raylet is not None and _parent(self._raylet) != self._ray.pid)
 
     def _stop_ray(self) -> None:
         """Ends `ray start`. Its processes end with the pod. Not by `ray stop`: it ends those of other nodes too."""
-        if self._ray and not self._ray_ended():
+        if self._ray and self._ray.pid not in self._ended:
             _send(self._ray.pid, signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -344,6 +352,25 @@ def _shared_memory() -> float:
     except OSError:
         return float("inf")
     return 0.9 * found.f_bavail * found.f_frsize
+
+
+def _child(parent: int, name: str) -> int | None:
+    """The child with this name; None also without /proc."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if _parent(int(folder.name)) == parent and (folder / "comm").read_text().strip() == name:
+                return int(folder.name)
+    return None
+
+
+def _parent(pid: int) -> int | None:
+    """The parent of a process that has not ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, parent = stat.rpartition(")")[2].split()[:2]  # the name before may contain anything
+    return None if state == "Z" else int(parent)
 
 
 def _send(pid: int, number: int) -> None:

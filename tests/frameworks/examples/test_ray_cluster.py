@@ -136,9 +136,20 @@ def test_a_killed_worker_pod_restarts_alone_and_the_ranks_resume(run_job, tmp_pa
 
 
 @pytest.mark.nightly
+def test_a_worker_that_loses_an_agent_of_ray_restarts_alone(run_job, tmp_path: Path) -> None:
+    """Its raylet then ends with 0, which `ray start --block` ignores."""
+    run = started(run_job, tmp_path / "claim")
+    kill(run, "worker-1", "ray::RuntimeEnvAgent")
+    assert_resumed(run, tmp_path / "claim")
+    assert run.status["attempt"] == 0
+    failure = run.status["lastFailure"]
+    assert (failure["role"], failure["index"], failure["exitCode"]) == ("worker", 1, 1)
+
+
+@pytest.mark.nightly
 def test_a_killed_rank_is_restarted_by_ray_train(run_job, tmp_path: Path) -> None:
     run = started(run_job, tmp_path / "claim")
-    kill(run, "worker-1", "ray::")
+    kill(run, "worker-1", "ray::RayTrainWorker")
     assert_resumed(run, tmp_path / "claim")
     assert (run.status["attempt"], run.status["restarts"]["counted"]) == (0, 0)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -235,6 +236,34 @@ def test_a_worker_whose_ray_ends_fails(pod: Pod) -> None:
         code, _, error = end(worker)
     assert code == 4
     assert error.endswith("a process of Ray died\nallranks: Ray ended on this node\n")
+
+
+RAYLET = """
+import os, pathlib, signal, subprocess, sys, time
+import ray_node
+
+node = ray_node.Node()
+stays = "import subprocess, sys; subprocess.Popen([sys.argv[1], '600']).wait(); sys.stdin.read()"
+node._ray = subprocess.Popen([sys.executable, "-c", stays, sys.argv[1]], stdin=subprocess.PIPE)
+while (raylet := ray_node._child(node._ray.pid, "raylet")) is None:
+    time.sleep(0.02)
+node._raylet = raylet
+print(node._ray_ended())
+os.kill(raylet, signal.SIGKILL)
+while not node._ray_ended():
+    time.sleep(0.02)
+print(node._ray.poll())
+node._stop_ray()
+"""
+
+
+def test_a_raylet_that_ends_while_ray_start_stays_is_the_end_of_ray(pod: Pod, tmp_path: Path) -> None:
+    """A raylet that loses an agent ends with 0, which `ray start --block` ignores."""
+    (tmp_path / "raylet").symlink_to(shutil.which("sleep") or "/bin/sleep")
+    env = pod.env | {"PYTHONPATH": str(HELPERS)}
+    program = [sys.executable, "-c", RAYLET, str(tmp_path / "raylet")]
+    printed = subprocess.run(program, env=env, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+    assert printed.split() == ["False", "None"]
 
 
 def test_a_worker_without_a_head_waits_for_its_deletion(pod: Pod) -> None:
