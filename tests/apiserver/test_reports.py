@@ -263,6 +263,7 @@ arguments = TrainingArguments(
     disable_tqdm=True, dataloader_pin_memory=False,
 )
 Trainer(model=model, args=arguments, train_dataset=Data()).train()
+torch.distributed.destroy_process_group()  # otherwise a thread of gloo sometimes aborts the process at its end
 """
 
 

@@ -25,6 +25,7 @@ import time
 from typing import Any
 
 from rendezvous_secret import headers  # type: ignore[import-not-found]  # in the same directory
+from watch import name_of, write_line  # type: ignore[import-not-found]
 
 START_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_START_TIMEOUT", "inf"))
 """How long to wait for the driver. horovodrun uses the same variable. The first worker may be unscheduled for hours."""
@@ -195,6 +196,8 @@ class Agent:
         if self.index != 0 and answer and answer["over"]:
             return self._over(answer["over"])
         self._end()
+        if self._first < 0:  # the operator reads it: an exit code of 137 alone may be the program's own
+            write_line(f"the program was ended by signal {-self._first} ({name_of(-self._first)})")
         return status
 
     def _leave(self) -> int:
@@ -250,7 +253,7 @@ class Agent:
             self._reap()
 
     def _exit_with(self, what: str, status: int) -> int:
-        print(f"allranks: {what}", file=sys.stderr, flush=True)
+        write_line(what)
         return status
 
 

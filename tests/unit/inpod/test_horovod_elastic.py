@@ -149,15 +149,23 @@ def test_workers_of_both_times_are_peers_when_the_secret_was_created_again(start
     assert [worker.wait(SOON) for worker in (first, second, third)] == [0, 0, 0]
 
 
-# Action of local rank 1 of worker 1, exit status of the worker.
-ENDS = [("exit 7", 7), ("exit 138", 138), ("kill -KILL $$", 137), ("kill -SEGV $$", 139)]
+# Action of local rank 1 of worker 1, exit status of the worker, what it says last.
+BY_SIGNAL = "allranks: the program was ended by signal "
+ENDS = [
+    ("exit 7", 7, ""),
+    ("exit 138", 138, ""),
+    ("kill -KILL $$", 137, BY_SIGNAL + "9 (SIGKILL)\n"),
+    ("kill -SEGV $$", 139, BY_SIGNAL + "11 (SIGSEGV)\n"),
+]
 
 
-@pytest.mark.parametrize(("end", "status"), ENDS, ids=[end for end, _ in ENDS])
-def test_a_worker_with_a_failed_rank_ends_with_its_status_and_the_others_continue(start, out, end, status):
+@pytest.mark.parametrize(("end", "status", "said"), ENDS, ids=[row[0] for row in ENDS])
+def test_a_worker_with_a_failed_rank_ends_with_its_status_and_the_others_continue(start, out, end, status, said):
     failing = f"if [ $me = 1-1 ]; then {UNTIL % 'ready-1-0'} {end}; fi; trap 'exit 0' TERM; touch \"$OUT/ready-$me\"; "
     workers = [start(index, 2, *shell(failing + UNTIL % "end"), slots=2) for index in range(2)]
     assert workers[1].wait(SOON) == status
+    assert workers[1].log.read_text().endswith(said)
+    assert (BY_SIGNAL in workers[1].log.read_text()) == bool(said)
     old = environment(out, "rank-1-0")["HOROVOD_HOSTNAME"]
     assert workers[0].poll() is None, "a rank that ends with 0 after SIGTERM has not finished the training"
     (out / "ready-1-0").unlink()
