@@ -148,10 +148,10 @@ def process(command: list[str], log: Path, **how: Any) -> Iterator[subprocess.Po
         finally:
             running.terminate()
             try:
-                running.wait(timeout=10)
+                running.wait(timeout=120)
             except subprocess.TimeoutExpired:
                 running.kill()
-                running.wait(timeout=10)
+                running.wait(timeout=120)
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float]:
