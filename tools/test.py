@@ -82,7 +82,7 @@ def on_kubernetes(version: str, which: str) -> Part:
     name = f"kubernetes-{version}"
     return Part(
         name,
-        4,
+        6,
         f"scenarios, rules of the CRD, the operator, its Lease and the commands on {which}",
         [pytest(name, "-m", "cluster and not nightly", *BY_MODULE, *ON_EVERY_KUBERNETES)],
         {"KUBERNETES_VERSION": version},
@@ -140,7 +140,7 @@ NIGHT = (
     ),
     Part(
         "frameworks-all",
-        28,
+        75,
         "every training program and example, faults of every kind in each framework, building Horovod",
         [pytest("frameworks-all", "-m", "slow")],
         prepares=("system-packages.sh horovod", FRAMEWORKS, "helm.sh", "helm.sh 3", "go-tools.sh untt"),
@@ -157,7 +157,7 @@ NIGHT = (
     on_kubernetes("1.37", "the newest Kubernetes"),
     Part(
         "nodes",
-        4,
+        8,
         "images, and nodes that run containers",
         [pytest("nodes", "-m", "e2e", "tests/images", "tests/nodes")],
         prepares=("e2e-prepare.sh",),
@@ -165,7 +165,7 @@ NIGHT = (
     ),
     Part(
         "pods",
-        15,
+        20,
         "every example and fault in real pods on three nodes, shutdowns, reboots and drains, the chart installed "
         "by Helm",
         [[ROOT / "tools" / "e2e.sh"]],
