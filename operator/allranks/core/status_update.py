@@ -18,6 +18,7 @@ from allranks.api.status import (
     PastAttempt,
     Phase,
     ProgressStatus,
+    QueueStatus,
     RankProgress,
     ReplicaRestarts,
     RestartCounts,
@@ -56,6 +57,7 @@ class StatusChanges(TypedDict, total=False):
     times: Times | None
     goodput: float | None
     progress: ProgressStatus | None
+    queue: QueueStatus | None
     code: CodeStatus | None
     selector: str
 
