@@ -139,6 +139,10 @@ class OptionalApis:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def objects(self) -> list[tuple[ObjectKey, Manifest]]:
+        """Everything in the cache."""
+        return list(self._objects.items())
+
     def remember(self, manifest: Manifest) -> None:
         """Caches the response to the operator's own write."""
         kind = next((kind for kind in self._kinds if kind.id == kind_of(manifest)), None)
