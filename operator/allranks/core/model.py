@@ -86,6 +86,8 @@ class Pod:
     restart: int = 0
     """Number of individual restarts of this replica within the attempt."""
     phase: PodPhase = "Pending"
+    managed_by_kueue: bool = False
+    """Kueue's integration of single pods has taken the pod: it has Kueue's finalizer."""
     owned: bool = True
     """The pod has a controller ownerReference to this job's UID. Labels are never used for adoption."""
     created_at: datetime | None = None

@@ -15,10 +15,10 @@ from allranks.api.status import FINISHED, WITHOUT_PODS
 from allranks.core import limits, progress, report_loss, time_accounting
 from allranks.core.model import Observed, Plan
 from allranks.core.queueing import queue as queues
-from allranks.core.queueing.sync import plan_of_manager, with_workload
 from allranks.core.rules import Act, Outcome, Rule, WaitUntil, cleanup, failure, hang, lifecycle, queue, resize, startup
 from allranks.core.snapshot import Snapshot
 from allranks.core.sync import delete_pods, sync_objects, wait_in_queue
+from allranks.core.workload_sync import plan_of_manager, with_workload
 
 ACTIVE_RULES: tuple[Rule, ...] = (
     lifecycle.begin,

@@ -7,15 +7,14 @@ from dataclasses import replace
 from datetime import datetime
 
 from allranks.api.status import RoleStatus, Status
-from allranks.core import elasticity, hang_detection, naming, report_loss, status_summary, topology
+from allranks.core import elasticity, hang_detection, naming, queue_reasons, report_loss, status_summary, topology
 from allranks.core.manifests import companions, pool_template
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod, PodRef
-from allranks.core.queueing import waiting
-from allranks.core.queueing.sync import active_pods
 from allranks.core.snapshot import Snapshot
 from allranks.core.status_update import changed
 from allranks.core.stragglers import newly_slow
+from allranks.core.workload_sync import active_pods
 from allranks.frameworks.base import Replica
 
 DELETION_REFUSED = "DeletionRefused"
@@ -74,7 +73,7 @@ def wait_in_queue(snapshot: Snapshot) -> Plan:
     """Deletes all pods of a job that waits in a queue, and says what it waits for."""
     o = snapshot.observed
     active, _ = active_pods(snapshot)
-    reason, message = waiting.reason(o, snapshot.workload, active)
+    reason, message = queue_reasons.reason(o, snapshot.workload, active)
     if snapshot.undeletable:
         pod, rejection = snapshot.undeletable[0]
         reason, message = DELETION_REFUSED, f"pod {pod.name} still runs: its deletion was rejected: {rejection.message}"

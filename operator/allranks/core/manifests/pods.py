@@ -15,10 +15,19 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.validation import template_problems
 from allranks.core import naming, topology
-from allranks.core.manifests import code, companions, pod_template, pool_template, report_env, scheduling, sizes
+from allranks.core.manifests import (
+    admission,
+    code,
+    companions,
+    pod_template,
+    pool_template,
+    report_env,
+    scheduling,
+    sizes,
+)
 from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
-from allranks.core.queueing import admission, queue
+from allranks.core.queueing import queue
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, AttemptContext, Replica, Wiring
 
 HELPER = "allranks-helper"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allranks.api.status import QueueStatus
-from allranks.core import topology, transitions
+from allranks.core import topology, transitions, workload_sync
+from allranks.core.manifests import admission
 from allranks.core.model import Event
 from allranks.core.optional_kinds import WORKLOAD
-from allranks.core.queueing import admission, queue
-from allranks.core.queueing import sync as workload_sync
+from allranks.core.queueing import queue
 from allranks.core.queueing import workload as workloads
 from allranks.core.rules import Outcome, write
 from allranks.core.snapshot import Snapshot
