@@ -21,7 +21,7 @@ def _id(scenario: Scenario) -> str:
 
 
 def _case(scenario: Scenario) -> Any:
-    """Of the scenarios with Kueue's API, only the first runs in `make test`."""
+    """Only the first scenario with Kueue's API runs in `make test`."""
     kueue = any("kueue" in change for change in scenario.before) and scenario is not _FIRST_WITH_KUEUE
     return pytest.param(scenario, id=_id(scenario), marks=[pytest.mark.nightly] if kueue else [])
 

@@ -58,7 +58,7 @@ def active_pods(snapshot: Snapshot) -> tuple[list[Pod], datetime | None]:
             continue
         forgotten = pod.deleted_at + TERMINATION_TIMEOUT if pod.deleted_at else None
         if forgotten and forgotten <= now:
-            continue  # its node does not answer: nobody can say when it ends
+            continue  # its node does not answer, so its end is not reported
         active.append(pod)
         times += [forgotten] if forgotten else []
     return active, min(times, default=None)

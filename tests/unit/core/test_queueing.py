@@ -232,8 +232,8 @@ def test_a_job_with_another_manager_is_left_alone() -> None:
 
 def test_a_local_run_has_no_queue() -> None:
     of = queued(labels={queue.QUEUE_LABEL: "team-a"})
-    seen = look(of)
-    plan = reconcile(replace(seen, platform=replace(seen.platform, local=True)))
+    found = look(of)
+    plan = reconcile(replace(found, platform=replace(found.platform, local=True)))
     assert plan.status
     assert plan.status.phase == "Pending"
 

@@ -31,13 +31,15 @@ def admit(snapshot: Snapshot) -> Outcome:
         return None
     found = workload["status"]["admission"]
     before = status.queue or QueueStatus(name=queue.queue_of(job))
+    pod_sets, placements = admission.read(o, workload)
     admitted = QueueStatus(
         name=(workload.get("spec") or {}).get("queueName") or before.name,
         workload=workload["metadata"]["name"],
         workload_uid=workload["metadata"]["uid"],
         cluster_queue=found.get("clusterQueue"),
         admitted_time=now,
-        pod_sets=admission.read(o, workload),
+        pod_sets=pod_sets,
+        placements=placements,
         evictions=before.evictions,
         last_eviction=before.last_eviction,
     )
