@@ -69,8 +69,8 @@ def test_who_waits_and_at_which_position(control_plane: ControlPlane, queue: str
         return {item["positionInLocalQueue"]: item["metadata"]["name"] for item in found["items"]}
 
     eventually(lambda: condition(api, queue, "running", "Admitted") == "True")
-    # The API server learns within seconds that the visibility server is there. Which of two Workloads of the same second
-    # is first is not defined.
+    # The API server learns within seconds that the visibility server is there. The order of two Workloads of the same
+    # second is not defined.
     eventually(lambda: served(api) and len(positions()) == 2)
     assert (set(positions()), set(positions().values())) == ({0, 1}, {"next-1", "next-2"})
 

@@ -185,7 +185,7 @@ def path(kind: str, namespace: str | None = None, name: str = "", subresource: s
 
 
 def _resource(kind: str, version: str, group: str) -> tuple[str, str]:
-    """With the plural that the tools of Kubernetes generate: Topology -> topologies."""
+    """The plural is the one that the tools of Kubernetes generate: Topology -> topologies."""
     name = kind.lower()
     plural = f"{name[:-1]}ies" if name.endswith("y") else f"{name}es" if name.endswith("s") else f"{name}s"
     return f"apis/{group}/{version}", plural

@@ -86,7 +86,7 @@ class Kueue:
         self._process = None
 
     def restart(self, configuration: Mapping[str, Any] = {}) -> None:
-        """With another configuration."""
+        """Ends it, and starts it with another configuration."""
         self.stop()
         self._configuration = dict(configuration)
         self.start()
@@ -111,7 +111,7 @@ class Kueue:
         }
 
     def _kubeconfig(self) -> Path:
-        """With the rights of its ServiceAccount."""
+        """The kubeconfig has the rights of its ServiceAccount."""
         token = self._kubectl("create", "token", _MANAGER, "-n", NAMESPACE, "--duration=24h").strip()
         return self._control_plane.kubeconfig_of("kueue", token)
 

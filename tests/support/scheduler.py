@@ -49,7 +49,7 @@ class Scheduler:
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / "configuration.yaml"
         file.write_text(json.dumps(self._configuration))
-        # It needs no port: nobody asks for its health.
+        # It needs no port: nothing asks for its health.
         options = (f"--config={file}", "--secure-port=0", *self._options)
         self._process = processes.start(self._program, *options, log=self._log)
 
