@@ -11,7 +11,6 @@ import contextlib
 import json
 import subprocess
 import time
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import yaml
 
 from . import processes
-from .api import Manifest
+from .api import ApiError, Manifest, path
 from .controlplane import HOST, START_SECONDS, TOOLS, ControlPlane, DoesNotStart, free_ports
 
 GROUP = "kueue.x-k8s.io"
@@ -45,7 +44,7 @@ class Kueue:
         self._control_plane, self._programs = control_plane, programs
         self._folder = control_plane.folder / "kueue"
         self._log = self._folder / "kueue.log"
-        self._webhook, self._visibility, self._health = free_ports(3)
+        self._webhook, self._visibility = free_ports(2)
         self._configuration = dict(configuration)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -68,12 +67,11 @@ class Kueue:
         self._process = processes.start(
             self._programs / "kueue",
             f"--config={file}",
-            f"--kubeconfig={self._kubeconfig()}",
             log=self._log,
-            environment={"VISIBILITY_PORT": str(self._visibility)},
+            environment={"VISIBILITY_PORT": str(self._visibility), "KUBECONFIG": str(self._kubeconfig())},
         )
         deadline = time.monotonic() + START_SECONDS
-        while not (self._mount(certificates) and self._is_ready()):
+        while not (self._mount(certificates) and self._answers()):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise DoesNotStart(f"kueue:\n{self.log()}")
@@ -100,7 +98,7 @@ class Kueue:
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
             "kind": "Configuration",
             "namespace": NAMESPACE,
-            "health": {"healthProbeBindAddress": f"{HOST}:{self._health}"},
+            "health": {"healthProbeBindAddress": "0"},
             "metrics": {"bindAddress": "0"},
             "webhook": {"host": HOST, "port": self._webhook, "certDir": str(certificates)},
             "leaderElection": {"leaderElect": False},
@@ -148,8 +146,10 @@ class Kueue:
                 unfinished.rename(file)
         return (certificates / "tls.crt").exists()
 
-    def _is_ready(self) -> bool:
-        address = f"http://{HOST}:{self._health}/readyz"
-        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5) as answer:
-            return bool(answer.status == 200)
+    def _answers(self) -> bool:
+        """Whether the API server reaches its webhooks. Kueue is ready by its own account before it serves them."""
+        flavor = {"apiVersion": f"{GROUP}/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "dry-run"}}
+        with contextlib.suppress(ApiError):
+            self._control_plane.api.request("POST", f"{path(RESOURCE_FLAVOR)}?dryRun=All", flavor)
+            return True
         return False
