@@ -104,7 +104,8 @@ def workload(name: str, queue: str, count: int) -> Manifest:
         "apiVersion": V1BETA2,
         "kind": "Workload",
         "metadata": {"name": name},
-        "spec": {"queueName": queue, "podSets": [pods]},
+        # Without a priority Kueue 0.15 panics when it is asked who waits.
+        "spec": {"queueName": queue, "podSets": [pods], "priority": 0},
     }
 
 

@@ -85,7 +85,10 @@ def coscheduling(control_plane: ControlPlane, wait_seconds: int = 10) -> Schedul
         },
         "pluginConfig": [{"name": "Coscheduling", "args": {"permitWaitingTimeSeconds": wait_seconds}}],
     }
-    return Scheduler(control_plane, build("coscheduling") / "coscheduling", profile)
+    # A new node alone does not make it try a rejected gang again: kube-scheduler does so after this time, 5 minutes by
+    # default. It looks every 30 seconds.
+    options = ("--pod-max-in-unschedulable-pods-duration=1s",)
+    return Scheduler(control_plane, build("coscheduling") / "coscheduling", profile, options)
 
 
 def add_node(api: Api, name: str, labels: Mapping[str, str] = {}, **resources: str) -> None:
