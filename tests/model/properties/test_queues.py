@@ -4,6 +4,7 @@ No pod runs without quota, and in the end every job has finished and all quota i
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -20,6 +21,9 @@ from .jobs import manifest
 
 ACTIONS = ("evict", "deactivate", "kill", "suspend", "resume", "resize", "label", "fail", "advance", "restart", "quota")
 STEP = st.tuples(st.sampled_from(ACTIONS), st.integers(0, 7))
+
+
+_FAILURES = itertools.cycle(range(60))
 
 
 def _job(number: int, size: int) -> dict[str, Any]:
@@ -136,4 +140,6 @@ def _fail(cluster: Cluster, number: int, everyone: bool = False) -> None:
     for pod in running if everyone else running[number : number + 1]:
         metadata = pod["metadata"]
         if "deletionTimestamp" not in metadata:
-            cluster.kubelets.end(("Pod", "default", metadata["name"]), 1, message=str(cluster.now))
+            # Different last lines: the same failure twice would count as a bug of the program.
+            message = f"boom {'!' * next(_FAILURES)}"
+            cluster.kubelets.end(("Pod", "default", metadata["name"]), 1, message=message)

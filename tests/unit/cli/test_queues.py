@@ -35,9 +35,9 @@ def workload(name: str, created: str, **conditions: str) -> dict[str, Any]:
     }
 
 
-def job(name: str, eta: float | None = None, **queue: Any) -> dict[str, Any]:
+def job(job_name: str, eta: float | None = None, **queue: Any) -> dict[str, Any]:
     status: dict[str, Any] = {"progress": {"etaSeconds": eta}} if eta else {}
-    return {"metadata": {"name": name}, "status": status | ({"queue": queue} if queue else {})}
+    return {"metadata": {"name": job_name}, "status": status | ({"queue": queue} if queue else {})}
 
 
 WORKLOADS = [
