@@ -27,6 +27,7 @@ def queue(control_plane: ControlPlane, kueue: Kueue, namespace: str) -> Iterator
     with contextlib.suppress(ApiError):
         for job in control_plane.api.list(KIND, namespace):
             control_plane.api.delete(KIND, namespace, job["metadata"]["name"])
+    eventually(lambda: not control_plane.api.list(WORKLOAD, namespace), what="the garbage collector deletes Workloads")
     remove_queue(control_plane.api, namespace, namespace)
 
 
