@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
+from allranks.api.queue_status import QueueStatus
 from allranks.api.status import (
     CodeStatus,
     Condition,
@@ -18,7 +19,6 @@ from allranks.api.status import (
     PastAttempt,
     Phase,
     ProgressStatus,
-    QueueStatus,
     RankProgress,
     ReplicaRestarts,
     RestartCounts,

@@ -8,16 +8,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from allranks.api.job import Job
-from allranks.api.status import (
-    CodeStatus,
-    Eviction,
-    Failure,
-    PastAttempt,
-    QueueStatus,
-    ReplicaRestarts,
-    RestartCounts,
-    Status,
-)
+from allranks.api.queue_status import Eviction, QueueStatus
+from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core import elasticity, naming, restart_policy
 from allranks.core.progress import finalize, reset_for_attempt
 from allranks.core.queueing.queue import queue_of
