@@ -106,7 +106,7 @@ class PastAttempt(Model):
         description="Why the attempt ended: the reason of its first failure, Resized, Suspended, Completed, ..."
     )
     counted: bool = Field(False, description="Whether its end counts against maxRestarts.")
-    requeued: bool = Field(False, description="After it, the job waited in its queue.")
+    requeued: bool | None = Field(None, description="After it, the job waited in its queue.")
     failure: Failure | None = Field(None, description="The first failure, with the last line of its message only.")
     first_step: Count | None = Field(None, description="The first step that was reported.")
     last_step: Count | None = Field(None, description="The last step that was reported.")

@@ -262,7 +262,7 @@ def _ended(
         end_time=now,
         reason=reason[:128],
         counted=counted,
-        requeued=requeued,
+        requeued=requeued or None,
         failure=_brief(failure) if failure else None,
     )
     return [*status.history, past][-_HISTORY:]
