@@ -126,8 +126,8 @@ def test_an_invalid_manifest_prints_every_error_with_file_job_and_field(here):
     result = allranks("validate", "job.yaml")
     assert (result.exit_code, result.stdout) == (2, "")
     assert sorted(result.stderr.splitlines()) == [
-        "error: job.yaml: job: spec.roles.worker.replica: unknown field, did you mean replicas?",
         f"error: job.yaml: job: spec.env: {RESERVED}",
+        "error: job.yaml: job: spec.roles.worker.replica: unknown field, did you mean replicas?",
     ]
 
 
@@ -138,8 +138,8 @@ def test_an_invalid_manifest_as_json():
     assert result_data["valid"] is False
     place = {"file": "stdin", "document": 1, "name": "job", "severity": "error"}
     assert sorted(result_data["problems"], key=lambda problem: problem["path"]) == [
-        place | {"path": "spec.roles.worker.replica", "message": "unknown field, did you mean replicas?"},
         place | {"path": "spec.env", "message": RESERVED},
+        place | {"path": "spec.roles.worker.replica", "message": "unknown field, did you mean replicas?"},
     ]
 
 
