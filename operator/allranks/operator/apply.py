@@ -87,8 +87,10 @@ class Executor:
         pods: PodCache,
         decode: Callable[[Raw], CachedPod],
         remember: Callable[[Manifest], None] = lambda manifest: None,
+        forget: Callable[[Manifest], None] = lambda manifest: None,
     ) -> None:
-        self._client, self._pods, self._decode_pod, self._remember = client, pods, decode, remember
+        self._client, self._pods, self._decode_pod = client, pods, decode
+        self._remember, self._forget = remember, forget
         self._decode: Callable[[bytes], Raw] = msgspec.json.Decoder(Raw).decode
 
     async def create(
@@ -112,7 +114,7 @@ class Executor:
         self, removals: Sequence[Manifest], patches: Sequence[ObjectPatch], rejections: Rejections
     ) -> None:
         """Deletes, then patches objects of optional kinds. Raises Unavailable, Fenced."""
-        rejections.changes = await optional_changes.apply(self._client, removals, patches, self._remember)
+        rejections.changes = await optional_changes.apply(self._client, removals, patches, self._remember, self._forget)
 
     async def _create_pods(self, job: Manifest, pods: Sequence[Manifest], rejections: Rejections) -> None:
         """Stops creating pods of a role when one is rejected: the others have the same template, so a quota or a policy

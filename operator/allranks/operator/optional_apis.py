@@ -149,6 +149,16 @@ class OptionalApis:
         if kind and kind.id in self._served:
             self._upsert(kind, manifest, deleted=False)
 
+    def forget(self, manifest: Manifest) -> None:
+        """Drops an object that the operator deleted in the version that it had observed."""
+        kind = next((kind for kind in self._kinds if kind.id == kind_of(manifest)), None)
+        if kind:
+            metadata = manifest["metadata"]
+            key = (kind.id, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
+            self._drop(key)
+            self._deleted[key] = max(_version_of(manifest), self._deleted.get(key, 0))
+            self._changed(kind, manifest)
+
     def watches(self) -> Iterable[tuple[str, Watch[Any]]]:
         """(name, watch), for the liveness probe. A kind that cannot be read has none."""
         for kind in self._kinds:

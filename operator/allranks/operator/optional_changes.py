@@ -20,6 +20,7 @@ async def apply(
     removals: Sequence[Manifest],
     patches: Sequence[ObjectPatch],
     remember: Callable[[Manifest], None],
+    forget: Callable[[Manifest], None],
 ) -> dict[tuple[str, str], RejectedCreate]:
     """Deletes, then patches, one after the other. Returns what the API server rejected, by kind and name.
 
@@ -42,7 +43,18 @@ async def apply(
                 remember(answer)
 
     for manifest in removals:
-        await change(manifest, client.delete(paths.item_of(manifest), manifest["metadata"]["uid"]))
+        metadata = manifest["metadata"]
+        try:
+            # With the version, the observed state is the last one: a later event cannot bring the object back.
+            await client.delete(paths.item_of(manifest), metadata["uid"], metadata["resourceVersion"])
+        except (NotFound, Conflict):
+            continue
+        except Refused as error:
+            key = manifest["kind"], metadata["name"]
+            rejected[key] = RejectedCreate(*key, error.reason or "Refused", str(error))
+            logger.warning("the deletion of %s %s was rejected: %s", *key, error)
+        else:
+            forget(manifest)
     for each in patches:
         found = each.object["metadata"]
         guard = {"uid": found["uid"], "resourceVersion": found["resourceVersion"]}

@@ -88,7 +88,7 @@ class Session:
         )
         self.recorder = Recorder(self.client)
         self.gpus = GpuCounts()
-        executor = Executor(self.client, self.pods, using.decode_pod, self.optional.remember)
+        executor = Executor(self.client, self.pods, using.decode_pod, self.optional.remember, self.optional.forget)
         self.unlabelled = UnlabelledPods(executor, self.recorder, self.jobs, clock)
         self.controller = Controller(
             self.queue,

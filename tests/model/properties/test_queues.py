@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.api.job import KIND
+from allranks.core.naming import ATTEMPT_LABEL
 from support.simulator import Cluster, Lag, Node, Program, Workload
 from support.simulator.queue_manager import QueueManager, used_by
 from support.simulator.store import Change, controller_of, ended
@@ -21,6 +22,10 @@ from .jobs import manifest
 
 ACTIONS = ("evict", "deactivate", "kill", "suspend", "resume", "resize", "label", "fail", "advance", "restart", "quota")
 STEP = st.tuples(st.sampled_from(ACTIONS), st.integers(0, 7))
+
+
+def _attempt(pod: dict[str, Any]) -> int:
+    return int(pod["metadata"]["labels"][ATTEMPT_LABEL])
 
 
 _FAILURES = itertools.cycle(range(60))
@@ -53,7 +58,11 @@ class Quota:
         pods = [pod for pod in store.all("Pod") if not ended(pod["status"])]
         all_pods = Counter(map(controller_of, pods))
         # A restart does not wait for the pods that it replaces.
-        staying = Counter(controller_of(pod) for pod in pods if "deletionTimestamp" not in pod["metadata"])
+        newest: dict[str | None, int] = {}
+        for pod in pods:
+            newest[controller_of(pod)] = max(newest.get(controller_of(pod), 0), _attempt(pod))
+        current = [pod for pod in pods if _attempt(pod) == newest[controller_of(pod)]]
+        staying = Counter(controller_of(pod) for pod in current if "deletionTimestamp" not in pod["metadata"])
         quota = Counter[str | None]()
         for workload in store.all("Workload"):
             quota[controller_of(workload)] += used_by(workload)

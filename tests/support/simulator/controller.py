@@ -266,6 +266,7 @@ class Controller:
             return
         self._audit.deletes[uid] += 1
         self._wrote()
+        self.informer.refresh(key_of(manifest))
 
     def _patch(self, patch: ObjectPatch) -> None:
         key, metadata = key_of(patch.object), patch.object["metadata"]
