@@ -51,6 +51,15 @@ LongText = Annotated[str, StringConstraints(max_length=8192)]
 """An argument, or the value of a variable."""
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/")]
 """An absolute path inside the container."""
+LabelKey = Annotated[
+    str,
+    StringConstraints(
+        min_length=1,
+        max_length=317,
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+    ),
+]
+"""Key of a label, for example topology.kubernetes.io/zone."""
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$", max_length=64)]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{7,64}$", max_length=64)]
 """The hash of a commit, which may be shortened."""

@@ -6,7 +6,7 @@ The CRD is generated from these (`make generate`); field descriptions are what `
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, create_model
 
@@ -14,6 +14,7 @@ from allranks.api import cel_rules as cel
 from allranks.api.code import Code, Packages
 from allranks.fields import (
     Count,
+    LabelKey,
     LongText,
     Model,
     Name,
@@ -154,18 +155,48 @@ class Elastic(Model):
     )
 
 
+GangBackend = Literal["Native", "Kueue", "Volcano", "Coscheduling"]
+"""What can place the pods of a job together."""
+
+class Topology(Model):
+    """Nodes that are close to each other. Set exactly one of required and preferred."""
+
+    model_config = {"json_schema_extra": rules(*cel.TOPOLOGY)}
+
+    required: LabelKey | None = Field(
+        None,
+        description="Node label that must have the same value on the nodes of all pods, for example "
+        "topology.kubernetes.io/zone, or the label of a rack or of an NVLink domain.",
+    )
+    preferred: LabelKey | None = Field(
+        None, description="Node label that should have the same value on the nodes of all pods, if there is room."
+    )
+
+
 class Scheduling(Model):
     """How the pods are placed."""
 
-    gang: Literal["Auto", "None"] | None = Field(
+    gang: Literal["Auto", *get_args(GangBackend), "None"] | None = Field(  # type: ignore[valid-type]
         None,
-        description="Gang scheduling, which places all pods or none. No gang scheduler is supported yet: with both "
-        "values the scheduler places the pods one by one. Default: Auto.",
+        description="Gang scheduling, which places all pods that the job needs or none. Native: PodGroups of "
+        "Kubernetes 1.36 and later. Kueue: admission by the job's queue. Volcano, Coscheduling: their schedulers. None: "
+        "the scheduler places the pods one by one. Auto: Volcano or Coscheduling if the pods name that scheduler, else "
+        "Native if the API server serves it, else None. Default: Auto.",
+    )
+    gang_timeout_seconds: Seconds | None = Field(
+        None,
+        description="Without a gang scheduler, how long the job keeps a part of its pods while another job waits for "
+        "room as well. Then the job with the lower priority, or else the younger one, gives its pods up and tries again "
+        "later. With Coscheduling, how long the scheduler reserves nodes for a part of the pods. 0: no limit. "
+        "Default: 300.",
     )
     priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
     queue: Name | None = Field(None, description="Queue that admits the job.")
+    topology: Topology | None = Field(
+        None, description="Nodes that are close to each other. Default: any nodes."
+    )
     topology_key: Name | None = Field(
-        None, description="Node label that must have the same value on the nodes of all ranks."
+        None, description="Older form of topology.required, with pod affinity whatever gang is."
     )
 
 
@@ -298,7 +329,7 @@ class SpecBase(Container):
     scheduling: Scheduling = Field(
         default_factory=Scheduling,
         description="How the pods are placed on nodes. It cannot be changed in an existing job.",
-        json_schema_extra={"default": {}} | rules(*cel.FIXED),
+        json_schema_extra={"default": {}} | rules(*cel.SCHEDULING, *cel.FIXED),
     )
     checkpoint: Checkpoint | None = Field(None, description="The volume for checkpoints. Default: no volume.")
     code: Code | None = Field(

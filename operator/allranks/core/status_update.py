@@ -14,6 +14,7 @@ from allranks.api.status import (
     Condition,
     CurvePoint,
     Failure,
+    GangStatus,
     Hold,
     PastAttempt,
     Phase,
@@ -56,6 +57,7 @@ class StatusChanges(TypedDict, total=False):
     times: Times | None
     goodput: float | None
     progress: ProgressStatus | None
+    gang: GangStatus | None
     code: CodeStatus | None
     selector: str
 
