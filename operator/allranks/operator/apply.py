@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from allranks.core.model import Event, Manifest, PodRef, RejectedCreate, RejectedDelete
+from allranks.core.model import Event, Manifest, ObjectPatch, PodRef, RejectedCreate, RejectedDelete
 from allranks.core.naming import JOB_LABEL, ROLE_LABEL
+from allranks.core.optional_kinds import BY_ID, kind_of
 from allranks.kube import compact_jobs, paths
 from allranks.kube.client import Client
 from allranks.kube.errors import Conflict, NotFound, Refused
@@ -39,6 +40,8 @@ class Rejections:
 
     by_object: dict[_ObjectKey, RejectedCreate] = field(default_factory=dict)
     tries: int = 0
+    changes: dict[_ObjectKey, RejectedCreate] = field(default_factory=dict)
+    """Patches and deletions of objects of optional kinds, until they succeed or are no longer planned."""
     deletions: dict[str, RejectedDelete] = field(default_factory=dict)
     """By UID of the pod."""
     deletion_tries: int = 0
@@ -75,10 +78,16 @@ class Rejections:
 
 
 class Executor:
-    """`decode` converts a pod to what the cache keeps of it."""
+    """`decode` converts a pod to what the cache keeps of it. `remember` caches an object of an optional kind."""
 
-    def __init__(self, client: Client, pods: PodCache, decode: Callable[[Raw], CachedPod]) -> None:
-        self._client, self._pods, self._decode_pod = client, pods, decode
+    def __init__(
+        self,
+        client: Client,
+        pods: PodCache,
+        decode: Callable[[Raw], CachedPod],
+        remember: Callable[[Manifest], None] = lambda manifest: None,
+    ) -> None:
+        self._client, self._pods, self._decode_pod, self._remember = client, pods, decode, remember
         self._decode: Callable[[bytes], Raw] = msgspec.json.Decoder(Raw).decode
 
     async def create(
@@ -97,6 +106,42 @@ class Executor:
             await self._create_pods(job, [m for m in manifests if m["kind"] == "Pod"], rejections)
         wanted = {_key(manifest) for manifest in manifests}
         rejections.by_object = {key: rejected for key, rejected in rejections.by_object.items() if key in wanted}
+
+    async def change(
+        self, removals: Sequence[Manifest], patches: Sequence[ObjectPatch], rejections: Rejections
+    ) -> None:
+        """Deletes, then patches objects of optional kinds. An object that changed meanwhile, or is gone, is left alone:
+        the watch shows it, and the core decides again. Raises Unavailable, Fenced."""
+        rejected: dict[_ObjectKey, RejectedCreate] = {}
+
+        async def change(manifest: Manifest, request: Callable[[], Awaitable[bytes]]) -> None:
+            kind, name = _key(manifest)
+            try:
+                answer: Manifest = msgspec.json.decode(await request())
+            except (NotFound, Conflict):
+                return
+            except Refused as error:
+                rejected[kind, name] = RejectedCreate(kind, name, error.reason or "Refused", str(error))
+                logger.warning("the change of %s %s was rejected: %s", kind, name, error)
+            else:
+                if answer.get("kind") == kind and answer["metadata"].get("deletionTimestamp") is None:
+                    self._remember(answer)
+
+        def remove(manifest: Manifest) -> Awaitable[bytes]:
+            return self._client.delete(paths.item_of(manifest), manifest["metadata"]["uid"])
+
+        def patch(each: ObjectPatch) -> Awaitable[bytes]:
+            found = each.object["metadata"]
+            guard = {"uid": found["uid"], "resourceVersion": found["resourceVersion"]}
+            metadata = {**each.change.get("metadata", {}), **guard}
+            path = paths.item_of(each.object, each.subresource)
+            return self._client.patch(path, {**each.change, "metadata": metadata})
+
+        for manifest in removals:
+            await change(manifest, lambda m=manifest: remove(m))  # type: ignore[misc]
+        for each in patches:
+            await change(each.object, lambda p=each: patch(p))  # type: ignore[misc]
+        rejections.changes = rejected
 
     async def _create_pods(self, job: Manifest, pods: Sequence[Manifest], rejections: Rejections) -> None:
         """Stops creating pods of a role when one is rejected: the others have the same template, so a quota or a policy
@@ -216,12 +261,11 @@ class Executor:
 
     async def _create(self, job: Manifest, manifest: Manifest, rejections: Rejections) -> bool:
         """Whether the object is new."""
-        kind, namespace = manifest["kind"], manifest["metadata"]["namespace"]
-        key = _key(manifest)
+        kind, key = manifest["kind"], _key(manifest)
         if kind == "Secret":
             manifest = {**manifest, "data": secret_data(manifest)}
         try:
-            answer = await self._client.create(paths.collection(kind, namespace), manifest)
+            answer = await self._client.create(paths.collection_of(manifest), manifest)
         except Conflict as error:
             rejected = await self._resolve_conflict(job, manifest, error)
             if rejected:
@@ -234,6 +278,8 @@ class Executor:
             rejections.by_object.pop(key, None)
             if kind == "Pod" and (rejected := await self._keep(job, self._decode(answer))):
                 rejections.by_object[key] = rejected
+            elif kind_of(manifest) in BY_ID:
+                self._remember(msgspec.json.decode(answer))
             return True
         return False
 
@@ -255,7 +301,7 @@ class Executor:
             # conflicts answers 409 as well.
             return None if error.reason == "AlreadyExists" else RejectedCreate(kind, name, error.reason, str(error))
         try:
-            answer = await self._client.get(paths.item(kind, manifest["metadata"]["namespace"], name))
+            answer = await self._client.get(paths.item_of(manifest))
         except NotFound:
             return RejectedCreate(kind, name, error.reason, str(error))  # deleted in the meantime: retried
         found = self._decode(answer)
@@ -263,6 +309,8 @@ class Executor:
         if owner is None or owner.uid != job["metadata"]["uid"]:
             message = "an object with this name exists and belongs to another owner; it is left alone"
             return RejectedCreate(kind, name, "AlreadyExists", message)
+        if kind_of(manifest) in BY_ID:
+            self._remember(msgspec.json.decode(answer))
         return await self._keep(job, found) if kind == "Pod" else None
 
     async def delete_unlabelled(self, namespace: str, pod: PodRef) -> bool:
