@@ -95,6 +95,10 @@ class Pod:
     deleted_at: datetime | None = None
     """Time of the deletion request: `deletionTimestamp` minus the grace period. None without a request."""
     node: str | None = None
+    priority: int = 0
+    """From its priority class."""
+    scheduling_group: str = ""
+    """`spec.schedulingGroup.podGroupName`. An API server without the feature gate GenericWorkload drops it."""
     waiting_reason: str = ""
     """Why the pod is not running yet: `Unschedulable`, `ImagePullBackOff`, `ContainerCreating`, ..."""
     waiting_message: str = ""
@@ -210,6 +214,8 @@ class Platform:
     """Why this operator serves no pools, as a sentence for users."""
     policy: Policy = field(default_factory=Policy)
     """Defaults and limits for the jobs of this namespace."""
+    coscheduling_scheduler: str = "scheduler-plugins-scheduler"
+    """Name of the scheduler with the plugin Coscheduling."""
     namespace_labels: Mapping[str, str] | None = None
     """Labels of the job's namespace, for the selectors of pools; None if the operator does not read them."""
 
@@ -283,6 +289,29 @@ class Reports:
 
 
 @dataclass(frozen=True, slots=True)
+class Contender:
+    """A job that holds nodes for a part of its pods while the others find no room. See `gangs/contention.py`."""
+
+    job: tuple[str, str]
+    """(namespace, name)"""
+    priority: int
+    created_at: datetime
+    placed_at: datetime
+    """When a pod of it was placed last."""
+    timeout_seconds: int
+    pool: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """The other jobs that are placed in part, as far as this operator sees them."""
+
+    others: tuple[Contender, ...] = ()
+    given_up_at: datetime | None = None
+    """When one of the jobs that wait for their next attempt gave its pods up last."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything that a decision may depend on."""
 
@@ -301,6 +330,7 @@ class Observed:
     """The last check for companions that someone else deleted or changed was long ago."""
     optional: OptionalObjects = field(default_factory=OptionalObjects)
     """Objects of kinds that a cluster may or may not serve."""
+    contention: Contention = field(default_factory=Contention)
 
     @property
     def pool_name(self) -> str | None:

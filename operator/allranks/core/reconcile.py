@@ -13,9 +13,11 @@ from dataclasses import replace
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED
 from allranks.core import limits, progress, report_loss, time_accounting
+from allranks.core.gangs import choice
 from allranks.core.model import Observed, Plan
-from allranks.core.rules import Act, Outcome, Rule, WaitUntil, cleanup, failure, hang, lifecycle, resize, startup
+from allranks.core.rules import Act, Outcome, Rule, WaitUntil, cleanup, failure, gang, hang, lifecycle, resize, startup
 from allranks.core.snapshot import Snapshot
+from allranks.core.status_update import changed
 from allranks.core.sync import delete_pods, sync_objects
 
 ACTIVE_RULES: tuple[Rule, ...] = (
@@ -23,6 +25,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     failure.reattribute,
     lifecycle.succeed,
     lifecycle.suspend,
+    gang.choose_backend,
     lifecycle.exceed_active_deadline,
     resize.reject_resize,
     startup.startup_failure,
@@ -31,6 +34,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     resize.resize_to_spec,
     resize.shrink_to_capacity,
     resize.grow_to_capacity,
+    gang.give_up_pods,
 )
 SUSPENDED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.resume)
 FINISHED_RULES: tuple[Rule, ...] = (cleanup.expire, cleanup.record_outcomes)
@@ -56,7 +60,8 @@ def reconcile(observed: Observed) -> Plan:
     suspended = status.phase == "Suspended"
     decision, outcomes = _apply(SUSPENDED_RULES if suspended else ACTIVE_RULES, snapshot)
     sync = delete_pods if suspended else sync_objects
-    return _with_time_accounting(snapshot, decision or _with_wake_up(sync(snapshot), outcomes))
+    decided = _with_gang(snapshot, decision) if decision else None
+    return _with_time_accounting(snapshot, decided or _with_wake_up(sync(snapshot), outcomes))
 
 
 def _apply(rules: Iterable[Rule], snapshot: Snapshot) -> tuple[Plan | None, list[Outcome]]:
@@ -74,6 +79,15 @@ def _with_wake_up(plan: Plan, outcomes: Iterable[Outcome]) -> Plan:
     """Sets the wake-up to the earliest time at which a rule, or the plan itself, becomes due."""
     times = [outcome.time for outcome in outcomes if isinstance(outcome, WaitUntil)]
     return replace(plan, wake_at=min(times + ([plan.wake_at] if plan.wake_at else []), default=None))
+
+
+def _with_gang(snapshot: Snapshot, decision: Plan) -> Plan:
+    """A decision that begins an attempt says what places its pods together."""
+    o, status = snapshot.observed, decision.status
+    if status is None or status.attempt_time in (None, o.status.attempt_time) or status.phase in FINISHED:
+        return decision
+    chosen = choice.choose(o.job, status, o.platform, o.optional)
+    return replace(decision, status=changed(status, gang=chosen)) if chosen else decision
 
 
 def _with_reports(observed: Observed) -> Snapshot:

@@ -65,6 +65,9 @@ class Backend(ABC):
     scheduler_names: ClassVar[tuple[str, ...]] = ()
     """`Auto` selects the backend for pods that name one of these schedulers. Empty: for pods of the default scheduler."""
 
+    reads_back_pods: ClassVar[bool] = False
+    """Whether the membership is a field of the pod that an API server may drop."""
+
     @abstractmethod
     def pod_group_spec(self, gang: Gang, version: str) -> Manifest | None:
         """The spec of the PodGroup in this version of its API; None if the backend needs none."""
@@ -75,10 +78,6 @@ class Backend(ABC):
     def places_close(self, topology: Topology) -> bool:
         """Whether the PodGroup holds this constraint, so that the pods need no affinity."""
         return False
-
-    def is_member(self, pod_spec: Mapping[str, Any]) -> bool | None:
-        """Whether the API server kept the membership of a pod; None if it cannot be dropped."""
-        return None
 
     def trouble(self, group: Object) -> str:
         """Why the group waits or is not heeded, from the status of its PodGroup; empty if nothing is wrong."""

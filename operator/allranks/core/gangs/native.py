@@ -6,9 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from allranks.api.job import Topology
 from allranks.core.gangs.base import Backend, Gang, PodPart
 from allranks.core.model import Manifest
@@ -24,6 +21,7 @@ class Native(Backend):
         "enable the feature gate GenericWorkload and the API scheduling.k8s.io/v1beta1 (Kubernetes 1.37; 1.36: v1alpha2) "
         "in the API server, and the gate in the scheduler"
     )
+    reads_back_pods = True
     scheduler_names = (DEFAULT_SCHEDULER, "")
 
     def pod_group_spec(self, gang: Gang, version: str) -> Manifest | None:
@@ -42,9 +40,6 @@ class Native(Backend):
 
     def places_close(self, topology: Topology) -> bool:
         return topology.required is not None
-
-    def is_member(self, pod_spec: Mapping[str, Any]) -> bool | None:
-        return bool((pod_spec.get("schedulingGroup") or {}).get("podGroupName"))
 
     def trouble(self, group: Object) -> str:
         conditions = (group.get("status") or {}).get("conditions") or ()

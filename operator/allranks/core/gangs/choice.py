@@ -1,0 +1,85 @@
+"""Selects the backend that places an attempt's pods together. The choice is persisted with the attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from allranks.api.job import GangBackend, Job
+from allranks.api.status import GangStatus, Status
+from allranks.core.gangs import members
+from allranks.core.gangs.base import Backend
+from allranks.core.gangs.coscheduling import Coscheduling
+from allranks.core.gangs.kueue import Kueue
+from allranks.core.gangs.native import Native
+from allranks.core.gangs.volcano import Volcano
+from allranks.core.manifests import pod_template
+from allranks.core.model import Manifest, Platform
+from allranks.core.optional_kinds import OptionalObjects
+
+BACKENDS: Mapping[GangBackend, Backend] = {each.name: each for each in (Native(), Kueue(), Volcano(), Coscheduling())}
+NOT_SERVED = "GangBackendNotServed"
+"""Reason of the condition of a job that waits for its backend."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+def requested(job: Job) -> Backend | None:
+    """The backend that the job names; None: it leaves the choice to the operator, or wants none."""
+    gang = job.spec.scheduling.gang
+    return BACKENDS.get(gang) if gang else None  # type: ignore[call-overload,no-any-return]
+
+
+def choose(job: Job, status: Status, platform: Platform, optional: OptionalObjects) -> GangStatus | None:
+    """The backend of a new attempt, whose sizes are in `status`. None: the pods are placed one by one, or wait."""
+    if platform.local or job.spec.scheduling.gang == "None":
+        return None
+    if backend := requested(job):
+        return _status(backend, job, status, optional) if optional.api_version(backend.kind) else None
+    if not optional.versions or sum(members.min_by_role(job, status).values()) < 2:
+        return None
+    templates = pod_template.role_templates(job, platform).values()
+    if any(members.own_gang(template) for template in templates):
+        return None  # the author takes care of it
+    names = {template["spec"].get("schedulerName") or "" for template in templates}
+    for candidate in (BACKENDS["Volcano"], BACKENDS["Coscheduling"], BACKENDS["Native"]):
+        suits = {platform.coscheduling_scheduler} if candidate.name == "Coscheduling" else candidate.scheduler_names
+        if names <= set(suits) and optional.api_version(candidate.kind):
+            return _status(candidate, job, status, optional)
+    return None
+
+
+def _status(backend: Backend, job: Job, status: Status, optional: OptionalObjects) -> GangStatus:
+    makes_group = backend.name != "Kueue"
+    return GangStatus(
+        backend=backend.name,
+        api_version=optional.api_version(backend.kind) if makes_group else None,
+        min_count=sum(members.min_by_role(job, status).values()),
+    )
+
+
+def unavailable(job: Job, status: Status, platform: Platform, optional: OptionalObjects) -> tuple[str, str] | None:
+    """(reason, message) if the job's pods wait for a backend that is not there, else None."""
+    backend = requested(job)
+    if platform.local or backend is None or status.gang or optional.api_version(backend.kind):
+        return None
+    why = optional.problems.get(backend.kind.id)
+    if why is None:
+        return NOT_SERVED, f"scheduling.gang is {backend.name}, and this operator does not use it (setting `gangs`)"
+    missing = "does not serve" in why and "operator" not in why
+    cure = f": {backend.cure}, or make a new job without it" if missing else ""
+    return NOT_SERVED, f"scheduling.gang is {backend.name}, but {why}{cure}"
+
+
+def problems(job: Job) -> list[tuple[str, str]]:
+    """(field path, message) of mistakes in the job's `scheduling` that its schema cannot find."""
+    backend, scheduling = requested(job), job.spec.scheduling
+    if backend is None:
+        return []
+    out = []
+    if backend.name == "Kueue" and not (scheduling.queue or job.metadata.labels.get(QUEUE_LABEL)):
+        out.append(("spec.scheduling.gang", "Kueue admits the jobs of a queue: set spec.scheduling.queue as well"))
+    parts = [("spec", job.spec.template), *((f"spec.roles.{role}", of.template) for role, of in job.spec.roles.items())]
+    for place, template in parts:
+        if own := members.own_gang(template or {}):
+            what = f"is set by allranks with scheduling.gang: {backend.name}: remove it, or set scheduling.gang: None"
+            out.append((f"{place}.template.{own}", what))
+    return out
