@@ -5,7 +5,7 @@ Every string, list and map has an upper bound, from which the API server estimat
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 from pydantic.alias_generators import to_camel
@@ -51,6 +51,8 @@ LongText = Annotated[str, StringConstraints(max_length=8192)]
 """An argument, or the value of a variable."""
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/")]
 """An absolute path inside the container."""
+GangBackend = Literal["Native", "Kueue", "Volcano", "Coscheduling"]
+"""What can place the pods of a job together."""
 LabelKey = Annotated[
     str,
     StringConstraints(

@@ -91,7 +91,9 @@ CHECKPOINT = (
     ),
 )
 
-TOPOLOGY = (Rule(rule="has(self.required) != has(self.preferred)", message="set exactly one of required and preferred"),)
+TOPOLOGY = (
+    Rule(rule="has(self.required) != has(self.preferred)", message="set exactly one of required and preferred"),
+)
 
 SCHEDULING = (
     Rule(

@@ -14,6 +14,7 @@ from allranks.api import cel_rules as cel
 from allranks.api.code import Code, Packages
 from allranks.fields import (
     Count,
+    GangBackend,
     LabelKey,
     LongText,
     Model,
@@ -155,9 +156,6 @@ class Elastic(Model):
     )
 
 
-GangBackend = Literal["Native", "Kueue", "Volcano", "Coscheduling"]
-"""What can place the pods of a job together."""
-
 class Topology(Model):
     """Nodes that are close to each other. Set exactly one of required and preferred."""
 
@@ -179,22 +177,20 @@ class Scheduling(Model):
     gang: Literal["Auto", *get_args(GangBackend), "None"] | None = Field(  # type: ignore[valid-type]
         None,
         description="Gang scheduling, which places all pods that the job needs or none. Native: PodGroups of "
-        "Kubernetes 1.36 and later. Kueue: admission by the job's queue. Volcano, Coscheduling: their schedulers. None: "
-        "the scheduler places the pods one by one. Auto: Volcano or Coscheduling if the pods name that scheduler, else "
-        "Native if the API server serves it, else None. Default: Auto.",
+        "Kubernetes 1.36 and later. Kueue: admission by the job's queue. Volcano, Coscheduling: their schedulers. "
+        "None: the scheduler places the pods one by one. Auto: Volcano or Coscheduling if the pods name that "
+        "scheduler, else Native if the API server serves it, else None. Default: Auto.",
     )
     gang_timeout_seconds: Seconds | None = Field(
         None,
         description="Without a gang scheduler, how long the job keeps a part of its pods while another job waits for "
-        "room as well. Then the job with the lower priority, or else the younger one, gives its pods up and tries again "
-        "later. With Coscheduling, how long the scheduler reserves nodes for a part of the pods. 0: no limit. "
+        "room as well. Then the job with the lower priority, or else the younger one, gives its pods up and tries "
+        "again later. With Coscheduling, how long the scheduler reserves nodes for a part of the pods. 0: no limit. "
         "Default: 300.",
     )
     priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
     queue: Name | None = Field(None, description="Queue that admits the job.")
-    topology: Topology | None = Field(
-        None, description="Nodes that are close to each other. Default: any nodes."
-    )
+    topology: Topology | None = Field(None, description="Nodes that are close to each other. Default: any nodes.")
     topology_key: Name | None = Field(
         None, description="Older form of topology.required, with pod affinity whatever gang is."
     )

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from allranks.api.job import GangBackend
-from allranks.fields import Commit, Count, Model, Name, Reason, Replicas, Sha256
+from allranks.fields import Commit, Count, GangBackend, Model, Name, Reason, Replicas, Sha256
 
 Phase = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed"})

@@ -71,7 +71,9 @@ def delete_pods(snapshot: Snapshot) -> Plan:
     elif condition and condition.reason == DELETION_REFUSED:
         summary = status_summary.with_phase(summary, "Suspended", now, "Suspended", "spec.suspend is true")
     plan = plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
-    return replace(plan, remove=gang_objects.superseded(snapshot.observed.job, summary, snapshot.observed.optional, over=True))
+    return replace(
+        plan, remove=gang_objects.superseded(snapshot.observed.job, summary, snapshot.observed.optional, over=True)
+    )
 
 
 def plan_objects(

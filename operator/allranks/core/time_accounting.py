@@ -92,7 +92,7 @@ def _category(
 
 
 def _restarted(status: Status) -> bool:
-    """The attempt replaced one that ended; it was not a resume of the job. One that never had all its nodes was queued."""
+    """The attempt replaced one that ended; it was not a resume of the job. One that gave its pods up was queued."""
     ran = [past.reason for past in status.history if past.reason != "GangTimeout"]
     return bool(ran) and ran[-1] != "Suspended"
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from allranks.api.job import GangBackend, Topology
+from allranks.api.job import Topology
 from allranks.core.model import Manifest
 from allranks.core.optional_kinds import Object, OptionalKind
+from allranks.fields import GangBackend
 
 DEFAULT_TIMEOUT_SECONDS = 300
 """Default of `scheduling.gangTimeoutSeconds`."""
@@ -63,8 +64,7 @@ class Backend(ABC):
     cure: ClassVar[str]
     """What a cluster administrator does so that the kind is served."""
     scheduler_names: ClassVar[tuple[str, ...]] = ()
-    """`Auto` selects the backend for pods that name one of these schedulers. Empty: for pods of the default scheduler."""
-
+    """`Auto` selects the backend for pods that name one of these schedulers."""
     reads_back_pods: ClassVar[bool] = False
     """Whether the membership is a field of the pod that an API server may drop."""
 

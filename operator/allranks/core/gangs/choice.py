@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from allranks.api.job import GangBackend, Job
+from allranks.api.job import Job
 from allranks.api.status import GangStatus, Status
 from allranks.core.gangs import members
 from allranks.core.gangs.base import Backend
-from allranks.core.gangs.coscheduling import Coscheduling
-from allranks.core.gangs.kueue import Kueue
-from allranks.core.gangs.native import Native
-from allranks.core.gangs.volcano import Volcano
+from allranks.core.gangs.registry import BACKENDS
 from allranks.core.manifests import pod_template
-from allranks.core.model import Manifest, Platform
+from allranks.core.model import Platform
 from allranks.core.optional_kinds import OptionalObjects
 
-BACKENDS: Mapping[GangBackend, Backend] = {each.name: each for each in (Native(), Kueue(), Volcano(), Coscheduling())}
 NOT_SERVED = "GangBackendNotServed"
 """Reason of the condition of a job that waits for its backend."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

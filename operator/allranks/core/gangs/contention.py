@@ -43,7 +43,7 @@ def contender(snapshot: Snapshot) -> Contender | None:
     placed: list[Pod] = []
     without_room: list[str] = []
     for replica in snapshot.replicas:
-        if not _is_needed(job, status, replica.role, replica.index):
+        if not _is_needed(job, replica.role, replica.index):
             continue
         pod = snapshot.pods.get((replica.role, replica.index))
         if pod and pod.node and pod.deleted_at is None and not pod.ended:
@@ -62,11 +62,12 @@ def contender(snapshot: Snapshot) -> Contender | None:
     )
 
 
-def _is_needed(job: Job, status: Status, role: str, index: int) -> bool:
-    """Whether the ranks that are placed wait for this replica. Those that can be replaced alone may come later, as the
-    workers of parameter servers; the servers themselves may not."""
-    long_running = topology.framework_of(job).long_running_roles(topology.sizes(job, status))
-    return topology.scope(job, role, index) == "Group" or role in long_running or job.spec.elastic is not None
+def _is_needed(job: Job, role: str, index: int) -> bool:
+    """Whether the ranks that are placed wait for this replica. Ranks that can be replaced alone may come later, as the
+    workers of a chief with parameter servers; the servers themselves may not."""
+    kind = topology.framework_of(job).roles[role]
+    serves_all = not kind.ranked and kind.required_by_peers
+    return topology.scope(job, role, index) == "Group" or serves_all or job.spec.elastic is not None
 
 
 def _enough(job: Job, status: Status, without_room: Collection[str]) -> bool:

@@ -27,9 +27,7 @@ class Coscheduling(Backend):
 
     def pod_part(self, gang: Gang, role: str) -> PodPart:
         own = gang.templates[role]["spec"].get("schedulerName")
-        return PodPart(
-            labels={GROUP_LABEL: gang.name}, spec={} if own else {"schedulerName": gang.scheduler_name}
-        )
+        return PodPart(labels={GROUP_LABEL: gang.name}, spec={} if own else {"schedulerName": gang.scheduler_name})
 
     def trouble(self, group: Object) -> str:
         return "the pods wait for nodes" if (group.get("status") or {}).get("phase") == "Failed" else ""

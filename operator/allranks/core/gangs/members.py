@@ -53,7 +53,7 @@ def timeout_seconds(job: Job) -> int:
 
 
 def own_gang(template: Mapping[str, Any]) -> str:
-    """The label, annotation or field by which the job's author makes its pods members of a group; empty if none does."""
+    """The label, annotation or field by which the author makes the pods members of a group; empty if none does."""
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     if spec.get("schedulingGroup"):
         return "spec.schedulingGroup"

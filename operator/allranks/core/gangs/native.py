@@ -18,8 +18,8 @@ class Native(Backend):
     name = "Native"
     kind = NATIVE_POD_GROUP
     cure = (
-        "enable the feature gate GenericWorkload and the API scheduling.k8s.io/v1beta1 (Kubernetes 1.37; 1.36: v1alpha2) "
-        "in the API server, and the gate in the scheduler"
+        "enable the feature gate GenericWorkload and the API scheduling.k8s.io/v1beta1 (Kubernetes 1.36: v1alpha2) in "
+        "the API server, and the gate in the scheduler"
     )
     reads_back_pods = True
     scheduler_names = (DEFAULT_SCHEDULER, "")

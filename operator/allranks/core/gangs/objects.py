@@ -8,7 +8,7 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.gangs import members
 from allranks.core.gangs.base import Backend, PodPart
-from allranks.core.gangs.choice import BACKENDS
+from allranks.core.gangs.registry import BACKENDS
 from allranks.core.manifests import companions
 from allranks.core.model import Manifest, Platform
 from allranks.core.optional_kinds import Object, OptionalObjects, kind_of
@@ -32,9 +32,7 @@ def pod_group(job: Job, status: Status, templates: Mapping[str, Manifest], platf
     return {"apiVersion": status.gang.api_version, "kind": backend.kind.kind, "metadata": metadata, "spec": spec}
 
 
-def pod_part(
-    job: Job, status: Status, role: str, templates: Mapping[str, Manifest], platform: Platform
-) -> PodPart:
+def pod_part(job: Job, status: Status, role: str, templates: Mapping[str, Manifest], platform: Platform) -> PodPart:
     """What a pod of this role needs to belong to the attempt's gang; empty if it does not."""
     backend = backend_of(status)
     if backend is None or not members.belongs(job, role):

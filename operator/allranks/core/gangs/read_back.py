@@ -66,7 +66,8 @@ def _verdict(
 ) -> tuple[Literal["True", "False"], str, str]:
     """(status, reason, message) of the condition."""
     backend = objects.backend_of(status)
-    assert backend is not None and status.gang is not None
+    assert backend is not None
+    assert status.gang is not None
     name = members.group_name(job, status.attempt)
     if backend.reads_back_pods:
         lost = [pod for pod in pods if members.belongs(job, pod.role) and pod.scheduling_group != name]
@@ -75,12 +76,10 @@ def _verdict(
             which = f"pod {first}" if len(lost) == 1 else f"pod {first} and {len(lost) - 1} more"
             text = f"the API server dropped spec.schedulingGroup of {which}, so the pods are placed one by one"
             return "False", DROPPED, f"{text}: {backend.cure}"
-    if group is not None and wanted is not None:
-        missing = [path for path in dropped_fields(wanted["spec"], group.get("spec") or {}, "spec")]
-        if missing:
-            text = f"the API server dropped {', '.join(missing)} of PodGroup {name}"
-            cure = "enable the feature gate that the field needs, or make a new job without it"
-            return "False", DROPPED, f"{text}: {cure}"
+    missing = dropped_fields(wanted["spec"], group.get("spec") or {}, "spec") if group and wanted else []
+    if missing:
+        text = f"the API server dropped {', '.join(missing)} of PodGroup {name}"
+        return "False", DROPPED, f"{text}: enable the feature gate that the field needs, or make a new job without it"
     if group is not None and (why := backend.trouble(group)):
         return "False", UNSCHEDULABLE, f"PodGroup {name}: {why}"
     least = f"{status.gang.min_count} pods" if status.gang.min_count != 1 else "1 pod"

@@ -38,7 +38,11 @@ def give_up_pods(snapshot: Snapshot) -> Outcome:
     which = "has a higher priority" if rival.priority > own.priority else "is older"
     where = name if namespace == o.job.namespace else f"{namespace}/{name}"
     placed = sum(1 for pod in snapshot.pods.values() if pod.node)
-    why = f"only {placed} of {len(snapshot.replicas)} pods had nodes for {own.timeout_seconds} s, and job {where}, which "
+    why = (
+        f"only {placed} of {len(snapshot.replicas)} pods had nodes for {own.timeout_seconds} s, and job {where}, which "
+    )
     why += f"{which}, waits for nodes as well"
     given_up = transitions.give_up(o.job, snapshot.summary, contention.REASON, why, contention.backoff(o.status), o.now)
-    return write(given_up, Event(contention.REASON, f"{why}: the pods are deleted, and created again later", warning=True))
+    return write(
+        given_up, Event(contention.REASON, f"{why}: the pods are deleted, and created again later", warning=True)
+    )

@@ -1,0 +1,14 @@
+"""The gang scheduling backends by their names in `scheduling.gang`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from allranks.core.gangs.base import Backend
+from allranks.core.gangs.coscheduling import Coscheduling
+from allranks.core.gangs.kueue import Kueue
+from allranks.core.gangs.native import Native
+from allranks.core.gangs.volcano import Volcano
+from allranks.fields import GangBackend
+
+BACKENDS: Mapping[GangBackend, Backend] = {each.name: each for each in (Native(), Kueue(), Volcano(), Coscheduling())}
