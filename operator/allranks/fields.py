@@ -53,14 +53,8 @@ Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r
 """An absolute path inside the container."""
 GangBackend = Literal["Native", "Kueue", "Volcano", "Coscheduling"]
 """What can place the pods of a job together."""
-LabelKey = Annotated[
-    str,
-    StringConstraints(
-        min_length=1,
-        max_length=317,
-        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
-    ),
-]
+LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=317, pattern=LABEL_KEY)]
 """Key of a label, for example topology.kubernetes.io/zone."""
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$", max_length=64)]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{7,64}$", max_length=64)]

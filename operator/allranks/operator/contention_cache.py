@@ -45,6 +45,6 @@ class Contenders:
             if value is None:
                 place.pop(key, None)
             else:
-                place[key] = value  # type: ignore[index,assignment]
+                place[key] = value  # type: ignore[assignment]
         for other in [other for other in self._contenders if other != key]:
             self.enqueue(other)

@@ -19,7 +19,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 def requested(job: Job) -> Backend | None:
     """The backend that the job names; None: it leaves the choice to the operator, or wants none."""
     gang = job.spec.scheduling.gang
-    return BACKENDS.get(gang) if gang else None  # type: ignore[call-overload,no-any-return]
+    return BACKENDS.get(gang) if gang else None
 
 
 def choose(job: Job, status: Status, platform: Platform, optional: OptionalObjects) -> GangStatus | None:

@@ -111,7 +111,7 @@ def backoff(status: Status) -> timedelta:
         if past.reason != REASON:
             break
         times += 1
-    return min(_BACKOFF_MAX, _BACKOFF_INITIAL * 2 ** min(times, 10))
+    return min(_BACKOFF_MAX, _BACKOFF_INITIAL * (1 << min(times, 10)))
 
 
 def _compete(one: Contender, other: Contender) -> bool:

@@ -52,7 +52,7 @@ def _is_placed_close(status: Status, topology: Topology) -> bool:
 def _close(job: Job, affinity: Manifest, topology: Topology) -> Manifest:
     """Affinity to the job's other pods, beside the user's own. The first pod goes anywhere."""
     key = topology.required or topology.preferred
-    term = {"topologyKey": key, "labelSelector": {"matchLabels": {naming.JOB_LABEL: job.name}}}
+    term: Manifest = {"topologyKey": key, "labelSelector": {"matchLabels": {naming.JOB_LABEL: job.name}}}
     kind = "requiredDuringSchedulingIgnoredDuringExecution"
     if topology.preferred:
         kind, term = "preferredDuringSchedulingIgnoredDuringExecution", {"weight": 100, "podAffinityTerm": term}
