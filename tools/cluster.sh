@@ -317,8 +317,9 @@ programs() {
     command -v "$name" >/dev/null || fail "'$name' is not installed (Debian: tools/system-packages.sh node)"
   done
   mkdir -p "$dir/bin"
-  for name in controlplane node; do
-    folder=$("$repository/tools/go-tools.sh" "$name")
+  for name in 'controlplane 1.36' node; do # of the same version
+    # shellcheck disable=SC2086 # a name and a version
+    folder=$("$repository/tools/go-tools.sh" $name)
     ln -sf "$folder"/* "$dir/bin/"
   done
 }

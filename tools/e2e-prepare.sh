@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 ./system-packages.sh node images shutdown
 # In parallel: image builds wait for downloads, Go for the CPU.
-{ ./controlplane.sh && ./helm.sh && ./go-tools.sh node && ./go-tools.sh argo; } &
+{ ./controlplane.sh 1.36 && ./helm.sh && ./go-tools.sh node && ./go-tools.sh argo; } &
 programs=$!
 # Always with buildah and a Debian base, so that all machines test the same. Each image is unpacked while the next one is
 # built: compiling Horovod takes minutes.

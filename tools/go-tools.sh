@@ -3,13 +3,20 @@
 # downloads. Most of them are listed as tools in tools/programs/go.mod.
 set -euo pipefail
 
+usual=1.37 # version of Kubernetes that tests run on
+
 usage() {
   cat <<USAGE
-usage: tools/go-tools.sh controlplane [VERSION] | helm | helm3 | untt | node | argo | bench | peers     (controlplane, helm, helm3: tools/controlplane.sh [VERSION], tools/helm.sh [3] as well)
+usage: tools/go-tools.sh controlplane [VERSION] | scheduler [VERSION] | kueue | coscheduling |
+                         helm | helm3 | untt | node | argo | bench | peers
+       (controlplane, helm, helm3: tools/controlplane.sh [VERSION], tools/helm.sh [3] as well)
 
 Builds the programs into a directory of \$ALLRANKS_CACHE, and prints that directory as the only line on stdout:
-  controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl. VERSION: another version of Kubernetes than that of
-                tools/programs/go.mod, one of the folders of tools/kubernetes: $(versions)
+  controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl. VERSION of Kubernetes: one of $(versions),
+                default $usual; the programs of nodes are of $(of_programs)
+  scheduler     kube-scheduler, of the same versions
+  kueue         kueue, the manager of Kueue, and the manifests that install it
+  coscheduling  coscheduling, a kube-scheduler with the plugins of scheduler-plugins, and their CRDs
   helm          helm 4
   helm3         helm 3, for tests of the chart
   untt          the test runner of helm-unittest, for the chart's own tests
@@ -18,12 +25,12 @@ Builds the programs into a directory of \$ALLRANKS_CACHE, and prints that direct
   bench         raw, which posts objects as fast as the API server accepts them
   peers         training-operator for comparison in benchmarks, and its CRDs
 Programs that were built before are reused. On two idle cores the control plane takes 4 minutes, helm, untt and node 2 minutes
-more (they share packages), argo and peers 3 to 4 minutes each. Go needs 4 GB of disk.
+more (they share packages), kueue, argo and peers 3 to 4 minutes each. Go needs 4 GB of disk.
 
 environment:
   ALLRANKS_CACHE       folder of the programs, default ~/.cache/allranks
   KUBEBUILDER_ASSETS   a directory with etcd, kube-apiserver and kubectl, as created by setup-envtest: these are used,
-                       and only missing programs are built (controlplane without VERSION)
+                       and only missing programs are built (controlplane and scheduler without VERSION)
   GOPROXY, GOFLAGS...  Go's own settings apply
 USAGE
 }
@@ -32,14 +39,19 @@ main() {
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case ${1-} in
     -h | --help) usage; exit 0 ;;
-    controlplane | helm | helm3 | untt | node | argo | bench | peers) name=$1 kubernetes=${2-} ;;
+    controlplane | scheduler | kueue | coscheduling | helm | helm3 | untt | node | argo | bench | peers)
+      name=$1 kubernetes=${2-} ;;
     *) usage >&2; exit 2 ;;
   esac
-  [[ -z $kubernetes || $name == controlplane ]] || { usage >&2; exit 2; }
-  [[ -z $kubernetes || -e $repository/tools/kubernetes/$kubernetes/go.mod ]] ||
-    fail "there is no tools/kubernetes/$kubernetes/go.mod: name one of $(versions), or no version"
   assets=
-  [[ $name != controlplane || -n $kubernetes ]] || assets=${KUBEBUILDER_ASSETS:-}
+  if [[ $name == controlplane || $name == scheduler ]]; then
+    [[ -n $kubernetes ]] || assets=${KUBEBUILDER_ASSETS:-}
+    kubernetes=${kubernetes:-$usual}
+    [[ " $(versions) " == *" $kubernetes "* ]] || fail "there is no Kubernetes '$kubernetes': name one of $(versions)"
+  elif [[ -n $kubernetes ]]; then
+    usage >&2
+    exit 2
+  fi
   [[ -z $assets || -d $assets ]] || fail "KUBEBUILDER_ASSETS is not a directory: '$assets'"
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   target=$cache/$name${kubernetes:+-$kubernetes}-$(fingerprint)
@@ -53,12 +65,15 @@ main() {
   echo "$target"
 }
 
-# Versions of Kubernetes whose control plane can be built beside the usual one.
+# Versions of Kubernetes whose control plane can be built.
 versions() {
   local files=("$repository"/tools/kubernetes/*/go.mod) names
   names=("${files[@]%/go.mod}")
-  echo "${names[@]##*/}"
+  printf '%s\n' "${names[@]##*/}" "$(of_programs)" | sort -V | xargs
 }
+
+# The version of tools/programs/go.mod.
+of_programs() { sed -n 's|^\tk8s.io/kubernetes v\(.*\)\.[0-9]*$|\1|p' "$repository/tools/programs/go.mod"; }
 
 # Hash of everything that determines the programs.
 fingerprint() {
@@ -73,7 +88,9 @@ fingerprint() {
 # The folder below tools/ with the go.mod.
 module() {
   case $name in
-    controlplane | helm | untt | node) [[ -z $kubernetes ]] && echo programs || echo "kubernetes/$kubernetes" ;;
+    controlplane | scheduler) [[ $kubernetes == "$(of_programs)" ]] && echo programs || echo "kubernetes/$kubernetes" ;;
+    helm | untt | node) echo programs ;;
+    kueue | coscheduling) echo queueing ;;
     *) echo "$name" ;;
   esac
 }
@@ -104,6 +121,36 @@ build_controlplane() {
   done
   ((!${#tools[@]})) || compile "$(kubernetes_version)" "${tools[@]}"
   [[ ! -e $work/bin/server ]] || mv "$work/bin/server" "$work/bin/etcd"
+}
+
+build_scheduler() {
+  if [[ -n $assets && -x $assets/kube-scheduler ]]; then
+    ln -s "$(cd "$assets" && pwd)/kube-scheduler" "$work/bin/kube-scheduler"
+  else
+    compile "$(kubernetes_version)" k8s.io/kubernetes/cmd/kube-scheduler
+  fi
+}
+
+# Its visibility server listens at a fixed port on all addresses, and writes its certificate to a folder of the root. It is
+# built from a copy that listens on loopback, at the port of an environment variable, and writes to the working directory.
+build_kueue() {
+  local copy=$work/kueue server=pkg/visibility/server.go
+  (modules)
+  cp -r --no-preserve=mode "$(source_of sigs.k8s.io/kueue)" "$copy"
+  sed -i -e 's/^\t"net"$/&\n\t"os"\n\t"strconv"/' -e 's/^\to.SecureServing.BindPort = 8082$/\
+	o.SecureServing.BindPort, _ = strconv.Atoi(os.Getenv("VISIBILITY_PORT"))\
+	o.SecureServing.BindAddress = net.IPv4(127, 0, 0, 1)/' "$copy/$server"
+  grep --quiet VISIBILITY_PORT "$copy/$server" || fail "$server of Kueue has changed"
+  "$go" mod edit -replace "sigs.k8s.io/kueue=$copy" "$work/module/go.mod"
+  compile '-X sigs.k8s.io/kueue/pkg/version.GitVersion=v0.15.1 -X sigs.k8s.io/kueue/pkg/visibility.certDir=visibility' \
+    sigs.k8s.io/kueue/cmd/kueue
+  mv "$copy/config" "$work/bin/manifests"
+}
+
+build_coscheduling() {
+  compile "$(kubernetes_version)" sigs.k8s.io/scheduler-plugins/cmd/scheduler
+  mv "$work/bin/scheduler" "$work/bin/coscheduling"
+  cp -r --no-preserve=mode "$(source_of sigs.k8s.io/scheduler-plugins)/config/crd/bases" "$work/bin/crds"
 }
 
 build_helm() {
@@ -204,6 +251,11 @@ modules() {
   [[ ! -e go.mod ]] || return 0
   cp "$repository/tools/$(module)/go.mod" .
   "$go" mod tidy 2>"$work/log" || { tail -n 30 "$work/log" >&2; fail "Go could not load the modules, see above"; }
+}
+
+# The folder with the source of a module, after `modules`.
+source_of() {
+  GOWORK=off GOFLAGS="${GOFLAGS:-} -mod=mod" "$go" list -C "$work/module" -m -f '{{.Dir}}' "$1"
 }
 
 # Counts the packages that Go prints when compiled; passes all other lines on.

@@ -65,6 +65,7 @@ class Result(NamedTuple):
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 BY_MODULE = ("-n", "2", "--dist", "loadscope")
 FRAMEWORKS = "frameworks.sh"
+QUEUEING = ("kueue", "scheduler", "coscheduling")
 RANDOM = str(int.from_bytes(os.urandom(4), "big"))
 
 ON_EVERY_KUBERNETES = [
@@ -122,10 +123,10 @@ EVERY_CHANGE = (
     Part(
         "apiserver",
         8,
-        "each scenario, the operator, its Lease, reports, the chart and the commands on a real API server; 20 runs "
-        "with faults",
+        "each scenario, the operator, its Lease, reports, the chart and the commands on a real API server, with Kueue; "
+        "20 runs with faults",
         [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],
-        prepares=("controlplane.sh", "helm.sh", "helm.sh 3", "go-tools.sh untt"),
+        prepares=("controlplane.sh", "helm.sh", "helm.sh 3", "go-tools.sh untt", "go-tools.sh kueue"),
     ),
 )
 
@@ -151,10 +152,10 @@ NIGHT = (
         "the same with 600 runs with faults and kills from a random seed; the short benchmarks",
         [pytest("apiserver-all", "-m", "cluster", *BY_MODULE)],
         {"FAULTS": "600", "FAULTS_SEED": RANDOM},
-        prepares=("controlplane.sh", "helm.sh"),
+        prepares=("controlplane.sh", "helm.sh", *(f"go-tools.sh {name}" for name in QUEUEING)),
     ),
     on_kubernetes("1.30", "the oldest supported Kubernetes"),
-    on_kubernetes("1.37", "the newest Kubernetes"),
+    on_kubernetes("1.36", "the previous Kubernetes, that of the nodes"),
     Part(
         "nodes",
         4,

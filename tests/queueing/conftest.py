@@ -1,0 +1,70 @@
+"""Fixtures of the tests with Kueue and with gang schedulers: a control plane of their own, because Kueue's webhooks see
+every pod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from apiserver.conftest import DEFINITIONS, allranks, job, namespace, programs  # noqa: F401 (fixtures)
+from support import front_proxy, scheduler
+from support import kueue as kueue_support
+from support.controlplane import ControlPlane, install
+from support.kueue import Kueue
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def control_plane(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:  # noqa: F811
+    """An API server with our CRDs, which serves PodGroups and forwards requests to Kueue's visibility server."""
+    folder = tmp_path_factory.mktemp("queueing")
+    options = (*front_proxy.options(folder), *scheduler.NATIVE_GANGS)
+    cluster = ControlPlane(programs, folder, api_server_options=options)
+    try:
+        cluster.start(DEFINITIONS)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def kueue(control_plane: ControlPlane) -> Iterator[Kueue]:
+    """Kueue, installed and running. A test that stops it starts it again."""
+    manager = Kueue(control_plane, kueue_support.build())
+    manager.install()
+    manager.start()
+    try:
+        yield manager
+    finally:
+        manager.stop()
+
+
+@pytest.fixture(scope="module")
+def native_scheduler(control_plane: ControlPlane) -> Iterator[scheduler.Scheduler]:
+    """The scheduler of Kubernetes, with gangs."""
+    yield from _running(scheduler.native(control_plane))
+
+
+@pytest.fixture(scope="module")
+def coscheduling(control_plane: ControlPlane) -> Iterator[scheduler.Scheduler]:
+    """A second scheduler with the plugin coscheduling, and its CRDs."""
+    folder = scheduler.build("coscheduling") / "crds"
+    install(control_plane.api, sorted(folder.glob("*.yaml")))
+    yield from _running(scheduler.coscheduling(control_plane))
+
+
+def _running(found: scheduler.Scheduler) -> Iterator[scheduler.Scheduler]:
+    found.start()
+    try:
+        yield found
+    finally:
+        found.stop()

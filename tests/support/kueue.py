@@ -1,0 +1,155 @@
+"""A real Kueue beside a control plane of tests: its manager as a process on loopback, with its webhooks.
+
+Its own manifests install it. Only what would need a cluster's network differs: the Services of its webhooks and of its
+visibility server lead to ports of this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import subprocess
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import processes
+from .api import Manifest
+from .controlplane import HOST, START_SECONDS, TOOLS, ControlPlane, DoesNotStart, free_ports
+
+GROUP = "kueue.x-k8s.io"
+NAMESPACE = "kueue-system"
+WORKLOAD, CLUSTER_QUEUE, LOCAL_QUEUE, RESOURCE_FLAVOR, PRIORITY_CLASS = (
+    f"{kind}.v1beta2.{GROUP}"
+    for kind in ("Workload", "ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass")
+)
+_MANAGER, _SECRET = "kueue-controller-manager", "kueue-webhook-server-cert"
+_WEBHOOK_SERVICE, _VISIBILITY_SERVICE = "kueue-webhook-service", "visibility-server"
+
+
+def build() -> Path:
+    """The folder with Kueue's manager and its manifests, built if necessary."""
+    done = subprocess.run([TOOLS / "go-tools.sh", "kueue"], stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
+    return Path(done.stdout.strip())
+
+
+class Kueue:
+    """`configuration` is merged over that of these tests, as in its ConfigMap. The control plane needs front_proxy."""
+
+    def __init__(self, control_plane: ControlPlane, programs: Path, configuration: Mapping[str, Any] = {}) -> None:
+        self._control_plane, self._programs = control_plane, programs
+        self._folder = control_plane.folder / "kueue"
+        self._log = self._folder / "kueue.log"
+        self._webhook, self._visibility, self._health = free_ports(3)
+        self._configuration = dict(configuration)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def install(self) -> None:
+        """Creates its CRDs, rights, Services and webhooks, as its manifests say."""
+        rendered = self._kubectl("kustomize", str(self._programs / "manifests" / "default"))
+        # CustomResourceDefinitions and the Namespace come first.
+        manifests = [found for found in yaml.safe_load_all(rendered) if found["kind"] != "Deployment"]
+        for manifest in manifests:
+            self._lead_to_this_machine(manifest)
+        self._kubectl("apply", "--server-side", "-f", "-", input="---\n".join(map(yaml.safe_dump, manifests)))
+        self._kubectl("wait", "--for=condition=Established", "crd", "-l", "app.kubernetes.io/name=kueue")
+
+    def start(self) -> None:
+        """Returns when its webhooks answer. The calling thread must live as long as the process."""
+        certificates = self._folder / "certificates"
+        certificates.mkdir(parents=True, exist_ok=True)
+        file = self._folder / "configuration.yaml"
+        file.write_text(json.dumps(self._settings(certificates)))
+        self._process = processes.start(
+            self._programs / "kueue",
+            f"--config={file}",
+            f"--kubeconfig={self._kubeconfig()}",
+            log=self._log,
+            environment={"VISIBILITY_PORT": str(self._visibility)},
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while not (self._mount(certificates) and self._is_ready()):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise DoesNotStart(f"kueue:\n{self.log()}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Its webhooks stay registered, as when its pod is gone."""
+        if self._process:
+            processes.end(self._process)
+        self._process = None
+
+    def restart(self, configuration: Mapping[str, Any] = {}) -> None:
+        """Ends it, and starts it with another configuration."""
+        self.stop()
+        self._configuration = dict(configuration)
+        self.start()
+
+    def log(self, lines: int = 30) -> str:
+        """The end of its log."""
+        return processes.end_of(self._log, lines)
+
+    def _settings(self, certificates: Path) -> Manifest:
+        return {
+            "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+            "kind": "Configuration",
+            "namespace": NAMESPACE,
+            "health": {"healthProbeBindAddress": f"{HOST}:{self._health}"},
+            "metrics": {"bindAddress": "0"},
+            "webhook": {"host": HOST, "port": self._webhook, "certDir": str(certificates)},
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {"qps": 1000, "burst": 2000},
+            "internalCertManagement": {"enable": True},
+            "integrations": {"frameworks": ["batch/job"]},
+            **self._configuration,
+        }
+
+    def _kubeconfig(self) -> Path:
+        """The kubeconfig has the rights of its ServiceAccount."""
+        token = self._kubectl("create", "token", _MANAGER, "-n", NAMESPACE, "--duration=24h").strip()
+        return self._control_plane.kubeconfig_of("kueue", token)
+
+    def _kubectl(self, *arguments: str, input: str | None = None) -> str:
+        done = self._control_plane.kubectl(*arguments, input=input)
+        if done.returncode:
+            raise DoesNotStart(f"kubectl {arguments[0]}: {done.stderr}")
+        return done.stdout
+
+    def _lead_to_this_machine(self, manifest: Manifest) -> None:
+        """A Service with an external name is the only one that leads an API server to loopback; ports are kept."""
+        ports = {_WEBHOOK_SERVICE: self._webhook, _VISIBILITY_SERVICE: self._visibility}
+        spec, name = manifest.get("spec", {}), manifest["metadata"]["name"]
+        if manifest["kind"] == "Service" and name in ports:
+            manifest["spec"] = {"type": "ExternalName", "externalName": HOST}
+        if manifest["kind"] == "APIService":
+            spec["service"]["port"] = self._visibility
+        clients = [webhook["clientConfig"] for webhook in manifest.get("webhooks", ())]
+        if manifest["kind"] == "CustomResourceDefinition" and "conversion" in spec:
+            clients.append(spec["conversion"]["webhook"]["clientConfig"])
+        for client in clients:
+            client["service"]["port"] = self._webhook
+
+    def _mount(self, certificates: Path) -> bool:
+        """Writes the certificates that Kueue made to its folder, as the kubelet does with a Secret."""
+        secret = self._control_plane.api.get("Secret", NAMESPACE, _SECRET)
+        for name, content in (secret.get("data") or {}).items():
+            file = certificates / name
+            decoded = base64.b64decode(content)
+            if not file.exists() or file.read_bytes() != decoded:
+                unfinished = file.with_suffix(".unfinished")
+                unfinished.touch(mode=0o600)
+                unfinished.write_bytes(decoded)
+                unfinished.rename(file)
+        return (certificates / "tls.crt").exists()
+
+    def _is_ready(self) -> bool:
+        address = f"http://{HOST}:{self._health}/readyz"
+        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
