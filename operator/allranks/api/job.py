@@ -189,7 +189,11 @@ class Scheduling(Model):
         "Default: 300.",
     )
     priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
-    queue: Name | None = Field(None, description="Queue that admits the job.")
+    queue: Name | None = Field(
+        None,
+        description="The LocalQueue of Kueue in which the job waits for its quota. The label kueue.x-k8s.io/queue-name "
+        "means the same, and can be changed. Default: no queue.",
+    )
     topology: Topology | None = Field(None, description="Nodes that are close to each other. Default: any nodes.")
     topology_key: Name | None = Field(
         None, description="Older form of topology.required, with pod affinity whatever gang is."

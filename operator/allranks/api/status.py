@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from allranks.fields import Commit, Count, GangBackend, Model, Name, Reason, Replicas, Sha256
+from allranks.fields import Commit, Count, GangBackend, Model, Name, Opaque, Reason, Replicas, Sha256
 
-Phase = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
+Phase = Literal["Queued", "Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed"})
+WITHOUT_PODS: frozenset[str] = frozenset({"Suspended", "Queued"})
+"""A job in these phases has no pods, except for those that still terminate."""
 
 Message = Annotated[str, StringConstraints(max_length=4096)]
 Time = Annotated[datetime, Field(strict=False)]
@@ -103,6 +105,7 @@ class PastAttempt(Model):
         description="Why the attempt ended: the reason of its first failure, Resized, Suspended, Completed, ..."
     )
     counted: bool = Field(False, description="Whether its end counts against maxRestarts.")
+    requeued: bool = Field(False, description="After it, the job waited in its queue.")
     failure: Failure | None = Field(None, description="The first failure, with the last line of its message only.")
     first_step: Count | None = Field(None, description="The first step that was reported.")
     last_step: Count | None = Field(None, description="The last step that was reported.")
@@ -152,6 +155,49 @@ class RestartedIndexes(Model):
     restart_times: Annotated[dict[Reason, Indexes], Field(max_length=10_000)] = Field(
         default_factory=dict, description="Times before which the pods of these indexes are not created."
     )
+
+
+Labels = Annotated[
+    dict[Annotated[str, StringConstraints(max_length=317)], Annotated[str, StringConstraints(max_length=1024)]],
+    Field(max_length=64),
+]
+
+
+class PodSetAdmission(Model):
+    """What Kueue assigned to the pods of one role."""
+
+    count: Replicas = Field(description="Admitted number of pods.")
+    requested: Replicas = Field(description="Number of pods that the Workload asked for.")
+    node_selector: Labels = Field(default_factory=dict, description="Node labels of the assigned flavors.")
+    tolerations: Annotated[list[Opaque], Field(max_length=64)] = Field(
+        default_factory=list, description="Tolerations of the assigned flavors."
+    )
+    labels: Labels = Field(default_factory=dict, description="Labels that admission checks add to the pods.")
+    annotations: Labels = Field(default_factory=dict, description="Annotations that admission checks add to the pods.")
+    topology: bool = Field(False, description="Kueue assigns a node to each pod after its creation.")
+
+
+class Eviction(Model):
+    """The last time that the job lost its quota."""
+
+    reason: Reason = Field(description="Preempted, ClusterQueueStopped, PodsReadyTimeout, Resized, ...")
+    message: Message = Field("", description="Kueue's message.")
+    time: Time = Field(description="When the job gave up its pods.")
+
+
+class QueueStatus(Model):
+    """The job's place in a queue of Kueue."""
+
+    name: Name = Field(description="The LocalQueue.")
+    workload: Name | None = Field(None, description="The Workload by which Kueue admitted the job.")
+    workload_uid: Reason = Field("", description="UID of that Workload.")
+    cluster_queue: Name | None = Field(None, description="The ClusterQueue that admitted the job.")
+    admitted_time: Time | None = Field(None, description="When the operator acted on the admission.")
+    pod_sets: Annotated[dict[Reason, PodSetAdmission], Field(max_length=16)] = Field(
+        default_factory=dict, description="The admission by role. Empty: the job is not admitted."
+    )
+    evictions: Count = Field(0, description="Number of times that the job lost its quota.")
+    last_eviction: Eviction | None = Field(None, description="The last of these times.")
 
 
 TimeKind = Literal["Queued", "Starting", "Productive", "Lost", "Finished"]
@@ -334,6 +380,7 @@ class Status(Model):
     gang: GangStatus | None = Field(
         None, description="Gang scheduling of the current attempt. None: the scheduler places its pods one by one."
     )
+    queue: QueueStatus | None = Field(None, description="The job's place in a queue, if it has one.")
     code: CodeStatus | None = Field(None, description="The code that the current attempt runs, if spec.code names it.")
     selector: Annotated[str, StringConstraints(max_length=512)] = Field(
         "", description="Label selector of the workers, for the scale subresource."

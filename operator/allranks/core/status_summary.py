@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.job import Job
-from allranks.api.status import Condition, Phase, ReplicaRestarts, RoleStatus, Status
+from allranks.api.status import WITHOUT_PODS, Condition, Phase, ReplicaRestarts, RoleStatus, Status
 from allranks.core import naming, places, topology
 from allranks.core.model import START_ERRORS, Pod, RejectedCreate
 from allranks.core.status_update import changed
@@ -80,7 +80,7 @@ def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod
             failed=max(of.failed, by_itself.failed),
         )
     ready = status.ready
-    if status.phase == "Suspended":
+    if status.phase in WITHOUT_PODS:
         roles = {role: RoleStatus(desired=of.desired, active=of.active) for role, of in roles.items()}
         ready = f"0/{sum(of.desired for of in roles.values())}"
     return changed(status, roles=roles, observed_generation=job.metadata.generation, ready=ready)
@@ -97,7 +97,7 @@ _CONDITIONS: tuple[tuple[ConditionType, frozenset[str]], ...] = (
 
 def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message: str) -> Status:
     """Sets the phase and the conditions that follow from it. The condition of the phase gets reason and message."""
-    primary = {"Pending": "Running", "Succeeded": "Complete"}.get(phase, phase)
+    primary = {"Queued": "Running", "Pending": "Running", "Succeeded": "Complete"}.get(phase, phase)
     conditions = []
     for kind, phases in _CONDITIONS:
         state: Literal["True", "False"] = "True" if phase in phases else "False"

@@ -19,6 +19,7 @@ from allranks.api.status import (
     PastAttempt,
     Phase,
     ProgressStatus,
+    QueueStatus,
     RankProgress,
     ReplicaRestarts,
     RestartCounts,
@@ -58,6 +59,7 @@ class StatusChanges(TypedDict, total=False):
     goodput: float | None
     progress: ProgressStatus | None
     gang: GangStatus | None
+    queue: QueueStatus | None
     code: CodeStatus | None
     selector: str
 

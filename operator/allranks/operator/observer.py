@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from allranks.api.job import Job
-from allranks.api.status import FINISHED, Status
+from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core import limits
 from allranks.core.model import Contention, Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
 from allranks.core.optional_kinds import OptionalObjects
@@ -103,7 +103,7 @@ class Observer:
         if decoded.complete is None or decoded.complete[0] is not job or decoded.complete[1] is not platform.policy:
             decoded.complete = job, platform.policy, limits.with_defaults(job, platform.policy)
         job = decoded.complete[2]
-        resting = status.phase in FINISHED or status.phase == "Suspended"
+        resting = status.phase in FINISHED | WITHOUT_PODS
         if resting or (status.phase != "Running" and len(compact_jobs.spec_of(raw).json) > _KEPT_BYTES):
             decoded.job = decoded.complete = None
         if resting:

@@ -101,7 +101,7 @@ class OptionalApis:
             versions={
                 kind.id: f"{kind.group}/{served.version}"
                 for kind in self._kinds
-                if (served := self._served.get(kind.id)) and not served.forbidden
+                if (served := self._served.get(kind.id)) and self._is_listed(kind, served)
             },
             problems=self._problems(),
             of_job=tuple(self._by_owner.get(uid, {}).values()),
@@ -114,6 +114,8 @@ class OptionalApis:
             served = self._served.get(kind.id)
             if served is None:
                 out[kind.id] = f"this cluster does not serve {kind.plural}.{kind.group} in {' or '.join(kind.versions)}"
+            elif not served.forbidden and not self._is_listed(kind, served):
+                out[kind.id] = f"this operator has not read {kind.plural}.{kind.group} yet"
             elif served.forbidden:
                 out[kind.id] = f"this operator cannot read {kind.plural}.{kind.group} ({served.forbidden})"
         return out
@@ -136,6 +138,10 @@ class OptionalApis:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def objects(self) -> list[tuple[ObjectKey, Manifest]]:
+        """Everything in the cache."""
+        return list(self._objects.items())
 
     def remember(self, manifest: Manifest) -> None:
         """Caches the response to the operator's own write."""
@@ -225,10 +231,11 @@ class OptionalApis:
         def forbidden(message: str) -> None:
             served.forbidden = message
             served.listed.discard(namespace)
+            watch.relist()  # events may be missed meanwhile
             self._changed(kind, None)
             self._note_synced()
 
-        return Watch(
+        watch: Watch[Any] = Watch(
             self._client,
             paths.optional(kind, served.version, namespace),
             dict[str, Any],
@@ -238,6 +245,10 @@ class OptionalApis:
             renewed_after=self._watch_timeout,
             forbidden=forbidden,
         )
+        return watch
+
+    def _is_listed(self, kind: OptionalKind, served: _Served) -> bool:
+        return not served.forbidden and served.listed >= set(self._namespaces if kind.namespaced else (None,))
 
     def _upsert(self, kind: OptionalKind, manifest: Manifest, deleted: bool, quiet: bool = False) -> ObjectKey:
         metadata = manifest["metadata"]
@@ -268,7 +279,7 @@ class OptionalApis:
 
     def _note_synced(self) -> None:
         if self._discovered and all(
-            served.forbidden or served.listed >= set(self._namespaces if kind.namespaced else (None,))
+            served.forbidden or self._is_listed(kind, served)
             for kind in self._kinds
             if (served := self._served.get(kind.id))
         ):

@@ -201,8 +201,16 @@ ALLOWED = {
 }
 """All rights of the operator."""
 FULL: Manifest = {"replicas": 2, "networkPolicy": {"jobs": True}, "podDisruptionBudget": {"jobs": True}}
-OPTIONAL = {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
-"""With metrics.authentication."""
+QUEUES = {
+    ("kueue.x-k8s.io", "workloads"): {"create", "get", "list", "watch", "patch", "delete"},
+    ("kueue.x-k8s.io", "workloads/status"): {"patch"},
+    ("kueue.x-k8s.io", "localqueues"): {"get", "list", "watch"},
+    ("kueue.x-k8s.io", "resourceflavors"): {"get", "list", "watch"},
+    ("kueue.x-k8s.io", "workloadpriorityclasses"): {"get", "list", "watch"},
+    ("scheduling.k8s.io", "priorityclasses"): {"get", "list", "watch"},
+}
+OPTIONAL = QUEUES | {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
+"""With queues.enabled, and with metrics.authentication."""
 
 
 def granted(objects: list[Manifest]) -> dict[tuple[str, str], set[str]]:
@@ -234,16 +242,6 @@ def test_namespaces_are_read_unless_the_policy_is_operator_wide_only(helm: Helm)
     made = helm.template({"policy": {"readNamespaces": False}})
     assert ("", "namespaces") not in granted(made)
     assert environment(made)["ALLRANKS_NAMESPACE_POLICIES"] == "false"
-
-
-QUEUES = {
-    ("kueue.x-k8s.io", "workloads"): {"create", "get", "list", "watch", "patch", "delete"},
-    ("kueue.x-k8s.io", "workloads/status"): {"patch"},
-    ("kueue.x-k8s.io", "localqueues"): {"get", "list", "watch"},
-    ("kueue.x-k8s.io", "resourceflavors"): {"get", "list", "watch"},
-    ("kueue.x-k8s.io", "workloadpriorityclasses"): {"get", "list", "watch"},
-    ("scheduling.k8s.io", "priorityclasses"): {"get", "list", "watch"},
-}
 
 
 def test_queues_come_with_exactly_the_rights_that_they_need(helm: Helm) -> None:

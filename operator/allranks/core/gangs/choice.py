@@ -10,10 +10,10 @@ from allranks.core.gangs.registry import BACKENDS
 from allranks.core.manifests import pod_template
 from allranks.core.model import Platform
 from allranks.core.optional_kinds import OptionalObjects
+from allranks.core.queueing import queue
 
 NOT_SERVED = "GangBackendNotServed"
 """Reason of the condition of a job that waits for its backend."""
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def requested(job: Job) -> Backend | None:
@@ -65,11 +65,11 @@ def unavailable(job: Job, status: Status, platform: Platform, optional: Optional
 
 def problems(job: Job) -> list[tuple[str, str]]:
     """(field path, message) of mistakes in the job's `scheduling` that its schema cannot find."""
-    backend, scheduling = requested(job), job.spec.scheduling
+    backend = requested(job)
     if backend is None:
         return []
     out = []
-    if backend.name == "Kueue" and not (scheduling.queue or job.metadata.labels.get(QUEUE_LABEL)):
+    if backend.name == "Kueue" and not queue.queue_of(job):
         out.append(("spec.scheduling.gang", "Kueue admits the jobs of a queue: set spec.scheduling.queue as well"))
     parts = [("spec", job.spec.template), *((f"spec.roles.{role}", of.template) for role, of in job.spec.roles.items())]
     for place, template in parts:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.status import FINISHED, Status
+from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core import topology
 from allranks.core.gangs import members
 from allranks.core.model import Contender, Contention, Observed, Pod
@@ -28,7 +28,7 @@ def may_contend(observed: Observed) -> bool:
     status = observed.status
     if observed.platform.local or status.running_time or status.start_time is None:
         return False
-    if status.phase in FINISHED or status.phase == "Suspended":
+    if status.phase in FINISHED | WITHOUT_PODS:
         return False
     return not (status.gang and status.gang.backend in _PLACED_BY_OTHERS)
 
