@@ -8,7 +8,7 @@ from typing import Any
 
 from allranks.api.job import Job
 from allranks.api.status import GangStatus, Status
-from allranks.core.gangs import choice, members, requests
+from allranks.core.gangs import choice, kueue, members, requests
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import Manifest
 from allranks.core.optional_kinds import (
@@ -20,7 +20,8 @@ from allranks.core.optional_kinds import (
     OptionalKind,
     OptionalObjects,
 )
-from support.builders import CLUSTER, Life, failed, job, pod, serving, table
+from allranks.core.queueing import manifest as queue_manifest
+from support.builders import CLUSTER, Life, failed, job, observed, pod, serving, table
 
 GPU = {"limits": {"nvidia.com/gpu": 4, "cpu": "1500m", "memory": "2Gi"}}
 RESOURCES: dict[str, Any] = {"resources": GPU, "roles": {"master": 1, "worker": 3}}
@@ -242,6 +243,35 @@ def test_affinity_brings_pods_together_where_no_pod_group_does(
                 "topologyKey": "rack",
                 "labelSelector": {"matchLabels": {"allranks.dev/job-name": "job"}},
             }
+
+
+@table(
+    (
+        "a master and its workers are neighbours, by index",
+        {"master": 1, "worker": 3},
+        {"required": "rack"},
+        {"required": "rack", "podIndexLabel": "allranks.dev/index", "podSetGroupName": "job"},
+    ),
+    (
+        "workers alone",
+        {"worker": 3},
+        {"preferred": "rack"},
+        {"preferred": "rack", "podIndexLabel": "allranks.dev/index"},
+    ),
+    ("no topology", {"worker": 3}, None, None),
+)
+def test_the_topology_request_for_kueue(case: tuple[dict[str, int], dict[str, str] | None, Manifest | None]) -> None:
+    roles, topology, expected = case
+    scheduling = {"gang": "Kueue", "queue": "team"} | ({"topology": topology} if topology else {})
+    of = job(roles=roles, scheduling=scheduling)
+    assert kueue.topology_request(of, roles) == expected
+    found = queue_manifest.pod_sets(observed(of, Status()))
+    assert [each.get("topologyRequest") for each in found] == [expected] * len(roles)
+
+
+def test_a_queue_without_topology_gets_no_request_unless_kueue_is_the_gang() -> None:
+    of = job(scheduling={"queue": "team", "topology": {"required": "rack"}})
+    assert kueue.topology_request(of, {"worker": 2}) is None
 
 
 def test_the_affinity_of_a_template_is_kept_beside_that_of_the_topology() -> None:

@@ -44,7 +44,9 @@ def added(job: Job, pod_spec: Manifest, status: Status, gpus: bool, platform: Pl
 
 
 def _is_placed_close(status: Status, topology: Topology) -> bool:
-    """Whether the attempt's PodGroup holds the constraint."""
+    """Whether the attempt's PodGroup holds the constraint, or Kueue selects the nodes."""
+    if status.queue and any(of.topology for of in status.queue.pod_sets.values()):
+        return True
     backend = gang_objects.backend_of(status)
     return backend is not None and backend.places_close(topology)
 
