@@ -78,7 +78,10 @@ def three_jobs_on_two_nodes(api: Api, namespace: str, gang: str, log: Callable[[
     last = next(name for name in names if bound(api, namespace, name) == [0])
     eventually(lambda: len(pods_of(api, namespace, last)) == PODS)
     assert bound(api, namespace, last) == [0], "it holds no node"
-    api.delete(KIND, namespace, next(name for name in names if name != last))
+    first = next(name for name in names if name != last)
+    api.delete(KIND, namespace, first)
+    for each in pods_of(api, namespace, first):
+        api.delete("Pod", namespace, each["metadata"]["name"], grace=0)  # its node has no kubelet
     eventually(lambda: bound(api, namespace, last) == [PODS], what=log())
 
 
