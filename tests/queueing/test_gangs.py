@@ -141,7 +141,7 @@ def test_each_attempt_has_a_pod_group_and_a_suspended_job_none(
     eventually(lambda: groups() == [])
 
 
-def test_a_constraint_that_the_api_server_drops_is_told(
+def test_a_constraint_that_the_api_server_drops_is_reported(
     control_plane: ControlPlane, namespace: str, operator: None
 ) -> None:
     """It drops it without the feature gate TopologyAwareWorkloadScheduling, and says nothing."""

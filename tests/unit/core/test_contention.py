@@ -52,7 +52,7 @@ OWN = rival("own", created=0, placed=10)
     ("of jobs of the same age the first by name keeps its pods", OWN, [rival("a", created=0)], None, 310),
     ("the weakest of three goes first", OWN, [rival(), rival("weak", created=80)], None, None),
     ("one whose turn is later goes before a stronger one", OWN, [rival(), rival("weak", 80, placed=900)], None, None),
-    ("nobody waits for a weaker one with a longer timeout", OWN, [rival(), rival("w", 80, timeout=900)], None, 310),
+    ("no job waits for a weaker one with a longer timeout", OWN, [rival(), rival("w", 80, timeout=900)], None, 310),
     ("jobs of other pools are no rivals", replace(OWN, pool="a"), [rival(pool="b")], None, None),
     ("a job without a pool may need the same nodes", replace(OWN, pool="a"), [rival()], None, 310),
     ("room that was just given up is waited for", OWN, [rival()], 200, 500),

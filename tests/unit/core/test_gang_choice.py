@@ -183,7 +183,7 @@ def test_the_condition_says_what_places_the_pods_together() -> None:
     assert found.message == "PodGroup job-0 (scheduling.k8s.io/v1beta1): at least 2 pods are placed together"
 
 
-def test_a_pod_whose_group_was_dropped_is_told() -> None:
+def test_a_pod_whose_group_was_dropped_is_reported() -> None:
     life = native()
     for name, each in life.pods.items():
         life.pods[name] = each.__class__(**{**_fields(each), "scheduling_group": ""})
@@ -201,7 +201,7 @@ def _fields(each: Any) -> dict[str, Any]:
     return {name: getattr(each, name) for name in each.__slots__}
 
 
-def test_a_constraint_that_was_dropped_is_told() -> None:
+def test_a_constraint_that_was_dropped_is_reported() -> None:
     life = native(scheduling={"topology": {"required": "rack"}})
     life.optional = serving(NATIVE_POD_GROUP, objects=[group(POLICY)])
     life.settle(1)
