@@ -131,18 +131,24 @@ build_scheduler() {
   fi
 }
 
-# Its visibility server listens at a fixed port on all addresses, and writes its certificate to a folder of the root. It is
-# built from a copy that listens on loopback, at the port of an environment variable, and writes to the working directory.
+# Its visibility server needs a pod: it listens at a fixed port on all addresses, reads certificates from fixed folders, and
+# finds the API server as in a pod. Kueue is built from a copy that listens on loopback, at the port of an environment
+# variable, reads certificates from a folder of the working directory, and uses $KUBECONFIG.
 build_kueue() {
   local copy=$work/kueue server=pkg/visibility/server.go
   (modules)
   cp -r --no-preserve=mode "$(source_of sigs.k8s.io/kueue)" "$copy"
   sed -i -e 's/^\t"net"$/&\n\t"os"\n\t"strconv"/' -e 's/^\to.SecureServing.BindPort = 8082$/\
 	o.SecureServing.BindPort, _ = strconv.Atoi(os.Getenv("VISIBILITY_PORT"))\
-	o.SecureServing.BindAddress = net.IPv4(127, 0, 0, 1)/' "$copy/$server"
-  grep --quiet VISIBILITY_PORT "$copy/$server" || fail "$server of Kueue has changed"
+	o.SecureServing.BindAddress = net.IPv4(127, 0, 0, 1)\
+	o.Authentication.RemoteKubeConfigFile = os.Getenv("KUBECONFIG")\
+	o.Authorization.RemoteKubeConfigFile = os.Getenv("KUBECONFIG")\
+	o.CoreAPI.CoreAPIKubeconfigPath = os.Getenv("KUBECONFIG")/' "$copy/$server"
+  sed -i 's|"/etc/kueue/metrics/certs"|"certificates"|' "$copy/cmd/kueue/main.go"
+  grep --quiet VISIBILITY_PORT "$copy/$server" && grep --quiet '"certificates"' "$copy/cmd/kueue/main.go" ||
+    fail "Kueue's source has changed"
   "$go" mod edit -replace "sigs.k8s.io/kueue=$copy" "$work/module/go.mod"
-  compile '-X sigs.k8s.io/kueue/pkg/version.GitVersion=v0.15.1 -X sigs.k8s.io/kueue/pkg/visibility.certDir=visibility' \
+  compile '-X sigs.k8s.io/kueue/pkg/version.GitVersion=v0.15.1 -X sigs.k8s.io/kueue/pkg/visibility.certDir=certificates' \
     sigs.k8s.io/kueue/cmd/kueue
   mv "$copy/config" "$work/bin/manifests"
 }

@@ -11,7 +11,6 @@ import contextlib
 import json
 import subprocess
 import time
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from typing import Any
 import yaml
 
 from . import processes
-from .api import Manifest
+from .api import ApiError, Manifest, path
+from .certificates import Authority
 from .controlplane import HOST, START_SECONDS, TOOLS, ControlPlane, DoesNotStart, free_ports
 
 GROUP = "kueue.x-k8s.io"
@@ -28,8 +28,8 @@ WORKLOAD, CLUSTER_QUEUE, LOCAL_QUEUE, RESOURCE_FLAVOR, PRIORITY_CLASS = (
     f"{kind}.v1beta2.{GROUP}"
     for kind in ("Workload", "ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass")
 )
-_MANAGER, _SECRET = "kueue-controller-manager", "kueue-webhook-server-cert"
-_WEBHOOK_SERVICE, _VISIBILITY_SERVICE = "kueue-webhook-service", "visibility-server"
+_MANAGER = "kueue-controller-manager"
+_WEBHOOK_SERVICE, _VISIBILITY_SERVICE = "kueue-webhook-service", "kueue-visibility-server"
 
 
 def build() -> Path:
@@ -44,36 +44,37 @@ class Kueue:
     def __init__(self, control_plane: ControlPlane, programs: Path, configuration: Mapping[str, Any] = {}) -> None:
         self._control_plane, self._programs = control_plane, programs
         self._folder = control_plane.folder / "kueue"
-        self._log = self._folder / "kueue.log"
-        self._webhook, self._visibility, self._health = free_ports(3)
+        self._log, self._certificates = self._folder / "kueue.log", self._folder / "certificates"
+        self._webhook, self._visibility = free_ports(2)
         self._configuration = dict(configuration)
         self._process: subprocess.Popen[bytes] | None = None
 
     def install(self) -> None:
-        """Creates its CRDs, rights, Services and webhooks, as its manifests say."""
+        """Creates its CRDs, rights, Services, webhooks and certificates, as its manifests say."""
+        self._certificates.mkdir(parents=True)
+        names = [f"{_WEBHOOK_SERVICE}.{NAMESPACE}.svc"]
+        authority = Authority("kueue-ca")
+        authority.issue("kueue", self._certificates / "tls.crt", self._certificates / "tls.key", names)
         rendered = self._kubectl("kustomize", str(self._programs / "manifests" / "default"))
         # CustomResourceDefinitions and the Namespace come first.
         manifests = [found for found in yaml.safe_load_all(rendered) if found["kind"] != "Deployment"]
         for manifest in manifests:
-            self._lead_to_this_machine(manifest)
+            self._lead_to_this_machine(manifest, base64.b64encode(authority.certificate).decode())
         self._kubectl("apply", "--server-side", "-f", "-", input="---\n".join(map(yaml.safe_dump, manifests)))
         self._kubectl("wait", "--for=condition=Established", "crd", "-l", "app.kubernetes.io/name=kueue")
 
     def start(self) -> None:
         """Returns when its webhooks answer. The calling thread must live as long as the process."""
-        certificates = self._folder / "certificates"
-        certificates.mkdir(parents=True, exist_ok=True)
         file = self._folder / "configuration.yaml"
-        file.write_text(json.dumps(self._settings(certificates)))
+        file.write_text(json.dumps(self._settings()))
         self._process = processes.start(
             self._programs / "kueue",
             f"--config={file}",
-            f"--kubeconfig={self._kubeconfig()}",
             log=self._log,
-            environment={"VISIBILITY_PORT": str(self._visibility)},
+            environment={"VISIBILITY_PORT": str(self._visibility), "KUBECONFIG": str(self._kubeconfig())},
         )
         deadline = time.monotonic() + START_SECONDS
-        while not (self._mount(certificates) and self._is_ready()):
+        while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise DoesNotStart(f"kueue:\n{self.log()}")
@@ -95,17 +96,17 @@ class Kueue:
         """The end of its log."""
         return processes.end_of(self._log, lines)
 
-    def _settings(self, certificates: Path) -> Manifest:
+    def _settings(self) -> Manifest:
         return {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
             "kind": "Configuration",
             "namespace": NAMESPACE,
-            "health": {"healthProbeBindAddress": f"{HOST}:{self._health}"},
+            "health": {"healthProbeBindAddress": "0"},
             "metrics": {"bindAddress": "0"},
-            "webhook": {"host": HOST, "port": self._webhook, "certDir": str(certificates)},
+            "webhook": {"host": HOST, "port": self._webhook, "certDir": str(self._certificates)},
             "leaderElection": {"leaderElect": False},
             "clientConnection": {"qps": 1000, "burst": 2000},
-            "internalCertManagement": {"enable": True},
+            "internalCertManagement": {"enable": False},
             "integrations": {"frameworks": ["batch/job"]},
             **self._configuration,
         }
@@ -121,7 +122,7 @@ class Kueue:
             raise DoesNotStart(f"kubectl {arguments[0]}: {done.stderr}")
         return done.stdout
 
-    def _lead_to_this_machine(self, manifest: Manifest) -> None:
+    def _lead_to_this_machine(self, manifest: Manifest, authority: str) -> None:
         """A Service with an external name is the only one that leads an API server to loopback; ports are kept."""
         ports = {_WEBHOOK_SERVICE: self._webhook, _VISIBILITY_SERVICE: self._visibility}
         spec, name = manifest.get("spec", {}), manifest["metadata"]["name"]
@@ -134,22 +135,12 @@ class Kueue:
             clients.append(spec["conversion"]["webhook"]["clientConfig"])
         for client in clients:
             client["service"]["port"] = self._webhook
+            client["caBundle"] = authority
 
-    def _mount(self, certificates: Path) -> bool:
-        """Writes the certificates that Kueue made to its folder, as the kubelet does with a Secret."""
-        secret = self._control_plane.api.get("Secret", NAMESPACE, _SECRET)
-        for name, content in (secret.get("data") or {}).items():
-            file = certificates / name
-            decoded = base64.b64decode(content)
-            if not file.exists() or file.read_bytes() != decoded:
-                unfinished = file.with_suffix(".unfinished")
-                unfinished.touch(mode=0o600)
-                unfinished.write_bytes(decoded)
-                unfinished.rename(file)
-        return (certificates / "tls.crt").exists()
-
-    def _is_ready(self) -> bool:
-        address = f"http://{HOST}:{self._health}/readyz"
-        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5) as answer:
-            return bool(answer.status == 200)
+    def _answers(self) -> bool:
+        """Whether the API server reaches its webhooks. Kueue is ready by its own account before it serves them."""
+        flavor = {"apiVersion": f"{GROUP}/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "dry-run"}}
+        with contextlib.suppress(ApiError):
+            self._control_plane.api.request("POST", f"{path(RESOURCE_FLAVOR)}?dryRun=All", flavor)
+            return True
         return False
