@@ -13,6 +13,7 @@ from typing import Any, Literal
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
+from allranks.core.contenders import Contention
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
 
@@ -86,6 +87,8 @@ class Pod:
     restart: int = 0
     """Number of individual restarts of this replica within the attempt."""
     phase: PodPhase = "Pending"
+    managed_by_kueue: bool = False
+    """Kueue's integration of single pods has taken the pod: it has Kueue's finalizer."""
     owned: bool = True
     """The pod has a controller ownerReference to this job's UID. Labels are never used for adoption."""
     created_at: datetime | None = None
@@ -286,29 +289,6 @@ class Reports:
     """Time of the last report of any job: evidence that reports can arrive."""
     collectives: Collectives | None = None
     """From NCCL, if rank 0 could ask it while it reported no step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A job that holds nodes for a part of its pods while the others find no room. See `gangs/contention.py`."""
-
-    job: tuple[str, str]
-    """(namespace, name)"""
-    priority: int
-    created_at: datetime
-    placed_at: datetime
-    """When a pod of it was placed last."""
-    timeout_seconds: int
-    pool: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Contention:
-    """The other jobs that are placed in part, as far as this operator sees them."""
-
-    others: tuple[Contender, ...] = ()
-    given_up_at: datetime | None = None
-    """When one of the jobs that wait for their next attempt gave its pods up last."""
 
 
 @dataclass(frozen=True, slots=True)

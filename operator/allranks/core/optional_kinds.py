@@ -65,7 +65,7 @@ class OptionalObjects:
 
 def kind_of(manifest: Mapping[str, Any]) -> str:
     """The id of the kind of an object."""
-    group, _, _ = manifest["apiVersion"].rpartition("/")
+    group, _, _ = manifest.get("apiVersion", "").rpartition("/")
     return f"{manifest['kind']}.{group}"
 
 

@@ -12,11 +12,9 @@ from dataclasses import replace
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, WITHOUT_PODS
-from allranks.core import limits, progress, report_loss, time_accounting
-from allranks.core.gangs import choice
+from allranks.core import gang_choice, limits, progress, report_loss, time_accounting
 from allranks.core.model import Observed, Plan
 from allranks.core.queueing import queue as queues
-from allranks.core.queueing.sync import plan_of_manager, with_workload
 from allranks.core.rules import (
     Act,
     Outcome,
@@ -34,6 +32,7 @@ from allranks.core.rules import (
 from allranks.core.snapshot import Snapshot
 from allranks.core.status_update import changed
 from allranks.core.sync import delete_pods, sync_objects, wait_in_queue
+from allranks.core.workload_sync import plan_of_manager, with_workload
 
 ACTIVE_RULES: tuple[Rule, ...] = (
     lifecycle.begin,
@@ -111,7 +110,7 @@ def _with_gang(snapshot: Snapshot, decision: Plan) -> Plan:
     o, status = snapshot.observed, decision.status
     if status is None or status.attempt_time in (None, o.status.attempt_time) or status.phase in FINISHED:
         return decision
-    chosen = choice.choose(o.job, status, o.platform, o.optional)
+    chosen = gang_choice.choose(o.job, status, o.platform, o.optional)
     return replace(decision, status=changed(status, gang=chosen)) if chosen else decision
 
 

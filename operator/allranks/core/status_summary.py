@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Literal
 
-from allranks.api.job import Job
+from allranks.api.job import GROUP, KIND, VERSION, Job
 from allranks.api.status import WITHOUT_PODS, Condition, Phase, ReplicaRestarts, RoleStatus, Status
 from allranks.core import naming, places, topology
 from allranks.core.model import START_ERRORS, Pod, RejectedCreate
@@ -15,6 +15,12 @@ from allranks.core.status_update import changed
 ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
 _MESSAGE_LENGTH = 4096
 ALL_RUN = "AllRanksRunning"
+TAKEN_BY_KUEUE = "TakenByKueue"
+_TAKEN = (
+    "Kueue's pod integration admits each pod by itself, not the job as a whole: add "
+    f"{KIND}.{VERSION}.{GROUP} to integrations.externalFrameworks of Kueue's configuration, and name a queue in "
+    "spec.scheduling.queue"
+)
 SLOW_START = timedelta(seconds=60)
 """A pod that does not run this long after its assignment to a node is named in the condition, with what it waits for.
 Until then a start is not worth a status write: most pods run within seconds."""
@@ -215,6 +221,8 @@ def _waits_for(
     for rejection in sorted(refused, key=lambda r: (not r.tried, r.kind, r.name)):
         return rejection.reason, f"{rejection.kind} {rejection.name}: {rejection.message}"
     pending = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and not pod.ended]
+    if taken := next((pod for pod in pending if pod.managed_by_kueue and pod.node is None), None):
+        return TAKEN_BY_KUEUE, f"{taken.name}: {_TAKEN}"
     waiting = [pod for pod in pending if _named_at_once(pod) or _is_slow(pod, now)]
     for pod in sorted(waiting, key=_information):
         return pod.start_error or pod.waiting_reason or "PodsPending", f"{pod.name}: {pod.waiting_text}"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
+from allranks.api.gang_status import GangStatus
 from allranks.api.status import (
     CodeStatus,
     Condition,
     CurvePoint,
     Failure,
-    GangStatus,
     Hold,
     PastAttempt,
     Phase,

@@ -7,17 +7,25 @@ from dataclasses import replace
 from datetime import datetime
 
 from allranks.api.status import RoleStatus, Status
-from allranks.core import elasticity, hang_detection, naming, report_loss, status_summary, topology
-from allranks.core.gangs import choice, read_back
+from allranks.core import (
+    elasticity,
+    gang_choice,
+    hang_detection,
+    naming,
+    queue_reasons,
+    report_loss,
+    status_summary,
+    topology,
+)
 from allranks.core.gangs import objects as gang_objects
-from allranks.core.manifests import companions, pod_template, pool_template
+from allranks.core.gangs import read_back
+from allranks.core.manifests import companions, pod_group, pod_template, pool_template
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod, PodRef
-from allranks.core.queueing import waiting
-from allranks.core.queueing.sync import active_pods
 from allranks.core.snapshot import Snapshot
 from allranks.core.status_update import changed
 from allranks.core.stragglers import newly_slow
+from allranks.core.workload_sync import active_pods
 from allranks.frameworks.base import Replica
 
 DELETION_REFUSED = "DeletionRefused"
@@ -83,7 +91,7 @@ def wait_in_queue(snapshot: Snapshot) -> Plan:
     """Deletes all pods of a job that waits in a queue, and says what it waits for."""
     o = snapshot.observed
     active, _ = active_pods(snapshot)
-    reason, message = waiting.reason(o, snapshot.workload, active)
+    reason, message = queue_reasons.reason(o, snapshot.workload, active)
     if snapshot.undeletable:
         pod, rejection = snapshot.undeletable[0]
         reason, message = DELETION_REFUSED, f"pod {pod.name} still runs: its deletion was rejected: {rejection.message}"
@@ -135,7 +143,7 @@ def _blocked(snapshot: Snapshot) -> tuple[str, str] | None:
     """(reason, message) of what keeps the missing pods from being created."""
     o = snapshot.observed
     refused = _refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)
-    return refused or choice.unavailable(o.job, o.status, o.platform, o.optional)
+    return refused or gang_choice.unavailable(o.job, o.status, o.platform, o.optional)
 
 
 def _read_back(snapshot: Snapshot, summary: Status) -> Status:
@@ -144,7 +152,7 @@ def _read_back(snapshot: Snapshot, summary: Status) -> Status:
     wanted = None
     if o.status.gang and o.job.spec.scheduling.topology and not pool_template.unavailable(o.job, o.platform):
         templates = pod_template.role_templates(o.job, o.platform)
-        wanted = gang_objects.pod_group(o.job, o.status, templates, o.platform)
+        wanted = pod_group.pod_group(o.job, o.status, templates, o.platform)
     return read_back.observe(o.job, summary, snapshot.pods.values(), wanted, o.optional, o.now)
 
 

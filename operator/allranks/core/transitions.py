@@ -53,7 +53,7 @@ def requeue(job: Job, status: Status, reason: str, message: str, now: datetime) 
     """Sends the job back to its queue. The phase leads to the deletion of the pods."""
     before = status.queue or QueueStatus(name=queue_of(job))
     lost = bool(before.pod_sets)
-    eviction = Eviction(reason=reason[:128], message=message[:4096], time=now) if lost else before.last_eviction
+    eviction = Eviction(reason=reason[:128], message=message[:256], time=now) if lost else before.last_eviction
     stopped = _stopped(status, reason[:128], now, requeued=True)
     counted = QueueStatus(name=queue_of(job), evictions=before.evictions + lost, last_eviction=eviction)
     return with_phase(changed(stopped, queue=counted), "Queued", now, reason, message)

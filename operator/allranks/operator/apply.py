@@ -22,6 +22,7 @@ from allranks.kube.errors import Conflict, NotFound, Refused
 from allranks.kube.merge_patch import diff
 from allranks.kube.pod_codec import CachedPod
 from allranks.kube.raw_pod import Raw
+from allranks.operator import optional_changes
 from allranks.operator.cache import PodCache
 from allranks.operator.secret_data import secret_data
 
@@ -110,38 +111,8 @@ class Executor:
     async def change(
         self, removals: Sequence[Manifest], patches: Sequence[ObjectPatch], rejections: Rejections
     ) -> None:
-        """Deletes, then patches objects of optional kinds. An object that changed meanwhile, or is gone, is left alone:
-        the watch shows it, and the core decides again. Raises Unavailable, Fenced."""
-        rejected: dict[_ObjectKey, RejectedCreate] = {}
-
-        async def change(manifest: Manifest, request: Callable[[], Awaitable[bytes]]) -> None:
-            kind, name = _key(manifest)
-            try:
-                answer: Manifest = msgspec.json.decode(await request())
-            except (NotFound, Conflict):
-                return
-            except Refused as error:
-                rejected[kind, name] = RejectedCreate(kind, name, error.reason or "Refused", str(error))
-                logger.warning("the change of %s %s was rejected: %s", kind, name, error)
-            else:
-                if answer.get("kind") == kind and answer["metadata"].get("deletionTimestamp") is None:
-                    self._remember(answer)
-
-        def remove(manifest: Manifest) -> Awaitable[bytes]:
-            return self._client.delete(paths.item_of(manifest), manifest["metadata"]["uid"])
-
-        def patch(each: ObjectPatch) -> Awaitable[bytes]:
-            found = each.object["metadata"]
-            guard = {"uid": found["uid"], "resourceVersion": found["resourceVersion"]}
-            metadata = {**each.change.get("metadata", {}), **guard}
-            path = paths.item_of(each.object, each.subresource)
-            return self._client.patch(path, {**each.change, "metadata": metadata})
-
-        for manifest in removals:
-            await change(manifest, lambda m=manifest: remove(m))  # type: ignore[misc]
-        for each in patches:
-            await change(each.object, lambda p=each: patch(p))  # type: ignore[misc]
-        rejections.changes = rejected
+        """Deletes, then patches objects of optional kinds. Raises Unavailable, Fenced."""
+        rejections.changes = await optional_changes.apply(self._client, removals, patches, self._remember)
 
     async def _create_pods(self, job: Manifest, pods: Sequence[Manifest], rejections: Rejections) -> None:
         """Stops creating pods of a role when one is rejected: the others have the same template, so a quota or a policy

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core import limits
-from allranks.core.model import Contention, Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
+from allranks.core.contenders import Contention
+from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
 from allranks.kube import compact_jobs, job_codec

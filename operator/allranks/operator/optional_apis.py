@@ -90,7 +90,7 @@ class OptionalApis:
         """UID of the controller -> objects."""
         self._discovered = not self._kinds
         self.synced = asyncio.Event()
-        """Set once every kind is listed, or known not to be served or not to be readable."""
+        """Set once every kind is listed, or the API server does not serve it, or does not let it be read."""
         self._note_synced()
 
     def observe(self, uid: str) -> OptionalObjects:

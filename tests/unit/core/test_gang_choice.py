@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from allranks.api.status import Condition, Status
-from allranks.core.gangs import choice, read_back
+from allranks.core import gang_choice as choice
+from allranks.core.gangs import read_back
 from allranks.core.gangs.registry import BACKENDS
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import Platform

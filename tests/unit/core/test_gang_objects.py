@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from allranks.api.gang_status import GangStatus
 from allranks.api.job import Job
-from allranks.api.status import GangStatus, Status
-from allranks.core.gangs import choice, kueue, members, requests
+from allranks.api.status import Status
+from allranks.core import gang_choice as choice
+from allranks.core.gangs import kueue, members, requests
 from allranks.core.manifests import pods as pod_manifests
+from allranks.core.manifests import workload as queue_manifest
 from allranks.core.model import Manifest
 from allranks.core.optional_kinds import (
     COSCHEDULING_POD_GROUP,
@@ -20,7 +23,6 @@ from allranks.core.optional_kinds import (
     OptionalKind,
     OptionalObjects,
 )
-from allranks.core.queueing import manifest as queue_manifest
 from support.builders import CLUSTER, Life, failed, job, observed, pod, serving, table
 
 GPU = {"limits": {"nvidia.com/gpu": 4, "cpu": "1500m", "memory": "2Gi"}}

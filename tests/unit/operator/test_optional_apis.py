@@ -80,9 +80,9 @@ async def until(holds: Callable[[], object]) -> None:
 def test_the_preferred_version_that_the_cluster_serves_is_used_and_large_fields_are_dropped() -> None:
     async def scenario() -> None:
         async with running(Api("v1beta1", "v1beta2"), WORKLOAD) as (apis, _):
-            seen = apis.observe(UID)
-            assert seen.api_version(WORKLOAD) == "kueue.x-k8s.io/v1beta2"
-            [found] = seen.owned(WORKLOAD)
+            objects = apis.observe(UID)
+            assert objects.api_version(WORKLOAD) == "kueue.x-k8s.io/v1beta2"
+            [found] = objects.owned(WORKLOAD)
             assert found["apiVersion"] == "kueue.x-k8s.io/v1beta2"
             assert found["spec"]["podSets"] == [{"name": "worker", "count": 2}]
             assert apis.observe("another").owned(WORKLOAD) == ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from allranks.api.job import Topology
+from allranks.api.scheduling import Topology
 from allranks.core.model import Manifest
 from allranks.core.optional_kinds import Object, OptionalKind
 from allranks.fields import GangBackend

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from allranks.api.job import Topology
+from allranks.api.scheduling import Topology
 from allranks.core.gangs.base import Backend, Gang, PodPart
 from allranks.core.model import Manifest
 from allranks.core.optional_kinds import NATIVE_POD_GROUP, Object

@@ -1,4 +1,4 @@
-"""The PodGroup of an attempt, and its parts of the pods."""
+"""What an attempt's pods need for its gang, and the PodGroups that exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from allranks.api.status import Status
 from allranks.core.gangs import members
 from allranks.core.gangs.base import Backend, PodPart
 from allranks.core.gangs.registry import BACKENDS
-from allranks.core.manifests import companions
 from allranks.core.model import Manifest, Platform
 from allranks.core.optional_kinds import Object, OptionalObjects, kind_of
 
@@ -17,19 +16,6 @@ from allranks.core.optional_kinds import Object, OptionalObjects, kind_of
 def backend_of(status: Status) -> Backend | None:
     """The backend of the current attempt."""
     return BACKENDS[status.gang.backend] if status.gang else None
-
-
-def pod_group(job: Job, status: Status, templates: Mapping[str, Manifest], platform: Platform) -> Manifest | None:
-    """The attempt's PodGroup; None if its backend needs none."""
-    backend = backend_of(status)
-    if backend is None or status.gang is None or not status.gang.api_version:
-        return None
-    gang = members.gang_of(job, status, templates, platform)
-    spec = backend.pod_group_spec(gang, status.gang.api_version.rpartition("/")[2])
-    if spec is None:
-        return None
-    metadata = companions.metadata(job, gang.name, {})
-    return {"apiVersion": status.gang.api_version, "kind": backend.kind.kind, "metadata": metadata, "spec": spec}
 
 
 def pod_part(job: Job, status: Status, role: str, templates: Mapping[str, Manifest], platform: Platform) -> PodPart:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from allranks.api.job import Topology
+from allranks.api.scheduling import Topology
 from allranks.core.gangs import requests
 from allranks.core.gangs.base import Backend, Gang, PodPart
 from allranks.core.model import Manifest

@@ -15,13 +15,23 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.validation import template_problems
 from allranks.core import naming, topology
-from allranks.core.gangs import choice
+from allranks.core.gangs import mistakes
 from allranks.core.gangs import objects as gang_objects
 from allranks.core.gangs.base import PodPart
-from allranks.core.manifests import code, companions, pod_template, pool_template, report_env, scheduling, sizes
+from allranks.core.manifests import (
+    admission,
+    code,
+    companions,
+    pod_group,
+    pod_template,
+    pool_template,
+    report_env,
+    scheduling,
+    sizes,
+)
 from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
-from allranks.core.queueing import admission, queue
+from allranks.core.queueing import queue
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, AttemptContext, Replica, Wiring
 
 HELPER = "allranks-helper"
@@ -62,7 +72,7 @@ def objects(
         made.append(companions.network_policy(job, _declared_ports(templates.values(), internal)))
     if platform.disruption_budgets:
         made.append(companions.disruption_budget(job))
-    if group := gang_objects.pod_group(job, status, templates, platform):
+    if group := pod_group.pod_group(job, status, templates, platform):
         made.append(group)
     return Objects(made, _pods(job, status, wired, templates, platform))
 
@@ -116,7 +126,12 @@ def problems(job: Job) -> list[tuple[str, str]]:
     framework = topology.framework_of(job)
     templates = pod_template.role_templates(job, pod_template.ANY_PLATFORM)
     context = sizes.longest_context(job, templates)
-    out = [*queue.problems(job), *choice.problems(job), *report_env.problems(job), *sizes.problems(framework, context)]
+    out = [
+        *queue.problems(job),
+        *mistakes.problems(job),
+        *report_env.problems(job),
+        *sizes.problems(framework, context),
+    ]
     wire = framework.wire(context)
     for replica in sizes.outermost(context):
         wiring = wire(replica)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from allranks.api.job import Job, Topology
+from allranks.api.job import Job
+from allranks.api.scheduling import Topology
 from allranks.api.status import Status
 from allranks.core import naming
 from allranks.core.gangs import objects as gang_objects

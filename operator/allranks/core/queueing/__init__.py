@@ -1,1 +1,1 @@
-"""Kueue's queues: the Workload of a job, its admission, and what the job waits for."""
+"""Kueue's queues: which one a job has, and what its Workload says."""

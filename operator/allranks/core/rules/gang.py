@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.core import transitions
-from allranks.core.gangs import choice, contention
+from allranks.core import contention, gang_choice, transitions
 from allranks.core.model import Event
 from allranks.core.rules import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
@@ -19,7 +18,7 @@ def choose_backend(snapshot: Snapshot) -> Outcome:
     o = snapshot.observed
     if o.status.gang or o.status.launched or snapshot.pods or o.status.attempt_time is None:
         return None
-    chosen = choice.choose(o.job, o.status, o.platform, o.optional)
+    chosen = gang_choice.choose(o.job, o.status, o.platform, o.optional)
     return write(changed(o.status, gang=chosen)) if chosen else None
 
 

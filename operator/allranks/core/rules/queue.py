@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allranks.api.status import QueueStatus
-from allranks.core import topology, transitions
+from allranks.core import topology, transitions, workload_sync
+from allranks.core.manifests import admission
 from allranks.core.model import Event
 from allranks.core.optional_kinds import WORKLOAD
-from allranks.core.queueing import admission, queue
-from allranks.core.queueing import sync as workload_sync
+from allranks.core.queueing import queue
 from allranks.core.queueing import workload as workloads
 from allranks.core.rules import Outcome, write
 from allranks.core.snapshot import Snapshot
@@ -31,13 +31,15 @@ def admit(snapshot: Snapshot) -> Outcome:
         return None
     found = workload["status"]["admission"]
     before = status.queue or QueueStatus(name=queue.queue_of(job))
+    pod_sets, placements = admission.read(o, workload)
     admitted = QueueStatus(
         name=(workload.get("spec") or {}).get("queueName") or before.name,
         workload=workload["metadata"]["name"],
         workload_uid=workload["metadata"]["uid"],
         cluster_queue=found.get("clusterQueue"),
         admitted_time=now,
-        pod_sets=admission.read(o, workload),
+        pod_sets=pod_sets,
+        placements=placements,
         evictions=before.evictions,
         last_eviction=before.last_eviction,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from allranks.core.manifests import admission
+from allranks.core.manifests import workload as manifest
 from allranks.core.model import Manifest, Observed, Pod
 from allranks.core.optional_kinds import LOCAL_QUEUE, RESOURCE_FLAVOR, WORKLOAD
-from allranks.core.queueing import admission, manifest, queue
+from allranks.core.queueing import queue
 from allranks.core.queueing import workload as workloads
 
 QUEUED = "Queued"

@@ -12,8 +12,9 @@ from datetime import datetime, timedelta
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core import topology
+from allranks.core.contenders import Contender, Contention
 from allranks.core.gangs import members
-from allranks.core.model import Contender, Contention, Observed, Pod
+from allranks.core.model import Observed, Pod
 from allranks.core.snapshot import Snapshot
 
 REASON = "GangTimeout"

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.core import places, root_cause, topology
+from allranks.core import places, queue_reasons, root_cause, topology
 from allranks.core.elasticity import TERMINATION_TIMEOUT
 from allranks.core.manifests import companions
+from allranks.core.manifests import workload as manifest
 from allranks.core.model import Manifest, ObjectPatch, Observed, Plan, Pod
 from allranks.core.optional_kinds import WORKLOAD
-from allranks.core.queueing import manifest, queue, waiting
+from allranks.core.queueing import queue
 from allranks.core.queueing import workload as workloads
 from allranks.core.snapshot import Snapshot
 
@@ -57,7 +58,7 @@ def active_pods(snapshot: Snapshot) -> tuple[list[Pod], datetime | None]:
             continue
         forgotten = pod.deleted_at + TERMINATION_TIMEOUT if pod.deleted_at else None
         if forgotten and forgotten <= now:
-            continue  # its node does not answer: nobody can say when it ends
+            continue  # its node does not answer, so its end is not reported
         active.append(pod)
         times += [forgotten] if forgotten else []
     return active, min(times, default=None)
@@ -80,7 +81,7 @@ def _changes(snapshot: Snapshot) -> _Changes:
         removable = idle or phase not in WITHOUT_PODS
         return _Changes(remove=(workload,)) if removable else _Changes(wake_at=forgotten_at)
     if workload is None:
-        if phase != "Queued" or not own or active or waiting.cannot_ask(o):
+        if phase != "Queued" or not own or active or queue_reasons.cannot_ask(o):
             return _Changes(wake_at=forgotten_at if phase == "Queued" else None)
         return _Changes(create=(manifest.workload(o),))
     if not own and not _is_owned(o, workload):
@@ -104,7 +105,7 @@ def _while_queued(o: Observed, workload: Manifest, idle: bool) -> _Changes:
         return _Changes(remove=(workload,)) if again and idle else _Changes()
     if own and workloads.holds(workload, workloads.FINISHED):
         return _Changes(remove=(workload,))
-    if not own or waiting.cannot_ask(o):
+    if not own or queue_reasons.cannot_ask(o):
         return _Changes()
     spec = {**({"queueName": queue.queue_of(o.job)} if moved else {}), **_priority_change(o, workload)}
     if outdated:
@@ -191,7 +192,7 @@ def plan_of_manager(o: Observed) -> Plan:
         return Plan()
     workload = workloads.of_job(o)
     if workload is None:
-        return Plan() if waiting.cannot_ask(o) else Plan(create=(manifest.workload(o),))
+        return Plan() if queue_reasons.cannot_ask(o) else Plan(create=(manifest.workload(o),))
     if workload["metadata"].get("deletionTimestamp") or workloads.has_quota(workload):
         return Plan()
     changes = _while_queued(o, workload, idle=True)

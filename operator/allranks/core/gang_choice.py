@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from allranks.api.gang_status import GangStatus
 from allranks.api.job import Job
-from allranks.api.status import GangStatus, Status
+from allranks.api.status import Status
 from allranks.core.gangs import members
 from allranks.core.gangs.base import Backend
-from allranks.core.gangs.registry import BACKENDS
+from allranks.core.gangs.registry import BACKENDS, requested
 from allranks.core.manifests import pod_template
 from allranks.core.model import Platform
 from allranks.core.optional_kinds import OptionalObjects
-from allranks.core.queueing import queue
 
 NOT_SERVED = "GangBackendNotServed"
 """Reason of the condition of a job that waits for its backend."""
-
-
-def requested(job: Job) -> Backend | None:
-    """The backend that the job names; None: it leaves the choice to the operator, or wants none."""
-    gang = job.spec.scheduling.gang
-    return BACKENDS.get(gang) if gang else None
 
 
 def choose(job: Job, status: Status, platform: Platform, optional: OptionalObjects) -> GangStatus | None:
@@ -61,19 +55,3 @@ def unavailable(job: Job, status: Status, platform: Platform, optional: Optional
     missing = "does not serve" in why and "operator" not in why
     cure = f": {backend.cure}, or make a new job without it" if missing else ""
     return NOT_SERVED, f"scheduling.gang is {backend.name}, but {why}{cure}"
-
-
-def problems(job: Job) -> list[tuple[str, str]]:
-    """(field path, message) of mistakes in the job's `scheduling` that its schema cannot find."""
-    backend = requested(job)
-    if backend is None:
-        return []
-    out = []
-    if backend.name == "Kueue" and not queue.queue_of(job):
-        out.append(("spec.scheduling.gang", "Kueue admits the jobs of a queue: set spec.scheduling.queue as well"))
-    parts = [("spec", job.spec.template), *((f"spec.roles.{role}", of.template) for role, of in job.spec.roles.items())]
-    for place, template in parts:
-        if own := members.own_gang(template or {}):
-            what = f"is set by allranks with scheduling.gang: {backend.name}: remove it, or set scheduling.gang: None"
-            out.append((f"{place}.template.{own}", what))
-    return out
