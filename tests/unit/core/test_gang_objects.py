@@ -109,7 +109,7 @@ def test_the_pod_group_is_created_before_the_pods() -> None:
         "Coscheduling",
         COSCHEDULING_POD_GROUP,
         {"scheduling": {"gang": "Coscheduling", "gangTimeoutSeconds": 120}},
-        {"minMember": 4, "minResources": SUM, "scheduleTimeoutSeconds": 120},
+        {"minMember": 4, "scheduleTimeoutSeconds": 120},
     ),
 )
 def test_the_spec_of_a_pod_group(case: tuple[OptionalKind, dict[str, Any], Manifest]) -> None:

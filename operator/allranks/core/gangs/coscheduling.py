@@ -5,7 +5,6 @@ The types are those of scheduler-plugins 0.34. The scheduler's name is the clust
 
 from __future__ import annotations
 
-from allranks.core.gangs import requests
 from allranks.core.gangs.base import Backend, Gang, PodPart
 from allranks.core.model import Manifest
 from allranks.core.optional_kinds import COSCHEDULING_POD_GROUP, Object
@@ -19,11 +18,10 @@ class Coscheduling(Backend):
     cure = "install the scheduler and the CustomResourceDefinitions of scheduler-plugins"
 
     def pod_group_spec(self, gang: Gang, version: str) -> Manifest | None:
-        spec: Manifest = {"minMember": gang.min_count, "scheduleTimeoutSeconds": gang.timeout_seconds}
-        # The plugin compares minResources with what is free in the whole cluster, before it reserves a node.
-        if resources := requests.of_gang(gang):
-            spec["minResources"] = resources
-        return spec
+        # No minResources: a group that fails this check is tried again only when a pod is created, or after five minutes
+        # (EventsToRegister in pkg/coscheduling/coscheduling.go), and not when another gang ends. Without it, the plugin
+        # gives the nodes of the whole group back as soon as one pod finds none.
+        return {"minMember": gang.min_count, "scheduleTimeoutSeconds": gang.timeout_seconds}
 
     def pod_part(self, gang: Gang, role: str) -> PodPart:
         own = gang.templates[role]["spec"].get("schedulerName")
