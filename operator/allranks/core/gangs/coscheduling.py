@@ -18,9 +18,9 @@ class Coscheduling(Backend):
     cure = "install the scheduler and the CustomResourceDefinitions of scheduler-plugins"
 
     def pod_group_spec(self, gang: Gang, version: str) -> Manifest | None:
-        # No minResources: a group that fails this check is tried again only when a pod is created, or after five minutes
-        # (EventsToRegister in pkg/coscheduling/coscheduling.go), and not when another gang ends. Without it, the plugin
-        # gives the nodes of the whole group back as soon as one pod finds none.
+        # No minResources: a group that fails this check is tried again only when a pod is created, or after five
+        # minutes (EventsToRegister in pkg/coscheduling/coscheduling.go), and not when another gang ends. Without it,
+        # the plugin gives the nodes of the whole group back as soon as one pod finds none.
         return {"minMember": gang.min_count, "scheduleTimeoutSeconds": gang.timeout_seconds}
 
     def pod_part(self, gang: Gang, role: str) -> PodPart:
