@@ -7,25 +7,26 @@ usual=1.37 # version of Kubernetes that tests run on
 
 usage() {
   cat <<USAGE
-usage: tools/go-tools.sh controlplane [VERSION] | scheduler [VERSION] | kueue | coscheduling |
-                         helm | helm3 | untt | node | argo | bench | peers
+usage: tools/go-tools.sh controlplane | scheduler | node [VERSION]
+       tools/go-tools.sh kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers
        (controlplane, helm, helm3: tools/controlplane.sh [VERSION], tools/helm.sh [3] as well)
 
 Builds the programs into a directory of \$ALLRANKS_CACHE, and prints that directory as the only line on stdout:
   controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl. VERSION of Kubernetes: one of $(versions),
-                default $usual; the programs of nodes are of $(of_programs)
-  scheduler     kube-scheduler, of the same versions
+                default $usual
+  scheduler     kube-scheduler
+  node          kube-scheduler, kubelet, kube-proxy; not of 1.30
+  addons        coredns, local-path-provisioner
   kueue         kueue, the manager of Kueue, and the manifests that install it
   coscheduling  coscheduling, a kube-scheduler with the plugins of scheduler-plugins, and their CRDs
   helm          helm 4
   helm3         helm 3, for tests of the chart
   untt          the test runner of helm-unittest, for the chart's own tests
-  node          kube-scheduler, kubelet, kube-proxy, coredns, local-path-provisioner
   argo          workflow-controller, argoexec, and the manifests that install them
   bench         raw, which posts objects as fast as the API server accepts them
   peers         training-operator for comparison in benchmarks, and its CRDs
-Programs that were built before are reused. On two idle cores the control plane takes 4 minutes, helm, untt and node 2 minutes
-more (they share packages), kueue, argo and peers 3 to 4 minutes each. Go needs 4 GB of disk.
+Programs that were built before are reused. On two idle cores the control plane takes 4 minutes, helm, untt, node and addons
+2 minutes more (they share packages), argo and peers 3 to 4 minutes each. Go needs 4 GB of disk.
 
 environment:
   ALLRANKS_CACHE       folder of the programs, default ~/.cache/allranks
@@ -39,13 +40,13 @@ main() {
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case ${1-} in
     -h | --help) usage; exit 0 ;;
-    controlplane | scheduler | kueue | coscheduling | helm | helm3 | untt | node | argo | bench | peers)
+    controlplane | scheduler | node | kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers)
       name=$1 kubernetes=${2-} ;;
     *) usage >&2; exit 2 ;;
   esac
   assets=
-  if [[ $name == controlplane || $name == scheduler ]]; then
-    [[ -n $kubernetes ]] || assets=${KUBEBUILDER_ASSETS:-}
+  if [[ $name =~ ^(controlplane|scheduler|node)$ ]]; then
+    [[ -n $kubernetes || $name == node ]] || assets=${KUBEBUILDER_ASSETS:-}
     kubernetes=${kubernetes:-$usual}
     [[ " $(versions) " == *" $kubernetes "* ]] || fail "there is no Kubernetes '$kubernetes': name one of $(versions)"
   elif [[ -n $kubernetes ]]; then
@@ -88,8 +89,8 @@ fingerprint() {
 # The folder below tools/ with the go.mod.
 module() {
   case $name in
-    controlplane | scheduler) [[ $kubernetes == "$(of_programs)" ]] && echo programs || echo "kubernetes/$kubernetes" ;;
-    helm | untt | node) echo programs ;;
+    controlplane | scheduler | node) [[ $kubernetes == "$(of_programs)" ]] && echo programs || echo "kubernetes/$kubernetes" ;;
+    helm | untt | addons) echo programs ;;
     kueue | coscheduling) echo queueing ;;
     *) echo "$name" ;;
   esac
@@ -180,6 +181,9 @@ build_untt() {
 
 build_node() {
   compile "$(kubernetes_version)" k8s.io/kubernetes/cmd/{kube-scheduler,kubelet,kube-proxy}
+}
+
+build_addons() {
   compile '' github.com/coredns/coredns
   # Compiled separately: it imports logrus by its old module name, which conflicts with the current one.
   compile '' github.com/rancher/local-path-provisioner

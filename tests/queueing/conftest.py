@@ -3,18 +3,20 @@ every pod."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from apiserver.conftest import DEFINITIONS, allranks, job, namespace, programs  # noqa: F401 (fixtures)
-from support import front_proxy, scheduler
+from support import front_proxy, processes, scheduler
 from support import kueue as kueue_support
 from support.controlplane import ControlPlane, install
 from support.kueue import Kueue
 
 HERE = Path(__file__).parent
+_FOLDER = pytest.StashKey[Path]()
+"""The logs of all programs are in it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,9 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def control_plane(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:  # noqa: F811
+def control_plane(
+    request: pytest.FixtureRequest,
+    programs: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ControlPlane]:
     """An API server with our CRDs, which serves PodGroups and forwards requests to Kueue's visibility server."""
-    folder = tmp_path_factory.mktemp("queueing")
+    folder = request.config.stash[_FOLDER] = tmp_path_factory.mktemp("queueing")
     options = (*front_proxy.options(folder), *scheduler.NATIVE_GANGS)
     cluster = ControlPlane(programs, folder, api_server_options=options)
     try:
@@ -34,6 +40,18 @@ def control_plane(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    folder = item.config.stash.get(_FOLDER, None)
+    if report.failed and folder:
+        for log in sorted(folder.rglob("*.log")):
+            report.sections.append((f"end of {log}", processes.end_of(log, lines=8)))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 from support.api import Api, Manifest
 from support.controlplane import ControlPlane
 from support.live import eventually
-from support.scheduler import COSCHEDULING_NAME, POD_GROUP, Scheduler, add_node
+from support.scheduler import COSCHEDULING_NAME, POD_GROUP, POD_GROUP_VERSION, Scheduler, add_node
 
 pytestmark = pytest.mark.nightly
 SIZE = 4
@@ -29,14 +29,15 @@ def test_a_native_gang_is_bound_as_a_whole(
 ) -> None:
     api = control_plane.api
     spec = {"schedulingPolicy": {"gang": {"minCount": SIZE}}}
-    group = {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "metadata": {"name": "gang"}, "spec": spec}
-    api.create(group, namespace)
+    group = {"apiVersion": f"scheduling.k8s.io/{POD_GROUP_VERSION}", "kind": "PodGroup", "metadata": {"name": "gang"}}
+    api.create({**group, "spec": spec}, namespace)
     for number in range(SIZE):
         api.create(pod(f"rank-{number}", namespace, schedulingGroup={"podGroupName": "gang"}), namespace)
 
     def initially_scheduled() -> str:
         found = api.get(POD_GROUP, namespace, "gang").get("status", {}).get("conditions", ())
-        return next((one["status"] for one in found if one["type"] == "PodGroupInitiallyScheduled"), "")
+        types = ("PodGroupInitiallyScheduled", "PodGroupScheduled")  # the second one in 1.36
+        return next((one["status"] for one in found if one["type"] in types), "")
 
     eventually(lambda: initially_scheduled() == "False", what=native_scheduler.log())
     assert bound(api, namespace) == 0

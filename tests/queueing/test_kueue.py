@@ -9,7 +9,7 @@ import pytest
 
 from support.api import Api, ApiError, Manifest
 from support.controlplane import ControlPlane
-from support.kueue import CLUSTER_QUEUE, RESOURCE_FLAVOR, WORKLOAD, Kueue
+from support.kueue import WORKLOAD, Kueue, add_queue, remove_queue
 from support.live import eventually
 
 V1BETA2 = "kueue.x-k8s.io/v1beta2"
@@ -18,27 +18,10 @@ VISIBILITY = "/apis/visibility.kueue.x-k8s.io/v1beta2"
 
 @pytest.fixture
 def queue(control_plane: ControlPlane, kueue: Kueue, namespace: str) -> Iterator[str]:
-    """A LocalQueue in the namespace, of a ClusterQueue with 4 CPUs and a flavor, all of the same name."""
-    api, metadata = control_plane.api, {"name": namespace}
-    spec = {
-        "namespaceSelector": {},
-        "resourceGroups": [
-            {
-                "coveredResources": ["cpu"],
-                "flavors": [{"name": namespace, "resources": [{"name": "cpu", "nominalQuota": "4"}]}],
-            }
-        ],
-    }
-    flavor = {"spec": {"nodeLabels": {"example.org/pool": "a"}}}
-    api.create({"apiVersion": V1BETA2, "kind": "ResourceFlavor", "metadata": metadata, **flavor})
-    api.create({"apiVersion": V1BETA2, "kind": "ClusterQueue", "metadata": metadata, "spec": spec})
-    local = {"apiVersion": V1BETA2, "kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": namespace}}
-    api.create(local, namespace)
+    """A LocalQueue in the namespace, with a quota of 4 CPUs. They have the same name."""
+    add_queue(control_plane.api, namespace, namespace, {"cpu": "4"})
     yield namespace
-    for waiting in api.list(WORKLOAD, namespace):
-        api.delete(WORKLOAD, namespace, waiting["metadata"]["name"])
-    api.delete(CLUSTER_QUEUE, None, namespace)
-    api.delete(RESOURCE_FLAVOR, None, namespace)
+    remove_queue(control_plane.api, namespace, namespace)
 
 
 def test_a_workload_within_the_quota_is_admitted_and_one_beyond_it_waits(
@@ -104,7 +87,8 @@ def workload(name: str, queue: str, count: int) -> Manifest:
         "apiVersion": V1BETA2,
         "kind": "Workload",
         "metadata": {"name": name},
-        "spec": {"queueName": queue, "podSets": [pods]},
+        # Without a priority Kueue 0.15 panics when it is asked who waits.
+        "spec": {"queueName": queue, "podSets": [pods], "priority": 0},
     }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from . import processes
-from .api import ApiError, Manifest, path
+from .api import Api, ApiError, Manifest, path
 from .certificates import Authority
 from .controlplane import HOST, START_SECONDS, TOOLS, ControlPlane, DoesNotStart, free_ports
 
@@ -56,11 +56,12 @@ class Kueue:
         authority = Authority("kueue-ca")
         authority.issue("kueue", self._certificates / "tls.crt", self._certificates / "tls.key", names)
         rendered = self._kubectl("kustomize", str(self._programs / "manifests" / "default"))
-        # CustomResourceDefinitions and the Namespace come first.
-        manifests = [found for found in yaml.safe_load_all(rendered) if found["kind"] != "Deployment"]
+        # CustomResourceDefinitions and the Namespace come first. They are long: other loaders take many seconds.
+        manifests = [found for found in yaml.load_all(rendered, yaml.CSafeLoader) if found["kind"] != "Deployment"]
         for manifest in manifests:
             self._lead_to_this_machine(manifest, base64.b64encode(authority.certificate).decode())
-        self._kubectl("apply", "--server-side", "-f", "-", input="---\n".join(map(yaml.safe_dump, manifests)))
+        whole = {"apiVersion": "v1", "kind": "List", "items": manifests}
+        self._kubectl("apply", "--server-side", "-f", "-", input=json.dumps(whole))
         self._kubectl("wait", "--for=condition=Established", "crd", "-l", "app.kubernetes.io/name=kueue")
 
     def start(self) -> None:
@@ -144,3 +145,24 @@ class Kueue:
             self._control_plane.api.request("POST", f"{path(RESOURCE_FLAVOR)}?dryRun=All", flavor)
             return True
         return False
+
+
+def add_queue(api: Api, namespace: str, name: str, quota: Mapping[str, str], **spec: Any) -> None:
+    """Creates a LocalQueue, its ClusterQueue with this quota, and a flavor, all of one name. `spec` is the
+    ClusterQueue's: cohortName, preemption and so on."""
+    metadata, version = {"name": name}, f"{GROUP}/v1beta2"
+    resources = [{"name": resource, "nominalQuota": amount} for resource, amount in quota.items()]
+    group = {"coveredResources": list(quota), "flavors": [{"name": name, "resources": resources}]}
+    whole = {"namespaceSelector": {}, "resourceGroups": [group], **spec}
+    api.create({"apiVersion": version, "kind": "ResourceFlavor", "metadata": metadata, "spec": {}})
+    api.create({"apiVersion": version, "kind": "ClusterQueue", "metadata": metadata, "spec": whole})
+    local = {"apiVersion": version, "kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": name}}
+    api.create(local, namespace)
+
+
+def remove_queue(api: Api, namespace: str, name: str) -> None:
+    """Deletes them, and the namespace's Workloads: Kueue keeps a ClusterQueue as long as it has some."""
+    for workload in api.list(WORKLOAD, namespace):
+        api.delete(WORKLOAD, namespace, workload["metadata"]["name"])
+    api.delete(CLUSTER_QUEUE, None, name)
+    api.delete(RESOURCE_FLAVOR, None, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,16 +13,21 @@ from . import processes
 from .api import Api, Manifest
 from .controlplane import TOOLS, ControlPlane
 
-NATIVE_GANGS = ("--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1beta1=true")
-"""Options with which the API server of Kubernetes 1.37 serves PodGroups; beta there, and off by default."""
-POD_GROUP = "PodGroup.v1beta1.scheduling.k8s.io"
+_OLDER = os.environ.get("KUBERNETES_VERSION") == "1.36"
+POD_GROUP_VERSION = "v1alpha2" if _OLDER else "v1beta1"
+_GATES = f"--feature-gates=GenericWorkload=true{',GangScheduling=true' if _OLDER else ''}"
+NATIVE_GANGS = (_GATES, f"--runtime-config=scheduling.k8s.io/{POD_GROUP_VERSION}=true")
+"""Options with which the API server serves PodGroups: alpha in Kubernetes 1.36; beta in 1.37, and off by default."""
+POD_GROUP = f"PodGroup.{POD_GROUP_VERSION}.scheduling.k8s.io"
 COSCHEDULING_POD_GROUP = "PodGroup.v1alpha1.scheduling.x-k8s.io"
 COSCHEDULING_NAME = "coscheduling"
 
 
 def build(name: str = "scheduler") -> Path:
     """The folder with kube-scheduler (`scheduler`), or with `coscheduling` and its CRDs. Built if necessary."""
-    done = subprocess.run([TOOLS / "go-tools.sh", name], stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
+    version = os.environ.get("KUBERNETES_VERSION") if name == "scheduler" else None
+    command = [TOOLS / "go-tools.sh", name, *filter(None, [version])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=3000)
     return Path(done.stdout.strip())
 
 
@@ -70,8 +76,7 @@ class Scheduler:
 def native(control_plane: ControlPlane) -> Scheduler:
     """The scheduler of Kubernetes, with gangs. The API server needs NATIVE_GANGS."""
     profile = {"schedulerName": "default-scheduler"}
-    options = ("--feature-gates=GenericWorkload=true",)
-    return Scheduler(control_plane, build() / "kube-scheduler", profile, options)
+    return Scheduler(control_plane, build() / "kube-scheduler", profile, (_GATES,))
 
 
 def coscheduling(control_plane: ControlPlane, wait_seconds: int = 10) -> Scheduler:
@@ -85,7 +90,10 @@ def coscheduling(control_plane: ControlPlane, wait_seconds: int = 10) -> Schedul
         },
         "pluginConfig": [{"name": "Coscheduling", "args": {"permitWaitingTimeSeconds": wait_seconds}}],
     }
-    return Scheduler(control_plane, build("coscheduling") / "coscheduling", profile)
+    # A new node alone does not make it try a rejected gang again: kube-scheduler does so after this time, 5 minutes by
+    # default. It looks every 30 seconds.
+    options = ("--pod-max-in-unschedulable-pods-duration=1s",)
+    return Scheduler(control_plane, build("coscheduling") / "coscheduling", profile, options)
 
 
 def add_node(api: Api, name: str, labels: Mapping[str, str] = {}, **resources: str) -> None:
