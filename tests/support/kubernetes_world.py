@@ -71,6 +71,7 @@ class KubernetesWorld(World):
         self._operator: RunningOperator | None = None
         self._ranks = Ranks(self.clock.now)
         self._asked: set[str] = set()
+        self._checkpoint_request = 0
         self._informed: Session | None = None
         """The operator's session to which all reports of the ranks were sent."""
         self.start_operator()
@@ -198,6 +199,11 @@ class KubernetesWorld(World):
         self._send_all()
         return len(self._asked)
 
+    def asked_for_checkpoint(self) -> bool:
+        self._checkpoint_request = 0
+        self._send_all()
+        return self._checkpoint_request > 0
+
     def _send_all(self) -> None:
         if not self._ranks.latest:
             return
@@ -220,7 +226,9 @@ class KubernetesWorld(World):
             node=pod["spec"].get("nodeName"),
             **{number: int(labels.get(f"allranks.dev/{number}", 0)) for number in numbers},
         )
-        self._asked |= set(filter(None, [self._operator.report(sender, self._message(metadata["uid"]))]))
+        answer = self._operator.report(sender, self._message(metadata["uid"]))
+        self._asked |= set(filter(None, [answer.get("stacks")]))
+        self._checkpoint_request = max(self._checkpoint_request, answer.get("checkpoint", 0))
 
     def _message(self, uid: str) -> bytes:
         said, now = self._ranks.latest[uid], self.clock.now()
@@ -237,6 +245,7 @@ class KubernetesWorld(World):
             "stepSeconds": said.step_seconds,
             "busySeconds": said.busy_seconds,
             "checkpoint": saved,
+            "savesOnRequest": said.saves_on_request,
             "idle": ago(said.stepped_at),
             "done": said.done,
             "waiting": said.waiting,

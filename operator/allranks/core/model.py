@@ -235,6 +235,8 @@ class RankReport:
     """Share of `step_seconds` without waiting for other ranks; None if the program does not measure it."""
     checkpoint_step: int | None = None
     checkpoint_at: datetime | None = None
+    saves_on_request: bool = False
+    """The program asks whether a checkpoint is requested, and stores one then."""
     stepped_at: datetime | None = None
     """Time of the last completed step."""
     first_step_at: datetime | None = None
@@ -346,6 +348,8 @@ class Plan:
     wake_at: datetime | None = None
     stack_dump_id: str = ""
     """Requests stack dumps from all ranks that report; a new id is a new request."""
+    checkpoint_request: int = 0
+    """The number of the checkpoint that ranks are asked for, from the persisted status; 0 withdraws the request."""
 
     @property
     def empty(self) -> bool:

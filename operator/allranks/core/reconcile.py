@@ -14,7 +14,19 @@ from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED
 from allranks.core import limits, progress, report_loss, time_accounting
 from allranks.core.model import Observed, Plan
-from allranks.core.rules import Act, Outcome, Rule, WaitUntil, cleanup, failure, hang, lifecycle, resize, startup
+from allranks.core.rules import (
+    Act,
+    Outcome,
+    Rule,
+    WaitUntil,
+    checkpoint,
+    cleanup,
+    failure,
+    hang,
+    lifecycle,
+    resize,
+    startup,
+)
 from allranks.core.snapshot import Snapshot
 from allranks.core.sync import delete_pods, sync_objects
 
@@ -55,8 +67,10 @@ def reconcile(observed: Observed) -> Plan:
     snapshot = _with_reports(observed)
     suspended = status.phase == "Suspended"
     decision, outcomes = _apply(SUSPENDED_RULES if suspended else ACTIVE_RULES, snapshot)
+    decision = decision or checkpoint.withdraw(snapshot, outcomes)
     sync = delete_pods if suspended else sync_objects
-    return _with_time_accounting(snapshot, decision or _with_wake_up(sync(snapshot), outcomes))
+    plan = _with_time_accounting(snapshot, decision or _with_wake_up(sync(snapshot), outcomes))
+    return replace(plan, checkpoint_request=checkpoint.number(status))
 
 
 def _apply(rules: Iterable[Rule], snapshot: Snapshot) -> tuple[Plan | None, list[Outcome]]:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
 from allranks.api.status import (
+    CheckpointRequest,
     CodeStatus,
     Condition,
     CurvePoint,
@@ -56,6 +57,7 @@ class StatusChanges(TypedDict, total=False):
     times: Times | None
     goodput: float | None
     progress: ProgressStatus | None
+    checkpoint_request: CheckpointRequest | None
     code: CodeStatus | None
     selector: str
 
@@ -72,6 +74,7 @@ class ProgressChanges(TypedDict, total=False):
     first_step: int | None
     checkpoint_step: int | None
     checkpoint_time: datetime | None
+    saves_on_request: bool
     stragglers: list[Straggler]
     ranks: list[RankProgress]
     reporting: int

@@ -41,6 +41,7 @@ def suspend(job: Job, status: Status, now: datetime) -> Status:
         running_time=None,
         history=_ended(status, "Suspended", now),
         progress=finalize(status.progress),
+        checkpoint_request=None,
     )
     return with_phase(stopped, "Suspended", now, "Suspended", "spec.suspend is true")
 
@@ -148,6 +149,7 @@ def succeed(job: Job, status: Status, now: datetime) -> Status:
         completion_time=now,
         history=_ended(status, "Completed", now),
         progress=finalize(status.progress),
+        checkpoint_request=None,
     )
     return with_phase(done, "Succeeded", now, "Completed", "training completed")
 
@@ -159,6 +161,7 @@ def fail(job: Job, status: Status, reason: str, message: str, now: datetime, fai
         last_failure=failure or status.last_failure,
         history=_ended(status, reason, now, failure),
         progress=finalize(status.progress),
+        checkpoint_request=None,
     )
     return with_phase(done, "Failed", now, reason, message)
 
@@ -183,6 +186,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
         done={},
         avoided_nodes=_failed_nodes(status.history),
         progress=reset_for_attempt(status.progress),
+        checkpoint_request=None,
         code=_code(job),
         active_since=status.active_since or now,
         observed_generation=job.metadata.generation,

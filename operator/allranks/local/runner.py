@@ -262,6 +262,7 @@ class LocalRun:
             self._progress_log.note(self.status)
         if plan.stack_dump_id:
             self._reports.request_stack_dump(plan.stack_dump_id)
+        self._reports.request_checkpoint(plan.checkpoint_request)
         for event in plan.events:
             self._listener.event(event)
         if plan.write_ahead:

@@ -103,7 +103,13 @@ def mean(
 
 
 def message(
-    state: State, means: Means, metrics: Mapping[str, float], now: float, waiting: bool | None, done: bool
+    state: State,
+    means: Means,
+    metrics: Mapping[str, float],
+    now: float,
+    waiting: bool | None,
+    done: bool,
+    saves_on_request: bool = False,
 ) -> dict[str, Any]:
     """The message as sent."""
     checkpoint = None
@@ -120,6 +126,7 @@ def message(
         "stepSeconds": rounded(means.step_seconds),
         "busySeconds": rounded(means.busy_seconds),
         "checkpoint": checkpoint,
+        "savesOnRequest": saves_on_request,
         "idle": None if state.stepped_at is None else rounded(now - state.stepped_at),
         "waiting": waiting,
         "done": done,

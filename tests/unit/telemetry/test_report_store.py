@@ -95,7 +95,7 @@ def test_a_complete_message_is_kept_with_timestamps_of_the_operators_clock(world
         done=False, waiting=True,
     )  # fmt: skip
     now = world.clock.now()
-    assert answer == Answer(200, {"interval": 5.0, "stacks": ""})
+    assert answer == Answer(200, {"interval": 5.0, "stacks": "", "checkpoint": 0})
     assert world.rank() == RankReport(
         role="worker", index=0, local_rank=1, rank=3, pod="demo-worker-0-0", node="node-a", step=120, total_steps=1000,
         epoch=2, metrics={"loss": 0.25, "lr": 1.0}, samples_per_second=810.5, step_seconds=0.12, busy_seconds=0.11,
