@@ -36,6 +36,7 @@ def test_a_rank_without_reports(monkeypatch):
         "stepSeconds": None,
         "busySeconds": None,
         "checkpoint": None,
+        "savesOnRequest": False,
         "idle": None,
         "waiting": None,
         "done": False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 
+from allranks.api.job import Job
 from allranks.api.status import CheckpointRequest, Status
 from allranks.core import report_loss
 from allranks.core.manifests import pod_template
@@ -35,7 +36,7 @@ def ask_first(snapshot: Snapshot, reason: str, why: str) -> Outcome:
     if request := status.checkpoint_request:
         waits = now < request.deadline and not _stored(request, snapshot)
         return WaitForCheckpoint(request.deadline) if waits else None
-    seconds = min(pod_template.longest_grace_period(snapshot.observed.job), LONGEST_WAIT) if _can_save(status) else 0
+    seconds = longest_wait(snapshot.observed.job, status)
     if not seconds:
         return None
     request = CheckpointRequest(reason=reason, time=now, deadline=now + timedelta(seconds=seconds))
@@ -44,6 +45,11 @@ def ask_first(snapshot: Snapshot, reason: str, why: str) -> Outcome:
         f"{request.deadline:%H:%M:%S} UTC"
     )
     return write(changed(status, checkpoint_request=request), Event(REQUESTED, message))
+
+
+def longest_wait(job: Job, status: Status) -> int:
+    """How many seconds a request waits at most; 0 if there is nobody to ask, or nothing to save."""
+    return min(pod_template.longest_grace_period(job), LONGEST_WAIT) if _can_save(status) else 0
 
 
 def result(snapshot: Snapshot) -> str:
