@@ -71,7 +71,6 @@ class KubernetesWorld(World):
         self._operator: RunningOperator | None = None
         self._ranks = Ranks(self.clock.now)
         self._asked: set[str] = set()
-        self._checkpoint_request = 0
         self._informed: Session | None = None
         """The operator's session to which all reports of the ranks were sent."""
         self.start_operator()
@@ -200,9 +199,9 @@ class KubernetesWorld(World):
         return len(self._asked)
 
     def asked_for_checkpoint(self) -> bool:
-        self._checkpoint_request = 0
+        self._ranks.checkpoint_request = 0
         self._send_all()
-        return self._checkpoint_request > 0
+        return self._ranks.checkpoint_request > 0
 
     def _send_all(self) -> None:
         if not self._ranks.latest:
@@ -228,7 +227,7 @@ class KubernetesWorld(World):
         )
         answer = self._operator.report(sender, self._message(metadata["uid"]))
         self._asked |= set(filter(None, [answer.get("stacks")]))
-        self._checkpoint_request = max(self._checkpoint_request, answer.get("checkpoint", 0))
+        self._ranks.checkpoint_request = answer.get("checkpoint", 0)
 
     def _message(self, uid: str) -> bytes:
         said, now = self._ranks.latest[uid], self.clock.now()
@@ -246,6 +245,7 @@ class KubernetesWorld(World):
             "busySeconds": said.busy_seconds,
             "checkpoint": saved,
             "savesOnRequest": said.saves_on_request,
+            "handledRequest": said.handled_request,
             "idle": ago(said.stepped_at),
             "done": said.done,
             "waiting": said.waiting,

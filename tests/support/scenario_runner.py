@@ -123,7 +123,7 @@ class World(ABC):
     @abstractmethod
     def report(self, pod: str, **said: Any) -> None:
         """The pod's rank reports: step, total_steps, checkpoint, rank, step_seconds, busy_seconds, waiting,
-        saves_on_request."""
+        saves_on_request, handled (the request for a checkpoint)."""
 
     @abstractmethod
     def report_outage(self, begins: bool) -> None:

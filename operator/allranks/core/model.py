@@ -237,6 +237,8 @@ class RankReport:
     checkpoint_at: datetime | None = None
     saves_on_request: bool = False
     """The program asks whether a checkpoint is requested, and stores one then."""
+    handled_request: int = 0
+    """Number of the newest request for a checkpoint that this rank is done with; another rank may have stored it."""
     stepped_at: datetime | None = None
     """Time of the last completed step."""
     first_step_at: datetime | None = None

@@ -74,18 +74,25 @@ def checkpoint_requested() -> bool:
     a job learn of the request at different times: if all of them store a checkpoint together, use the function of the
     same name in `allranks.report.pytorch`, or let one rank decide for all. False outside a job.
     """
-    return checkpoint_request() > 0
+    try:
+        client = _client if _initialized else _initialize()
+        return client is not None and client.checkpoint_requested()
+    except Exception as error:
+        _warn_of_error(error)
+        return False
 
 
 def checkpoint_request() -> int:
-    """The number of the requested checkpoint; 0 if there is none, or if one was stored since. A later request has a
-    larger number."""
-    try:
-        client = _client if _initialized else _initialize()
-        return 0 if client is None else client.checkpoint_request()
-    except Exception as error:
-        _warn_of_error(error)
-        return 0
+    """For the helpers: the number of the requested checkpoint; 0 if there is none, or if one was stored since. A later
+    request has a larger number."""
+    client = _client if _initialized else _initialize()
+    return 0 if client is None else client.checkpoint_request()
+
+
+def checkpoint_handled(number: int) -> None:
+    """For the helpers: this rank is done with the request of this number."""
+    if _client is not None:
+        _client.checkpoint_handled(number)
 
 
 def is_enabled() -> bool:

@@ -56,8 +56,9 @@ class Client:
         self._fetcher: Fetcher | None = None
         self._stack_dump_id = ""
         self._saves_on_request = False
-        self._requested = self._stored = 0
-        """Numbers of the checkpoint that the operator asks for, and of the last one that the program has stored."""
+        self._requested = self._noticed = self._stored = self._handled = 0
+        """Numbers of requests for a checkpoint: the current one, the last one that the program has noticed, that it has
+        stored a checkpoint for, and that it is done with."""
         self._sent_at = 0.0
         self._over = threading.Event()
         self._finishing = False
@@ -105,16 +106,32 @@ class Client:
             self._bell.put(FIRST)
         if checkpoint and self._requested > self._stored:
             self._stored = self._requested
-            self._bell.put(REQUESTED)  # the operator waits for it
+            self._handled = self._stored
+            self._bell.put(REQUESTED)
         elif checkpoint and not self._checkpoint_pending:
             self._checkpoint_pending = True
             self._bell.put(CHECKPOINT)
+
+    def checkpoint_requested(self) -> bool:
+        """Whether the program should store a checkpoint. A rank that asks again and reports none is done as well, because
+        another rank stores it."""
+        number = self.checkpoint_request()
+        if number and number == self._noticed:
+            self.checkpoint_handled(number)
+        self._noticed = number
+        return number > 0
 
     def checkpoint_request(self) -> int:
         """The number of the checkpoint that the program should store; 0 if there is none."""
         self._saves_on_request = True
         requested = self._requested
         return requested if requested > self._stored else 0
+
+    def checkpoint_handled(self, number: int) -> None:
+        """The operator waits for this: it is sent at once."""
+        if number > self._handled:
+            self._handled = number
+            self._bell.put(REQUESTED)
 
     def _measure(self, old: State, state: State, checkpoint: bool) -> None:
         meter = self.meter
@@ -223,7 +240,16 @@ class Client:
         self._sent_at = time.monotonic()
         # A copy: another thread may be changing it.
         waiting = None if meter is None else meter.waits()
-        return message(state, self._means, self._metrics.copy(), self._sent_at, waiting, done, self._saves_on_request)
+        return message(
+            state,
+            self._means,
+            self._metrics.copy(),
+            self._sent_at,
+            waiting,
+            done,
+            self._saves_on_request,
+            self._handled,
+        )
 
     def _fetch(self) -> None:
         """Gets numbers from a GPU. A separate thread waits for them, because a GPU may hang."""

@@ -110,6 +110,7 @@ def message(
     waiting: bool | None,
     done: bool,
     saves_on_request: bool = False,
+    handled_request: int = 0,
 ) -> dict[str, Any]:
     """The message as sent."""
     checkpoint = None
@@ -127,6 +128,7 @@ def message(
         "busySeconds": rounded(means.busy_seconds),
         "checkpoint": checkpoint,
         "savesOnRequest": saves_on_request,
+        "handledRequest": handled_request,
         "idle": None if state.stepped_at is None else rounded(now - state.stepped_at),
         "waiting": waiting,
         "done": done,

@@ -24,8 +24,12 @@ class Agreement:
 
     def requested(self) -> bool:
         """True in all ranks or in none, once for each request."""
+        if not report.is_enabled():
+            return False
+        if self._answered:
+            report.checkpoint_handled(self._answered)  # the program has continued after its checkpoint
         number = report.checkpoint_request()
-        if report.is_enabled() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             if self._left:
                 self._left -= 1
                 return False

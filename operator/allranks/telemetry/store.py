@@ -19,7 +19,7 @@ from allranks.core.model import Collectives, RankReport, Reports
 from allranks.core.report_loss import SILENCE
 from allranks.telemetry import schema, trainer_status
 from allranks.telemetry.answers import Answer, ReportSource
-from allranks.telemetry.rate_limit import JOB_INTERVAL, Bucket, Job, Notifier
+from allranks.telemetry.rate_limit import CHECKPOINT_INTERVAL, JOB_INTERVAL, Bucket, Job, Notifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +162,11 @@ class ReportStore:
             return Answer(503, {"error": "too many ranks report"}, interval)
         before = replica.ranks.get(key)
         kept = self._keep(job, replica, sender, key, message)
-        first = kept.step is not None and not job.stepped
-        job.stepped = job.stepped or first
-        if first or _is_requested(kept, before, job.checkpoint):
+        if kept.step is not None and not job.stepped:
+            job.stepped = True
             self._notifier.notify_now(sender.job)
+        elif _has_handled(kept, job.checkpoint) and not (before and _has_handled(before, job.checkpoint)):
+            self._notifier.notify(sender.job, CHECKPOINT_INTERVAL)
         else:
             self._notifier.notify(sender.job)
         return Answer(200, {"interval": interval, "stacks": job.stacks, "checkpoint": job.checkpoint})
@@ -301,11 +302,10 @@ def _call_later(seconds: float, call: Callable[[], None]) -> Any:
     return asyncio.get_running_loop().call_later(seconds, call)
 
 
-def _is_requested(report: RankReport, before: RankReport | None, number: int) -> bool:
-    """Whether the rank has just stored the requested checkpoint, which the operator waits for."""
-    if not number or report.checkpoint_at is None or report.checkpoint_at.timestamp() * 1000 < number:
-        return False
-    return before is None or before.checkpoint_at is None or before.checkpoint_at.timestamp() * 1000 < number
+def _has_handled(report: RankReport, number: int) -> bool:
+    """Whether the rank has stored the requested checkpoint, or is done with the request."""
+    stored = report.checkpoint_at is not None and report.checkpoint_at.timestamp() * 1000 >= number
+    return number > 0 and (stored or report.handled_request >= number)
 
 
 def _collectives(message: schema.Nccl, before: Collectives | None, now: datetime) -> Collectives:
@@ -364,6 +364,7 @@ def _report(
         checkpoint_step=checkpoint,
         checkpoint_at=checkpoint_at,
         saves_on_request=message.saves_on_request,
+        handled_request=message.handled_request,
         stepped_at=stepped_at,
         first_step_at=first_step_at,
         received_at=now,

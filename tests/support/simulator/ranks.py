@@ -40,6 +40,7 @@ class Ranks:
         done: bool = False,
         metrics: dict[str, float] | None = None,
         saves_on_request: bool | None = None,
+        handled: bool = False,
     ) -> None:
         """Updates the report of the pod's rank. Omitted values do not change. It repeats its messages from then on."""
         metadata, now = pod["metadata"], self.now()
@@ -64,6 +65,7 @@ class Ranks:
             checkpoint_step=(step or before.step) if checkpoint else before.checkpoint_step,
             checkpoint_at=now if checkpoint else before.checkpoint_at,
             saves_on_request=before.saves_on_request if saves_on_request is None else saves_on_request,
+            handled_request=self.checkpoint_request if handled else before.handled_request,
             stepped_at=now if grew else before.stepped_at,
             first_step_at=before.first_step_at or (now if grew else None),
             received_at=now,

@@ -344,3 +344,14 @@ def test_answers_of_other_servers_request_no_checkpoint(hub, client):
     one = client()
     hub.wait(lambda messages: len(messages) > 3)
     assert one.checkpoint_request() == 0
+
+
+def test_a_rank_that_asks_again_without_a_checkpoint_of_its_own_is_done_with_the_request(hub, client):
+    hub.answers = [ok(0.05), ok(0.05, checkpoint=7)]
+    one = client()
+    eventually(one.checkpoint_requested)
+    told = len(hub.messages)
+    hub.wait(lambda messages: len(messages) > told + 2)
+    assert hub.messages[-1]["handledRequest"] == 0, "the program may be storing it"
+    assert one.checkpoint_requested(), "it stays requested until it is stored"
+    hub.wait(lambda messages: messages[-1]["handledRequest"] == 7)

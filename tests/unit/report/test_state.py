@@ -37,6 +37,7 @@ def test_a_rank_without_reports(monkeypatch):
         "busySeconds": None,
         "checkpoint": None,
         "savesOnRequest": False,
+        "handledRequest": 0,
         "idle": None,
         "waiting": None,
         "done": False,

@@ -77,7 +77,11 @@ def withdraw(snapshot: Snapshot, outcomes: Iterable[Outcome]) -> Plan | None:
 def number(status: Status) -> int:
     """Identifies the request to the ranks: the time in milliseconds, so that a later request has a larger number. 0
     without a request."""
-    return int(status.checkpoint_request.time.timestamp() * 1000) if status.checkpoint_request else 0
+    return _number(status.checkpoint_request) if status.checkpoint_request else 0
+
+
+def _number(request: CheckpointRequest) -> int:
+    return int(request.time.timestamp() * 1000)
 
 
 def _can_save(status: Status) -> bool:
@@ -91,8 +95,14 @@ def _can_save(status: Status) -> bool:
 
 
 def _stored(request: CheckpointRequest, snapshot: Snapshot) -> bool:
-    """Whether all ranks that report checkpoints have stored one since the request. Usually that is rank 0 alone."""
+    """Whether a checkpoint was stored since the request, and no rank is still to store one: none that stores them on
+    request, and none that has reported one before. Usually that is rank 0 alone."""
     ranks = snapshot.observed.reports.ranks if snapshot.observed.reports else ()
-    saved = [(rank.checkpoint_at >= request.time, rank.done) for rank in ranks if rank.checkpoint_at]
-    # A rank that ended before the request stores nothing more.
-    return any(newer for newer, _ in saved) and all(newer or done for newer, done in saved)
+    newer = False
+    for rank in ranks:
+        stored = rank.checkpoint_at is not None and rank.checkpoint_at >= request.time
+        handled = rank.handled_request >= _number(request) and rank.checkpoint_at is None
+        if (rank.saves_on_request or rank.checkpoint_at) and not (stored or handled or rank.done):
+            return False
+        newer = newer or stored
+    return newer
