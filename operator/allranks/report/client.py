@@ -113,8 +113,8 @@ class Client:
             self._bell.put(CHECKPOINT)
 
     def checkpoint_requested(self) -> bool:
-        """Whether the program should store a checkpoint. A rank that asks again and reports none is done as well, because
-        another rank stores it."""
+        """Whether the program should store a checkpoint. A rank that asks again and reports none is done too: another
+        one stores it."""
         number = self.checkpoint_request()
         if number and number == self._noticed:
             self.checkpoint_handled(number)
@@ -123,7 +123,9 @@ class Client:
 
     def checkpoint_request(self) -> int:
         """The number of the checkpoint that the program should store; 0 if there is none."""
-        self._saves_on_request = True
+        if not self._saves_on_request:
+            self._saves_on_request = True
+            self._bell.put(REQUESTED)  # otherwise a job that is suspended soon would not wait for a checkpoint
         requested = self._requested
         return requested if requested > self._stored else 0
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
 
 import pytest
 
+from frameworks.examples.conftest import TIMEOUT, Run
 from frameworks.examples.test_recovery import job
+from support.live import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +41,7 @@ def test_ctrl_c_waits_for_the_checkpoints_of_all_ranks(run_job, tmp_path: Path, 
     manifest = job(tmp_path, "pytorch", ["python3", "count.py"], "worker: {replicas: 2}")
     run = run_job(manifest, "--set", "progress={}", cwd=tmp_path)
     run.wait_for(r"begins after step 0")
-    reached = step_of(run.wait_for(r"\b(\d+)/1000000\b"))
+    reached = wait_for_ranks(run)
     run.process.send_signal(signal.SIGINT)
     run.wait_for(r"Ctrl-C: the ranks are asked for a checkpoint; when it is stored, or after 30 s, SIGTERM to 2 pods")
     run.finish(timeout=60)
@@ -69,7 +72,7 @@ def test_ctrl_c_waits_for_the_checkpoints_of_all_ranks(run_job, tmp_path: Path, 
 def test_training_programs_save_on_request_and_resume(manifest, arguments, saved, run_job, tmp_path: Path) -> None:
     options = ("--set", f"args=[{arguments}, --work=0.05]", "--volume", f"{manifest}={tmp_path / 'claim'}")
     run = run_job(f"examples/{manifest}.yaml", *options)
-    run.wait_for(r"\b\d+/\d+ \d+%")
+    wait_for_ranks(run)
     run.process.send_signal(signal.SIGINT)
     run.wait_for(r"Ctrl-C: the ranks are asked for a checkpoint")
     run.wait_for(saved)
@@ -86,7 +89,7 @@ def test_callbacks_save_on_request_with_all_ranks(manifest, run_job, tmp_path: P
     claim = tmp_path / "claim"
     options = ("--set", "args=[--epochs=500, --work=0.05]", "--volume", f"{manifest}={claim}")
     run = run_job(f"examples/{manifest}.yaml", *options)
-    run.wait_for(r"\b\d+/\d+ \d+%")
+    wait_for_ranks(run)
     run.process.send_signal(signal.SIGINT)
     run.wait_for(r"Ctrl-C: the ranks are asked for a checkpoint")
     run.finish(timeout=120)
@@ -95,5 +98,12 @@ def test_callbacks_save_on_request_with_all_ranks(manifest, run_job, tmp_path: P
     assert list(claim.glob(saved)), run.output
 
 
-def step_of(found: re.Match[str]) -> int:
-    return int(found[1])
+def wait_for_ranks(run: Run) -> int:
+    """Waits until the run knows that ranks save on request. Returns the step that it knows then."""
+
+    def known() -> int:
+        file = run.directory / "run" / "job.json"
+        progress = json.loads(file.read_text())["status"].get("progress") if file.exists() else None
+        return progress["step"] if progress and progress["savesOnRequest"] else 0
+
+    return eventually(known, TIMEOUT)
