@@ -161,7 +161,8 @@ class Injector:
     def _step(self, which: int, what: int) -> None:
         if pod := self._choose(which, is_running):
             ranks = self.cluster.ranks.latest.get(pod["metadata"]["uid"])
-            self.cluster.report(key_of(pod), step=(ranks.step or 0 if ranks else 0) + what, total_steps=100)
+            step = (ranks.step or 0 if ranks else 0) + what
+            self.cluster.report(key_of(pod), step=step, total_steps=100, saves_on_request=which % 2 == 1)
 
     def _save(self, which: int, what: int) -> None:
         if pod := self._choose(which, is_running):

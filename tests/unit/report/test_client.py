@@ -319,8 +319,8 @@ def test_a_checkpoint_is_requested_until_one_is_stored_or_the_request_is_withdra
     eventually(lambda: one.checkpoint_request() == 7)
     note(one, step=3, checkpoint=True)
     assert one.checkpoint_request() == 0
-    told = len(hub.messages)
-    hub.wait(lambda messages: len(messages) > told + 2)
+    count = len(hub.messages)
+    hub.wait(lambda messages: len(messages) > count + 2)
     assert one.checkpoint_request() == 0, "the answers repeat the same request"
     hub.answers = [ok(0.05, checkpoint=8)]
     eventually(lambda: one.checkpoint_request() == 8)
@@ -350,8 +350,8 @@ def test_a_rank_that_asks_again_without_a_checkpoint_of_its_own_is_done_with_the
     hub.answers = [ok(0.05), ok(0.05, checkpoint=7)]
     one = client()
     eventually(one.checkpoint_requested)
-    told = len(hub.messages)
-    hub.wait(lambda messages: len(messages) > told + 2)
+    count = len(hub.messages)
+    hub.wait(lambda messages: len(messages) > count + 2)
     assert hub.messages[-1]["handledRequest"] == 0, "the program may be storing it"
     assert one.checkpoint_requested(), "it stays requested until it is stored"
     hub.wait(lambda messages: messages[-1]["handledRequest"] == 7)
