@@ -101,9 +101,9 @@ def test_callbacks_save_on_request_with_all_ranks(manifest, run_job, tmp_path: P
 def wait_for_ranks(run: Run) -> int:
     """Waits until the run knows that ranks save on request. Returns the step that it knows then."""
 
-    def known() -> int:
+    def reported() -> int:
         file = run.directory / "run" / "job.json"
         progress = json.loads(file.read_text())["status"].get("progress") if file.exists() else None
         return progress["step"] if progress and progress["savesOnRequest"] else 0
 
-    return eventually(known, TIMEOUT)
+    return eventually(reported, TIMEOUT)

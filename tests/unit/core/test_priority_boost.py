@@ -18,7 +18,7 @@ def at(seconds: float) -> datetime:
 
 
 def boost(seconds: float, progress: ProgressStatus | None = None, **status: Any) -> Boost:
-    """With `minRunSeconds: 300` and `boostUntilCheckpoint: 50`, so long after all pods run."""
+    """The boost at this time after all pods run, for `minRunSeconds: 300` and `boostUntilCheckpoint: 50`."""
     running = {"phase": "Running", "running_time": START, "progress": progress, **status}
     return priority_boost(Status(**running), 300, 50, at(seconds))
 

@@ -48,7 +48,7 @@ def ask_first(snapshot: Snapshot, reason: str, why: str) -> Outcome:
 
 
 def longest_wait(job: Job, status: Status) -> int:
-    """How many seconds a request waits at most; 0 if there is nobody to ask, or nothing to save."""
+    """How many seconds a request waits at most; 0 if no rank can be asked, or there is nothing to save."""
     return min(pod_template.longest_grace_period(job), LONGEST_WAIT) if _can_save(status) else 0
 
 
