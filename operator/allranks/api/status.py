@@ -230,7 +230,9 @@ class ProgressStatus(Model):
     first_step: Count | None = Field(None, description="That first step, from which the attempt resumed.")
     checkpoint_step: Count | None = Field(None, description="Step of the newest checkpoint of the current attempt.")
     checkpoint_time: Time | None = Field(None, description="When that checkpoint was stored.")
-    saves_on_request: bool = Field(False, description="Whether ranks store a checkpoint when they are asked for one.")
+    saves_on_request: bool | None = Field(
+        None, description="Whether ranks store a checkpoint when they are asked for one."
+    )
     stragglers: Annotated[list[Straggler], Field(max_length=64)] = Field(
         default_factory=list, description="Ranks that are slower than their peers."
     )

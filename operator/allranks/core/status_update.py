@@ -74,7 +74,7 @@ class ProgressChanges(TypedDict, total=False):
     first_step: int | None
     checkpoint_step: int | None
     checkpoint_time: datetime | None
-    saves_on_request: bool
+    saves_on_request: bool | None
     stragglers: list[Straggler]
     ranks: list[RankProgress]
     reporting: int

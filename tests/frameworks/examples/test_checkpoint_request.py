@@ -104,6 +104,6 @@ def wait_for_ranks(run: Run) -> int:
     def reported() -> int:
         file = run.directory / "run" / "job.json"
         progress = json.loads(file.read_text())["status"].get("progress") if file.exists() else None
-        return progress["step"] if progress and progress["savesOnRequest"] else 0
+        return progress["step"] if progress and progress.get("savesOnRequest") else 0
 
     return eventually(reported, TIMEOUT)
