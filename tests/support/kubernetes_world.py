@@ -186,6 +186,8 @@ class KubernetesWorld(World):
 
     def report(self, pod: str, **said: Any) -> None:
         manifest = self._api.get("Pod", self.namespace, pod)
+        if said.get("handled"):
+            self._send_all()  # the rank learns of the request from an answer
         self._ranks.report(manifest, **said)
         self._play(lambda: self._send(manifest))
 
