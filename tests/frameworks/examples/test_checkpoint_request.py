@@ -84,10 +84,13 @@ def test_training_programs_save_on_request_and_resume(manifest, arguments, saved
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("manifest", ["lm-transformers", "penguins-lightning"])
-def test_callbacks_save_on_request_with_all_ranks(manifest, run_job, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("manifest", "longer"), [("lm-transformers", "--samples=20000"), ("penguins-lightning", "--batch-size=1")]
+)
+def test_callbacks_save_on_request_with_all_ranks(manifest, longer, run_job, tmp_path: Path) -> None:
+    """In a long epoch, because nothing is requested just after the checkpoint at its end."""
     claim = tmp_path / "claim"
-    options = ("--set", "args=[--epochs=500, --work=0.05]", "--volume", f"{manifest}={claim}")
+    options = ("--set", f"args=[--epochs=500, {longer}]", "--volume", f"{manifest}={claim}")
     run = run_job(f"examples/{manifest}.yaml", *options)
     wait_for_ranks(run)
     run.process.send_signal(signal.SIGINT)
