@@ -88,7 +88,7 @@ def test_training_programs_save_on_request_and_resume(manifest, arguments, saved
     ("manifest", "longer"), [("lm-transformers", "--samples=20000"), ("penguins-lightning", "--batch-size=1")]
 )
 def test_callbacks_save_on_request_with_all_ranks(manifest, longer, run_job, tmp_path: Path) -> None:
-    """In a long epoch, because nothing is requested just after the checkpoint at its end."""
+    """The epochs are long, because nothing is requested just after the checkpoint at the end of one."""
     claim = tmp_path / "claim"
     options = ("--set", f"args=[--epochs=500, {longer}]", "--volume", f"{manifest}={claim}")
     run = run_job(f"examples/{manifest}.yaml", *options)
