@@ -25,7 +25,7 @@ import time
 from typing import Any
 
 from rendezvous_secret import headers  # type: ignore[import-not-found]  # in the same directory
-from watch import name_of, write_line  # type: ignore[import-not-found]
+from watch import write_line, write_signal  # type: ignore[import-not-found]
 
 START_TIMEOUT_SECONDS = float(os.environ.get("HOROVOD_START_TIMEOUT", "inf"))
 """How long to wait for the driver. horovodrun uses the same variable. The first worker may be unscheduled for hours."""
@@ -196,8 +196,8 @@ class Agent:
         if self.index != 0 and answer and answer["over"]:
             return self._over(answer["over"])
         self._end()
-        if self._first < 0:  # the operator reads it: an exit code of 137 alone may be the program's own
-            write_line(f"the program was ended by signal {-self._first} ({name_of(-self._first)})")
+        if self._first < 0:
+            write_signal(-self._first)
         return status
 
     def _leave(self) -> int:

@@ -15,7 +15,7 @@ import time
 from typing import NamedTuple
 
 from mpi_rank import Failure, Stderr, format_report  # type: ignore[import-not-found]  # in the same directory
-from watch import name_of, write_line  # type: ignore[import-not-found]  # in the same directory
+from watch import write_signal  # type: ignore[import-not-found]  # in the same directory
 
 GRACE_SECONDS = 10
 """How long the other ranks of a pod may take to end after one has failed."""
@@ -61,8 +61,7 @@ def run(program: list[str], ranks: dict[int, dict[str, str]]) -> int:
         print(_report(failed), file=sys.stderr, flush=True)
     code = failed.process.returncode
     if code < 0 and not failed.stderr and not received:
-        # The operator reads it: an exit code of 137 alone may be the program's own.
-        write_line(f"the program was ended by signal {-code} ({name_of(-code)})")
+        write_signal(-code)
     return code if code > 0 else 128 - code
 
 

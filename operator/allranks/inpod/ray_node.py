@@ -27,9 +27,10 @@ from watch import (  # type: ignore[import-not-found]  # in the same directory
     FORWARDED,
     HERE,
     cannot_start,
-    name_of,
+    parent_of,
     prepend,
     write_line,
+    write_signal,
 )
 
 POLL_SECONDS = 0.2
@@ -180,7 +181,7 @@ class Node:
         if lost_at:
             return LOST
         if code < 0:
-            write_line(f"the program was ended by signal {-code} ({name_of(-code)})")
+            write_signal(-code)
             return 128 - code
         return code
 
@@ -302,7 +303,7 @@ class Node:
         --block` ignores: the pod would stay without belonging to the cluster."""
         if self._ray is None:
             return False
-        return self._ray.pid in self._ended or (self._raylet is not None and _parent(self._raylet) != self._ray.pid)
+        return self._ray.pid in self._ended or (self._raylet is not None and parent_of(self._raylet) != self._ray.pid)
 
     def _stop_ray(self) -> None:
         """Ends `ray start`. Its processes end with the pod. Not by `ray stop`: it ends those of other nodes too."""
@@ -358,19 +359,9 @@ def _child(parent: int, name: str) -> int | None:
     """The child with this name; None also without /proc."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if _parent(int(folder.name)) == parent and (folder / "comm").read_text().strip() == name:
+            if parent_of(int(folder.name)) == parent and (folder / "comm").read_text().strip() == name:
                 return int(folder.name)
     return None
-
-
-def _parent(pid: int) -> int | None:
-    """The parent of a process that has not ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    state, parent = stat.rpartition(")")[2].split()[:2]  # the name before may contain anything
-    return None if state == "Z" else int(parent)
 
 
 def _send(pid: int, number: int) -> None:

@@ -104,6 +104,11 @@ def write_line(line: str) -> None:
         os.write(2, f"allranks: {line}\n".encode("utf-8", "replace"))
 
 
+def write_signal(number: int) -> None:
+    """Says which signal ended the program. The operator reads it: an exit code of 137 may be the program's own."""
+    write_line(f"the program was ended by signal {number} ({name_of(number)})")
+
+
 class Watch:
     """One run of the program."""
 
@@ -145,7 +150,7 @@ class Watch:
         self._matcher.finish()
         self._library.finish()
         if status < 0:
-            write_line(f"the program was ended by signal {-status} ({name_of(-status)})")
+            write_signal(-status)
             return 128 - status
         return status
 
@@ -239,15 +244,20 @@ def write_all(target: int, data: bytes) -> bool:
 
 def pythons_below(ancestor: int) -> list[tuple[int, str]]:
     """(pid, command) of all descendants that have a handler for STACKS_SIGNAL."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # the process may have ended
-            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    parents = {int(path.name): parent_of(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
     below, size = {ancestor}, 0
     while len(below) > size:
         size = len(below)
         below |= {pid for pid, parent in parents.items() if parent in below}
     return [(pid, command_of(pid)) for pid in sorted(below - {ancestor}) if catches(pid, STACKS_SIGNAL)]
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process; None if the process has ended, and without /proc."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        return None if state == "Z" else int(parent)
+    return None
 
 
 def catches(pid: int, number: int) -> bool:

@@ -239,7 +239,7 @@ def test_a_worker_whose_ray_ends_fails(pod: Pod) -> None:
 
 
 RAYLET = """
-import os, pathlib, signal, subprocess, sys, time
+import os, signal, subprocess, sys, time
 import ray_node
 
 node = ray_node.Node()
