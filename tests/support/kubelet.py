@@ -220,7 +220,8 @@ class Kubelet:
         if gone:
             self._forget(uid)
         elif "deletionTimestamp" in pod["metadata"]:
-            if uid not in self._deaths and _is_bound(pod):
+            # Without a grace period the API server removes it itself, a moment later.
+            if uid not in self._deaths and _is_bound(pod) and _grace(pod):
                 if life := self._lives.pop(uid, None):
                     life.cancel()
                 self._deaths[uid] = asyncio.create_task(self._die(pod))

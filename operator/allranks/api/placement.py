@@ -6,7 +6,7 @@ from __future__ import annotations
 # ruff: noqa: SIM905
 POD_FIELDS = frozenset(
     "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy enableServiceLinks "
-    "ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname "
+    "ephemeralContainers evictionResponders hostAliases hostIPC hostNetwork hostPID hostUsers hostname "
     "hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead preemptionPolicy priority "
     "priorityClassName readinessGates resourceClaims restartPolicy runtimeClassName schedulerName schedulingGates "
     "schedulingGroup securityContext serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace "
