@@ -161,7 +161,9 @@ class FaultyWorld(KubernetesWorld):
         super().remove_node(node)
 
     def _begin(self) -> None:
-        settings = Settings(namespaces=(self.namespace,), request_timeout=REQUEST_SECONDS, **SETTINGS)
+        settings = Settings(
+            namespaces=(self.namespace,), request_timeout=REQUEST_SECONDS, queues=self._queues, **SETTINGS
+        )
         connection = Connection(self._proxy.url, token=self._connection.token)
         self._operator = RunningOperator(settings, connection, TIMING, self.clock)
 

@@ -44,6 +44,11 @@ RESOURCES = {
     "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
     "DistributedTraining": ("apis/allranks.dev/v1alpha1", "distributedtrainings"),
     "TrainingPool": ("apis/allranks.dev/v1alpha1", "trainingpools"),
+    "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
+    "LocalQueue": ("apis/kueue.x-k8s.io/v1beta2", "localqueues"),
+    "ClusterQueue": ("apis/kueue.x-k8s.io/v1beta2", "clusterqueues"),
+    "ResourceFlavor": ("apis/kueue.x-k8s.io/v1beta2", "resourceflavors"),
+    "WorkloadPriorityClass": ("apis/kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
 }
 """Kind -> (group and version, name in paths). Other kinds are named `Kind.version.group`, as kubectl does."""
 

@@ -163,7 +163,11 @@ class Scheduling(Model):
         "values the scheduler places the pods one by one. Default: Auto.",
     )
     priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
-    queue: Name | None = Field(None, description="Queue that admits the job.")
+    queue: Name | None = Field(
+        None,
+        description="The LocalQueue of Kueue in which the job waits for its quota. The label kueue.x-k8s.io/queue-name "
+        "means the same, and can be changed. Default: no queue.",
+    )
     topology_key: Name | None = Field(
         None, description="Node label that must have the same value on the nodes of all ranks."
     )

@@ -7,10 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from allranks.api.queue_status import QueueStatus
 from allranks.fields import Commit, Count, Model, Name, Reason, Replicas, Sha256
 
-Phase = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
+Phase = Literal["Queued", "Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed"})
+WITHOUT_PODS: frozenset[str] = frozenset({"Suspended", "Queued"})
+"""A job in these phases has no pods, except for those that still terminate."""
 
 Message = Annotated[str, StringConstraints(max_length=4096)]
 Time = Annotated[datetime, Field(strict=False)]
@@ -103,6 +106,7 @@ class PastAttempt(Model):
         description="Why the attempt ended: the reason of its first failure, Resized, Suspended, Completed, ..."
     )
     counted: bool = Field(False, description="Whether its end counts against maxRestarts.")
+    requeued: bool | None = Field(None, description="After it, the job waited in its queue.")
     failure: Failure | None = Field(None, description="The first failure, with the last line of its message only.")
     first_step: Count | None = Field(None, description="The first step that was reported.")
     last_step: Count | None = Field(None, description="The last step that was reported.")
@@ -323,6 +327,7 @@ class Status(Model):
         None, description="Productive time divided by all time but queued."
     )
     progress: ProgressStatus | None = Field(None, description="Progress of the training.")
+    queue: QueueStatus | None = Field(None, description="The job's place in a queue, if it has one.")
     code: CodeStatus | None = Field(None, description="The code that the current attempt runs, if spec.code names it.")
     selector: Annotated[str, StringConstraints(max_length=512)] = Field(
         "", description="Label selector of the workers, for the scale subresource."

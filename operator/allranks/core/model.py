@@ -13,6 +13,7 @@ from typing import Any, Literal
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
+from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
 
 Manifest = dict[str, Any]
@@ -85,6 +86,8 @@ class Pod:
     restart: int = 0
     """Number of individual restarts of this replica within the attempt."""
     phase: PodPhase = "Pending"
+    managed_by_kueue: bool = False
+    """Kueue's integration of single pods has taken the pod: it has Kueue's finalizer."""
     owned: bool = True
     """The pod has a controller ownerReference to this job's UID. Labels are never used for adoption."""
     created_at: datetime | None = None
@@ -298,6 +301,8 @@ class Observed:
     refused_deletions: tuple[RejectedDelete, ...] = ()
     check_companions: bool = False
     """The last check for companions that someone else deleted or changed was long ago."""
+    optional: OptionalObjects = field(default_factory=OptionalObjects)
+    """Objects of kinds that a cluster may or may not serve."""
 
     @property
     def pool_name(self) -> str | None:
@@ -323,6 +328,20 @@ class PodRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectPatch:
+    """A merge patch of an object of an optional kind.
+
+    `object` is the observed one: its UID and resourceVersion are preconditions, because the patch depends on what was
+    observed, and a list such as the conditions is replaced as a whole.
+    """
+
+    object: Manifest
+    change: Manifest
+    subresource: str = ""
+    """`status`, or empty."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to do next. An empty plan means that nothing is due until a change or `wake_at`.
 
@@ -333,7 +352,12 @@ class Plan:
     status: Status | None = None
     write_ahead: bool = False
     create: tuple[Manifest, ...] = ()
-    """In creation order: other objects first, then pods."""
+    """In creation order: other objects first, then pods. Objects of optional kinds have an `apiVersion` that the
+    cluster serves."""
+    patch: tuple[ObjectPatch, ...] = ()
+    """Changes of objects of optional kinds, before anything is created."""
+    remove: tuple[Manifest, ...] = ()
+    """Objects of optional kinds to delete, as they were observed: the UID is a precondition. Comes before `patch`."""
     restore: tuple[Manifest, ...] = ()
     """Companions that were created before: create again those that someone else deleted, report those that someone
     else changed. Comes before the creation of pods, and never prevents it."""
@@ -349,4 +373,5 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        return not (self.status or self.create or self.restore or self.delete or self.delete_job)
+        changes = self.status or self.create or self.restore or self.delete or self.delete_job
+        return not (changes or self.patch or self.remove)

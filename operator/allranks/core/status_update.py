@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
+from allranks.api.queue_status import QueueStatus
 from allranks.api.status import (
     CodeStatus,
     Condition,
@@ -56,6 +57,7 @@ class StatusChanges(TypedDict, total=False):
     times: Times | None
     goodput: float | None
     progress: ProgressStatus | None
+    queue: QueueStatus | None
     code: CodeStatus | None
     selector: str
 

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
-from allranks.api.status import Status
-from allranks.core import elasticity, hang_detection, naming, report_loss, status_summary, topology
+from allranks.api.status import RoleStatus, Status
+from allranks.core import elasticity, hang_detection, naming, queue_reasons, report_loss, status_summary, topology
 from allranks.core.manifests import companions, pool_template
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod, PodRef
 from allranks.core.snapshot import Snapshot
+from allranks.core.status_update import changed
 from allranks.core.stragglers import newly_slow
+from allranks.core.workload_sync import active_pods
 from allranks.frameworks.base import Replica
 
 DELETION_REFUSED = "DeletionRefused"
@@ -65,6 +67,28 @@ def delete_pods(snapshot: Snapshot) -> Plan:
     elif condition and condition.reason == DELETION_REFUSED:
         summary = status_summary.with_phase(summary, "Suspended", now, "Suspended", "spec.suspend is true")
     return plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
+
+
+def wait_in_queue(snapshot: Snapshot) -> Plan:
+    """Deletes all pods of a job that waits in a queue, and says what it waits for."""
+    o = snapshot.observed
+    active, _ = active_pods(snapshot)
+    reason, message = queue_reasons.reason(o, snapshot.workload, active)
+    if snapshot.undeletable:
+        pod, rejection = snapshot.undeletable[0]
+        reason, message = DELETION_REFUSED, f"pod {pod.name} still runs: its deletion was rejected: {rejection.message}"
+    summary = status_summary.with_phase(_with_wanted_sizes(snapshot), "Queued", o.now, reason, message)
+    return plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
+
+
+def _with_wanted_sizes(snapshot: Snapshot) -> Status:
+    """The status of a job without pods, with the sizes that it will have."""
+    summary, wanted = snapshot.final_summary, topology.wanted_sizes(snapshot.observed.job)
+    if {role: of.desired for role, of in summary.roles.items()} == wanted:
+        return summary
+    active = {role: of.active for role, of in summary.roles.items()}
+    roles = {role: RoleStatus(desired=size, active=active.get(role, 0)) for role, size in wanted.items()}
+    return changed(summary, roles=roles, ready=f"0/{sum(wanted.values())}")
 
 
 def plan_objects(

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from allranks.api.job import Job
-from allranks.api.status import FINISHED, PastAttempt, Status, TimeKind, Times
+from allranks.api.status import FINISHED, WITHOUT_PODS, PastAttempt, Status, TimeKind, Times
 from allranks.core.model import Pod
 from allranks.core.status_update import changed
 
@@ -76,7 +76,7 @@ def _category(
     """The current state, and when it began."""
     if status.phase in FINISHED:
         return "Finished", status.completion_time or now
-    if status.phase == "Suspended":
+    if status.phase in WITHOUT_PODS:
         return "Queued", now
     first_step = status.progress.first_step_time if status.progress else None
     if first_step:
@@ -102,9 +102,9 @@ def _last_reason(status: Status) -> str:
 
 def _ended(before: Status, after: Status) -> bool:
     """Whether this decision ends the attempt."""
-    if after.phase in (*FINISHED, "Suspended"):
-        return before.phase not in (*FINISHED, "Suspended")
-    return after.attempt != before.attempt and before.phase != "Suspended"
+    if after.phase in FINISHED | WITHOUT_PODS:
+        return before.phase not in FINISHED | WITHOUT_PODS
+    return after.attempt != before.attempt and before.phase not in WITHOUT_PODS
 
 
 def _reports(status: Status) -> bool:

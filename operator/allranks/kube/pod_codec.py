@@ -85,6 +85,7 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         attempt=_number(labels.get(ATTEMPT_LABEL), -1),
         restart=_number(labels.get(RESTART_LABEL), 0),
         phase=phase,
+        managed_by_kueue=_KUEUE_FINALIZER in metadata.finalizers,
         owned=owned,
         created_at=metadata.creation_timestamp,
         placed_at=placed.last_transition_time if placed and placed.status == "True" else None,
@@ -109,6 +110,7 @@ def _after_epoch(time: datetime | None) -> datetime | None:
     return time if time and time > _NEVER else None
 
 
+_KUEUE_FINALIZER = "kueue.x-k8s.io/managed"
 _PHASES = frozenset({"Pending", "Running", "Succeeded", "Failed"})
 _NEVER = datetime.fromtimestamp(0, UTC)
 

@@ -26,6 +26,7 @@ class Meta(_Fields):
     resource_version: str = "0"
     labels: dict[str, str] | None = None
     owner_references: list[Owner] = []
+    finalizers: list[str] = []
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
     deletion_grace_period_seconds: int | None = None

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from allranks.api.job import Job
-from allranks.api.status import FINISHED, Status
+from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core import limits
 from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
+from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
@@ -18,6 +19,10 @@ from allranks.operator.timing import Clock
 _KEPT_BYTES = 16 * 1024
 """A larger spec of a job that does not run is decoded for each reconcile, because as objects it takes up to forty times
 as much memory. A job that runs is reconciled often, and its pods bound the number of such jobs."""
+
+
+_DECODED = ("uid", "generation", "deletionTimestamp", "labels", "annotations")
+"""Metadata on which the decoded job depends. The generation counts changes of the spec only."""
 
 
 class ReportReader(Protocol):
@@ -60,6 +65,8 @@ class Observer:
     read_namespace: Callable[[str, bool], Awaitable[None]] | None = None
 
     gpus: GpuMeter | None = None
+    optional: Callable[[str], OptionalObjects] = lambda uid: OptionalObjects()
+    """Objects of optional kinds for the job with this UID."""
 
     async def prepare(self, raw: Manifest) -> None:
         """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
@@ -78,7 +85,7 @@ class Observer:
     ) -> Observed:
         """Raises DecodeError."""
         metadata = raw["metadata"]
-        same = (*(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp")),)
+        same = (*(metadata.get(name) for name in _DECODED),)
         if decoded.job is None or decoded.job[0] != same:
             decoded.job = (same, job_codec.job(compact_jobs.expanded(raw)))
         if decoded.status is None or decoded.status[0] != metadata["resourceVersion"]:
@@ -88,7 +95,7 @@ class Observer:
         if decoded.complete is None or decoded.complete[0] is not job or decoded.complete[1] is not platform.policy:
             decoded.complete = job, platform.policy, limits.with_defaults(job, platform.policy)
         job = decoded.complete[2]
-        resting = status.phase in FINISHED or status.phase == "Suspended"
+        resting = status.phase in FINISHED | WITHOUT_PODS
         if resting or (status.phase != "Running" and len(compact_jobs.spec_of(raw).json) > _KEPT_BYTES):
             decoded.job = decoded.complete = None
         if resting:
@@ -103,6 +110,7 @@ class Observer:
             reports=self._read_reports(key, metadata["uid"], status),
             refused_deletions=rejected_deletions,
             check_companions=check_companions,
+            optional=self.optional(metadata["uid"]),
         )
         if self.gpus:
             self.gpus.note(key, observed)

@@ -42,7 +42,6 @@ NO_SUCH_ROLE = "names a role that this job does not have"
 NOT_SUCCESS = f"{NO_SUCH_ROLE}: use one of its roles, or All"
 OUR_PREFIX = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
 BOTH = "a variable has either value or valueFrom, not both"
-LATER = "is not supported yet: remove it"
 NOT_ELASTIC = "is supported by pytorch, horovod and ray only: remove it. A change of replicas then restarts all ranks"
 WITHIN = "must be between elastic.minReplicas and elastic.maxReplicas"
 ONE_OF = "set exactly one of exitCodes, signals and reasons"
@@ -382,12 +381,6 @@ RULES = [
         {"roles": {"master": 1}, "elastic": {"minReplicas": 1, "maxReplicas": 3}},
         ("spec.roles.worker.replicas", WITHIN),
         {"roles": {"master": 1, "worker": 1}, "elastic": {"minReplicas": 1, "maxReplicas": 3}},
-    ),
-    (
-        "queues are rejected until they are supported, not ignored",
-        {"scheduling": {"queue": "a"}},
-        ("spec.scheduling.queue", LATER),
-        {"scheduling": {"priorityClassName": "a"}},
     ),
 ]
 

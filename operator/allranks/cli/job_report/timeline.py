@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from allranks.api.status import FINISHED, Failure, PastAttempt, Status
+from allranks.api.status import FINISHED, WITHOUT_PODS, Failure, PastAttempt, Status
 from allranks.cli.format.outcome import ended_how
 from allranks.core.naming import replica_key
 
@@ -151,13 +151,13 @@ class Timeline:
         begins = [past.start_time for past in history[1:]]
         begins.append(self._status.attempt_time if self._has_running_attempt() else self._until)
         for past, begin in zip(history, begins, strict=False):
-            if past.reason == "Suspended" and begin:
+            if (past.reason == "Suspended" or past.requeued) and begin:
                 yield past.end_time, begin
 
     def _has_running_attempt(self) -> bool:
         status = self._status
         recorded = bool(status.history) and status.history[-1].attempt >= status.attempt
-        return bool(status.attempt_time) and not recorded and status.phase not in (*FINISHED, "Suspended")
+        return bool(status.attempt_time) and not recorded and status.phase not in FINISHED | WITHOUT_PODS
 
     def _at(self, time: datetime) -> float:
         return self._seconds(self._began, min(time, self._until))

@@ -15,9 +15,19 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.validation import template_problems
 from allranks.core import naming, topology
-from allranks.core.manifests import code, companions, pod_template, pool_template, report_env, scheduling, sizes
+from allranks.core.manifests import (
+    admission,
+    code,
+    companions,
+    pod_template,
+    pool_template,
+    report_env,
+    scheduling,
+    sizes,
+)
 from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
+from allranks.core.queueing import queue
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, AttemptContext, Replica, Wiring
 
 HELPER = "allranks-helper"
@@ -43,7 +53,7 @@ def objects(
     job: Job, status: Status, platform: Platform, replicas: Container[tuple[str, int]] | None = None
 ) -> Objects:
     """The objects of the current attempt. `replicas`: (role, index) of the pods to build; None builds all of them."""
-    templates = pod_template.role_templates(job, platform)
+    templates = admission.applied(job, status, pod_template.role_templates(job, platform))
     context = pod_template.attempt_context(job, status, platform, templates)
     framework = topology.framework_of(job)
     wire = framework.wire(context)
@@ -110,7 +120,7 @@ def problems(job: Job) -> list[tuple[str, str]]:
     framework = topology.framework_of(job)
     templates = pod_template.role_templates(job, pod_template.ANY_PLATFORM)
     context = sizes.longest_context(job, templates)
-    out = [*report_env.problems(job), *sizes.problems(framework, context)]
+    out = [*queue.problems(job), *report_env.problems(job), *sizes.problems(framework, context)]
     wire = framework.wire(context)
     for replica in sizes.outermost(context):
         wiring = wire(replica)

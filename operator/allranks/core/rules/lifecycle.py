@@ -10,6 +10,7 @@ from allranks.api.status import Status
 from allranks.core import limits, naming, places, topology, transitions
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import Event, Observed, Platform, Pod
+from allranks.core.queueing.queue import queue_of
 from allranks.core.rules import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 
@@ -47,7 +48,7 @@ def begin_small(observed: Observed) -> Status | None:
     attempt that is persisted is number 1 (`transitions.begin`).
     """
     job, status = observed.job, observed.status
-    if status.start_time or job.metadata.generation != 1 or job.spec.suspend:
+    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or queue_of(job):
         return None
     begun = transitions.begin(job, status, observed.now)
     small = sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS

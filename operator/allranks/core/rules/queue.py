@@ -1,0 +1,86 @@
+"""Admission and eviction by Kueue: a job begins when it is admitted, and gives its pods up when it loses its quota."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from allranks.api.queue_status import QueueStatus
+from allranks.core import topology, transitions, workload_sync
+from allranks.core.manifests import admission
+from allranks.core.model import Event
+from allranks.core.optional_kinds import WORKLOAD
+from allranks.core.queueing import queue
+from allranks.core.queueing import workload as workloads
+from allranks.core.rules import Outcome, write
+from allranks.core.snapshot import Snapshot
+from allranks.core.status_update import changed
+
+
+def admit(snapshot: Snapshot) -> Outcome:
+    """Begins an attempt when Kueue admitted the Workload, or when the job is in no queue any more."""
+    o, workload = snapshot.observed, snapshot.workload
+    job, status, now = o.job, o.status, o.now
+    if not queue.queue_of(job):
+        left = transitions.admit(job, status, None, now)
+        return write(left, Event("LeftQueue", "the job is in no queue any more"))
+    if workload is None or not workloads.is_admitted(workload) or workloads.holds(workload, workloads.FINISHED):
+        return None
+    if workloads.counts(workload) != topology.wanted_sizes(job) or any(workloads.reclaimed(workload).values()):
+        return None  # a Workload of another size, or one that gave quota back: it is replaced
+    if not o.optional.api_version(WORKLOAD) or admission.missing_flavors(o, workload):
+        return None
+    found = workload["status"]["admission"]
+    before = status.queue or QueueStatus(name=queue.queue_of(job))
+    pod_sets, placements = admission.read(o, workload)
+    admitted = QueueStatus(
+        name=(workload.get("spec") or {}).get("queueName") or before.name,
+        workload=workload["metadata"]["name"],
+        workload_uid=workload["metadata"]["uid"],
+        cluster_queue=found.get("clusterQueue"),
+        admitted_time=now,
+        pod_sets=pod_sets,
+        placements=placements,
+        evictions=before.evictions,
+        last_eviction=before.last_eviction,
+    )
+    partial = {role: of for role, of in admitted.pod_sets.items() if of.count < of.requested}
+    parts = [f"{role}: {of.count} of {of.requested}" for role, of in partial.items()]
+    message = f"admitted by ClusterQueue {admitted.cluster_queue}" + (f" ({', '.join(parts)})" if parts else "")
+    sized = queue.with_admitted_size(replace(o, status=changed(status, queue=admitted))).job
+    return write(transitions.admit(sized, status, admitted, now), Event("Admitted", message))
+
+
+def withdraw(snapshot: Snapshot) -> Outcome:
+    """Gives the pods up when the job's quota is gone, or no longer fits the job."""
+    o, workload = snapshot.observed, snapshot.workload
+    job, status = o.job, o.status
+    held = status.queue if status.queue and status.queue.pod_sets else None
+    if not queue.queue_of(job):
+        return write(changed(status, queue=None), Event("LeftQueue", "the job is in no queue")) if held else None
+    if held is None:
+        return _requeue(snapshot, "QueueAdded", f"the job now belongs to queue {queue.queue_of(job)}")
+    if not o.optional.api_version(WORKLOAD):
+        return None  # Kueue cannot be read: the quota that the job has stays
+    if workload is None or workload["metadata"]["uid"] != held.workload_uid:
+        return _requeue(snapshot, "WorkloadDeleted", f"Workload {held.workload} was deleted")
+    if not workloads.is_admitted(workload):
+        evicted = workloads.condition(workload, workloads.EVICTED) or {}
+        if not workloads.holds(workload, workloads.EVICTED):
+            evicted = {"reason": "NotAdmitted", "message": f"Workload {held.workload} is not admitted any more"}
+        return _requeue(snapshot, evicted.get("reason") or "Evicted", evicted.get("message") or "evicted by Kueue")
+    wanted = topology.wanted_sizes(job)
+    sizes = ({role: of.requested for role, of in held.pod_sets.items()}, _sizes(held))
+    if wanted not in sizes:
+        return _requeue(snapshot, "Resized", "the size changed: the job needs another quota")
+    if workload_sync.reclaimed_too_much(status, workload):
+        return _requeue(snapshot, "QuotaReclaimed", "ranks run again whose quota was given back when they were done")
+    return None
+
+
+def _sizes(held: QueueStatus) -> dict[str, int]:
+    return {role: of.count for role, of in held.pod_sets.items() if of.count}
+
+
+def _requeue(snapshot: Snapshot, reason: str, message: str) -> Outcome:
+    o = snapshot.observed
+    return write(transitions.requeue(o.job, o.status, reason, message, o.now), Event(reason, message, warning=True))
