@@ -29,7 +29,7 @@ def _case(scenario: Scenario) -> Any:
 _FIRST_WITH_KUEUE = next(each for each in SCENARIOS if {"kueue": "installed"} in each.before)
 
 
-@pytest.mark.parametrize("scenario", map(_case, SCENARIOS))
+@pytest.mark.parametrize("scenario", [_case(scenario) for scenario in SCENARIOS])
 def test_scenario(scenario: Scenario, control_plane: ControlPlane, namespace: str) -> None:
     if control_plane.has_nodes:
         pytest.skip("this cluster's scheduler and kubelets would run the pods that the scenario plays")

@@ -12,6 +12,7 @@ import random
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -266,7 +267,7 @@ class ControlPlane:
                     kind = PortIsTaken if "address already in use" in log else DoesNotStart
                     raise kind(f"{name} ended with code {process.returncode}:\n{log}")
             if self.ca_file.exists():
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(TimeoutError, ssl.SSLError):  # the certificate may be written just now
                     # It listens long before it responds: a blocking request would not notice that etcd has ended.
                     api = Api(url or self.url, self.ca_file, self.admin_token, timeout=1)
                     with contextlib.closing(api):

@@ -283,6 +283,12 @@ def _pod(how: Manifest) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+def _other_job(how: Manifest) -> Manifest:
+    """Another job of the same namespace."""
+    spec = {"image": "example.org/train:1", "command": ["python", "train.py"], **how["spec"]}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": how["name"]}, "spec": spec}
+
+
 def _service(how: Manifest) -> Manifest:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": how["name"]}, "spec": {"clusterIP": "None"}}
 
@@ -367,6 +373,7 @@ NEVER = "2026-01-01T00:00:00Z"
 
 _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
     "create": lambda w, how: w.create(how),
+    "other_job": lambda w, how: w.create(_other_job(how)),
     "foreign_pod": lambda w, how: w.create(_pod(how)),
     "foreign_service": lambda w, how: w.create(_service(how)),
     "foreign_secret": lambda w, how: w.create(_secret(how)),

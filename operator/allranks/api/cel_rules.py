@@ -90,6 +90,18 @@ CHECKPOINT = (
     ),
 )
 
+TOPOLOGY = (
+    Rule(rule="has(self.required) != has(self.preferred)", message="set exactly one of required and preferred"),
+)
+
+SCHEDULING = (
+    Rule(
+        rule="!has(self.topology) || !has(self.topologyKey)",
+        message="is the older form of topology: remove it, and write topology: {required: KEY}",
+        field=".topologyKey",
+    ),
+)
+
 CODE = (
     Rule(
         rule="[has(self.configMap), has(self.claim), has(self.image)].filter(x, x).size() == 1",

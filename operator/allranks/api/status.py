@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from allranks.api.gang_status import GangStatus
 from allranks.api.queue_status import QueueStatus
 from allranks.fields import Commit, Count, Model, Name, Reason, Replicas, Sha256
 
@@ -22,7 +23,7 @@ Time = Annotated[datetime, Field(strict=False)]
 class Condition(Model):
     """A condition, as everywhere in Kubernetes."""
 
-    type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost"] = Field(
+    type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost", "GangScheduling"] = Field(
         description="Type of the condition; Complete and Failed are final."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
@@ -266,7 +267,7 @@ class Status(Model):
     phase: Phase = Field("Pending", description="State of the job in one word, for pipelines.")
     conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
         default_factory=list,
-        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost; for kubectl wait.",
+        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling; for kubectl wait.",
     )
     observed_generation: Count = Field(0, description="Generation of spec that this status is based on.")
     attempt: Count = Field(0, description="Number of the current attempt, from 0.")
@@ -327,6 +328,9 @@ class Status(Model):
         None, description="Productive time divided by all time but queued."
     )
     progress: ProgressStatus | None = Field(None, description="Progress of the training.")
+    gang: GangStatus | None = Field(
+        None, description="Gang scheduling of the current attempt. None: the scheduler places its pods one by one."
+    )
     queue: QueueStatus | None = Field(None, description="The job's place in a queue, if it has one.")
     code: CodeStatus | None = Field(None, description="The code that the current attempt runs, if spec.code names it.")
     selector: Annotated[str, StringConstraints(max_length=512)] = Field(

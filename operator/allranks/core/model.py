@@ -13,6 +13,7 @@ from typing import Any, Literal
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
+from allranks.core.contenders import Contention
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
 
@@ -97,6 +98,10 @@ class Pod:
     deleted_at: datetime | None = None
     """Time of the deletion request: `deletionTimestamp` minus the grace period. None without a request."""
     node: str | None = None
+    priority: int = 0
+    """From its priority class."""
+    scheduling_group: str = ""
+    """`spec.schedulingGroup.podGroupName`. An API server without the feature gate GenericWorkload drops it."""
     waiting_reason: str = ""
     """Why the pod is not running yet: `Unschedulable`, `ImagePullBackOff`, `ContainerCreating`, ..."""
     waiting_message: str = ""
@@ -212,6 +217,8 @@ class Platform:
     """Why this operator serves no pools, as a sentence for users."""
     policy: Policy = field(default_factory=Policy)
     """Defaults and limits for the jobs of this namespace."""
+    coscheduling_scheduler: str = "scheduler-plugins-scheduler"
+    """Name of the scheduler with the plugin Coscheduling."""
     namespace_labels: Mapping[str, str] | None = None
     """Labels of the job's namespace, for the selectors of pools; None if the operator does not read them."""
 
@@ -303,6 +310,7 @@ class Observed:
     """The last check for companions that someone else deleted or changed was long ago."""
     optional: OptionalObjects = field(default_factory=OptionalObjects)
     """Objects of kinds that a cluster may or may not serve."""
+    contention: Contention = field(default_factory=Contention)
 
     @property
     def pool_name(self) -> str | None:

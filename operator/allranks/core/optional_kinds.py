@@ -89,5 +89,15 @@ PRIORITY_CLASS = OptionalKind("scheduling.k8s.io", "PriorityClass", "prioritycla
 QUEUES: tuple[OptionalKind, ...] = (WORKLOAD, LOCAL_QUEUE, RESOURCE_FLAVOR, WORKLOAD_PRIORITY_CLASS, PRIORITY_CLASS)
 """The kinds that the operator's setting `queues` needs."""
 
-BY_ID: Mapping[str, OptionalKind] = MappingProxyType({kind.id: kind for kind in QUEUES})
+_OF_JOBS = "allranks.dev/job-name"
+NATIVE_POD_GROUP = OptionalKind(
+    "scheduling.k8s.io", "PodGroup", "podgroups", ("v1beta1", "v1alpha2"), selector=_OF_JOBS
+)
+VOLCANO_POD_GROUP = OptionalKind("scheduling.volcano.sh", "PodGroup", "podgroups", ("v1beta1",), selector=_OF_JOBS)
+COSCHEDULING_POD_GROUP = OptionalKind("scheduling.x-k8s.io", "PodGroup", "podgroups", ("v1alpha1",), selector=_OF_JOBS)
+
+GANGS: tuple[OptionalKind, ...] = (NATIVE_POD_GROUP, VOLCANO_POD_GROUP, COSCHEDULING_POD_GROUP)
+"""The kinds that the operator's setting `gangs` needs."""
+
+BY_ID: Mapping[str, OptionalKind] = MappingProxyType({kind.id: kind for kind in (*QUEUES, *GANGS)})
 """All optional kinds."""

@@ -12,11 +12,25 @@ from dataclasses import replace
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, WITHOUT_PODS
-from allranks.core import limits, progress, report_loss, time_accounting
+from allranks.core import gang_choice, limits, progress, report_loss, time_accounting
 from allranks.core.model import Observed, Plan
 from allranks.core.queueing import queue as queues
-from allranks.core.rules import Act, Outcome, Rule, WaitUntil, cleanup, failure, hang, lifecycle, queue, resize, startup
+from allranks.core.rules import (
+    Act,
+    Outcome,
+    Rule,
+    WaitUntil,
+    cleanup,
+    failure,
+    gang,
+    hang,
+    lifecycle,
+    queue,
+    resize,
+    startup,
+)
 from allranks.core.snapshot import Snapshot
+from allranks.core.status_update import changed
 from allranks.core.sync import delete_pods, sync_objects, wait_in_queue
 from allranks.core.workload_sync import plan_of_manager, with_workload
 
@@ -26,6 +40,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     lifecycle.succeed,
     lifecycle.suspend,
     queue.withdraw,
+    gang.choose_backend,
     lifecycle.exceed_active_deadline,
     resize.reject_resize,
     startup.startup_failure,
@@ -34,6 +49,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     resize.resize_to_spec,
     resize.shrink_to_capacity,
     resize.grow_to_capacity,
+    gang.give_up_pods,
 )
 SUSPENDED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.resume)
 QUEUED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.suspend, queue.admit)
@@ -66,6 +82,8 @@ def reconcile(observed: Observed) -> Plan:
     else:
         decision, outcomes = _apply(ACTIVE_RULES, snapshot)
         sync = sync_objects
+    if decision:
+        decision = _with_gang(snapshot, decision)
     plan = decision or with_workload(snapshot, _with_wake_up(sync(snapshot), outcomes))
     return _with_time_accounting(snapshot, plan)
 
@@ -85,6 +103,15 @@ def _with_wake_up(plan: Plan, outcomes: Iterable[Outcome]) -> Plan:
     """Sets the wake-up to the earliest time at which a rule, or the plan itself, becomes due."""
     times = [outcome.time for outcome in outcomes if isinstance(outcome, WaitUntil)]
     return replace(plan, wake_at=min(times + ([plan.wake_at] if plan.wake_at else []), default=None))
+
+
+def _with_gang(snapshot: Snapshot, decision: Plan) -> Plan:
+    """A decision that begins an attempt says what places its pods together."""
+    o, status = snapshot.observed, decision.status
+    if status is None or status.attempt_time in (None, o.status.attempt_time) or status.phase in FINISHED:
+        return decision
+    chosen = gang_choice.choose(o.job, status, o.platform, o.optional)
+    return replace(decision, status=changed(status, gang=chosen)) if chosen else decision
 
 
 def _with_reports(observed: Observed) -> Snapshot:

@@ -124,8 +124,9 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
                 observed_generation=status.observed_generation,
             )
         )
-    # Reports are expected while the job runs only.
-    kept = [each for each in status.conditions if each.type == "ReportsLost" and phase == "Running"]
+    # Reports are expected while the job runs only, and no pod is placed after its end.
+    kinds = {"ReportsLost": ("Running",), "GangScheduling": ("Pending", "Running", "Restarting")}
+    kept = [each for each in status.conditions if phase in kinds.get(each.type, ())]
     return changed(status, phase=phase, conditions=[*conditions, *kept])
 
 

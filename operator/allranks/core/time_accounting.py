@@ -92,8 +92,9 @@ def _category(
 
 
 def _restarted(status: Status) -> bool:
-    """The attempt replaced one that ended; it was not a resume of the job."""
-    return bool(status.history) and status.history[-1].reason != "Suspended"
+    """The attempt replaced one that ended; it was not a resume of the job. One that gave its pods up was queued."""
+    ran = [past.reason for past in status.history if past.reason != "GangTimeout"]
+    return bool(ran) and ran[-1] != "Suspended"
 
 
 def _last_reason(status: Status) -> str:

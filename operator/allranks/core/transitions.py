@@ -5,7 +5,7 @@ Each function takes the current status and returns the next one; the time is an 
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.queue_status import Eviction, QueueStatus
@@ -106,6 +106,13 @@ def resize(job: Job, status: Status, reason: str, why: str, now: datetime) -> St
     """Restarts all ranks at another size; this counts against nothing."""
     ended = changed(status, history=_ended(status, reason, now))
     return with_phase(_attempt(job, ended, status.attempt + 1, now), "Restarting", now, reason, why)
+
+
+def give_up(job: Job, status: Status, reason: str, why: str, delay: timedelta, now: datetime) -> Status:
+    """Gives up the pods of an attempt that did not run, and tries again later; this counts against nothing."""
+    ended = changed(status, history=_ended(status, reason, now))
+    begun = changed(_attempt(job, ended, status.attempt + 1, now), restart_time=now + delay)
+    return with_phase(begun, "Restarting", now, reason, why)
 
 
 def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str, now: datetime) -> Status:
@@ -231,6 +238,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
         done={},
         avoided_nodes=_failed_nodes(status.history),
         progress=reset_for_attempt(status.progress),
+        gang=None,
         code=_code(job),
         active_since=status.active_since or now,
         observed_generation=job.metadata.generation,

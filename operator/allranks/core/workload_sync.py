@@ -44,7 +44,7 @@ def with_workload(snapshot: Snapshot, plan: Plan) -> Plan:
         plan,
         create=(*changes.create, *plan.create),
         patch=changes.patch,
-        remove=changes.remove,
+        remove=(*plan.remove, *changes.remove),
         wake_at=min(times, default=None),
     )
 

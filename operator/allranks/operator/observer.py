@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core import limits
+from allranks.core.contenders import Contention
 from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
@@ -40,6 +41,13 @@ class GpuMeter(Protocol):
     def forget(self, key: JobKey) -> None: ...
 
 
+class ContentionReader(Protocol):
+    """Other jobs that are placed in part."""
+
+    def observe(self, key: JobKey, observed: Observed) -> Contention: ...
+    def forget(self, key: JobKey) -> None: ...
+
+
 @dataclass
 class Decoded:
     """The last decoded job and status: decoding costs more than deciding. Nothing is kept of a job that is finished or
@@ -67,6 +75,7 @@ class Observer:
     gpus: GpuMeter | None = None
     optional: Callable[[str], OptionalObjects] = lambda uid: OptionalObjects()
     """Objects of optional kinds for the job with this UID."""
+    contenders: ContentionReader | None = None
 
     async def prepare(self, raw: Manifest) -> None:
         """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
@@ -114,11 +123,11 @@ class Observer:
         )
         if self.gpus:
             self.gpus.note(key, observed)
-        return observed
+        return replace(observed, contention=self.contenders.observe(key, observed)) if self.contenders else observed
 
     def forget(self, key: JobKey) -> None:
         """The job was deleted."""
-        for part in (self.reports, self.gpus):
+        for part in (self.reports, self.gpus, self.contenders):
             if part:
                 part.forget(key)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from allranks.api.job import GROUP, KIND, PLURAL, Job
 from allranks.core.model import Manifest, Platform, PodRef
 from allranks.core.naming import JOB_LABEL
-from allranks.core.optional_kinds import QUEUES, OptionalKind
+from allranks.core.optional_kinds import GANGS, QUEUES, OptionalKind
 from allranks.kube import compact_jobs, paths, pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client
@@ -23,6 +23,7 @@ from allranks.kube.watch import Watch
 from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, PodCache
+from allranks.operator.contention_cache import Contenders
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.job_metrics import GpuCounts
@@ -101,6 +102,7 @@ class Session:
                 self.namespaces.prepare,
                 self.gpus,
                 self.optional.observe,
+                Contenders(lambda key: self.queue.enqueue_pod_event(key, True)),
             ),
             executor,
             self.recorder,
@@ -262,6 +264,7 @@ class Session:
             pool=self.pools.get(pool) if pool else None,
             pool_refused=self.pools.refused if pool else "",
             policy=policy,
+            coscheduling_scheduler=settings.coscheduling_scheduler,
             namespace_labels=self.namespaces.labels(job.namespace),
         )
 
@@ -294,9 +297,17 @@ class Session:
 
 def optional_kinds(settings: Settings) -> tuple[tuple[OptionalKind, ...], dict[str, str]]:
     """(the kinds to watch, id of each other kind -> why it is not used)"""
-    if settings.queues:
-        return QUEUES, {}
-    return (), {kind.id: "this operator does not serve queues (setting `queues`)" for kind in QUEUES}
+    wanted: list[OptionalKind] = []
+    unused: dict[str, str] = {}
+    for enabled, kinds, what in (
+        (settings.queues, QUEUES, "serve queues (setting `queues`)"),
+        (settings.gangs, GANGS, "use gang schedulers (setting `gangs`)"),
+    ):
+        if enabled:
+            wanted += kinds
+        else:
+            unused |= {kind.id: f"this operator does not {what}" for kind in kinds}
+    return tuple(wanted), unused
 
 
 async def wait_for_crds(client: Client, poll: float) -> None:

@@ -37,6 +37,16 @@ class Settings(BaseSettings):
         "until Kueue admits it. Needs rights for Kueue's objects, and a ClusterRole that reads ResourceFlavors and "
         "priority classes. When disabled, such a job waits with reason QueuesNotServed.",
     )
+    gangs: bool = Field(
+        False,
+        description="Use gang schedulers (`scheduling.gang`): the PodGroups of Kubernetes, Volcano or Coscheduling, "
+        "whichever the cluster serves. Needs rights for their PodGroups. When disabled, a job that names one waits "
+        "with reason GangBackendNotServed.",
+    )
+    coscheduling_scheduler: str = Field(
+        "scheduler-plugins-scheduler",
+        description="Name of the scheduler with the plugin Coscheduling, for `scheduling.gang: Coscheduling`.",
+    )
     helper_image: str = Field(
         OPERATOR_IMAGE,
         description="Image of the init container that copies helpers into pods: the operator's own image.",

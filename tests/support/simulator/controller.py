@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
-from allranks.api.job import Job
+from allranks.api.job import KIND, Job
 from allranks.core.model import Event, Manifest, ObjectPatch, Observed, Plan, Platform, Pod, PodRef, RejectedCreate
 from allranks.core.optional_kinds import BY_ID, OptionalObjects
 from allranks.kube import job_codec
+from allranks.operator.contention_cache import Contenders
 
 from . import codec
 from .informer import OPTIONAL, Informer, Lag, Timer
@@ -83,6 +84,7 @@ class Controller:
         self._timers: dict[Key, datetime] = {}
         self._pods: dict[Key, tuple[Manifest, str, Pod]] = {}
         self._jobs: dict[Key, tuple[Manifest, Manifest, Job]] = {}
+        self._contenders = Contenders(lambda key: self.enqueue((KIND, *key)))
         self.alive = True
         self.writes_left: int | None = None
         """Number of writes after which it is killed; None: it is not."""
@@ -109,6 +111,7 @@ class Controller:
         job = self.informer.jobs.get(key)
         if job is None:
             self._rejected.pop(key, None)
+            self._contenders.forget(key[1:])
             return
         before = (self.informer.changes, dict(self._rejected.get(key, {})))
         observed = self.observe(job)
@@ -134,7 +137,7 @@ class Controller:
     def observe(self, job: Manifest) -> Observed:
         uid, status = job["metadata"]["uid"], job_codec.status(job)
         pods = tuple(self._decode_pod(pod, uid) for pod in self.informer.pods_of(job))
-        return Observed(
+        observed = Observed(
             job=self._decode_job(job),
             status=status,
             pods=pods,
@@ -144,6 +147,7 @@ class Controller:
             reports=self._ranks.of(pods, status.attempt, self._since),
             optional=self._optional(uid),
         )
+        return replace(observed, contention=self._contenders.observe(key_of(job)[1:], observed))
 
     def _optional(self, uid: str) -> OptionalObjects:
         served = dict(self._host.served)

@@ -44,6 +44,7 @@ RELEASES: dict[str, Manifest] = {
     "namespaces with pools": {"namespaces": ["team-a"], "pools": {"enabled": True}},
     "namespaces with reports": {"namespaces": ["team-a"], "reports": {"enabled": True}},
     "queues": {"queues": {"enabled": True}},
+    "gangs": {"gangs": {"enabled": True}},
     "no reports": {"reports": {"enabled": False}, "networkPolicy": {"enabled": True}},
     "everything": {"replicas": 2, **ALL},
     "service monitor": {"metrics": {"monitor": {"kind": "ServiceMonitor"}}},
@@ -209,8 +210,12 @@ QUEUES = {
     ("kueue.x-k8s.io", "workloadpriorityclasses"): {"get", "list", "watch"},
     ("scheduling.k8s.io", "priorityclasses"): {"get", "list", "watch"},
 }
-OPTIONAL = QUEUES | {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
-"""With queues.enabled, and with metrics.authentication."""
+GANGS = {
+    (group, "podgroups"): {"create", "get", "list", "watch", "delete"}
+    for group in ("scheduling.k8s.io", "scheduling.volcano.sh", "scheduling.x-k8s.io")
+}
+OPTIONAL = QUEUES | GANGS | {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
+"""With queues.enabled, with gangs.enabled, and with metrics.authentication."""
 
 
 def granted(objects: list[Manifest]) -> dict[tuple[str, str], set[str]]:
@@ -249,6 +254,14 @@ def test_queues_come_with_exactly_the_rights_that_they_need(helm: Helm) -> None:
     assert granted(made) == ALLOWED | QUEUES
     assert environment(made)["ALLRANKS_QUEUES"] == "true"
     assert environment(helm.template({}))["ALLRANKS_QUEUES"] == "false"
+
+
+def test_gangs_come_with_exactly_the_rights_that_they_need(helm: Helm) -> None:
+    made = helm.template({**FULL, "gangs": {"enabled": True, "coschedulingScheduler": "mine"}})
+    assert granted(made) == ALLOWED | GANGS
+    found = environment(made)
+    assert (found["ALLRANKS_GANGS"], found["ALLRANKS_COSCHEDULING_SCHEDULER"]) == ("true", "mine")
+    assert environment(helm.template({}))["ALLRANKS_GANGS"] == "false"
 
 
 @pytest.mark.parametrize("jobs", [False, True])

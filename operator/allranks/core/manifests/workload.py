@@ -6,6 +6,7 @@ from typing import Any
 
 from allranks.api.job import Job
 from allranks.core import topology
+from allranks.core.gangs import kueue
 from allranks.core.manifests import companions, pod_template
 from allranks.core.model import Manifest, Observed
 from allranks.core.optional_kinds import PRIORITY_CLASS, WORKLOAD, WORKLOAD_PRIORITY_CLASS
@@ -31,12 +32,14 @@ def pod_sets(observed: Observed) -> list[Manifest]:
     job = observed.job
     templates = pod_template.role_templates(job, observed.platform)
     sizes = topology.wanted_sizes(job)
-    elastic = job.spec.elastic
+    elastic, topology_request = job.spec.elastic, kueue.topology_request(job, sizes)
     out = []
     for role, count in sizes.items():
         made: Manifest = {"name": role, "count": count, "template": _template(templates[role])}
         if elastic and role == topology.ELASTIC_ROLE and elastic.min_replicas < count:
             made["minCount"] = elastic.min_replicas
+        if topology_request:
+            made["topologyRequest"] = topology_request
         out.append(made)
     return out
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allranks.api.job import Job, Metadata, RoleSpec, Scheduling
+from allranks.api.job import Job, Metadata, RoleSpec
+from allranks.api.scheduling import Scheduling
 from allranks.core.model import Observed
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import limits, naming, places, topology, transitions
+from allranks.core import gang_choice, limits, naming, places, topology, transitions
+from allranks.core.gangs import registry
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import Event, Observed, Platform, Pod
 from allranks.core.queueing.queue import queue_of
@@ -51,6 +52,8 @@ def begin_small(observed: Observed) -> Status | None:
     if status.start_time or job.metadata.generation != 1 or job.spec.suspend or queue_of(job):
         return None
     begun = transitions.begin(job, status, observed.now)
+    if registry.requested(job) or gang_choice.choose(job, begun, observed.platform, observed.optional):
+        return None  # pods are made for a backend that is persisted
     small = sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS
     return None if not small or reject(job, begun, observed.now, observed.platform) else begun
 
