@@ -231,6 +231,8 @@ class KubernetesWorld(World):
 
     def report(self, pod: str, **said: Any) -> None:
         manifest = self._api.get("Pod", self.namespace, pod)
+        if said.get("handled"):
+            self._send_all()  # the rank learns of the request from an answer
         self._ranks.report(manifest, **said)
         self._play(lambda: self._send(manifest))
 
@@ -242,6 +244,11 @@ class KubernetesWorld(World):
         """Ranks receive the request in the response to their next report."""
         self._send_all()
         return len(self._asked)
+
+    def asked_for_checkpoint(self) -> bool:
+        self._ranks.checkpoint_request = 0
+        self._send_all()
+        return self._ranks.checkpoint_request > 0
 
     def _send_all(self) -> None:
         if not self._ranks.latest:
@@ -265,7 +272,9 @@ class KubernetesWorld(World):
             node=pod["spec"].get("nodeName"),
             **{number: int(labels.get(f"allranks.dev/{number}", 0)) for number in numbers},
         )
-        self._asked |= set(filter(None, [self._operator.report(sender, self._message(metadata["uid"]))]))
+        answer = self._operator.report(sender, self._message(metadata["uid"]))
+        self._asked |= set(filter(None, [answer.get("stacks")]))
+        self._ranks.checkpoint_request = answer.get("checkpoint", 0)
 
     def _message(self, uid: str) -> bytes:
         said, now = self._ranks.latest[uid], self.clock.now()
@@ -282,6 +291,8 @@ class KubernetesWorld(World):
             "stepSeconds": said.step_seconds,
             "busySeconds": said.busy_seconds,
             "checkpoint": saved,
+            "savesOnRequest": said.saves_on_request,
+            "handledRequest": said.handled_request,
             "idle": ago(said.stepped_at),
             "done": said.done,
             "waiting": said.waiting,

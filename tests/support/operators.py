@@ -121,16 +121,16 @@ class RunningOperator:
         session = self.operator.session
         return self._ask(lambda: session.pools.get(name)) if session else None
 
-    def report(self, sender: ReportSource, body: bytes) -> str:
-        """Ingests a rank's message as the server does, and reconciles immediately. Returns the stack dump request."""
+    def report(self, sender: ReportSource, body: bytes) -> dict[str, Any]:
+        """Ingests a rank's message as the server does, and reconciles immediately. Returns the answer."""
 
-        def ingest() -> str:
+        def ingest() -> dict[str, Any]:
             session = self.operator.session
             if session is None:
-                return ""
+                return {}
             answer = session.reports.ingest(sender, body)
             session.queue.enqueue_report(sender.job)
-            return str(answer.body.get("stacks", ""))
+            return dict(answer.body)
 
         return self._ask(ingest)
 

@@ -150,7 +150,8 @@ class World(ABC):
 
     @abstractmethod
     def report(self, pod: str, **said: Any) -> None:
-        """The pod's rank reports: step, total_steps, checkpoint, rank, step_seconds, busy_seconds, waiting."""
+        """The pod's rank reports: step, total_steps, checkpoint, rank, step_seconds, busy_seconds, waiting,
+        saves_on_request, handled (the request for a checkpoint)."""
 
     @abstractmethod
     def report_outage(self, begins: bool) -> None:
@@ -159,6 +160,10 @@ class World(ABC):
     @abstractmethod
     def asked_for_stacks(self) -> int:
         """Number of stack dumps that were requested from ranks."""
+
+    @abstractmethod
+    def asked_for_checkpoint(self) -> bool:
+        """Whether the answer to the next report asks for a checkpoint."""
 
     @abstractmethod
     def advance(self, seconds: float) -> None: ...
@@ -469,6 +474,8 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
             yield from _differ(name, found, part)
     if "stacks" in expect:
         yield from _differ("asked for stacks", world.asked_for_stacks(), expect["stacks"])
+    if "asked" in expect:
+        yield from _differ("asked for a checkpoint", world.asked_for_checkpoint(), expect["asked"])
     reasons = [reason for reason, _ in world.events()]
     if "events" in expect and not _is_subsequence(expect["events"], reasons):
         yield f"events: {reasons}, not {expect['events']}"
@@ -478,7 +485,7 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
 
 
 _EXPECTATIONS = frozenset(
-    "job refused status pods terminating env tolerations pod_specs kept workload objects events messages stacks".split()  # noqa: SIM905
+    "job refused status pods terminating env tolerations pod_specs kept workload objects events messages stacks asked".split()
 )
 
 

@@ -235,6 +235,9 @@ class ProgressStatus(Model):
     first_step: Count | None = Field(None, description="That first step, from which the attempt resumed.")
     checkpoint_step: Count | None = Field(None, description="Step of the newest checkpoint of the current attempt.")
     checkpoint_time: Time | None = Field(None, description="When that checkpoint was stored.")
+    saves_on_request: bool | None = Field(
+        None, description="Whether ranks store a checkpoint when they are asked for one."
+    )
     stragglers: Annotated[list[Straggler], Field(max_length=64)] = Field(
         default_factory=list, description="Ranks that are slower than their peers."
     )
@@ -248,6 +251,14 @@ class ProgressStatus(Model):
     )
     summary: Reason = Field("", description="For kubectl get: completed and total steps, and percent.")
     eta: Reason = Field("", description="For kubectl get: the time to the last step.")
+
+
+class CheckpointRequest(Model):
+    """Ranks are asked for a checkpoint before their pods are deleted."""
+
+    reason: Reason = Field(description="Why the pods are to be deleted: Suspended, Resized, Grown, Evicted or QueueAdded.")
+    time: Time = Field(description="When the ranks were asked. A checkpoint that is stored later ends the wait.")
+    deadline: Time = Field(description="When the pods are deleted without a new checkpoint.")
 
 
 class CodeStatus(Model):
@@ -332,6 +343,9 @@ class Status(Model):
         None, description="Gang scheduling of the current attempt. None: the scheduler places its pods one by one."
     )
     queue: QueueStatus | None = Field(None, description="The job's place in a queue, if it has one.")
+    checkpoint_request: CheckpointRequest | None = Field(
+        None, description="The checkpoint that ranks are asked for before their pods are deleted."
+    )
     code: CodeStatus | None = Field(None, description="The code that the current attempt runs, if spec.code names it.")
     selector: Annotated[str, StringConstraints(max_length=512)] = Field(
         "", description="Label selector of the workers, for the scale subresource."

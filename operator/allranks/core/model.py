@@ -245,6 +245,10 @@ class RankReport:
     """Share of `step_seconds` without waiting for other ranks; None if the program does not measure it."""
     checkpoint_step: int | None = None
     checkpoint_at: datetime | None = None
+    saves_on_request: bool = False
+    """The program asks whether a checkpoint is requested, and stores one then."""
+    handled_request: int = 0
+    """Number of the newest request for a checkpoint that this rank is done with; another rank may have stored it."""
     stepped_at: datetime | None = None
     """Time of the last completed step."""
     first_step_at: datetime | None = None
@@ -378,6 +382,8 @@ class Plan:
     wake_at: datetime | None = None
     stack_dump_id: str = ""
     """Requests stack dumps from all ranks that report; a new id is a new request."""
+    checkpoint_request: int = 0
+    """The number of the checkpoint that ranks are asked for, from the persisted status; 0 withdraws the request."""
 
     @property
     def empty(self) -> bool:

@@ -20,6 +20,7 @@ from allranks.core.rules import (
     Outcome,
     Rule,
     WaitUntil,
+    checkpoint,
     cleanup,
     failure,
     gang,
@@ -82,10 +83,11 @@ def reconcile(observed: Observed) -> Plan:
     else:
         decision, outcomes = _apply(ACTIVE_RULES, snapshot)
         sync = sync_objects
+    decision = decision or checkpoint.withdraw(snapshot, outcomes)
     if decision:
         decision = _with_gang(snapshot, decision)
     plan = decision or with_workload(snapshot, _with_wake_up(sync(snapshot), outcomes))
-    return _with_time_accounting(snapshot, plan)
+    return replace(_with_time_accounting(snapshot, plan), checkpoint_request=checkpoint.number(status))
 
 
 def _apply(rules: Iterable[Rule], snapshot: Snapshot) -> tuple[Plan | None, list[Outcome]]:

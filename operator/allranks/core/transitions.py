@@ -65,6 +65,7 @@ def _stopped(status: Status, reason: str, now: datetime, requeued: bool = False)
         history=_ended(status, reason, now, requeued=requeued),
         progress=finalize(status.progress),
         queue=queue,
+        checkpoint_request=None,
     )
 
 
@@ -203,6 +204,7 @@ def succeed(job: Job, status: Status, now: datetime) -> Status:
         completion_time=now,
         history=_ended(status, "Completed", now),
         progress=finalize(status.progress),
+        checkpoint_request=None,
     )
     return with_phase(done, "Succeeded", now, "Completed", "training completed")
 
@@ -214,6 +216,7 @@ def fail(job: Job, status: Status, reason: str, message: str, now: datetime, fai
         last_failure=failure or status.last_failure,
         history=_ended(status, reason, now, failure),
         progress=finalize(status.progress),
+        checkpoint_request=None,
     )
     return with_phase(done, "Failed", now, reason, message)
 
@@ -239,6 +242,7 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
         avoided_nodes=_failed_nodes(status.history),
         progress=reset_for_attempt(status.progress),
         gang=None,
+        checkpoint_request=None,
         code=_code(job),
         active_since=status.active_since or now,
         observed_generation=job.metadata.generation,

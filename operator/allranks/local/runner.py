@@ -25,7 +25,9 @@ from allranks.code.bundle import Bundle
 from allranks.core.manifests import pods
 from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod
 from allranks.core.reconcile import reconcile
+from allranks.core.rules import checkpoint
 from allranks.core.rules.cleanup import CLEANUP_GRACE
+from allranks.core.status_update import changed
 from allranks.errors import CannotRun
 from allranks.local import ports, run_directories
 from allranks.local.code import LocalCode
@@ -133,7 +135,7 @@ class LocalRun:
         self._endpoints: tuple[int, Mapping[tuple[str, int], tuple[str, int]]] | None = None
         self._wake = asyncio.Event()
         self._error: Exception | None = None
-        self._stopping = False
+        self._stopping = self._saving = False
         self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
         self._reports = LocalReports(key, uid, self.node, options.run_dir.absolute(), self._wake.set)
@@ -204,6 +206,16 @@ class LocalRun:
                     code.write(self.options.run_dir / run_directories.CODE_FILE)
         return how
 
+    def save_and_stop(self) -> int:
+        """Asks the ranks for a checkpoint, and ends the run when it is stored, as for a suspension. Returns the longest
+        wait in seconds; 0 if no rank stores checkpoints on request: then call `stop`."""
+        seconds = 0 if self.options.grace == 0 else checkpoint.longest_wait(self.job, self.status)
+        if seconds and not self._stopping:
+            self._saving = True
+            self.job = self.job.model_copy(update={"spec": self.job.spec.model_copy(update={"suspend": True})})
+            self._wake.set()
+        return seconds
+
     def stop(self, at_once: bool = False) -> None:
         """Ends the run: SIGTERM and the grace period, or SIGKILL at once."""
         self._stopping = True
@@ -232,6 +244,10 @@ class LocalRun:
             began = time.monotonic()
             plan = self._reconcile(self._observe())
             took = time.monotonic() - began
+            if self._saving and plan.status and plan.status.phase == "Suspended":
+                self.status = changed(self.status, checkpoint_request=None)
+                self.stop()
+                continue
             self._apply(plan)
             # Lets the event loop read output and exits of processes between two plans.
             await asyncio.sleep(0)
@@ -262,6 +278,7 @@ class LocalRun:
             self._progress_log.note(self.status)
         if plan.stack_dump_id:
             self._reports.request_stack_dump(plan.stack_dump_id)
+        self._reports.request_checkpoint(plan.checkpoint_request)
         for event in plan.events:
             self._listener.event(event)
         if plan.write_ahead:

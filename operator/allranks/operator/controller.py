@@ -180,8 +180,10 @@ class Controller:
             return False
         state.invalid = ""
         state.set_wake_at(plan.wake_at, self._clock)
-        if plan.stack_dump_id and (reports := self._observer.reports):
-            reports.stack_dump_id(key, plan.stack_dump_id)
+        if reports := self._observer.reports:
+            reports.request_checkpoint(key, plan.checkpoint_request)
+            if plan.stack_dump_id:
+                reports.stack_dump_id(key, plan.stack_dump_id)
         state.set_companions_due(observed, plan, self._clock, self._timing)
         if plan.write_ahead:
             state.create_blocked = ""

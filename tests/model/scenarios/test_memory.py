@@ -146,6 +146,9 @@ class MemoryWorld(World):
     def asked_for_stacks(self) -> int:
         return len(self.cluster.ranks.stack_requests)
 
+    def asked_for_checkpoint(self) -> bool:
+        return self.cluster.ranks.checkpoint_request > 0
+
     def advance(self, seconds: float) -> None:
         self.cluster.advance(seconds)
 

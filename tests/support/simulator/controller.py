@@ -121,6 +121,7 @@ class Controller:
             self._audit.decisions.append((observed, plan))
         if plan.stack_dump_id:
             self._ranks.request_stacks(plan.stack_dump_id)
+        self._ranks.checkpoint_request = plan.checkpoint_request
         self._apply(key, job, plan)
         if plan.wake_at:
             self._wake_at(key, plan.wake_at)

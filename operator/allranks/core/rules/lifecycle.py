@@ -12,7 +12,7 @@ from allranks.core.gangs import registry
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import Event, Observed, Platform, Pod
 from allranks.core.queueing.queue import queue_of
-from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core.rules import Outcome, WaitUntil, checkpoint, write
 from allranks.core.snapshot import Snapshot
 
 SMALL_JOB_PODS = 256
@@ -91,7 +91,10 @@ def suspend(snapshot: Snapshot) -> Outcome:
     job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
     if not job.spec.suspend:
         return None
-    return write(transitions.suspend(job, status, now), Event("Suspended", "suspended: the pods are deleted"))
+    if wait := checkpoint.ask_first(snapshot, "Suspended", "the job is suspended"):
+        return wait
+    message = f"suspended{checkpoint.result(snapshot)}: the pods are deleted"
+    return write(transitions.suspend(job, status, now), Event("Suspended", message))
 
 
 def exceed_active_deadline(snapshot: Snapshot) -> Outcome:

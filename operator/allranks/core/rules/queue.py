@@ -11,7 +11,7 @@ from allranks.core.model import Event
 from allranks.core.optional_kinds import WORKLOAD
 from allranks.core.queueing import queue
 from allranks.core.queueing import workload as workloads
-from allranks.core.rules import Outcome, write
+from allranks.core.rules import Outcome, checkpoint, write
 from allranks.core.snapshot import Snapshot
 from allranks.core.status_update import changed
 
@@ -58,20 +58,23 @@ def withdraw(snapshot: Snapshot) -> Outcome:
     if not queue.queue_of(job):
         return write(changed(status, queue=None), Event("LeftQueue", "the job is in no queue")) if held else None
     if held is None:
-        return _requeue(snapshot, "QueueAdded", f"the job now belongs to queue {queue.queue_of(job)}")
+        why = f"the job now belongs to queue {queue.queue_of(job)}"
+        return _save_and_requeue(snapshot, "QueueAdded", why, asked_for="QueueAdded")
     if not o.optional.api_version(WORKLOAD):
         return None  # Kueue cannot be read: the quota that the job has stays
     if workload is None or workload["metadata"]["uid"] != held.workload_uid:
         return _requeue(snapshot, "WorkloadDeleted", f"Workload {held.workload} was deleted")
-    if not workloads.is_admitted(workload):
+    if workloads.holds(workload, workloads.EVICTED):  # the Workload keeps its quota until the pods are gone
         evicted = workloads.condition(workload, workloads.EVICTED) or {}
-        if not workloads.holds(workload, workloads.EVICTED):
-            evicted = {"reason": "NotAdmitted", "message": f"Workload {held.workload} is not admitted any more"}
-        return _requeue(snapshot, evicted.get("reason") or "Evicted", evicted.get("message") or "evicted by Kueue")
+        message = evicted.get("message") or "evicted by Kueue"
+        return _save_and_requeue(snapshot, evicted.get("reason") or "Evicted", message, asked_for="Evicted")
+    if not workloads.is_admitted(workload):
+        return _requeue(snapshot, "NotAdmitted", f"Workload {held.workload} is not admitted any more")
     wanted = topology.wanted_sizes(job)
     sizes = ({role: of.requested for role, of in held.pod_sets.items()}, _sizes(held))
     if wanted not in sizes:
-        return _requeue(snapshot, "Resized", "the size changed: the job needs another quota")
+        why = "the size changed: the job needs another quota"
+        return _save_and_requeue(snapshot, "Resized", why, asked_for="Resized")
     if workload_sync.reclaimed_too_much(status, workload):
         return _requeue(snapshot, "QuotaReclaimed", "ranks run again whose quota was given back when they were done")
     return None
@@ -79,6 +82,13 @@ def withdraw(snapshot: Snapshot) -> Outcome:
 
 def _sizes(held: QueueStatus) -> dict[str, int]:
     return {role: of.count for role, of in held.pod_sets.items() if of.count}
+
+
+def _save_and_requeue(snapshot: Snapshot, reason: str, message: str, asked_for: str) -> Outcome:
+    """Requeues the job when its ranks stored a checkpoint; without a wait if they have nothing to save."""
+    if wait := checkpoint.ask_first(snapshot, asked_for, "the job returns to its queue"):
+        return wait
+    return _requeue(snapshot, reason, message + checkpoint.result(snapshot))
 
 
 def _requeue(snapshot: Snapshot, reason: str, message: str) -> Outcome:
