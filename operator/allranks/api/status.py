@@ -256,7 +256,7 @@ class ProgressStatus(Model):
 class CheckpointRequest(Model):
     """Ranks are asked for a checkpoint before their pods are deleted."""
 
-    reason: Reason = Field(description="Why the pods are to be deleted: Suspended, Resized, Grown, Evicted or QueueAdded.")
+    reason: Reason = Field(description="Why the pods go: Suspended, Resized, Grown, Evicted or QueueAdded.")
     time: Time = Field(description="When the ranks were asked. A checkpoint that is stored later ends the wait.")
     deadline: Time = Field(description="When the pods are deleted without a new checkpoint.")
 

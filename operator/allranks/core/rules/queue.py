@@ -64,10 +64,12 @@ def withdraw(snapshot: Snapshot) -> Outcome:
         return None  # Kueue cannot be read: the quota that the job has stays
     if workload is None or workload["metadata"]["uid"] != held.workload_uid:
         return _requeue(snapshot, "WorkloadDeleted", f"Workload {held.workload} was deleted")
-    if workloads.holds(workload, workloads.EVICTED):  # the Workload keeps its quota until the pods are gone
+    if workloads.holds(workload, workloads.EVICTED):
         evicted = workloads.condition(workload, workloads.EVICTED) or {}
-        message = evicted.get("message") or "evicted by Kueue"
-        return _save_and_requeue(snapshot, evicted.get("reason") or "Evicted", message, asked_for="Evicted")
+        reason, message = evicted.get("reason") or "Evicted", evicted.get("message") or "evicted by Kueue"
+        if workloads.has_quota(workload):  # until the pods are gone
+            return _save_and_requeue(snapshot, reason, message, asked_for="Evicted")
+        return _requeue(snapshot, reason, message)
     if not workloads.is_admitted(workload):
         return _requeue(snapshot, "NotAdmitted", f"Workload {held.workload} is not admitted any more")
     wanted = topology.wanted_sizes(job)
