@@ -45,13 +45,21 @@ class ProcessKubelet(Kubelet):
     """Runs the pods of one namespace."""
 
     def __init__(
-        self, connection: Connection, api: Api, namespace: str, folder: Path, environ: Mapping[str, str]
+        self,
+        connection: Connection,
+        api: Api,
+        namespace: str,
+        folder: Path,
+        environ: Mapping[str, str],
+        binds: bool = True,
     ) -> None:
-        super().__init__(connection, lambda _: Program(), namespace=namespace)
+        super().__init__(connection, lambda _: Program(), namespace=namespace, binds=binds)
         self.logs = LogKubelet(api, folder)
         self._folder, self._environ = folder, environ
         self._ports: dict[str, str] = {}
         self._processes: dict[str, _Runner] = {}
+        self.claims: dict[str, Path] = {}
+        """Claim -> its directory, which all pods share."""
 
     async def _live(self, pod: Manifest) -> None:
         with contextlib.suppress(ApiError):  # deleted in the meantime, which the watch reports
@@ -156,7 +164,7 @@ class _Runner:
 
     async def run(self) -> None:
         kubelet, name = self._kubelet, self._manifest["metadata"]["name"]
-        volumes = Volumes(self._folder, {}, {})
+        volumes = Volumes(self._folder, {}, kubelet.claims)
         volumes.config_maps |= await kubelet.variables(self._manifest)
         machine = Machine(machine_environment(kubelet._environ), volumes, self._folder)
         plan, problems = prepare(await kubelet.program(self._manifest), machine)
@@ -231,11 +239,15 @@ class _Runner:
 
 @contextlib.contextmanager
 def process_kubelet(
-    control_plane: ControlPlane, namespace: str, folder: Path, environ: Mapping[str, str] | None = None
+    control_plane: ControlPlane,
+    namespace: str,
+    folder: Path,
+    environ: Mapping[str, str] | None = None,
+    binds: bool = True,
 ) -> Iterator[ProcessKubelet]:
     """Runs it in a thread. At the end no process is left."""
     kubelet = ProcessKubelet(
-        live.connection(control_plane), control_plane.api, namespace, folder, environ or os.environ
+        live.connection(control_plane), control_plane.api, namespace, folder, environ or os.environ, binds
     )
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="process kubelet", daemon=True)
