@@ -50,7 +50,12 @@ class TeamDay:
     def __init__(self, control_plane: ControlPlane, folder: Path, frameworks: Path) -> None:
         """`frameworks`: the virtual environment with PyTorch."""
         self._control_plane, self._folder = control_plane, folder
-        self._environ = {**os.environ, "PATH": f"{frameworks / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        self._environ = {
+            **os.environ,
+            "PATH": f"{frameworks / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT / "operator"),  # images have the report library
+            "OMP_NUM_THREADS": "1",
+        }
         config = yaml.safe_load(control_plane.kubeconfig.read_text())
         for context in config["contexts"]:
             context["context"]["namespace"] = TEAM
@@ -78,7 +83,9 @@ class TeamDay:
         try:
             with (
                 operator,
-                process_kubelet(self._control_plane, TEAM, self._folder / "pods", self._environ, binds=False),
+                process_kubelet(
+                    self._control_plane, TEAM, self._folder / "pods", self._environ, binds=False, workdir=ROOT
+                ),
             ):
                 yield
                 self._run("kubectl delete dt --all --wait")
@@ -102,7 +109,7 @@ class TeamDay:
             self._submit(
                 "urgent",
                 "roles.worker.replicas=3",
-                "args=[--epochs=20]",
+                "args=[--epochs=20, --pause=0.5]",
                 "metadata.labels={kueue.x-k8s.io/priority-class: urgent}",
             )
         ]
@@ -114,7 +121,8 @@ class TeamDay:
         """`usual` continues at the step of its checkpoint, and all three end."""
         for name in ("urgent", "second", "usual"):
             eventually(lambda n=name: self._phase(n) == "Succeeded", SECONDS, f"{name} ends")  # type: ignore[misc]
-        return [self._run("kubectl get dt"), self._run("allranks report usual", ATTEMPTS)]
+        resumed = self._run("kubectl logs usual-worker-0-1", RESUMED)
+        return [self._run("kubectl get dt"), resumed, self._run("allranks describe usual", ATTEMPTS)]
 
     def gang_waits(self) -> list[Shown]:
         """Two jobs of three pods without a queue. The second holds none of the four GPUs until the first has ended."""
@@ -188,7 +196,8 @@ class TeamDay:
 
 
 EVENTS = r"^Events|CheckpointRequested|Preempted|Admitted"
-ATTEMPTS = r"(?i)attempt|lost|goodput|^Time"
+ATTEMPTS = r"^Goodput|^Times|^History|ATTEMPT|^  \d "
+RESUMED = r"(?i)resum|epoch (\d+)/\1 "
 
 
 def _kept(lines: Sequence[str], pattern: str) -> list[str]:

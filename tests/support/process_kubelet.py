@@ -52,8 +52,11 @@ class ProcessKubelet(Kubelet):
         folder: Path,
         environ: Mapping[str, str],
         binds: bool = True,
+        workdir: Path | None = None,
     ) -> None:
+        """`workdir`: where the programs start, as that of an image. Without it, each pod has a folder of its own."""
         super().__init__(connection, lambda _: Program(), namespace=namespace, binds=binds)
+        self.workdir = workdir
         self.logs = LogKubelet(api, folder)
         self._folder, self._environ = folder, environ
         self._ports: dict[str, str] = {}
@@ -166,7 +169,7 @@ class _Runner:
         kubelet, name = self._kubelet, self._manifest["metadata"]["name"]
         volumes = Volumes(self._folder, {}, kubelet.claims)
         volumes.config_maps |= await kubelet.variables(self._manifest)
-        machine = Machine(machine_environment(kubelet._environ), volumes, self._folder)
+        machine = Machine(machine_environment(kubelet._environ), volumes, kubelet.workdir or self._folder)
         plan, problems = prepare(await kubelet.program(self._manifest), machine)
         assert plan is not None, problems
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -244,10 +247,11 @@ def process_kubelet(
     folder: Path,
     environ: Mapping[str, str] | None = None,
     binds: bool = True,
+    workdir: Path | None = None,
 ) -> Iterator[ProcessKubelet]:
     """Runs it in a thread. At the end no process is left."""
     kubelet = ProcessKubelet(
-        live.connection(control_plane), control_plane.api, namespace, folder, environ or os.environ, binds
+        live.connection(control_plane), control_plane.api, namespace, folder, environ or os.environ, binds, workdir
     )
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="process kubelet", daemon=True)

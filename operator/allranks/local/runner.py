@@ -191,7 +191,7 @@ class LocalRun:
     def save_and_stop(self) -> int:
         """Asks the ranks for a checkpoint, and ends the run when it is stored, as for a suspension. Returns the longest
         wait in seconds; 0 if no rank stores checkpoints on request: then call `stop`."""
-        seconds = 0 if self.options.grace == 0 else checkpoint.longest_wait(self.job, self.status)
+        seconds = 0 if self.options.grace == 0 else checkpoint.longest_wait(self.job, self.status, datetime.now(UTC))
         if seconds and not self._stopping:
             self._saving = True
             self.job = self.job.model_copy(update={"spec": self.job.spec.model_copy(update={"suspend": True})})
