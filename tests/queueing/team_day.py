@@ -26,10 +26,11 @@ from support.api import Manifest
 from support.controlplane import ControlPlane, free_ports
 from support.live import eventually
 from support.process_kubelet import process_kubelet
-from support.scheduler import add_node
+from support.scheduler import make_ready
 
 ROOT = Path(__file__).parents[2]
-QUOTA, JOB = "examples/queues/quota.yaml", "examples/queues/penguins.yaml"
+QUOTA, JOB = ROOT / "examples" / "queues" / "quota.yaml", ROOT / "examples" / "queues" / "penguins.yaml"
+JOBS = ("usual", "second", "urgent", "first", "other")
 TEAM = "team-a"
 GPUS = 4
 TIMING = replace(live.TIMING, optional_apis=0.5)
@@ -68,8 +69,8 @@ class TeamDay:
         """A node with four GPUs, the team's namespace and quota, and an operator. The scheduler is the caller's."""
         api = self._control_plane.api
         api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TEAM}})
-        add_node(api, "node-1", cpu="32", memory="128Gi", **{"nvidia.com_gpu": str(GPUS)})
-        self._bind_claim("penguins")
+        for name in JOBS:
+            self._bind_claim(name)
         self._run(f"kubectl apply -f {QUOTA}")
         [port] = free_ports(1)
         settings: dict[str, Any] = {
@@ -85,19 +86,20 @@ class TeamDay:
                 operator,
                 process_kubelet(
                     self._control_plane, TEAM, self._folder / "pods", self._environ, binds=False, workdir=ROOT
-                ),
+                ) as kubelet,
             ):
+                make_ready(api, kubelet.logs.node, cpu="32", memory="128Gi", **{"nvidia.com_gpu": str(GPUS)})
                 yield
                 self._run("kubectl delete dt --all --wait")
         finally:
             self._run(f"kubectl delete -f {QUOTA} --wait=false")
-            api.delete("Node", None, "node-1")
-            api.delete("PersistentVolume", None, "penguins")
+            for name in JOBS:
+                api.delete("PersistentVolume", None, name)
             api.delete("Namespace", None, TEAM)
 
     def waits(self) -> list[Shown]:
         """`usual` uses three of the four GPUs, so `second`, which needs two, waits."""
-        shown = [self._submit("usual", "roles.worker.replicas=3")]
+        shown = [self._submit("usual", replicas=3)]
         eventually(lambda: self._step("usual") >= 5, SECONDS, "usual trains")
         shown += [self._submit("second")]
         eventually(lambda: "insufficient" in self._message("second"), SECONDS, "Kueue says why second waits")
@@ -105,14 +107,7 @@ class TeamDay:
 
     def preempts(self) -> list[Shown]:
         """`urgent` needs three GPUs: `usual`, which has a lower priority, stores a checkpoint and gives its GPUs up."""
-        shown = [
-            self._submit(
-                "urgent",
-                "roles.worker.replicas=3",
-                "args=[--epochs=20, --pause=0.5]",
-                "metadata.labels={kueue.x-k8s.io/priority-class: urgent}",
-            )
-        ]
+        shown = [self._submit("urgent", replicas=3, epochs=20, priority="urgent")]
         eventually(lambda: self._phase("urgent") in ("Running", "Succeeded"), SECONDS, "urgent runs")
         shown += [self._run("allranks queue"), self._run("allranks describe usual", EVENTS)]
         return shown
@@ -126,10 +121,9 @@ class TeamDay:
 
     def gang_waits(self) -> list[Shown]:
         """Two jobs of three pods without a queue. The second holds none of the four GPUs until the first has ended."""
-        without_queue = ("scheduling={gang: Native}", "roles.worker.replicas=3")
-        shown = [self._submit("first", *without_queue, "args=[--epochs=20, --pause=0.5]")]
+        shown = [self._submit("first", replicas=3, epochs=20, scheduling={"gang": "Native"})]
         eventually(lambda: self._phase("first") == "Running", SECONDS, "first runs")
-        shown += [self._submit("other", *without_queue, "args=[--epochs=20]")]
+        shown += [self._submit("other", replicas=3, epochs=20, scheduling={"gang": "Native"})]
         eventually(lambda: self._condition("other", "GangScheduling").get("reason") == "Unschedulable", SECONDS)
         assert self._bound("other") == 0
         shown += [self._run("kubectl get dt"), self._run("allranks describe other", r"GangScheduling")]
@@ -154,9 +148,19 @@ class TeamDay:
             api.create({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}, namespace)
             api.patch(kind, namespace, name, {"status": {"phase": "Bound"}}, "status")
 
-    def _submit(self, name: str, *settings: str) -> Shown:
-        options = " ".join(f"--set {shlex.quote(setting)}" for setting in (f"metadata.name={name}", *settings))
-        return self._run(f"allranks submit {JOB} {options}")
+    def events(self, name: str) -> list[str]:
+        """Reasons of the job's Events."""
+        found = self._control_plane.api.list("Event", TEAM)
+        return [each["reason"] for each in found if each["involvedObject"]["name"] == name]
+
+    def _submit(self, name: str, replicas: int = 2, epochs: int = 60, priority: str = "usual", **spec: Any) -> Shown:
+        """The example with another name and a claim of its own."""
+        [_, made] = yaml.safe_load_all(JOB.read_text())
+        made["metadata"] = {"name": name, "labels": {"kueue.x-k8s.io/priority-class": priority}}
+        made["spec"] |= {"args": [f"--epochs={epochs}", "--pause=0.5"], "roles": {"worker": {"replicas": replicas}}}
+        made["spec"] |= {"checkpoint": {"claim": name}, **spec}
+        (self._folder / f"{name}.yaml").write_text(yaml.safe_dump(made))
+        return self._run(f"allranks submit {name}.yaml")
 
     def _run(self, command: str, keep: str = "") -> Shown:
         """Runs a command as a user of the team. `keep`: a pattern of the lines that are shown."""
@@ -165,7 +169,7 @@ class TeamDay:
         first, *rest = shlex.split(command)
         environ = {**self._environ, "KUBECONFIG": str(self._kubeconfig), "COLUMNS": "120"}
         done = subprocess.run(
-            [*programs[first], *rest], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=SECONDS
+            [*programs[first], *rest], cwd=self._folder, env=environ, capture_output=True, text=True, timeout=SECONDS
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         lines = [line.rstrip() for line in done.stdout.splitlines()]
@@ -197,7 +201,7 @@ class TeamDay:
 
 EVENTS = r"^Events|CheckpointRequested|Preempted|Admitted"
 ATTEMPTS = r"^Goodput|^Times|^History|ATTEMPT|^  \d "
-RESUMED = r"(?i)resum|epoch (\d+)/\1 "
+RESUMED = r"^resumed"
 
 
 def _kept(lines: Sequence[str], pattern: str) -> list[str]:
