@@ -172,7 +172,8 @@ class TeamDay:
             [*programs[first], *rest], cwd=self._folder, env=environ, capture_output=True, text=True, timeout=SECONDS
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        lines = [line.rstrip() for line in done.stdout.splitlines()]
+        claim = re.compile(rf"{re.escape(str(self._folder))}\S*/volumes/[\w-]+")
+        lines = [claim.sub("/checkpoints", line.rstrip()) for line in done.stdout.splitlines()]
         return Shown(command, _kept(lines, keep) if keep else lines)
 
     def _status(self, name: str) -> Manifest:
