@@ -25,7 +25,8 @@ examples:
   tools/cluster.sh load trainer.tar
 
 environment:
-  ALLRANKS_CACHE   folder of programs and clusters, default ~/.cache/allranks
+  ALLRANKS_CACHE       folder of programs and clusters, default ~/.cache/allranks
+  KUBERNETES_VERSION   1.36 (default) or 1.37. Not for kind
 USAGE
 }
 
@@ -33,6 +34,7 @@ main() {
   local command='' nodes='' gpus='' with='' on='' store='' words=()
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
+  kubernetes=${KUBERNETES_VERSION:-1.36}
   dir=$cache/cluster
   parse_arguments "$@"
   dir=$(realpath --canonicalize-missing "$dir")
@@ -317,8 +319,9 @@ programs() {
     command -v "$name" >/dev/null || fail "'$name' is not installed (Debian: tools/system-packages.sh node)"
   done
   mkdir -p "$dir/bin"
-  for name in controlplane node; do
-    folder=$("$repository/tools/go-tools.sh" "$name")
+  for name in "controlplane $kubernetes" "node $kubernetes" addons; do
+    # shellcheck disable=SC2086 # a name and a version
+    folder=$("$repository/tools/go-tools.sh" $name)
     ln -sf "$folder"/* "$dir/bin/"
   done
 }

@@ -3,9 +3,12 @@
 # store of the nodes. Half an hour the first time, seconds afterwards.
 set -euo pipefail
 cd "$(dirname "$0")"
+kubernetes=${KUBERNETES_VERSION:-1.36} # as in cluster.sh
 ./system-packages.sh node images shutdown
 # In parallel: image builds wait for downloads, Go for the CPU.
-{ ./controlplane.sh && ./helm.sh && ./go-tools.sh node && ./go-tools.sh argo; } &
+{
+  ./controlplane.sh "$kubernetes" && ./helm.sh && ./go-tools.sh node "$kubernetes" && ./go-tools.sh addons && ./go-tools.sh argo
+} &
 programs=$!
 # Always with buildah and a Debian base, so that all machines test the same. Each image is unpacked while the next one is
 # built: compiling Horovod takes minutes.

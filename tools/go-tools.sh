@@ -3,27 +3,35 @@
 # downloads. Most of them are listed as tools in tools/programs/go.mod.
 set -euo pipefail
 
+usual=1.37 # version of Kubernetes that tests run on
+
 usage() {
   cat <<USAGE
-usage: tools/go-tools.sh controlplane [VERSION] | helm | helm3 | untt | node | argo | bench | peers     (controlplane, helm, helm3: tools/controlplane.sh [VERSION], tools/helm.sh [3] as well)
+usage: tools/go-tools.sh controlplane | scheduler | node [VERSION]
+       tools/go-tools.sh kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers
+       (controlplane, helm, helm3: tools/controlplane.sh [VERSION], tools/helm.sh [3] as well)
 
 Builds the programs into a directory of \$ALLRANKS_CACHE, and prints that directory as the only line on stdout:
-  controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl. VERSION: another version of Kubernetes than that of
-                tools/programs/go.mod, one of the folders of tools/kubernetes: $(versions)
+  controlplane  etcd, kube-apiserver, kube-controller-manager, kubectl. VERSION of Kubernetes: one of $(versions),
+                default $usual
+  scheduler     kube-scheduler
+  node          kube-scheduler, kubelet, kube-proxy; not of 1.30
+  addons        coredns, local-path-provisioner
+  kueue         kueue, the manager of Kueue, and the manifests that install it
+  coscheduling  coscheduling, a kube-scheduler with the plugins of scheduler-plugins, and their CRDs
   helm          helm 4
   helm3         helm 3, for tests of the chart
   untt          the test runner of helm-unittest, for the chart's own tests
-  node          kube-scheduler, kubelet, kube-proxy, coredns, local-path-provisioner
   argo          workflow-controller, argoexec, and the manifests that install them
   bench         raw, which posts objects as fast as the API server accepts them
   peers         training-operator for comparison in benchmarks, and its CRDs
-Programs that were built before are reused. On two idle cores the control plane takes 4 minutes, helm, untt and node 2 minutes
-more (they share packages), argo and peers 3 to 4 minutes each. Go needs 4 GB of disk.
+Programs that were built before are reused. On two idle cores the control plane takes 4 minutes, helm, untt, node and addons
+2 minutes more (they share packages), argo and peers 3 to 4 minutes each. Go needs 4 GB of disk.
 
 environment:
   ALLRANKS_CACHE       folder of the programs, default ~/.cache/allranks
   KUBEBUILDER_ASSETS   a directory with etcd, kube-apiserver and kubectl, as created by setup-envtest: these are used,
-                       and only missing programs are built (controlplane without VERSION)
+                       and only missing programs are built (controlplane and scheduler without VERSION)
   GOPROXY, GOFLAGS...  Go's own settings apply
 USAGE
 }
@@ -32,14 +40,19 @@ main() {
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case ${1-} in
     -h | --help) usage; exit 0 ;;
-    controlplane | helm | helm3 | untt | node | argo | bench | peers) name=$1 kubernetes=${2-} ;;
+    controlplane | scheduler | node | kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers)
+      name=$1 kubernetes=${2-} ;;
     *) usage >&2; exit 2 ;;
   esac
-  [[ -z $kubernetes || $name == controlplane ]] || { usage >&2; exit 2; }
-  [[ -z $kubernetes || -e $repository/tools/kubernetes/$kubernetes/go.mod ]] ||
-    fail "there is no tools/kubernetes/$kubernetes/go.mod: name one of $(versions), or no version"
   assets=
-  [[ $name != controlplane || -n $kubernetes ]] || assets=${KUBEBUILDER_ASSETS:-}
+  if [[ $name =~ ^(controlplane|scheduler|node)$ ]]; then
+    [[ -n $kubernetes || $name == node ]] || assets=${KUBEBUILDER_ASSETS:-}
+    kubernetes=${kubernetes:-$usual}
+    [[ " $(versions) " == *" $kubernetes "* ]] || fail "there is no Kubernetes '$kubernetes': name one of $(versions)"
+  elif [[ -n $kubernetes ]]; then
+    usage >&2
+    exit 2
+  fi
   [[ -z $assets || -d $assets ]] || fail "KUBEBUILDER_ASSETS is not a directory: '$assets'"
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   target=$cache/$name${kubernetes:+-$kubernetes}-$(fingerprint)
@@ -53,12 +66,15 @@ main() {
   echo "$target"
 }
 
-# Versions of Kubernetes whose control plane can be built beside the usual one.
+# Versions of Kubernetes whose control plane can be built.
 versions() {
   local files=("$repository"/tools/kubernetes/*/go.mod) names
   names=("${files[@]%/go.mod}")
-  echo "${names[@]##*/}"
+  printf '%s\n' "${names[@]##*/}" "$(of_programs)" | sort -V | xargs
 }
+
+# The version of tools/programs/go.mod.
+of_programs() { sed -n 's|^\tk8s.io/kubernetes v\(.*\)\.[0-9]*$|\1|p' "$repository/tools/programs/go.mod"; }
 
 # Hash of everything that determines the programs.
 fingerprint() {
@@ -73,7 +89,9 @@ fingerprint() {
 # The folder below tools/ with the go.mod.
 module() {
   case $name in
-    controlplane | helm | untt | node) [[ -z $kubernetes ]] && echo programs || echo "kubernetes/$kubernetes" ;;
+    controlplane | scheduler | node) [[ $kubernetes == "$(of_programs)" ]] && echo programs || echo "kubernetes/$kubernetes" ;;
+    helm | untt | addons) echo programs ;;
+    kueue | coscheduling) echo queueing ;;
     *) echo "$name" ;;
   esac
 }
@@ -106,6 +124,42 @@ build_controlplane() {
   [[ ! -e $work/bin/server ]] || mv "$work/bin/server" "$work/bin/etcd"
 }
 
+build_scheduler() {
+  if [[ -n $assets && -x $assets/kube-scheduler ]]; then
+    ln -s "$(cd "$assets" && pwd)/kube-scheduler" "$work/bin/kube-scheduler"
+  else
+    compile "$(kubernetes_version)" k8s.io/kubernetes/cmd/kube-scheduler
+  fi
+}
+
+# Its visibility server needs a pod: it listens at a fixed port on all addresses, reads certificates from fixed folders, and
+# finds the API server as in a pod. Kueue is built from a copy that listens on loopback, at the port of an environment
+# variable, reads certificates from a folder of the working directory, and uses $KUBECONFIG.
+build_kueue() {
+  local copy=$work/kueue server=pkg/visibility/server.go
+  (modules)
+  cp -r --no-preserve=mode "$(source_of sigs.k8s.io/kueue)" "$copy"
+  sed -i -e 's/^\t"net"$/&\n\t"os"\n\t"strconv"/' -e 's/^\to.SecureServing.BindPort = 8082$/\
+	o.SecureServing.BindPort, _ = strconv.Atoi(os.Getenv("VISIBILITY_PORT"))\
+	o.SecureServing.BindAddress = net.IPv4(127, 0, 0, 1)\
+	o.Authentication.RemoteKubeConfigFile = os.Getenv("KUBECONFIG")\
+	o.Authorization.RemoteKubeConfigFile = os.Getenv("KUBECONFIG")\
+	o.CoreAPI.CoreAPIKubeconfigPath = os.Getenv("KUBECONFIG")/' "$copy/$server"
+  sed -i 's|"/etc/kueue/metrics/certs"|"certificates"|' "$copy/cmd/kueue/main.go"
+  grep --quiet VISIBILITY_PORT "$copy/$server" && grep --quiet '"certificates"' "$copy/cmd/kueue/main.go" ||
+    fail "Kueue's source has changed"
+  "$go" mod edit -replace "sigs.k8s.io/kueue=$copy" "$work/module/go.mod"
+  compile '-X sigs.k8s.io/kueue/pkg/version.GitVersion=v0.15.1 -X sigs.k8s.io/kueue/pkg/visibility.certDir=certificates' \
+    sigs.k8s.io/kueue/cmd/kueue
+  mv "$copy/config" "$work/bin/manifests"
+}
+
+build_coscheduling() {
+  compile "$(kubernetes_version)" sigs.k8s.io/scheduler-plugins/cmd/scheduler
+  mv "$work/bin/scheduler" "$work/bin/coscheduling"
+  cp -r --no-preserve=mode "$(source_of sigs.k8s.io/scheduler-plugins)/config/crd/bases" "$work/bin/crds"
+}
+
 build_helm() {
   compile '-X helm.sh/helm/v4/internal/version.version=v4.2.4' helm.sh/helm/v4/cmd/helm
 }
@@ -127,6 +181,9 @@ build_untt() {
 
 build_node() {
   compile "$(kubernetes_version)" k8s.io/kubernetes/cmd/{kube-scheduler,kubelet,kube-proxy}
+}
+
+build_addons() {
   compile '' github.com/coredns/coredns
   # Compiled separately: it imports logrus by its old module name, which conflicts with the current one.
   compile '' github.com/rancher/local-path-provisioner
@@ -204,6 +261,11 @@ modules() {
   [[ ! -e go.mod ]] || return 0
   cp "$repository/tools/$(module)/go.mod" .
   "$go" mod tidy 2>"$work/log" || { tail -n 30 "$work/log" >&2; fail "Go could not load the modules, see above"; }
+}
+
+# The folder with the source of a module, after `modules`.
+source_of() {
+  GOWORK=off GOFLAGS="${GOFLAGS:-} -mod=mod" "$go" list -C "$work/module" -m -f '{{.Dir}}' "$1"
 }
 
 # Counts the packages that Go prints when compiled; passes all other lines on.

@@ -65,6 +65,8 @@ class Result(NamedTuple):
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 BY_MODULE = ("-n", "2", "--dist", "loadscope")
 FRAMEWORKS = "frameworks.sh"
+HELM = ("helm.sh", "helm.sh 3", "go-tools.sh untt")
+QUEUES = ("go-tools.sh kueue", "go-tools.sh scheduler")
 RANDOM = str(int.from_bytes(os.urandom(4), "big"))
 
 ON_EVERY_KUBERNETES = [
@@ -122,10 +124,10 @@ EVERY_CHANGE = (
     Part(
         "apiserver",
         8,
-        "each scenario, the operator, its Lease, reports, the chart and the commands on a real API server; 20 runs "
-        "with faults",
+        "each scenario, the operator, its Lease, reports, the chart and the commands on a real API server, with Kueue; "
+        "20 runs with faults",
         [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],
-        prepares=("controlplane.sh", "helm.sh", "helm.sh 3", "go-tools.sh untt"),
+        prepares=("controlplane.sh", *HELM, *QUEUES),
     ),
 )
 
@@ -143,7 +145,7 @@ NIGHT = (
         75,
         "every training program and example, faults of every kind in each framework, building Horovod",
         [pytest("frameworks-all", "-m", "slow", *TWO_AT_A_TIME)],
-        prepares=("system-packages.sh horovod", FRAMEWORKS, "helm.sh", "helm.sh 3", "go-tools.sh untt"),
+        prepares=("system-packages.sh horovod", FRAMEWORKS, *HELM),
     ),
     Part(
         "apiserver-all",
@@ -151,10 +153,10 @@ NIGHT = (
         "the same with 600 runs with faults and kills from a random seed; the short benchmarks",
         [pytest("apiserver-all", "-m", "cluster", *BY_MODULE)],
         {"FAULTS": "600", "FAULTS_SEED": RANDOM},
-        prepares=("controlplane.sh", "helm.sh"),
+        prepares=("controlplane.sh", "helm.sh", *QUEUES, "go-tools.sh coscheduling"),
     ),
     on_kubernetes("1.30", "the oldest supported Kubernetes"),
-    on_kubernetes("1.37", "the newest Kubernetes"),
+    on_kubernetes("1.36", "the previous Kubernetes, that of the nodes"),
     Part(
         "nodes",
         8,

@@ -89,6 +89,7 @@ def main() -> None:
             losses += loss
             progress.step += 1
             journal.end_step(progress, share, loss)
+            journal.save_on_request(progress, checkpoint)
         with waiting():
             mean_loss = float(losses) / steps
         seconds = time.monotonic() - started

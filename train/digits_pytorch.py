@@ -77,6 +77,7 @@ def main() -> None:
             totals += sums
             progress.step += 1
             journal.end_step(progress, len(y), sums[0] / len(y))
+            journal.save_on_request(progress, checkpoint)
         with waiting():
             dist.all_reduce(totals)
             loss, samples = totals.tolist()

@@ -87,6 +87,7 @@ def main() -> None:
             loss += sum_of_step
             progress.step += 1
             journal.end_step(progress, batch // size, sum_of_step / batch)
+            journal.save_on_request(progress, checkpoint)
         samples = steps * batch
         mean_loss = float(loss) / samples
         seconds = time.monotonic() - started

@@ -21,7 +21,7 @@ from common.journal import Journal, Progress, say
 from common.models_lm import LanguageModel, continue_text
 from common.options import make_parser, parse_options, positive_int
 from common.parallel import KINDS, Parallel, spread
-from common.report import instrument, report, waiting
+from common.report import checkpoint_requested_of_all, instrument, report, waiting
 from common.schedules import warmup_cosine
 from common.termination import Termination
 from common.text import batch_starts, load_text, test_starts, windows
@@ -98,6 +98,11 @@ def main() -> None:
             progress.step += 1
             # Ranks that compute the same samples report a share of them each.
             journal.end_step(progress, targets // parallel.sharers, loss / targets)
+            if checkpoints and checkpoint_requested_of_all():
+                save()
+                report(step=progress.step, checkpoint=True)
+                if rank == 0:
+                    say(f"saved on request after epoch {progress.epoch}, step {progress.step}")
         with waiting():
             dist.all_reduce(losses)
         seconds = time.monotonic() - started

@@ -60,6 +60,7 @@ def main() -> None:
             totals += sums
             progress.step += 1
             journal.end_step(progress, len(y), sums[0] / len(y))
+            journal.save_on_request(progress, lambda: pack(net, optimizer, progress))
         with waiting():
             loss, correct, samples = hvd.allreduce(totals, op=hvd.Sum, name="totals").tolist()
         progress.epoch += 1

@@ -82,6 +82,7 @@ def train(
             totals += sums
             state.step += 1
             journal.end_step(progress_of(state), len(y), sums[0] / len(y))
+            journal.save_on_request(progress_of(state), lambda: pack(state.model, state.optimizer, progress_of(state)))
             state.sampler.record_batch(number, options.batch_size)  # the rest of the epoch is distributed again
             with waiting():  # for notices of ranks that join or leave
                 state.commit()  # a large model would commit only every few steps

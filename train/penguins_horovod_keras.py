@@ -111,6 +111,7 @@ class Coordination(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self.progress.step += 1
         self.journal.end_step(self.progress, self.options.batch_size, logs["loss"])
+        self.journal.save_on_request(self.progress, self.checkpoint)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.progress.epoch = epoch + 1

@@ -53,6 +53,7 @@ def main() -> None:
             totals += sums
             progress.step += 1
             journal.end_step(progress, len(mine), sums[0] / len(mine))
+            journal.save_on_request(progress, lambda: pack(adam, progress))
         with waiting():
             WORLD.Allreduce(MPI.IN_PLACE, totals)
         loss, correct, samples = totals

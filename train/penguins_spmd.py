@@ -124,6 +124,7 @@ def train(options: argparse.Namespace) -> None:
             totals += sums
             progress.step += 1
             journal.end_step(progress, len(y), sums[0] / len(y))
+            journal.save_on_request(progress, lambda: pack(net, optimizer, progress))
         with waiting():
             dist.all_reduce(totals)
             loss, correct, samples = totals.tolist()

@@ -88,6 +88,7 @@ def main() -> None:
             totals += sums
             progress.step += 1
             journal.end_step(progress, batch // size, sums[0] / batch)
+            journal.save_on_request(progress, lambda: pack(variables, progress))
         samples = steps * batch
         loss, correct = totals.numpy().tolist()
         progress.epoch += 1

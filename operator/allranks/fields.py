@@ -5,7 +5,7 @@ Every string, list and map has an upper bound, from which the API server estimat
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 from pydantic.alias_generators import to_camel
@@ -51,6 +51,11 @@ LongText = Annotated[str, StringConstraints(max_length=8192)]
 """An argument, or the value of a variable."""
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/")]
 """An absolute path inside the container."""
+GangBackend = Literal["Native", "Kueue", "Volcano", "Coscheduling"]
+"""What can place the pods of a job together."""
+LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=317, pattern=LABEL_KEY)]
+"""Key of a label, for example topology.kubernetes.io/zone."""
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$", max_length=64)]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{7,64}$", max_length=64)]
 """The hash of a commit, which may be shortened."""

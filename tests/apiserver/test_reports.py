@@ -102,7 +102,7 @@ def test_a_report_reaches_the_status_of_its_job_and_no_other(world: World) -> No
         world.runs()
         world.runs("other")
         code, _, body = answer(operator, world.token(), rank=1, step=7, totalSteps=10, metrics={"loss": 0.5})
-        assert (code, body) == (200, {"interval": 5.0, "stacks": ""})
+        assert (code, body) == (200, {"interval": 5.0, "stacks": "", "checkpoint": 0})
         eventually(lambda: world.progress().get("step") == 7)
         assert report(operator, world.token("other-worker-0-0"), rank=1, step=3, totalSteps=10) == 200
         eventually(lambda: world.progress("other").get("step") == 3)
@@ -226,7 +226,7 @@ def test_a_status_for_kubeflow_trainer_is_a_report_of_the_pod_whose_token_it_has
         assert [report(operator, wrong, **status) for wrong in ("x.y.z", world.token(audiences=("vault",)))] == [
             401
         ] * 2
-        assert answer(operator, token, **status)[0::2] == (200, {"interval": 5.0, "stacks": ""})
+        assert answer(operator, token, **status)[0::2] == (200, {"interval": 5.0, "stacks": "", "checkpoint": 0})
         eventually(lambda: world.progress().get("step") == 4)
         progress = world.progress()
         assert (progress["totalSteps"], progress["metrics"], progress["reporting"]) == (10, {"loss": 0.5}, 1)

@@ -41,11 +41,18 @@ RESOURCES = {
     "MutatingAdmissionPolicy": ("apis/admissionregistration.k8s.io/v1", "mutatingadmissionpolicies"),
     "MutatingAdmissionPolicyBinding": ("apis/admissionregistration.k8s.io/v1", "mutatingadmissionpolicybindings"),
     "LimitRange": ("api/v1", "limitranges"),
+    "PersistentVolume": ("api/v1", "persistentvolumes"),
+    "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
     "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
     "DistributedTraining": ("apis/allranks.dev/v1alpha1", "distributedtrainings"),
     "TrainingPool": ("apis/allranks.dev/v1alpha1", "trainingpools"),
+    "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
+    "LocalQueue": ("apis/kueue.x-k8s.io/v1beta2", "localqueues"),
+    "ClusterQueue": ("apis/kueue.x-k8s.io/v1beta2", "clusterqueues"),
+    "ResourceFlavor": ("apis/kueue.x-k8s.io/v1beta2", "resourceflavors"),
+    "WorkloadPriorityClass": ("apis/kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
 }
-"""Kind -> (group and version, name in paths)."""
+"""Kind -> (group and version, name in paths). Other kinds are named `Kind.version.group`, as kubectl does."""
 
 
 class ApiError(Exception):
@@ -88,12 +95,12 @@ class Api:
         answer = self.request("GET", path(kind, namespace) + query)
         # Items of a list have no kind.
         version = answer["apiVersion"]
-        return [{"apiVersion": version, "kind": kind, **item} for item in answer["items"]]
+        return [{"apiVersion": version, "kind": kind.partition(".")[0], **item} for item in answer["items"]]
 
     def create(self, manifest: Manifest, namespace: str | None = None) -> Manifest:
         """`namespace` is for manifests without one."""
         where = manifest["metadata"].get("namespace", namespace)
-        return self.request("POST", path(manifest["kind"], where), manifest)
+        return self.request("POST", path(kind_of(manifest), where), manifest)
 
     def patch(
         self, kind: str, namespace: str | None, name: str, change: Mapping[str, Any], subresource: str = ""
@@ -170,11 +177,25 @@ class Api:
         self._connection = None
 
 
+def kind_of(manifest: Manifest) -> str:
+    """Its key in RESOURCES, or `Kind.version.group`."""
+    group, _, version = manifest["apiVersion"].rpartition("/")
+    kind: str = manifest["kind"]
+    return kind if kind in RESOURCES else f"{kind}.{version}.{group}"
+
+
 def path(kind: str, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-    group, plural = RESOURCES[kind]
+    group, plural = RESOURCES.get(kind) or _resource(*kind.split(".", 2))
     parts = [group, *(["namespaces", namespace] if namespace else []), plural, *([name] if name else [])]
     parts += [subresource] if subresource else []
     return "/" + "/".join(quote(part, safe="/") for part in parts)
+
+
+def _resource(kind: str, version: str, group: str) -> tuple[str, str]:
+    """The plural is the one that the tools of Kubernetes generate: Topology -> topologies."""
+    name = kind.lower()
+    plural = f"{name[:-1]}ies" if name.endswith("y") else f"{name}es" if name.endswith("s") else f"{name}s"
+    return f"apis/{group}/{version}", plural
 
 
 def _error(code: int, text: bytes) -> ApiError:

@@ -17,6 +17,7 @@ from allranks.api.validation import parse
 from allranks.core import naming
 from allranks.core.manifests.pods import Objects
 from allranks.core.model import Disruption, Exit, Observed, Plan, Platform, Pod, RankReport, RejectedCreate
+from allranks.core.optional_kinds import GANGS, OptionalKind, OptionalObjects
 from allranks.core.reconcile import reconcile
 from allranks.local.environment import Variables
 
@@ -153,8 +154,21 @@ def observed(
     now: float = 0,
     refused: Iterable[RejectedCreate] = (),
     platform: Platform = CLUSTER,
+    optional: OptionalObjects | None = None,
 ) -> Observed:
-    return Observed(of, status, tuple(pods), at(now), platform, tuple(refused))
+    found = optional or OptionalObjects()
+    return Observed(of, status, tuple(pods), at(now), platform, tuple(refused), optional=found)
+
+
+def serving(*kinds: OptionalKind, objects: Iterable[Mapping[str, Any]] = ()) -> OptionalObjects:
+    """A cluster that serves these kinds in their newest version, and the objects of the job."""
+    versions = {kind.id: f"{kind.group}/{kind.versions[0]}" for kind in kinds}
+    problems = {
+        kind.id: f"this cluster does not serve {kind.plural}.{kind.group} in {' or '.join(kind.versions)}"
+        for kind in GANGS
+        if kind not in kinds
+    }
+    return OptionalObjects(versions, problems, tuple(dict(each) for each in objects))
 
 
 class Life:
@@ -166,13 +180,14 @@ class Life:
     def __init__(self, of: Job, status: Status | None = None, platform: Platform = CLUSTER) -> None:
         self.job = of
         self.platform = platform
+        self.optional = OptionalObjects()
         self.status = status or Status()
         self.pods: dict[str, Pod] = {}
         self.deleted = False
         self.events: list[str] = []
 
     def look(self, now: float) -> Observed:
-        return observed(self.job, self.status, self.pods.values(), now, platform=self.platform)
+        return observed(self.job, self.status, self.pods.values(), now, platform=self.platform, optional=self.optional)
 
     def step(self, now: float) -> Plan:
         """Reconciles once and executes the plan."""
@@ -188,6 +203,8 @@ class Life:
                 self._create(made, now)
         for gone in plan.delete:
             assert self.pods.pop(gone.name).uid == gone.uid
+        kept = tuple(each for each in self.optional.of_job if each not in plan.remove)
+        self.optional = replace(self.optional, of_job=kept)
         self.deleted = self.deleted or plan.delete_job
         self.events += [event.reason for event in plan.events]
         return plan
@@ -225,6 +242,7 @@ class Life:
             attempt=int(labels[naming.ATTEMPT_LABEL]),
             restart=int(labels.get(naming.RESTART_LABEL, "0")),
             created_at=at(now),
+            scheduling_group=made["spec"].get("schedulingGroup", {}).get("podGroupName", ""),
         )
 
 

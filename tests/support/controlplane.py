@@ -12,10 +12,10 @@ import random
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from . import processes
 from .api import Api, ApiError
 
 HOST = "127.0.0.1"
@@ -60,8 +61,11 @@ class ControlPlane:
 
     has_nodes = False
 
-    def __init__(self, programs: Path, folder: Path, audit_policy: str = "") -> None:
+    def __init__(
+        self, programs: Path, folder: Path, audit_policy: str = "", api_server_options: Sequence[str] = ()
+    ) -> None:
         self.programs, self.folder, self._audit_policy = programs, folder, audit_policy
+        self._api_server_options = api_server_options
         self.audit_log = folder / "audit.log"
         self.admin_token = secrets.token_hex(16)
         self.ca_file = folder / "certificates" / "apiserver.crt"
@@ -145,13 +149,15 @@ class ControlPlane:
         env = {**os.environ, "HOME": str(self.folder)}
         return subprocess.run(command, input=input, capture_output=True, text=True, timeout=60, check=False, env=env)
 
+    def kubeconfig_of(self, user: str, token: str) -> Path:
+        """A kubeconfig with this token."""
+        path = self.folder / f"kubeconfig-{user}"
+        self._write_kubeconfig(path, user, token)
+        return path
+
     def log(self, name: str, lines: int = 30) -> str:
         """The end of a program's log."""
-        try:
-            text = (self.folder / f"{name}.log").read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return "\n".join(text.splitlines()[-lines:])
+        return processes.end_of(self.folder / f"{name}.log", lines)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -181,7 +187,7 @@ class ControlPlane:
             f"--initial-cluster=default={peer_url}",
         )
         self._run_api_server()
-        self._write_kubeconfig()
+        self._write_kubeconfig(self.kubeconfig, "admin", self.admin_token)
         self._wait_for_api_server()
 
     def _run_api_server(self, name: str = "kube-apiserver", etcd_url: str = "", port: int = 0, *options: str) -> None:
@@ -201,6 +207,7 @@ class ControlPlane:
             "--service-cluster-ip-range=10.96.0.0/16",
             "--profiling=false",
             *(self._audit() if name != SECOND else ()),
+            *self._api_server_options,
             *options,
         )
 
@@ -238,18 +245,18 @@ class ControlPlane:
             "--profiling=false",
         )
 
-    def _write_kubeconfig(self) -> None:
+    def _write_kubeconfig(self, path: Path, user: str, token: str) -> None:
         cluster = {"server": self.url, "certificate-authority": str(self.ca_file)}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "tests", "cluster": cluster}],
-            "users": [{"name": "admin", "user": {"token": self.admin_token}}],
-            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "admin"}}],
+            "users": [{"name": user, "user": {"token": token}}],
+            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": user}}],
             "current-context": "tests",
         }
-        self.kubeconfig.write_text(json.dumps(config))
-        self.kubeconfig.chmod(0o600)
+        path.write_text(json.dumps(config))
+        path.chmod(0o600)
 
     def _wait_for_api_server(self, url: str = "") -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -260,7 +267,7 @@ class ControlPlane:
                     kind = PortIsTaken if "address already in use" in log else DoesNotStart
                     raise kind(f"{name} ended with code {process.returncode}:\n{log}")
             if self.ca_file.exists():
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(TimeoutError, ssl.SSLError):  # the certificate may be written just now
                     # It listens long before it responds: a blocking request would not notice that etcd has ended.
                     api = Api(url or self.url, self.ca_file, self.admin_token, timeout=1)
                     with contextlib.closing(api):
@@ -272,38 +279,13 @@ class ControlPlane:
         raise DoesNotStart(f"kube-apiserver is not ready after {START_SECONDS} s:\n{self.log('kube-apiserver')}")
 
     def _run(self, name: str, *arguments: str) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [*_DIES_WITH_PARENT, str(os.getpid()), str(self.programs / name.removesuffix("-2")), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # A new session: Ctrl-C must reach only pytest, which stops them in the right order.
-                start_new_session=True,
-                cwd=self.folder,
-            )
+        program = self.programs / name.removesuffix("-2")
+        self._processes[name] = processes.start(program, *arguments, log=self.folder / f"{name}.log")
 
     def _end(self, name: str, how: signal.Signals) -> None:
         process = self._processes.pop(name, None)
-        if process is None:
-            return
-        process.send_signal(how)
-        try:
-            process.wait(timeout=3)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout=10)
-
-
-# With threads, no Python code may run between fork and exec. So a small interpreter does this and becomes the server.
-_SCRIPT = """
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: a killed test run leaves no process
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
-_DIES_WITH_PARENT = (sys.executable, "-S", "-c", _SCRIPT)
+        if process:
+            processes.end(process, how)
 
 
 def install(api: Api, definitions: Iterable[Path]) -> None:

@@ -20,8 +20,8 @@ SOON = 120.0
 Answer = Callable[[dict[str, Any]], tuple[int, dict[str, str], dict[str, Any]]]
 
 
-def ok(interval: float = 60.0, stacks: str = "") -> Answer:
-    return lambda message: (200, {}, {"interval": interval, "stacks": stacks})
+def ok(interval: float = 60.0, stacks: str = "", checkpoint: int = 0) -> Answer:
+    return lambda message: (200, {}, {"interval": interval, "stacks": stacks, "checkpoint": checkpoint})
 
 
 class FakeReportServer:

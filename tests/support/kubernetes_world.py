@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from allranks.api.job import API_VERSION, KIND
@@ -23,15 +26,17 @@ from allranks.operator.session import Session
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing
 from allranks.telemetry.store import ReportSource
-from support.scenario_runner import JOB, Refused, World
+from support.scenario_runner import JOB, Refused, Unsupported, World
 from support.simulator.ranks import Ranks
 from support.simulator.store import ended
 
 from .api import ApiError, Manifest, path
-from .controlplane import ControlPlane
+from .controlplane import ControlPlane, install
 from .kubelet import Hand
+from .kueue_api import definitions
 from .operators import Clock, RunningOperator
 
+_INSTALLING = threading.Lock()
 PATIENCE_SECONDS = 60.0
 PAUSE_SECONDS = 0.02
 TIMING = Timing(status_min_interval=0.01, counts_min_interval=0.01, counts_debounce=0.01, progress_min_interval=0.5)
@@ -68,6 +73,10 @@ class KubernetesWorld(World):
         """Name -> (reason, message), in order of their first observation."""
         self._pools: dict[str, PoolSpec | None] = {}
         """Pools of this world; None: deleted."""
+        self._control_plane = control_plane
+        self._queues = False
+        """The scenario uses Kueue's API."""
+        self._flavors: set[str] = set()
         self._operator: RunningOperator | None = None
         self._ranks = Ranks(self.clock.now)
         self._asked: set[str] = set()
@@ -80,6 +89,8 @@ class KubernetesWorld(World):
         for name in self._pools:
             if self._api.find(POOL, None, name):
                 self._api.delete(POOL, None, name)
+        for name in self._flavors:
+            self._api.delete("ResourceFlavor", None, name)
 
     # Changes by users
 
@@ -116,6 +127,42 @@ class KubernetesWorld(World):
             self._pools[name] = None
 
         self._ask(delete)
+
+    def kueue(self, installed: bool) -> None:
+        """Other worlds use the same API server, so the API stays."""
+        if not installed:
+            raise Unsupported("removal of Kueue's API")
+        with _INSTALLING:
+            if self._api.find("CustomResourceDefinition", None, "workloads.kueue.x-k8s.io") is None:
+                with tempfile.TemporaryDirectory() as folder:
+                    install(self._api, definitions(Path(folder)))
+        self.stop_operator()
+        self._queues = True
+        self.start_operator()
+
+    def cluster_name(self, name: str) -> str:
+        return f"{name}-{self.namespace}"
+
+    def apply(self, manifest: Manifest) -> None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        if kind == "ResourceFlavor":
+            self._flavors.add(name)
+        namespace = None if kind == "ResourceFlavor" else self.namespace
+        self._ask(lambda: self._api.create(manifest, namespace))
+
+    def change_workload(self, spec: Manifest, status: Manifest) -> None:
+        workload = self.workload()
+        assert workload
+        name = workload["metadata"]["name"]
+        if spec:
+            self._ask(lambda: self._api.patch("Workload", self.namespace, name, {"spec": spec}))
+        if status:
+            self._ask(lambda: self._api.patch("Workload", self.namespace, name, {"status": status}, "status"))
+
+    def delete_workload(self) -> None:
+        workload = self.workload()
+        assert workload
+        self._ask(lambda: self._api.delete("Workload", self.namespace, workload["metadata"]["name"]))
 
     def delete_pod(self, pod: str, force: bool) -> None:
         self._ask(lambda: self._api.delete("Pod", self.namespace, pod, grace=0 if force else None))
@@ -186,6 +233,8 @@ class KubernetesWorld(World):
 
     def report(self, pod: str, **said: Any) -> None:
         manifest = self._api.get("Pod", self.namespace, pod)
+        if said.get("handled"):
+            self._send_all()  # the rank learns of the request from an answer
         self._ranks.report(manifest, **said)
         self._play(lambda: self._send(manifest))
 
@@ -197,6 +246,11 @@ class KubernetesWorld(World):
         """Ranks receive the request in the response to their next report."""
         self._send_all()
         return len(self._asked)
+
+    def asked_for_checkpoint(self) -> bool:
+        self._ranks.checkpoint_request = 0
+        self._send_all()
+        return self._ranks.checkpoint_request > 0
 
     def _send_all(self) -> None:
         if not self._ranks.latest:
@@ -220,7 +274,9 @@ class KubernetesWorld(World):
             node=pod["spec"].get("nodeName"),
             **{number: int(labels.get(f"allranks.dev/{number}", 0)) for number in numbers},
         )
-        self._asked |= set(filter(None, [self._operator.report(sender, self._message(metadata["uid"]))]))
+        answer = self._operator.report(sender, self._message(metadata["uid"]))
+        self._asked |= set(filter(None, [answer.get("stacks")]))
+        self._ranks.checkpoint_request = answer.get("checkpoint", 0)
 
     def _message(self, uid: str) -> bytes:
         said, now = self._ranks.latest[uid], self.clock.now()
@@ -237,6 +293,8 @@ class KubernetesWorld(World):
             "stepSeconds": said.step_seconds,
             "busySeconds": said.busy_seconds,
             "checkpoint": saved,
+            "savesOnRequest": said.saves_on_request,
+            "handledRequest": said.handled_request,
             "idle": ago(said.stepped_at),
             "done": said.done,
             "waiting": said.waiting,
@@ -256,7 +314,7 @@ class KubernetesWorld(World):
         self._operator = None
 
     def start_operator(self) -> None:
-        settings = Settings(namespaces=(self.namespace,), **SETTINGS)
+        settings = Settings(namespaces=(self.namespace,), queues=self._queues, **SETTINGS)
         self._operator = RunningOperator(settings, self._connection, TIMING, self.clock)
         self._settle()
 
@@ -266,7 +324,8 @@ class KubernetesWorld(World):
         return self._api.find(KIND, self.namespace, JOB)
 
     def objects(self) -> list[Manifest]:
-        return [found for kind in _OTHER_KINDS for found in self._api.list(kind, self.namespace)]
+        kinds = (*_OTHER_KINDS, "Workload") if self._queues else _OTHER_KINDS
+        return [found for kind in kinds for found in self._api.list(kind, self.namespace)]
 
     def events(self) -> list[tuple[str, str]]:
         events = self._api.list("Event", self.namespace, fieldSelector=f"involvedObject.kind={KIND}")
@@ -326,7 +385,9 @@ class KubernetesWorld(World):
         jobs, pods = self._api.list(KIND, self.namespace), self._api.list("Pod", self.namespace)
         for pod in pods:
             self.clock.observe(pod["metadata"])
-        yield from self._behind([*jobs, *(p for p in pods if JOB_LABEL in p["metadata"].get("labels", {}))])
+        kueue = ("Workload", "LocalQueue") if self._queues else ()
+        others = [each for kind in kueue for each in self._api.list(kind, self.namespace)]
+        yield from self._behind([*jobs, *others, *(p for p in pods if JOB_LABEL in p["metadata"].get("labels", {}))])
         yield from self._uncounted(pods)
         yield from self._garbage(jobs, pods)
 
@@ -374,7 +435,7 @@ class KubernetesWorld(World):
         staying = {job["metadata"]["uid"] for job in jobs if "deletionTimestamp" not in job["metadata"]}
         if staying and all(_owner(pod) in staying for pod in pods if _owner(pod)):
             return
-        others = [found for kind in _OTHER_KINDS[1:] for found in self._api.list(kind, self.namespace)]
+        others = [found for found in self.objects() if found["kind"] != "Pod"]
         for manifest in [*pods, *others]:
             metadata = manifest["metadata"]
             if _owner(manifest) and _owner(manifest) not in staying and "deletionTimestamp" not in metadata:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from allranks.api.job import KIND
 from allranks.api.pool import PoolSpec
+from allranks.core.optional_kinds import LOCAL_QUEUE, WORKLOAD
 from allranks.kube import pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.operator import timing
@@ -80,12 +81,19 @@ class Clock(timing.Clock):
             return self._first.setdefault((uid, what), self._now)
 
 
+_COMPARED = (WORKLOAD.id, LOCAL_QUEUE.id)
+
+
 def cached_versions(session: Session | None) -> dict[tuple[str, str, str], str]:
     """(kind, namespace, name) -> resourceVersion in the caches of the operator."""
     if session is None:
         return {}
     pods = {("Pod", cached.namespace, cached.pod.name): str(cached.version) for cached in session.pods}
     jobs = {(KIND, *key): session.jobs.get(key) or {} for key in session.jobs}
+    others = {
+        (key[0].partition(".")[0], *key[1:]): each for key, each in session.optional.objects() if key[0] in _COMPARED
+    }
+    pods |= {key: str(each["metadata"]["resourceVersion"]) for key, each in others.items()}
     return pods | {key: str(job["metadata"]["resourceVersion"]) for key, job in jobs.items()}
 
 
@@ -113,16 +121,16 @@ class RunningOperator:
         session = self.operator.session
         return self._ask(lambda: session.pools.get(name)) if session else None
 
-    def report(self, sender: ReportSource, body: bytes) -> str:
-        """Ingests a rank's message as the server does, and reconciles immediately. Returns the stack dump request."""
+    def report(self, sender: ReportSource, body: bytes) -> dict[str, Any]:
+        """Ingests a rank's message as the server does, and reconciles immediately. Returns the answer."""
 
-        def ingest() -> str:
+        def ingest() -> dict[str, Any]:
             session = self.operator.session
             if session is None:
-                return ""
+                return {}
             answer = session.reports.ingest(sender, body)
             session.queue.enqueue_report(sender.job)
-            return str(answer.body.get("stacks", ""))
+            return dict(answer.body)
 
         return self._ask(ingest)
 

@@ -29,6 +29,10 @@ class Refused(Exception):
     """The API server rejected a change; `str()` is its message."""
 
 
+class Unsupported(Exception):
+    """This world cannot play the scenario."""
+
+
 class World(ABC):
     """A cluster with one job, and all changes and observations that scenarios need. Pods have their full names."""
 
@@ -61,6 +65,30 @@ class World(ABC):
     @abstractmethod
     def delete_pool(self, name: str) -> None:
         """Raises Refused when there is none."""
+
+    def kueue(self, installed: bool) -> None:
+        """Installs Kueue's API, or removes it with all its objects. Raises Unsupported."""
+        raise Unsupported("Kueue's API")
+
+    def cluster_name(self, name: str) -> str:
+        """The name of a cluster-scoped object of the scenario here, as `pool_name`."""
+        return name
+
+    def apply(self, manifest: Manifest) -> None:
+        """Creates one of Kueue's objects, or replaces it. Raises Refused."""
+        raise Unsupported("Kueue's API")
+
+    def workload(self) -> Manifest | None:
+        """The Workload that the job controls."""
+        found = (each for each in self.objects() if each["kind"] == "Workload")
+        return next((each for each in found if "deletionTimestamp" not in each["metadata"]), None)
+
+    def change_workload(self, spec: Manifest, status: Manifest) -> None:
+        """Merge patches of the Workload's spec and status, as Kueue and its users write them."""
+        raise Unsupported("Kueue's API")
+
+    def delete_workload(self) -> None:
+        raise Unsupported("Kueue's API")
 
     @abstractmethod
     def delete_pod(self, pod: str, force: bool) -> None: ...
@@ -122,7 +150,8 @@ class World(ABC):
 
     @abstractmethod
     def report(self, pod: str, **said: Any) -> None:
-        """The pod's rank reports: step, total_steps, checkpoint, rank, step_seconds, busy_seconds, waiting."""
+        """The pod's rank reports: step, total_steps, checkpoint, rank, step_seconds, busy_seconds, waiting,
+        saves_on_request, handled (the request for a checkpoint)."""
 
     @abstractmethod
     def report_outage(self, begins: bool) -> None:
@@ -131,6 +160,10 @@ class World(ABC):
     @abstractmethod
     def asked_for_stacks(self) -> int:
         """Number of stack dumps that were requested from ranks."""
+
+    @abstractmethod
+    def asked_for_checkpoint(self) -> bool:
+        """Whether the answer to the next report asks for a checkpoint."""
 
     @abstractmethod
     def advance(self, seconds: float) -> None: ...
@@ -255,6 +288,12 @@ def _pod(how: Manifest) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+def _other_job(how: Manifest) -> Manifest:
+    """Another job of the same namespace."""
+    spec = {"image": "example.org/train:1", "command": ["python", "train.py"], **how["spec"]}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": how["name"]}, "spec": spec}
+
+
 def _service(how: Manifest) -> Manifest:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": how["name"]}, "spec": {"clusterIP": "None"}}
 
@@ -263,8 +302,83 @@ def _secret(how: Manifest) -> Manifest:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": how["name"]}}
 
 
+def _local_queue(name: str) -> Manifest:
+    metadata, spec = {"name": name}, {"clusterQueue": "all"}
+    return {"apiVersion": KUEUE, "kind": "LocalQueue", "metadata": metadata, "spec": spec}
+
+
+def _flavor(world: World, how: Manifest) -> Manifest:
+    metadata = {"name": world.cluster_name(how["name"])}
+    spec = {key: value for key, value in how.items() if key != "name"}
+    return {"apiVersion": KUEUE, "kind": "ResourceFlavor", "metadata": metadata, "spec": spec}
+
+
+def _admit(world: World, how: Manifest) -> None:
+    """Kueue reserves quota and admits the Workload: `counts` for fewer pods than it asks for."""
+    workload = world.workload()
+    assert workload, "there is no Workload to admit"
+    flavor = world.cluster_name(how.get("flavor", "default"))
+    counts = how.get("counts", {})
+    assigned = [
+        {
+            "name": each["name"],
+            "flavors": {"cpu": flavor},
+            "resourceUsage": {},
+            "count": counts.get(each["name"], each["count"]),
+        }
+        for each in workload["spec"]["podSets"]
+    ]
+    status: Manifest = {"admission": {"clusterQueue": "all", "podSetAssignments": assigned}}
+    if "updates" in how:
+        updates = [{"name": name, **update} for name, update in how["updates"].items()]
+        check = {"name": "provision", "state": "Ready", "message": "", "lastTransitionTime": NEVER}
+        status["admissionChecks"] = [check | {"podSetUpdates": updates}]
+    conditions = {"QuotaReserved": ("True", "QuotaReserved", "quota reserved")}
+    if how.get("checks") != "pending":
+        conditions["Admitted"] = ("True", "Admitted", "admitted")
+    else:
+        status["admissionChecks"] = [
+            {"name": "provision", "state": "Pending", "message": "looks for nodes", "lastTransitionTime": NEVER}
+        ]
+    if "Evicted" in _conditions(workload):
+        conditions["Evicted"] = ("False", "QuotaReserved", "quota reserved again")
+    world.change_workload({}, status | {"conditions": _with(workload, conditions)})
+
+
+def _evict_workload(world: World, how: Manifest) -> None:
+    workload = world.workload()
+    assert workload, "there is no Workload to evict"
+    spec = {"active": False} if how["reason"] == "Deactivated" else {}
+    conditions = {"Evicted": ("True", how["reason"], how.get("message", "another job needs the quota"))}
+    world.change_workload(spec, {"conditions": _with(workload, conditions)})
+
+
+def _decline(world: World, message: str) -> None:
+    """Kueue considered the Workload, and there is no quota."""
+    workload = world.workload()
+    assert workload, "there is no Workload"
+    conditions = {"QuotaReserved": ("False", "Pending", message)}
+    world.change_workload({}, {"conditions": _with(workload, conditions)})
+
+
+def _conditions(workload: Manifest) -> dict[str, Manifest]:
+    return {each["type"]: each for each in workload.get("status", {}).get("conditions", ())}
+
+
+def _with(workload: Manifest, changes: Mapping[str, tuple[str, str, str]]) -> list[Manifest]:
+    made = {
+        kind: {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": NEVER}
+        for kind, (status, reason, message) in changes.items()
+    }
+    return list((_conditions(workload) | made).values())
+
+
+KUEUE = "kueue.x-k8s.io/v1beta2"
+NEVER = "2026-01-01T00:00:00Z"
+
 _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
     "create": lambda w, how: w.create(how),
+    "other_job": lambda w, how: w.create(_other_job(how)),
     "foreign_pod": lambda w, how: w.create(_pod(how)),
     "foreign_service": lambda w, how: w.create(_service(how)),
     "foreign_secret": lambda w, how: w.create(_secret(how)),
@@ -275,6 +389,15 @@ _CHANGES: Mapping[str, Callable[[World, Any], None]] = {
     "delete_pool": lambda w, how: w.delete_pool(w.pool_name(how)),
     "delete_pod": lambda w, how: w.delete_pod(how, force=False),
     "force_delete_pod": lambda w, how: w.delete_pod(how, force=True),
+    "kueue": lambda w, how: w.kueue({"installed": True, "absent": False}[how]),
+    "local_queue": lambda w, how: w.apply(_local_queue(how)),
+    "flavor": lambda w, how: w.apply(_flavor(w, how)),
+    "admit": lambda w, how: _admit(w, how or {}),
+    "decline": _decline,
+    "evict_workload": _evict_workload,
+    "activate_workload": lambda w, how: w.change_workload({"active": how}, {}),
+    "delete_workload": lambda w, how: w.delete_workload(),
+    "label": lambda w, how: w.patch_job({"metadata": {"labels": how}}),
     "quota": lambda w, how: [w.quota(kind, limit) for kind, limit in how.items()],
     "run": _run,
     "exit": _exit,
@@ -336,6 +459,16 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
     for name in expect.get("kept", ()):
         if name not in pods or pods[name]["metadata"]["uid"] != first.get(name):
             yield f"{name} is another pod than before"
+    for name, part in expect.get("pod_specs", {}).items():
+        yield from _differ(f"spec of {name}", pods[name]["spec"] if name in pods else None, part)
+    if "workload" in expect:
+        workload = world.workload()
+        found = workload and {
+            **workload,
+            "metadata": {"annotations": {}, **workload["metadata"]},
+            "status": {**workload.get("status", {}), "conditions": _conditions(workload)},
+        }
+        yield from _differ("workload", found, expect["workload"])
     objects = world.objects() if "objects" in expect else []
     for name, part in expect.get("objects", {}).items():
         found = next((o for o in objects if _is_called(o, name)), None)
@@ -345,6 +478,8 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
             yield from _differ(name, found, part)
     if "stacks" in expect:
         yield from _differ("asked for stacks", world.asked_for_stacks(), expect["stacks"])
+    if "asked" in expect:
+        yield from _differ("asked for a checkpoint", world.asked_for_checkpoint(), expect["asked"])
     reasons = [reason for reason, _ in world.events()]
     if "events" in expect and not _is_subsequence(expect["events"], reasons):
         yield f"events: {reasons}, not {expect['events']}"
@@ -354,7 +489,10 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
 
 
 _EXPECTATIONS = frozenset(
-    "job refused status pods terminating env tolerations kept objects events messages stacks".split()  # noqa: SIM905
+    (
+        *("job", "refused", "status", "pods", "terminating", "env", "tolerations", "pod_specs", "kept", "workload"),
+        *("objects", "events", "messages", "stacks", "asked"),
+    )
 )
 
 

@@ -16,7 +16,7 @@ from common.claims import EXIT_CODE, Claim, Replaced
 from common.curves import draw_curve, save_picture
 from common.early_stopping import EarlyStopping
 from common.metrics import MetricsLog
-from common.report import finish, report
+from common.report import checkpoint_requested, finish, report
 
 
 @dataclass
@@ -140,6 +140,14 @@ class Journal:
         report(epoch=epoch, accuracy=accuracy, checkpoint=saved)
         # Last: when this line is printed, the checkpoint is saved.
         say(f"epoch {epoch}/{self._options.epochs} loss {loss:.4f} accuracy {accuracy:.4f} ({seconds:.2f} s)")
+
+    def save_on_request(self, progress: Progress, checkpoint: Callable[[], bytes]) -> None:
+        """Save if allranks asks for it before it ends the ranks. Only rank 0 saves, so the ranks need not agree."""
+        if self._store and checkpoint_requested():
+            with self.until_replaced():
+                self._store.save(progress.epoch, checkpoint())
+            report(step=progress.step, checkpoint=True)
+            say(f"{self.name}: saved on request after epoch {progress.epoch}, step {progress.step}")
 
     def stop(self, progress: Progress, checkpoint: Callable[[], bytes] = bytes) -> None:
         """Save and stop; all ranks call it at the same step. After a resume the interrupted epoch starts again with the

@@ -7,8 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 try:
-    from allranks.report import finish, report, waiting
+    from allranks.report import checkpoint_requested, finish, report, waiting
 except ImportError:
+
+    def checkpoint_requested() -> bool:
+        """Never without the library."""
+        return False
 
     def report(**what: Any) -> None:
         """Does nothing without the library."""
@@ -21,7 +25,25 @@ except ImportError:
         return contextlib.nullcontext()
 
 
-__all__ = ["finish", "instrument", "mark_gradients_ready", "mark_in_jax", "report", "waiting"]
+__all__ = [
+    "checkpoint_requested",
+    "checkpoint_requested_of_all",
+    "finish",
+    "instrument",
+    "mark_gradients_ready",
+    "mark_in_jax",
+    "report",
+    "waiting",
+]
+
+
+def checkpoint_requested_of_all() -> bool:
+    """The same in all ranks of a PyTorch training, which save a checkpoint together then."""
+    with contextlib.suppress(ImportError):
+        from allranks.report.pytorch import checkpoint_requested
+
+        return checkpoint_requested()
+    return False
 
 
 def instrument(model: Any) -> None:

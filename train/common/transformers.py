@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from common.ddp import any_rank_terminated
 from common.journal import say
-from common.report import finish, report
+from common.report import checkpoint_requested_of_all, finish, report
 from common.termination import EXIT_CODE, Termination
 
 
@@ -44,8 +44,8 @@ def tiny_llama(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
 
 
 class Watch(TrainerCallback):
-    """Reports steps, the loss and checkpoints. After SIGTERM to any rank all ranks save and stop after the same
-    step."""
+    """Reports steps, the loss and checkpoints. After SIGTERM to any rank all ranks save and stop after the same step.
+    They also save when allranks requests a checkpoint."""
 
     def __init__(self, device: torch.device, samples: int) -> None:
         """`samples`: of this rank in a step."""
@@ -58,6 +58,8 @@ class Watch(TrainerCallback):
         if any_rank_terminated(self._termination, self._device):
             self._termination.agreed()
             self.stopped = control.should_save = control.should_training_stop = True
+        elif args.save_strategy != "no" and checkpoint_requested_of_all():
+            control.should_save = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **more: Any) -> None:
         if logs and "loss" in logs:
@@ -67,7 +69,7 @@ class Watch(TrainerCallback):
             say(f"step {state.global_step}/{state.max_steps} {values}")
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        report(step=state.global_step, checkpoint=True)
+        report(step=state.global_step, checkpoint=args.should_save)  # rank 0 writes it, the others do not wait for it
 
     def exit_if_stopped(self, step: int) -> None:
         """Call after the training."""

@@ -4,6 +4,14 @@
   value: {{ join "," .Values.namespaces | quote }}
 - name: ALLRANKS_POOLS
   value: {{ include "allranks.pools" . | default "false" | quote }}
+- name: ALLRANKS_QUEUES
+  value: {{ .Values.queues.enabled | quote }}
+- name: ALLRANKS_GANGS
+  value: {{ .Values.gangs.enabled | quote }}
+{{- if .Values.gangs.enabled }}
+- name: ALLRANKS_COSCHEDULING_SCHEDULER
+  value: {{ .Values.gangs.coschedulingScheduler | quote }}
+{{- end }}
 - name: ALLRANKS_HELPER_IMAGE
   value: {{ default (include "allranks.image" .) .Values.helperImage | quote }}
 - name: ALLRANKS_HELPER_PULL_SECRETS

@@ -1,8 +1,7 @@
 """The CEL rules of the CRDs. The API server evaluates them at `kubectl apply`, `allranks validate` evaluates the same
 expressions. A rule's message is shown to the user.
 
-A field that has no effect yet (`scheduling.queue`) is rejected here, not ignored. Rules that concern
-one framework only are in that framework's file.
+Rules that concern one framework only are in that framework's file.
 """
 
 from __future__ import annotations
@@ -88,6 +87,18 @@ CHECKPOINT = (
         rule="!has(self.volume) || !has(self.volume.hostPath)",
         message="hostPath is refused: the next attempt may run on another node; use a claim or a CSI volume",
         field=".volume",
+    ),
+)
+
+TOPOLOGY = (
+    Rule(rule="has(self.required) != has(self.preferred)", message="set exactly one of required and preferred"),
+)
+
+SCHEDULING = (
+    Rule(
+        rule="!has(self.topology) || !has(self.topologyKey)",
+        message="is the older form of topology: remove it, and write topology: {required: KEY}",
+        field=".topologyKey",
     ),
 )
 
@@ -223,11 +234,6 @@ def spec(frameworks: Mapping[str, Framework]) -> tuple[Rule, ...]:
             field=".success",
         ),
         *_elastic(frameworks),
-        Rule(
-            rule="!has(self.scheduling) || !has(self.scheduling.queue)",
-            message="is not supported yet: remove it",
-            field=".scheduling.queue",
-        ),
         *_fixed(*_FIXED_IN_SPEC, *_FIXED_IN_CONTAINER, *frameworks),
     )
 

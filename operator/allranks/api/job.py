@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, create_model
 
 from allranks.api import cel_rules as cel
 from allranks.api.code import Code, Packages
+from allranks.api.scheduling import Scheduling
 from allranks.fields import (
     Count,
     LongText,
@@ -154,21 +155,6 @@ class Elastic(Model):
     )
 
 
-class Scheduling(Model):
-    """How the pods are placed."""
-
-    gang: Literal["Auto", "None"] | None = Field(
-        None,
-        description="Gang scheduling, which places all pods or none. No gang scheduler is supported yet: with both "
-        "values the scheduler places the pods one by one. Default: Auto.",
-    )
-    priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
-    queue: Name | None = Field(None, description="Queue that admits the job.")
-    topology_key: Name | None = Field(
-        None, description="Node label that must have the same value on the nodes of all ranks."
-    )
-
-
 class Volume(Model):
     """A volume source, as in a pod. hostPath is refused."""
 
@@ -298,7 +284,7 @@ class SpecBase(Container):
     scheduling: Scheduling = Field(
         default_factory=Scheduling,
         description="How the pods are placed on nodes. It cannot be changed in an existing job.",
-        json_schema_extra={"default": {}} | rules(*cel.FIXED),
+        json_schema_extra={"default": {}} | rules(*cel.SCHEDULING, *cel.FIXED),
     )
     checkpoint: Checkpoint | None = Field(None, description="The volume for checkpoints. Default: no volume.")
     code: Code | None = Field(

@@ -6,7 +6,7 @@ from __future__ import annotations
 # ruff: noqa: SIM905
 POD_FIELDS = frozenset(
     "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy enableServiceLinks "
-    "ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname "
+    "ephemeralContainers evictionResponders hostAliases hostIPC hostNetwork hostPID hostUsers hostname "
     "hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead preemptionPolicy priority "
     "priorityClassName readinessGates resourceClaims restartPolicy runtimeClassName schedulerName schedulingGates "
     "schedulingGroup securityContext serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace "
@@ -97,7 +97,7 @@ def _job_part(name: str, place: str, fields: frozenset[str]) -> str | None:
         return f"belongs under spec.restart.{_RESTARTS[name]}"
     if name in ("minReplicas", "maxReplicas"):
         return f"belongs under spec.elastic.{name}"
-    if name in ("queue", "topologyKey", "gang"):
+    if name in ("queue", "topologyKey", "topology", "gang", "gangTimeoutSeconds", "preemption"):
         return f"belongs under spec.scheduling.{name}"
     if name == "logPattern":
         return "belongs under spec.progress.logPattern"

@@ -7,10 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from allranks.api.gang_status import GangStatus
+from allranks.api.queue_status import QueueStatus
 from allranks.fields import Commit, Count, Model, Name, Reason, Replicas, Sha256
 
-Phase = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
+Phase = Literal["Queued", "Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
 FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed"})
+WITHOUT_PODS: frozenset[str] = frozenset({"Suspended", "Queued"})
+"""A job in these phases has no pods, except for those that still terminate."""
 
 Message = Annotated[str, StringConstraints(max_length=4096)]
 Time = Annotated[datetime, Field(strict=False)]
@@ -19,7 +23,7 @@ Time = Annotated[datetime, Field(strict=False)]
 class Condition(Model):
     """A condition, as everywhere in Kubernetes."""
 
-    type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost"] = Field(
+    type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost", "GangScheduling"] = Field(
         description="Type of the condition; Complete and Failed are final."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
@@ -103,6 +107,7 @@ class PastAttempt(Model):
         description="Why the attempt ended: the reason of its first failure, Resized, Suspended, Completed, ..."
     )
     counted: bool = Field(False, description="Whether its end counts against maxRestarts.")
+    requeued: bool | None = Field(None, description="After it, the job waited in its queue.")
     failure: Failure | None = Field(None, description="The first failure, with the last line of its message only.")
     first_step: Count | None = Field(None, description="The first step that was reported.")
     last_step: Count | None = Field(None, description="The last step that was reported.")
@@ -230,6 +235,9 @@ class ProgressStatus(Model):
     first_step: Count | None = Field(None, description="That first step, from which the attempt resumed.")
     checkpoint_step: Count | None = Field(None, description="Step of the newest checkpoint of the current attempt.")
     checkpoint_time: Time | None = Field(None, description="When that checkpoint was stored.")
+    saves_on_request: bool | None = Field(
+        None, description="Whether ranks store a checkpoint when they are asked for one."
+    )
     stragglers: Annotated[list[Straggler], Field(max_length=64)] = Field(
         default_factory=list, description="Ranks that are slower than their peers."
     )
@@ -243,6 +251,14 @@ class ProgressStatus(Model):
     )
     summary: Reason = Field("", description="For kubectl get: completed and total steps, and percent.")
     eta: Reason = Field("", description="For kubectl get: the time to the last step.")
+
+
+class CheckpointRequest(Model):
+    """Ranks are asked for a checkpoint before their pods are deleted."""
+
+    reason: Reason = Field(description="Why the pods go: Suspended, Resized, Grown, Evicted or QueueAdded.")
+    time: Time = Field(description="When the ranks were asked. A checkpoint that is stored later ends the wait.")
+    deadline: Time = Field(description="When the pods are deleted without a new checkpoint.")
 
 
 class CodeStatus(Model):
@@ -262,7 +278,7 @@ class Status(Model):
     phase: Phase = Field("Pending", description="State of the job in one word, for pipelines.")
     conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
         default_factory=list,
-        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost; for kubectl wait.",
+        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling; for kubectl wait.",
     )
     observed_generation: Count = Field(0, description="Generation of spec that this status is based on.")
     attempt: Count = Field(0, description="Number of the current attempt, from 0.")
@@ -323,6 +339,13 @@ class Status(Model):
         None, description="Productive time divided by all time but queued."
     )
     progress: ProgressStatus | None = Field(None, description="Progress of the training.")
+    gang: GangStatus | None = Field(
+        None, description="Gang scheduling of the current attempt. None: the scheduler places its pods one by one."
+    )
+    queue: QueueStatus | None = Field(None, description="The job's place in a queue, if it has one.")
+    checkpoint_request: CheckpointRequest | None = Field(
+        None, description="The checkpoint that ranks are asked for before their pods are deleted."
+    )
     code: CodeStatus | None = Field(None, description="The code that the current attempt runs, if spec.code names it.")
     selector: Annotated[str, StringConstraints(max_length=512)] = Field(
         "", description="Label selector of the workers, for the scale subresource."

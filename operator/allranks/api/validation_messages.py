@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from allranks.api import old_form, placement
 from allranks.api.crd import Schema
+from allranks.fields import LABEL_KEY
 from allranks.frameworks import FRAMEWORKS
 
 _FAMILIES = {
@@ -118,6 +119,8 @@ def _message(detail: ErrorDetails, location: list[int | str], root: Schema) -> s
             return f"should be {context['expected']}{_value_hint(given, str(context['expected']), location)}"
         case "string_pattern_mismatch" if context.get("pattern") == "^/":
             return "must be an absolute path, which begins with /"
+        case "string_pattern_mismatch" if context.get("pattern") == LABEL_KEY:
+            return "must be the key of a label of nodes, for example topology.kubernetes.io/zone"
         case "too_short":
             return f"must have at least {context['min_length']} item"
         case _:

@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "submit": ("allranks.cli.commands.submit:submit", "Create jobs on a cluster."),
     "get": ("allranks.cli.commands.get:get", "Print jobs as a table, YAML or JSON; watch them."),
     "describe": ("allranks.cli.commands.describe:describe", "Show details of a job: ranks, last failure, events."),
+    "queue": ("allranks.cli.commands.queue:queue", "Show queues: quota, who waits, and for how long."),
     "top": ("allranks.cli.commands.top:top", "Show live progress, rates, ranks and goodput of jobs."),
     "report": ("allranks.cli.commands.report:report", "Print a one-page report on a job, as text, HTML or JSON."),
     "logs": ("allranks.cli.commands.logs:logs", "Print the merged logs of all ranks."),
@@ -59,7 +60,7 @@ IN_PODS = ("operator", "operator-frontend", "inject")
 SECTIONS = {
     "On this machine": ("run", "runs", "init", "dev", "validate", "convert", "render"),
     "On a cluster": (
-        *("submit", "get", "describe", "top", "report", "logs", "debug", "wait"),
+        *("submit", "get", "describe", "queue", "top", "report", "logs", "debug", "wait"),
         *("exec", "attach", "port-forward", "cp"),
         *("suspend", "resume", "scale", "delete"),
     ),
@@ -68,7 +69,8 @@ SECTIONS = {
 """Groups in the help."""
 
 SYNONYMS = {
-    **dict.fromkeys(("ls", "ps", "jobs", "queue"), "get"),
+    **dict.fromkeys(("ls", "ps", "jobs"), "get"),
+    **dict.fromkeys(("queues", "squeue", "quota"), "queue"),
     **dict.fromkeys(("apply", "create", "sbatch"), "submit"),
     **dict.fromkeys(("start", "train", "launch"), "run"),
     **dict.fromkeys(("rm", "remove", "cancel", "kill", "scancel"), "delete"),

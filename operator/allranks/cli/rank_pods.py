@@ -114,6 +114,8 @@ def _without_pod(name: str, replica: str, status: Status) -> str:
         return f"{name} is {status.phase}, and the pod of {replica} is deleted"
     if status.phase == "Suspended":
         return f"{name} is suspended and has no pods: allranks resume {name} starts them"
+    if status.phase == "Queued":
+        return f"{name} waits in a queue and has no pods: allranks queue shows its position"
     if status.restart_time:
         return f"{name} is {status.phase}: the pod of {replica} is created at {status.restart_time:%H:%M:%S} UTC"
     return f"{name} is {status.phase}, and {replica} has no pod yet: allranks describe {name} shows why"

@@ -15,6 +15,7 @@ from allranks.api.job import Job
 from allranks.api.status import ReplicaRestarts, RoleStatus, Status
 from allranks.core import naming, places, root_cause, topology
 from allranks.core.correlation import drop_details
+from allranks.core.gangs import members
 from allranks.core.manifests import pod_metadata, pod_template
 from allranks.core.model import Manifest, Pod
 from allranks.core.status_update import changed
@@ -137,7 +138,9 @@ def placeholders(job: Job, status: Status, pods: Iterable[Manifest]) -> list[Man
 
     `pods` are the manifests of the current attempt.
     """
-    worker = next(pod for pod in pods if pod["metadata"]["labels"][naming.ROLE_LABEL] == ELASTIC_ROLE)
+    worker = members.without_membership(
+        next(pod for pod in pods if pod["metadata"]["labels"][naming.ROLE_LABEL] == ELASTIC_ROLE)
+    )
     trainer = next(c for c in worker["spec"]["containers"] if c["name"] == naming.TRAINER)
     idle = [_idle(container, container["image"]) for container in worker["spec"]["containers"]]
     spec = {**worker["spec"], "containers": idle, "terminationGracePeriodSeconds": 0}

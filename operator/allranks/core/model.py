@@ -13,6 +13,8 @@ from typing import Any, Literal
 from allranks.api.job import Job
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Status
+from allranks.core.contenders import Contention
+from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
 
 Manifest = dict[str, Any]
@@ -85,6 +87,8 @@ class Pod:
     restart: int = 0
     """Number of individual restarts of this replica within the attempt."""
     phase: PodPhase = "Pending"
+    managed_by_kueue: bool = False
+    """Kueue's integration of single pods has taken the pod: it has Kueue's finalizer."""
     owned: bool = True
     """The pod has a controller ownerReference to this job's UID. Labels are never used for adoption."""
     created_at: datetime | None = None
@@ -94,6 +98,10 @@ class Pod:
     deleted_at: datetime | None = None
     """Time of the deletion request: `deletionTimestamp` minus the grace period. None without a request."""
     node: str | None = None
+    priority: int = 0
+    """From its priority class."""
+    scheduling_group: str = ""
+    """`spec.schedulingGroup.podGroupName`. An API server without the feature gate GenericWorkload drops it."""
     waiting_reason: str = ""
     """Why the pod is not running yet: `Unschedulable`, `ImagePullBackOff`, `ContainerCreating`, ..."""
     waiting_message: str = ""
@@ -209,6 +217,8 @@ class Platform:
     """Why this operator serves no pools, as a sentence for users."""
     policy: Policy = field(default_factory=Policy)
     """Defaults and limits for the jobs of this namespace."""
+    coscheduling_scheduler: str = "scheduler-plugins-scheduler"
+    """Name of the scheduler with the plugin Coscheduling."""
     namespace_labels: Mapping[str, str] | None = None
     """Labels of the job's namespace, for the selectors of pools; None if the operator does not read them."""
 
@@ -235,6 +245,10 @@ class RankReport:
     """Share of `step_seconds` without waiting for other ranks; None if the program does not measure it."""
     checkpoint_step: int | None = None
     checkpoint_at: datetime | None = None
+    saves_on_request: bool = False
+    """The program asks whether a checkpoint is requested, and stores one then."""
+    handled_request: int = 0
+    """Number of the newest request for a checkpoint that this rank is done with; another rank may have stored it."""
     stepped_at: datetime | None = None
     """Time of the last completed step."""
     first_step_at: datetime | None = None
@@ -298,6 +312,9 @@ class Observed:
     refused_deletions: tuple[RejectedDelete, ...] = ()
     check_companions: bool = False
     """The last check for companions that someone else deleted or changed was long ago."""
+    optional: OptionalObjects = field(default_factory=OptionalObjects)
+    """Objects of kinds that a cluster may or may not serve."""
+    contention: Contention = field(default_factory=Contention)
 
     @property
     def pool_name(self) -> str | None:
@@ -323,6 +340,20 @@ class PodRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectPatch:
+    """A merge patch of an object of an optional kind.
+
+    `object` is the observed one: its UID and resourceVersion are preconditions, because the patch depends on what was
+    observed, and a list such as the conditions is replaced as a whole.
+    """
+
+    object: Manifest
+    change: Manifest
+    subresource: str = ""
+    """`status`, or empty."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to do next. An empty plan means that nothing is due until a change or `wake_at`.
 
@@ -333,7 +364,12 @@ class Plan:
     status: Status | None = None
     write_ahead: bool = False
     create: tuple[Manifest, ...] = ()
-    """In creation order: other objects first, then pods."""
+    """In creation order: other objects first, then pods. Objects of optional kinds have an `apiVersion` that the
+    cluster serves."""
+    patch: tuple[ObjectPatch, ...] = ()
+    """Changes of objects of optional kinds, before anything is created."""
+    remove: tuple[Manifest, ...] = ()
+    """Objects of optional kinds to delete, as they were observed: the UID is a precondition. Comes before `patch`."""
     restore: tuple[Manifest, ...] = ()
     """Companions that were created before: create again those that someone else deleted, report those that someone
     else changed. Comes before the creation of pods, and never prevents it."""
@@ -346,7 +382,10 @@ class Plan:
     wake_at: datetime | None = None
     stack_dump_id: str = ""
     """Requests stack dumps from all ranks that report; a new id is a new request."""
+    checkpoint_request: int = 0
+    """The number of the checkpoint that ranks are asked for, from the persisted status; 0 withdraws the request."""
 
     @property
     def empty(self) -> bool:
-        return not (self.status or self.create or self.restore or self.delete or self.delete_job)
+        changes = self.status or self.create or self.restore or self.delete or self.delete_job
+        return not (changes or self.patch or self.remove)

@@ -72,6 +72,7 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
         "stragglers": stragglers(job, before, ranks),
         "ranks": _slowest(ranks),
         "reporting": len(ranks),
+        "saves_on_request": any(rank.saves_on_request and not rank.done for rank in ranks) or None,
     }
     if before.first_step_time is None and firsts:
         changes["first_step_time"], changes["first_step"] = min(firsts)
@@ -105,7 +106,9 @@ def finalize(progress: ProgressStatus | None) -> ProgressStatus | None:
     """Progress of a finished or suspended job: clears what only applies to a running one."""
     if progress is None:
         return None
-    return changed(progress, eta_seconds=None, eta="", samples_per_second=None, stragglers=[], reporting=0)
+    return changed(
+        progress, eta_seconds=None, eta="", samples_per_second=None, stragglers=[], reporting=0, saves_on_request=None
+    )
 
 
 def _with_forecast(progress: ProgressStatus, ranks: Iterable[RankReport]) -> ProgressStatus:

@@ -11,18 +11,37 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from allranks.api.job import MANAGED_BY
-from allranks.api.status import FINISHED
-from allranks.core import limits, progress, report_loss, time_accounting
+from allranks.api.status import FINISHED, WITHOUT_PODS
+from allranks.core import gang_choice, limits, progress, report_loss, time_accounting
 from allranks.core.model import Observed, Plan
-from allranks.core.rules import Act, Outcome, Rule, WaitUntil, cleanup, failure, hang, lifecycle, resize, startup
+from allranks.core.queueing import queue as queues
+from allranks.core.rules import (
+    Act,
+    Outcome,
+    Rule,
+    WaitUntil,
+    checkpoint,
+    cleanup,
+    failure,
+    gang,
+    hang,
+    lifecycle,
+    queue,
+    resize,
+    startup,
+)
 from allranks.core.snapshot import Snapshot
-from allranks.core.sync import delete_pods, sync_objects
+from allranks.core.status_update import changed
+from allranks.core.sync import delete_pods, sync_objects, wait_in_queue
+from allranks.core.workload_sync import plan_of_manager, with_workload
 
 ACTIVE_RULES: tuple[Rule, ...] = (
     lifecycle.begin,
     failure.reattribute,
     lifecycle.succeed,
     lifecycle.suspend,
+    queue.withdraw,
+    gang.choose_backend,
     lifecycle.exceed_active_deadline,
     resize.reject_resize,
     startup.startup_failure,
@@ -31,21 +50,25 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     resize.resize_to_spec,
     resize.shrink_to_capacity,
     resize.grow_to_capacity,
+    gang.give_up_pods,
 )
 SUSPENDED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.resume)
+QUEUED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.suspend, queue.admit)
 FINISHED_RULES: tuple[Rule, ...] = (cleanup.expire, cleanup.record_outcomes)
 
 
 def reconcile(observed: Observed) -> Plan:
     """Returns the next plan. Pure: the same observation gives the same plan, whatever the order of the pods."""
     observed = replace(observed, job=limits.with_defaults(observed.job, observed.platform.policy))
+    observed = queues.without_queue(observed) if observed.platform.local else queues.with_admitted_size(observed)
     job, status = observed.job, observed.status
     if job.metadata.deletion_timestamp or (job.spec.managed_by or MANAGED_BY) != MANAGED_BY:
-        return Plan()
+        deleted = job.metadata.deletion_timestamp is not None
+        return plan_of_manager(observed) if job.spec.managed_by == queues.MULTIKUEUE and not deleted else Plan()
     if status.phase in FINISHED:
         snapshot = Snapshot(observed, status)
         decision, outcomes = _apply(FINISHED_RULES, snapshot)
-        return decision or _with_wake_up(cleanup.clean_up(snapshot), outcomes)
+        return decision or with_workload(snapshot, _with_wake_up(cleanup.clean_up(snapshot), outcomes))
 
     if begun := lifecycle.begin_small(observed):
         snapshot = Snapshot(replace(observed, status=begun), status)
@@ -53,10 +76,18 @@ def reconcile(observed: Observed) -> Plan:
         return _with_time_accounting(snapshot, _with_wake_up(sync_objects(snapshot), outcomes))
 
     snapshot = _with_reports(observed)
-    suspended = status.phase == "Suspended"
-    decision, outcomes = _apply(SUSPENDED_RULES if suspended else ACTIVE_RULES, snapshot)
-    sync = delete_pods if suspended else sync_objects
-    return _with_time_accounting(snapshot, decision or _with_wake_up(sync(snapshot), outcomes))
+    if status.phase in WITHOUT_PODS:
+        queued = status.phase == "Queued"
+        decision, outcomes = _apply(QUEUED_RULES if queued else SUSPENDED_RULES, snapshot)
+        sync = wait_in_queue if queued else delete_pods
+    else:
+        decision, outcomes = _apply(ACTIVE_RULES, snapshot)
+        sync = sync_objects
+    decision = decision or checkpoint.withdraw(snapshot, outcomes)
+    if decision:
+        decision = _with_gang(snapshot, decision)
+    plan = decision or with_workload(snapshot, _with_wake_up(sync(snapshot), outcomes))
+    return replace(_with_time_accounting(snapshot, plan), checkpoint_request=checkpoint.number(status))
 
 
 def _apply(rules: Iterable[Rule], snapshot: Snapshot) -> tuple[Plan | None, list[Outcome]]:
@@ -74,6 +105,15 @@ def _with_wake_up(plan: Plan, outcomes: Iterable[Outcome]) -> Plan:
     """Sets the wake-up to the earliest time at which a rule, or the plan itself, becomes due."""
     times = [outcome.time for outcome in outcomes if isinstance(outcome, WaitUntil)]
     return replace(plan, wake_at=min(times + ([plan.wake_at] if plan.wake_at else []), default=None))
+
+
+def _with_gang(snapshot: Snapshot, decision: Plan) -> Plan:
+    """A decision that begins an attempt says what places its pods together."""
+    o, status = snapshot.observed, decision.status
+    if status is None or status.attempt_time in (None, o.status.attempt_time) or status.phase in FINISHED:
+        return decision
+    chosen = gang_choice.choose(o.job, status, o.platform, o.optional)
+    return replace(decision, status=changed(status, gang=chosen)) if chosen else decision
 
 
 def _with_reports(observed: Observed) -> Snapshot:

@@ -8,7 +8,8 @@ from functools import cached_property
 
 from allranks.api.status import FINISHED, Status
 from allranks.core import elasticity, hang_detection, naming, places, root_cause, status_summary, topology
-from allranks.core.model import Observed, Pod, RejectedDelete
+from allranks.core.model import Manifest, Observed, Pod, RejectedDelete
+from allranks.core.queueing import workload as workloads
 from allranks.frameworks.base import Replica
 
 
@@ -66,6 +67,11 @@ class Snapshot:
         rejected = {rejection.uid: rejection for rejection in self.observed.refused_deletions}
         pods = [pod for pod in (*self.pods.values(), *self.outdated) if rejected and pod.uid in rejected]
         return [(pod, rejected[pod.uid]) for pod in pods if not pod.ended and pod.deleted_at is None]
+
+    @cached_property
+    def workload(self) -> Manifest | None:
+        """The object by which the job asks Kueue for quota."""
+        return workloads.of_job(self.observed)
 
     @cached_property
     def placeholders(self) -> dict[str, Pod]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Literal
 
-from allranks.api.job import Job
-from allranks.api.status import Condition, Phase, ReplicaRestarts, RoleStatus, Status
+from allranks.api.job import GROUP, KIND, VERSION, Job
+from allranks.api.status import WITHOUT_PODS, Condition, Phase, ReplicaRestarts, RoleStatus, Status
 from allranks.core import naming, places, topology
 from allranks.core.model import START_ERRORS, Pod, RejectedCreate
 from allranks.core.status_update import changed
@@ -15,6 +15,12 @@ from allranks.core.status_update import changed
 ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
 _MESSAGE_LENGTH = 4096
 ALL_RUN = "AllRanksRunning"
+TAKEN_BY_KUEUE = "TakenByKueue"
+_TAKEN = (
+    "Kueue's pod integration admits each pod by itself, not the job as a whole: add "
+    f"{KIND}.{VERSION}.{GROUP} to integrations.externalFrameworks of Kueue's configuration, and name a queue in "
+    "spec.scheduling.queue"
+)
 SLOW_START = timedelta(seconds=60)
 """A pod that does not run this long after its assignment to a node is named in the condition, with what it waits for.
 Until then a start is not worth a status write: most pods run within seconds."""
@@ -80,7 +86,7 @@ def summarise_ended(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod
             failed=max(of.failed, by_itself.failed),
         )
     ready = status.ready
-    if status.phase == "Suspended":
+    if status.phase in WITHOUT_PODS:
         roles = {role: RoleStatus(desired=of.desired, active=of.active) for role, of in roles.items()}
         ready = f"0/{sum(of.desired for of in roles.values())}"
     return changed(status, roles=roles, observed_generation=job.metadata.generation, ready=ready)
@@ -97,7 +103,7 @@ _CONDITIONS: tuple[tuple[ConditionType, frozenset[str]], ...] = (
 
 def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message: str) -> Status:
     """Sets the phase and the conditions that follow from it. The condition of the phase gets reason and message."""
-    primary = {"Pending": "Running", "Succeeded": "Complete"}.get(phase, phase)
+    primary = {"Queued": "Running", "Pending": "Running", "Succeeded": "Complete"}.get(phase, phase)
     conditions = []
     for kind, phases in _CONDITIONS:
         state: Literal["True", "False"] = "True" if phase in phases else "False"
@@ -118,8 +124,9 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
                 observed_generation=status.observed_generation,
             )
         )
-    # Reports are expected while the job runs only.
-    kept = [each for each in status.conditions if each.type == "ReportsLost" and phase == "Running"]
+    # Reports are expected while the job runs only, and no pod is placed after its end.
+    kinds = {"ReportsLost": ("Running",), "GangScheduling": ("Pending", "Running", "Restarting")}
+    kept = [each for each in status.conditions if phase in kinds.get(each.type, ())]
     return changed(status, phase=phase, conditions=[*conditions, *kept])
 
 
@@ -214,6 +221,8 @@ def _waits_for(
     for rejection in sorted(refused, key=lambda r: (not r.tried, r.kind, r.name)):
         return rejection.reason, f"{rejection.kind} {rejection.name}: {rejection.message}"
     pending = [pod for _, pod in sorted(pods.items()) if pod.phase == "Pending" and not pod.ended]
+    if taken := next((pod for pod in pending if pod.managed_by_kueue and pod.node is None), None):
+        return TAKEN_BY_KUEUE, f"{taken.name}: {_TAKEN}"
     waiting = [pod for pod in pending if _named_at_once(pod) or _is_slow(pod, now)]
     for pod in sorted(waiting, key=_information):
         return pod.start_error or pod.waiting_reason or "PodsPending", f"{pod.name}: {pod.waiting_text}"

@@ -9,7 +9,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
+from allranks.api.gang_status import GangStatus
+from allranks.api.queue_status import QueueStatus
 from allranks.api.status import (
+    CheckpointRequest,
     CodeStatus,
     Condition,
     CurvePoint,
@@ -56,6 +59,9 @@ class StatusChanges(TypedDict, total=False):
     times: Times | None
     goodput: float | None
     progress: ProgressStatus | None
+    gang: GangStatus | None
+    queue: QueueStatus | None
+    checkpoint_request: CheckpointRequest | None
     code: CodeStatus | None
     selector: str
 
@@ -72,6 +78,7 @@ class ProgressChanges(TypedDict, total=False):
     first_step: int | None
     checkpoint_step: int | None
     checkpoint_time: datetime | None
+    saves_on_request: bool | None
     stragglers: list[Straggler]
     ranks: list[RankProgress]
     reporting: int

@@ -6,13 +6,26 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
-from allranks.api.status import Status
-from allranks.core import elasticity, hang_detection, naming, report_loss, status_summary, topology
-from allranks.core.manifests import companions, pool_template
+from allranks.api.status import RoleStatus, Status
+from allranks.core import (
+    elasticity,
+    gang_choice,
+    hang_detection,
+    naming,
+    queue_reasons,
+    report_loss,
+    status_summary,
+    topology,
+)
+from allranks.core.gangs import objects as gang_objects
+from allranks.core.gangs import read_back
+from allranks.core.manifests import companions, pod_group, pod_template, pool_template
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import NOT_READY_TO_START, START_ERRORS, Event, Manifest, Plan, Pod, PodRef
 from allranks.core.snapshot import Snapshot
+from allranks.core.status_update import changed
 from allranks.core.stragglers import newly_slow
+from allranks.core.workload_sync import active_pods
 from allranks.frameworks.base import Replica
 
 DELETION_REFUSED = "DeletionRefused"
@@ -26,16 +39,19 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     """Creates missing pods that are due, deletes outdated ones, and updates the status from the pods."""
     o, status = snapshot.observed, snapshot.observed.status
     due, delayed_until = _due(snapshot)
-    blocked = (_refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)) if due else None
+    blocked = _blocked(snapshot) if due else None
     unreported_at = hang_detection.unreported_at(o.job, status, o.reports)
     stopped, stopped_at = hang_detection.stopped_note(o.job, o.reports, o.now) if unreported_at else ("", None)
     note = stopped or _note(snapshot, unreported_at)
     summary = status_summary.summarise(o.job, status, snapshot.pods, o.refused, o.now, blocked, note)
     create, restore = _manifests(snapshot, [] if blocked else due)
+    summary = _read_back(snapshot, summary)
     placeholders, probe_at = _placeholders(snapshot)
     slow = newly_slow(snapshot.persisted.progress, status.progress)
     events = [Event("Straggler", sentence, warning=True) for sentence in slow]
     events += _start_errors(status, summary)
+    if dropped := read_back.event(status, summary):
+        events.append(dropped)
     if lost := report_loss.event(snapshot.persisted, status):
         events.append(lost)
     if note and note in _running_message(summary) and note not in _running_message(status):
@@ -47,7 +63,8 @@ def sync_objects(snapshot: Snapshot) -> Plan:
     times = (delayed_until, probe_at, lost_at, _next_slow_start(snapshot), stopped_at, None if note else unreported_at)
     wake_at = min((time for time in times if time), default=None)
     plan = plan_objects(snapshot, summary, [*create, *placeholders], snapshot.outdated, events, wake_at)
-    plan = replace(plan, restore=tuple(restore))
+    groups = gang_objects.superseded(o.job, status, o.optional, over=False)
+    plan = replace(plan, restore=tuple(restore), remove=groups)
     stall = snapshot.stall_window
     if any(manifest["kind"] == "ConfigMap" for manifest in create):
         plan = replace(plan, superseded=companions.superseded_config_maps(o.job, status))
@@ -64,7 +81,33 @@ def delete_pods(snapshot: Snapshot) -> Plan:
         summary = status_summary.with_phase(summary, "Suspended", now, DELETION_REFUSED, message)
     elif condition and condition.reason == DELETION_REFUSED:
         summary = status_summary.with_phase(summary, "Suspended", now, "Suspended", "spec.suspend is true")
-    return plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
+    plan = plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
+    return replace(
+        plan, remove=gang_objects.superseded(snapshot.observed.job, summary, snapshot.observed.optional, over=True)
+    )
+
+
+def wait_in_queue(snapshot: Snapshot) -> Plan:
+    """Deletes all pods of a job that waits in a queue, and says what it waits for."""
+    o = snapshot.observed
+    active, _ = active_pods(snapshot)
+    reason, message = queue_reasons.reason(o, snapshot.workload, active)
+    if snapshot.undeletable:
+        pod, rejection = snapshot.undeletable[0]
+        reason, message = DELETION_REFUSED, f"pod {pod.name} still runs: its deletion was rejected: {rejection.message}"
+    summary = status_summary.with_phase(_with_wanted_sizes(snapshot), "Queued", o.now, reason, message)
+    plan = plan_objects(snapshot, summary, delete=[*snapshot.pods.values(), *snapshot.outdated])
+    return replace(plan, remove=gang_objects.superseded(o.job, summary, o.optional, over=True))
+
+
+def _with_wanted_sizes(snapshot: Snapshot) -> Status:
+    """The status of a job without pods, with the sizes that it will have."""
+    summary, wanted = snapshot.final_summary, topology.wanted_sizes(snapshot.observed.job)
+    if {role: of.desired for role, of in summary.roles.items()} == wanted:
+        return summary
+    active = {role: of.active for role, of in summary.roles.items()}
+    roles = {role: RoleStatus(desired=size, active=active.get(role, 0)) for role, size in wanted.items()}
+    return changed(summary, roles=roles, ready=f"0/{sum(wanted.values())}")
 
 
 def plan_objects(
@@ -94,6 +137,23 @@ def _refused_deletion(snapshot: Snapshot) -> tuple[str, str] | None:
             why = f"pod {pod.name} of attempt {pod.attempt} still runs, because its deletion was rejected"
             return DELETION_REFUSED, f"{why}: {rejection.message}; the pods of attempt {attempt} wait for it"
     return None
+
+
+def _blocked(snapshot: Snapshot) -> tuple[str, str] | None:
+    """(reason, message) of what keeps the missing pods from being created."""
+    o = snapshot.observed
+    refused = _refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)
+    return refused or gang_choice.unavailable(o.job, o.status, o.platform, o.optional)
+
+
+def _read_back(snapshot: Snapshot, summary: Status) -> Status:
+    """The summary with the condition about the attempt's gang."""
+    o = snapshot.observed
+    wanted = None
+    if o.status.gang and o.job.spec.scheduling.topology and not pool_template.unavailable(o.job, o.platform):
+        templates = pod_template.role_templates(o.job, o.platform)
+        wanted = pod_group.pod_group(o.job, o.status, templates, o.platform)
+    return read_back.observe(o.job, summary, snapshot.pods.values(), wanted, o.optional, o.now)
 
 
 def _due(snapshot: Snapshot) -> tuple[list[Replica], datetime | None]:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from allranks.api.job import Job
-from allranks.api.status import FINISHED, PastAttempt, Status, TimeKind, Times
+from allranks.api.status import FINISHED, WITHOUT_PODS, PastAttempt, Status, TimeKind, Times
 from allranks.core.model import Pod
 from allranks.core.status_update import changed
 
@@ -76,7 +76,7 @@ def _category(
     """The current state, and when it began."""
     if status.phase in FINISHED:
         return "Finished", status.completion_time or now
-    if status.phase == "Suspended":
+    if status.phase in WITHOUT_PODS:
         return "Queued", now
     first_step = status.progress.first_step_time if status.progress else None
     if first_step:
@@ -84,16 +84,18 @@ def _category(
     if status.running_time and not measures:
         return "Productive", status.running_time
     placed = [pod.placed_at or now for pod in pods if pod.node]
-    if _restarted(status):
+    if restarted(status.history):
         unplaced = bool(pods or refused) and not placed
         unplaceable = bool(refused) or any(pod.waiting_reason == "Unschedulable" for pod in pods)
         return ("Queued", now) if unplaced and unplaceable else ("Lost", now)
     return ("Starting", min(placed)) if placed else ("Queued", now)
 
 
-def _restarted(status: Status) -> bool:
-    """The attempt replaced one that ended; it was not a resume of the job."""
-    return bool(status.history) and status.history[-1].reason != "Suspended"
+def restarted(before: Iterable[PastAttempt]) -> bool:
+    """Whether an attempt replaces one of those before it; it does not resume the job. One that gave its pods up did not
+    run."""
+    ran = [past.reason for past in before if past.reason != "GangTimeout"]
+    return bool(ran) and ran[-1] != "Suspended"
 
 
 def _last_reason(status: Status) -> str:
@@ -102,9 +104,9 @@ def _last_reason(status: Status) -> str:
 
 def _ended(before: Status, after: Status) -> bool:
     """Whether this decision ends the attempt."""
-    if after.phase in (*FINISHED, "Suspended"):
-        return before.phase not in (*FINISHED, "Suspended")
-    return after.attempt != before.attempt and before.phase != "Suspended"
+    if after.phase in FINISHED | WITHOUT_PODS:
+        return before.phase not in FINISHED | WITHOUT_PODS
+    return after.attempt != before.attempt and before.phase not in WITHOUT_PODS
 
 
 def _reports(status: Status) -> bool:
@@ -140,7 +142,7 @@ def _measured(status: Status, times: Times, now: datetime) -> Times:
     times = _advanced(times, now, _last_reason(status))
     first = status.progress.first_step_time if status.progress else None
     too_early = min(_seconds(times.productive_since or now, min(first or now, now)), times.productive)
-    kind: TimeKind = "Lost" if _restarted(status) else "Starting"
+    kind: TimeKind = "Lost" if restarted(status.history) else "Starting"
     moved = _moved(times, "Productive", kind, too_early, _last_reason(status))
     return changed(moved, productive_since=first) if first else changed(moved, productive_since=None, category=kind)
 

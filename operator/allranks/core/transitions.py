@@ -5,12 +5,14 @@ Each function takes the current status and returns the next one; the time is an 
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from allranks.api.job import Job
+from allranks.api.queue_status import Eviction, QueueStatus
 from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core import elasticity, naming, restart_policy
 from allranks.core.progress import finalize, reset_for_attempt
+from allranks.core.queueing.queue import queue_of
 from allranks.core.root_cause import describe_failure, is_rejection
 from allranks.core.status_summary import with_phase
 from allranks.core.status_update import changed
@@ -28,36 +30,90 @@ def begin(job: Job, status: Status, now: datetime) -> Status:
     fresh = changed(status, start_time=now, observed_generation=job.metadata.generation, attempt=number)
     if job.spec.suspend:
         return with_phase(_initial_roles(job, fresh), "Suspended", now, "Suspended", "created with suspend: true")
+    if queue_of(job):
+        return _queued(job, _initial_roles(job, fresh), now)
     return with_phase(_attempt(job, fresh, number, now), "Pending", now, "Created", "the pods are being created")
 
 
 def suspend(job: Job, status: Status, now: datetime) -> Status:
     """Stops the job's active time. The phase leads to the deletion of the pods."""
+    stopped = _stopped(status, "Suspended", now)
+    return with_phase(stopped, "Suspended", now, "Suspended", "spec.suspend is true")
+
+
+def requeue(job: Job, status: Status, reason: str, message: str, now: datetime) -> Status:
+    """Sends the job back to its queue. The phase leads to the deletion of the pods."""
+    before = status.queue or QueueStatus(name=queue_of(job))
+    lost = bool(before.pod_sets)
+    eviction = Eviction(reason=reason[:128], message=message[:256], time=now) if lost else before.last_eviction
+    stopped = _stopped(status, reason[:128], now, requeued=True)
+    counted = QueueStatus(name=queue_of(job), evictions=before.evictions + lost, last_eviction=eviction)
+    return with_phase(changed(stopped, queue=counted), "Queued", now, reason, message)
+
+
+def _stopped(status: Status, reason: str, now: datetime, requeued: bool = False) -> Status:
+    """Ends the attempt and the job's active time, and gives the admission up."""
     active = (now - status.active_since).total_seconds() if status.active_since else 0.0
-    stopped = changed(
+    queue = status.queue
+    if queue is not None:
+        queue = QueueStatus(name=queue.name, evictions=queue.evictions, last_eviction=queue.last_eviction)
+    return changed(
         status,
         active_since=None,
         active_seconds=status.active_seconds + max(0.0, active),
         running_time=None,
-        history=_ended(status, "Suspended", now),
+        history=_ended(status, reason, now, requeued=requeued),
         progress=finalize(status.progress),
+        queue=queue,
+        checkpoint_request=None,
     )
-    return with_phase(stopped, "Suspended", now, "Suspended", "spec.suspend is true")
+
+
+def _queued(job: Job, status: Status, now: datetime) -> Status:
+    before = status.queue
+    queue = QueueStatus(
+        name=queue_of(job),
+        evictions=before.evictions if before else 0,
+        last_eviction=before.last_eviction if before else None,
+    )
+    message = f"queue {queue.name}: the job enters the queue"
+    return with_phase(changed(status, queue=queue), "Queued", now, "Queued", message)
+
+
+def admit(job: Job, status: Status, admission: QueueStatus | None, now: datetime) -> Status:
+    """Begins an attempt of a job that waited in a queue; None: it is in no queue any more."""
+    begun = _next_attempt(job, changed(status, queue=admission), now)
+    where = f"admitted by ClusterQueue {admission.cluster_queue}" if admission else "the job is in no queue any more"
+    return with_phase(begun, "Pending", now, "Admitted" if admission else "LeftQueue", where)
 
 
 def resume(job: Job, status: Status, now: datetime) -> Status:
-    """Starts a new attempt, which counts against nothing; the first one if the job was created suspended."""
+    """Starts a new attempt, which counts against nothing; the first one if the job was created suspended. A job of a
+    queue waits there first."""
+    if queue_of(job):
+        return _queued(job, changed(status, observed_generation=job.metadata.generation), now)
+    return with_phase(_next_attempt(job, status, now), "Pending", now, "Resumed", "spec.suspend is false")
+
+
+def _next_attempt(job: Job, status: Status, now: datetime) -> Status:
     ever_active = status.attempt_time is not None
     number = status.attempt + 1 if ever_active else status.attempt
     # There may be room for all workers now, and the user may have corrected the cause of the restarts.
     fresh = changed(status, roles={}, restarts=changed(status.restarts, without_progress=None))
-    return with_phase(_attempt(job, fresh, number, now), "Pending", now, "Resumed", "spec.suspend is false")
+    return _attempt(job, fresh, number, now)
 
 
 def resize(job: Job, status: Status, reason: str, why: str, now: datetime) -> Status:
     """Restarts all ranks at another size; this counts against nothing."""
     ended = changed(status, history=_ended(status, reason, now))
     return with_phase(_attempt(job, ended, status.attempt + 1, now), "Restarting", now, reason, why)
+
+
+def give_up(job: Job, status: Status, reason: str, why: str, delay: timedelta, now: datetime) -> Status:
+    """Gives up the pods of an attempt that did not run, and tries again later; this counts against nothing."""
+    ended = changed(status, history=_ended(status, reason, now))
+    begun = changed(_attempt(job, ended, status.attempt + 1, now), restart_time=now + delay)
+    return with_phase(begun, "Restarting", now, reason, why)
 
 
 def restart(job: Job, status: Status, failure: Failure, counted: bool, why: str, now: datetime) -> Status:
@@ -148,6 +204,7 @@ def succeed(job: Job, status: Status, now: datetime) -> Status:
         completion_time=now,
         history=_ended(status, "Completed", now),
         progress=finalize(status.progress),
+        checkpoint_request=None,
     )
     return with_phase(done, "Succeeded", now, "Completed", "training completed")
 
@@ -159,6 +216,7 @@ def fail(job: Job, status: Status, reason: str, message: str, now: datetime, fai
         last_failure=failure or status.last_failure,
         history=_ended(status, reason, now, failure),
         progress=finalize(status.progress),
+        checkpoint_request=None,
     )
     return with_phase(done, "Failed", now, reason, message)
 
@@ -183,6 +241,8 @@ def _attempt(job: Job, status: Status, number: int, now: datetime) -> Status:
         done={},
         avoided_nodes=_failed_nodes(status.history),
         progress=reset_for_attempt(status.progress),
+        gang=None,
+        checkpoint_request=None,
         code=_code(job),
         active_since=status.active_since or now,
         observed_generation=job.metadata.generation,
@@ -197,7 +257,12 @@ def _code(job: Job) -> CodeStatus | None:
 
 
 def _ended(
-    status: Status, reason: str, now: datetime, failure: Failure | None = None, counted: bool = False
+    status: Status,
+    reason: str,
+    now: datetime,
+    failure: Failure | None = None,
+    counted: bool = False,
+    requeued: bool = False,
 ) -> list[PastAttempt]:
     """The history with the current attempt appended, if it has begun and is not on record yet."""
     if status.attempt_time is None or any(past.attempt == status.attempt for past in status.history):
@@ -209,6 +274,7 @@ def _ended(
         end_time=now,
         reason=reason[:128],
         counted=counted,
+        requeued=requeued or None,
         failure=_brief(failure) if failure else None,
     )
     return [*status.history, past][-_HISTORY:]

@@ -110,9 +110,10 @@ class Client:
     async def replace(self, path: str, body: Any) -> bytes:
         return await self.request("PUT", path, body)
 
-    async def delete(self, path: str, uid: str) -> bytes:
-        """Raises Conflict when the object of this name has another UID."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+    async def delete(self, path: str, uid: str, version: str = "") -> bytes:
+        """Raises Conflict when the object of this name has another UID, or another resourceVersion if one is given."""
+        preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
         return await self.request("DELETE", path, body | {"propagationPolicy": "Background"})
 
     async def request(

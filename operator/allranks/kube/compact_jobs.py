@@ -17,6 +17,8 @@ from allranks.kube.job_codec import DecodeError
 from allranks.kube.json_decoder import decoder
 from allranks.kube.watch import ListMeta
 
+_KEPT_PREFIX = "kueue.x-k8s.io/"
+"""Labels and annotations with this prefix are kept: those by which Kueue and its tools address a job."""
 _METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp")
 
 
@@ -38,6 +40,8 @@ class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
     resource_version: str = ""
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
 
 
 class _Job(msgspec.Struct):
@@ -93,7 +97,8 @@ def compact(manifest: Manifest) -> Manifest:
     if isinstance(spec, RawSpec):
         return manifest
     text = spec.encode() if isinstance(spec, str) else msgspec.json.encode(spec)
-    metadata = {name: value for name in _METADATA if (value := manifest["metadata"].get(name)) is not None}
+    metadata: Manifest = {name: value for name in _METADATA if (value := manifest["metadata"].get(name)) is not None}
+    metadata |= _kept(manifest["metadata"])
     return {"apiVersion": API_VERSION, "kind": KIND, **manifest, "metadata": metadata, "spec": _raw_spec(text)}
 
 
@@ -114,7 +119,10 @@ def expanded(manifest: Manifest) -> Manifest:
 
 
 def _manifest(found: _Job, with_spec: bool = True) -> Manifest:
-    out = {"apiVersion": API_VERSION, "kind": KIND, "metadata": msgspec.to_builtins(found.metadata)}
+    metadata = msgspec.to_builtins(found.metadata)
+    kept = _kept(metadata)
+    metadata = {name: value for name, value in metadata.items() if name not in _LABELS} | kept
+    out: Manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
     if with_spec:
         out["spec"] = _raw_spec(bytes(found.spec) or b"null")
     return out if found.status is None else {**out, "status": found.status}
@@ -170,3 +178,17 @@ def _template_bytes(raw: bytes) -> int:
     for container in (spec, *spec.roles.values()):
         parts += [container.template, *(variable.value_from for variable in container.env or ())]
     return sum(len(bytes(part)) for part in parts)
+
+
+_LABELS = ("labels", "annotations")
+
+
+def _kept(metadata: Manifest) -> Manifest:
+    """The labels and annotations that decisions may depend on."""
+    out = {}
+    for part in _LABELS:
+        values = metadata.get(part)
+        found = values.items() if isinstance(values, dict) else ()
+        if kept := {key: value for key, value in found if key.startswith(_KEPT_PREFIX)}:
+            out[part] = kept
+    return out

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from allranks.api.job import GROUP, PLURAL, VERSION
+from allranks.core.optional_kinds import BY_ID, OptionalKind, kind_of
 
 _COLLECTIONS = {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "Event": "events"}
 _OTHER_GROUPS = {
@@ -40,6 +44,37 @@ def collection(kind: str, namespace: str | None) -> str:
 def item(kind: str, namespace: str | None, name: str = "") -> str:
     base, plural = _OTHER_GROUPS.get(kind) or ("/api/v1", _COLLECTIONS[kind])
     return _path(base, namespace, plural, name)
+
+
+def optional(kind: OptionalKind, version: str, namespace: str | None, name: str = "", subresource: str = "") -> str:
+    """The path of objects of an optional kind in that version; no namespace means all namespaces."""
+    scope = namespace if kind.namespaced else None
+    return _path(f"/apis/{kind.group}/{version}", scope, kind.plural, name, subresource)
+
+
+def group_version(kind: OptionalKind, version: str) -> str:
+    """Here the API server lists the resources of that version."""
+    return f"/apis/{kind.group}/{version}"
+
+
+def collection_of(manifest: Mapping[str, Any]) -> str:
+    """The path to which an object is posted."""
+    if kind := BY_ID.get(kind_of(manifest)):
+        return optional(kind, _version(manifest), manifest["metadata"].get("namespace"))
+    return collection(manifest["kind"], manifest["metadata"]["namespace"])
+
+
+def item_of(manifest: Mapping[str, Any], subresource: str = "") -> str:
+    """The path of an object."""
+    metadata = manifest["metadata"]
+    if kind := BY_ID.get(kind_of(manifest)):
+        return optional(kind, _version(manifest), metadata.get("namespace"), metadata["name"], subresource)
+    return item(manifest["kind"], metadata["namespace"], metadata["name"])
+
+
+def _version(manifest: Mapping[str, Any]) -> str:
+    version: str = manifest["apiVersion"].rpartition("/")[2]
+    return version
 
 
 def jobs(namespace: str | None) -> str:

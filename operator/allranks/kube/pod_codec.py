@@ -85,12 +85,15 @@ def pod(raw: Raw, owned: bool = True) -> Pod:
         attempt=_number(labels.get(ATTEMPT_LABEL), -1),
         restart=_number(labels.get(RESTART_LABEL), 0),
         phase=phase,
+        managed_by_kueue=_KUEUE_FINALIZER in metadata.finalizers,
         owned=owned,
         created_at=metadata.creation_timestamp,
         placed_at=placed.last_transition_time if placed and placed.status == "True" else None,
         started_at=_after_epoch(ran.started_at) if ran else None,
         deleted_at=_deletion_requested_at(metadata),
         node=raw.spec.node_name,
+        priority=raw.spec.priority or 0,
+        scheduling_group=(raw.spec.scheduling_group and raw.spec.scheduling_group.pod_group_name) or "",
         waiting_reason=waiting.reason,
         waiting_message=waiting.message,
         waiting_for=waiting.waits_for,
@@ -109,6 +112,7 @@ def _after_epoch(time: datetime | None) -> datetime | None:
     return time if time and time > _NEVER else None
 
 
+_KUEUE_FINALIZER = "kueue.x-k8s.io/managed"
 _PHASES = frozenset({"Pending", "Running", "Succeeded", "Failed"})
 _NEVER = datetime.fromtimestamp(0, UTC)
 

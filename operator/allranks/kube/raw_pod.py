@@ -26,6 +26,7 @@ class Meta(_Fields):
     resource_version: str = "0"
     labels: dict[str, str] | None = None
     owner_references: list[Owner] = []
+    finalizers: list[str] = []
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
     deletion_grace_period_seconds: int | None = None
@@ -96,8 +97,14 @@ class ContainerSpec(_Fields):
     restart_policy_rules: list[RestartRule] = []
 
 
+class SchedulingGroup(_Fields):
+    pod_group_name: str | None = None
+
+
 class RawSpec(_Fields):
     node_name: str | None = None
+    priority: int | None = None
+    scheduling_group: SchedulingGroup | None = None
     restart_policy: str = "Never"
     """The API server always sets it."""
     containers: list[ContainerSpec] = []

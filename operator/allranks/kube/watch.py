@@ -139,6 +139,10 @@ class Watch(Generic[T]):
             backoff = min(LAST_BACKOFF_SECONDS, max(FIRST_BACKOFF_SECONDS, 2 * backoff))
             await asyncio.sleep(random.uniform(0.5, 1.0) * backoff)
 
+    def relist(self) -> None:
+        """Lists everything again when the current request ends."""
+        self._version = ""
+
     async def list_all(self) -> None:
         """Lists everything. Raises ApiError."""
         objects: list[T] = []

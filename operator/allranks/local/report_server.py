@@ -64,6 +64,10 @@ class LocalReports:
         if self._store:
             self._store.stack_dump_id(self._job, stack_dump_id)
 
+    def request_checkpoint(self, number: int) -> None:
+        if self._store:
+            self._store.request_checkpoint(self._job, number)
+
     def inject_token(self, manifest: Manifest, pod: Pod) -> Manifest:
         """The manifest with a token for the pod, and with the report library on its PYTHONPATH."""
         if not self._store:

@@ -17,15 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.code.bundle import Bundle
 from allranks.core.manifests import pods
-from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod
+from allranks.core.model import Manifest, Observed, Plan, Platform, Pod
 from allranks.core.reconcile import reconcile
+from allranks.core.rules import checkpoint
 from allranks.core.rules.cleanup import CLEANUP_GRACE
+from allranks.core.status_update import changed
 from allranks.errors import CannotRun
 from allranks.local import ports, run_directories
 from allranks.local.code import LocalCode
@@ -33,6 +35,7 @@ from allranks.local.code_version import CodeVersion
 from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError, explain
 from allranks.local.gpus import Gpus, list_gpus
+from allranks.local.listener import Listener, NullListener
 from allranks.local.pod import Backoff, LocalPod, initial_status
 from allranks.local.prepare import Machine, PodPlan, prepare
 from allranks.local.progress_log import ProgressLog
@@ -54,25 +57,6 @@ _MAX_WAIT = 86_400.0
 """Event loop timers do not accept arbitrarily long delays."""
 _ERROR_GRACE = 5.0
 """Grace period in seconds after an internal error of the run."""
-
-
-class Listener(Protocol):
-    """Receives the status, events and output of a run. Called on the event loop's thread: must not block."""
-
-    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
-
-    def event(self, event: Event) -> None: ...
-
-    def output(self, pod: Pod, container: str, data: bytes) -> None:
-        """A chunk of a container's output, not aligned to lines; empty at its end."""
-
-
-class _NullListener:
-    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
-
-    def event(self, event: Event) -> None: ...
-
-    def output(self, pod: Pod, container: str, data: bytes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +105,7 @@ class LocalRun:
         self.backoff = options.backoff
         self.start_lock = asyncio.Lock()
         self.files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._listener: Listener = _NullListener()
+        self._listener: Listener = NullListener()
         self._reconcile = reconcile
         self._listens = listens
         self._code = LocalCode(self.job, options.code, options.run_dir.absolute(), options.environ)
@@ -133,7 +117,7 @@ class LocalRun:
         self._endpoints: tuple[int, Mapping[tuple[str, int], tuple[str, int]]] | None = None
         self._wake = asyncio.Event()
         self._error: Exception | None = None
-        self._stopping = False
+        self._stopping = self._saving = False
         self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
         self._reports = LocalReports(key, uid, self.node, options.run_dir.absolute(), self._wake.set)
@@ -204,6 +188,16 @@ class LocalRun:
                     code.write(self.options.run_dir / run_directories.CODE_FILE)
         return how
 
+    def save_and_stop(self) -> int:
+        """Asks the ranks for a checkpoint, and ends the run when it is stored, as for a suspension. Returns the longest
+        wait in seconds; 0 if no rank stores checkpoints on request: then call `stop`."""
+        seconds = 0 if self.options.grace == 0 else checkpoint.longest_wait(self.job, self.status, datetime.now(UTC))
+        if seconds and not self._stopping:
+            self._saving = True
+            self.job = self.job.model_copy(update={"spec": self.job.spec.model_copy(update={"suspend": True})})
+            self._wake.set()
+        return seconds
+
     def stop(self, at_once: bool = False) -> None:
         """Ends the run: SIGTERM and the grace period, or SIGKILL at once."""
         self._stopping = True
@@ -232,6 +226,10 @@ class LocalRun:
             began = time.monotonic()
             plan = self._reconcile(self._observe())
             took = time.monotonic() - began
+            if self._saving and plan.status and plan.status.phase == "Suspended":
+                self.status = changed(self.status, checkpoint_request=None)
+                self.stop()
+                continue
             self._apply(plan)
             # Lets the event loop read output and exits of processes between two plans.
             await asyncio.sleep(0)
@@ -262,6 +260,7 @@ class LocalRun:
             self._progress_log.note(self.status)
         if plan.stack_dump_id:
             self._reports.request_stack_dump(plan.stack_dump_id)
+        self._reports.request_checkpoint(plan.checkpoint_request)
         for event in plan.events:
             self._listener.event(event)
         if plan.write_ahead:

@@ -13,14 +13,16 @@ from typing import Any
 
 import msgspec
 
-from allranks.core.model import Event, Manifest, PodRef, RejectedCreate, RejectedDelete
+from allranks.core.model import Event, Manifest, ObjectPatch, PodRef, RejectedCreate, RejectedDelete
 from allranks.core.naming import JOB_LABEL, ROLE_LABEL
+from allranks.core.optional_kinds import BY_ID, kind_of
 from allranks.kube import compact_jobs, paths
 from allranks.kube.client import Client
 from allranks.kube.errors import Conflict, NotFound, Refused
 from allranks.kube.merge_patch import diff
 from allranks.kube.pod_codec import CachedPod
 from allranks.kube.raw_pod import Raw
+from allranks.operator import optional_changes
 from allranks.operator.cache import PodCache
 from allranks.operator.secret_data import secret_data
 
@@ -39,6 +41,8 @@ class Rejections:
 
     by_object: dict[_ObjectKey, RejectedCreate] = field(default_factory=dict)
     tries: int = 0
+    changes: dict[_ObjectKey, RejectedCreate] = field(default_factory=dict)
+    """Patches and deletions of objects of optional kinds, until they succeed or are no longer planned."""
     deletions: dict[str, RejectedDelete] = field(default_factory=dict)
     """By UID of the pod."""
     deletion_tries: int = 0
@@ -75,10 +79,18 @@ class Rejections:
 
 
 class Executor:
-    """`decode` converts a pod to what the cache keeps of it."""
+    """`decode` converts a pod to what the cache keeps of it. `remember` caches an object of an optional kind."""
 
-    def __init__(self, client: Client, pods: PodCache, decode: Callable[[Raw], CachedPod]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        pods: PodCache,
+        decode: Callable[[Raw], CachedPod],
+        remember: Callable[[Manifest], None] = lambda manifest: None,
+        forget: Callable[[Manifest], None] = lambda manifest: None,
+    ) -> None:
         self._client, self._pods, self._decode_pod = client, pods, decode
+        self._remember, self._forget = remember, forget
         self._decode: Callable[[bytes], Raw] = msgspec.json.Decoder(Raw).decode
 
     async def create(
@@ -97,6 +109,12 @@ class Executor:
             await self._create_pods(job, [m for m in manifests if m["kind"] == "Pod"], rejections)
         wanted = {_key(manifest) for manifest in manifests}
         rejections.by_object = {key: rejected for key, rejected in rejections.by_object.items() if key in wanted}
+
+    async def change(
+        self, removals: Sequence[Manifest], patches: Sequence[ObjectPatch], rejections: Rejections
+    ) -> None:
+        """Deletes, then patches objects of optional kinds. Raises Unavailable, Fenced."""
+        rejections.changes = await optional_changes.apply(self._client, removals, patches, self._remember, self._forget)
 
     async def _create_pods(self, job: Manifest, pods: Sequence[Manifest], rejections: Rejections) -> None:
         """Stops creating pods of a role when one is rejected: the others have the same template, so a quota or a policy
@@ -216,12 +234,11 @@ class Executor:
 
     async def _create(self, job: Manifest, manifest: Manifest, rejections: Rejections) -> bool:
         """Whether the object is new."""
-        kind, namespace = manifest["kind"], manifest["metadata"]["namespace"]
-        key = _key(manifest)
+        kind, key = manifest["kind"], _key(manifest)
         if kind == "Secret":
             manifest = {**manifest, "data": secret_data(manifest)}
         try:
-            answer = await self._client.create(paths.collection(kind, namespace), manifest)
+            answer = await self._client.create(paths.collection_of(manifest), manifest)
         except Conflict as error:
             rejected = await self._resolve_conflict(job, manifest, error)
             if rejected:
@@ -234,6 +251,8 @@ class Executor:
             rejections.by_object.pop(key, None)
             if kind == "Pod" and (rejected := await self._keep(job, self._decode(answer))):
                 rejections.by_object[key] = rejected
+            elif kind_of(manifest) in BY_ID:
+                self._remember(msgspec.json.decode(answer))
             return True
         return False
 
@@ -255,7 +274,7 @@ class Executor:
             # conflicts answers 409 as well.
             return None if error.reason == "AlreadyExists" else RejectedCreate(kind, name, error.reason, str(error))
         try:
-            answer = await self._client.get(paths.item(kind, manifest["metadata"]["namespace"], name))
+            answer = await self._client.get(paths.item_of(manifest))
         except NotFound:
             return RejectedCreate(kind, name, error.reason, str(error))  # deleted in the meantime: retried
         found = self._decode(answer)
@@ -263,6 +282,8 @@ class Executor:
         if owner is None or owner.uid != job["metadata"]["uid"]:
             message = "an object with this name exists and belongs to another owner; it is left alone"
             return RejectedCreate(kind, name, "AlreadyExists", message)
+        if kind_of(manifest) in BY_ID:
+            self._remember(msgspec.json.decode(answer))
         return await self._keep(job, found) if kind == "Pod" else None
 
     async def delete_unlabelled(self, namespace: str, pod: PodRef) -> bool:

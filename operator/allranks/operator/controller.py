@@ -152,7 +152,7 @@ class Controller:
                 self._schedule(key, state)
 
     async def _reconcile_once(self, key: JobKey, state: JobState) -> bool:
-        """False: the core raised, so the job is tried again with a backoff."""
+        """False: the core raised, or a change of an object was rejected, so the job is tried again with a backoff."""
         raw = self.jobs.get(key)
         if raw is None:
             return True
@@ -166,7 +166,7 @@ class Controller:
         observed: Observed | None = None
         began = time.perf_counter()
         try:
-            rejected = tuple(state.rejections.by_object.values())
+            rejected = (*state.rejections.by_object.values(), *state.rejections.changes.values())
             deletions = tuple(state.rejections.deletions.values())
             observed = self._observer.observe(key, raw, state.decoded, rejected, deletions, state.check_companions)
             plan = self._timed(key, observed, began)
@@ -180,8 +180,10 @@ class Controller:
             return False
         state.invalid = ""
         state.set_wake_at(plan.wake_at, self._clock)
-        if plan.stack_dump_id and (reports := self._observer.reports):
-            reports.stack_dump_id(key, plan.stack_dump_id)
+        if reports := self._observer.reports:
+            reports.request_checkpoint(key, plan.checkpoint_request)
+            if plan.stack_dump_id:
+                reports.stack_dump_id(key, plan.stack_dump_id)
         state.set_companions_due(observed, plan, self._clock, self._timing)
         if plan.write_ahead:
             state.create_blocked = ""
@@ -192,7 +194,7 @@ class Controller:
             await self._write_status(key, raw, state, observed, plan)
         if plan.delete_job and not plan.write_ahead:
             await self._executor.delete_job(raw)
-        return True
+        return not state.rejections.changes
 
     def _timed(self, key: JobKey, observed: Observed, began: float) -> Plan:
         """`began`: before the job was decoded."""
@@ -207,6 +209,11 @@ class Controller:
         """Deletes and creates. Whether there were creates and all of them succeeded."""
         rejections = state.rejections
         may_create = await self._delete_pods(key, raw, state, observed, plan.delete)
+        before_changes = rejections.changes
+        if plan.remove or plan.patch or before_changes:
+            await self._executor.change(plan.remove, plan.patch, rejections)
+        if rejections.changes != before_changes:
+            self.queue.add(key)  # the status says so
         if plan.restore:
             events = await self._executor.restore(raw, plan.restore)
             self._emit_events(key, raw, observed.status, events)

@@ -24,7 +24,7 @@ from allranks.operator.cache import JobKey
 MAX_NAMESPACES, MAX_REASONS = 1000, 50
 OTHER = "(other)"
 """Label value of everything beyond these limits."""
-_WAITS = frozenset({"Pending", "Restarting"})
+_WAITS = frozenset({"Queued", "Pending", "Restarting"})
 
 
 class BoundedLabel:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from allranks.api.status import FINISHED
+from allranks.api.status import FINISHED, WITHOUT_PODS
 from allranks.core.model import Observed, Plan
 from allranks.operator.apply import Rejections
 from allranks.operator.observer import Decoded
@@ -76,7 +76,7 @@ class JobState:
             self.wake_at = clock.monotonic() + max(0.0, (moment - clock.now()).total_seconds())
 
     def set_companions_due(self, observed: Observed, plan: Plan, clock: Clock, timing: Timing) -> None:
-        if not observed.status.launched or observed.status.phase in (*FINISHED, "Suspended"):
+        if not observed.status.launched or observed.status.phase in FINISHED | WITHOUT_PODS:
             self.companions_due = None
         elif self.companions_due is None or plan.restore:
             interval = timing.companion_check * random.uniform(0.75, 1.25)

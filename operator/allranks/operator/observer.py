@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from allranks.api.job import Job
-from allranks.api.status import FINISHED, Status
+from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core import limits
+from allranks.core.contenders import Contention
 from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
+from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
@@ -20,11 +22,16 @@ _KEPT_BYTES = 16 * 1024
 as much memory. A job that runs is reconciled often, and its pods bound the number of such jobs."""
 
 
+_DECODED = ("uid", "generation", "deletionTimestamp", "labels", "annotations")
+"""Metadata on which the decoded job depends. The generation counts changes of the spec only."""
+
+
 class ReportReader(Protocol):
     """Reports of the ranks."""
 
     def snapshot(self, job: JobKey, uid: str, attempt: int) -> Reports: ...
     def stack_dump_id(self, job: JobKey, question: str) -> None: ...
+    def request_checkpoint(self, job: JobKey, number: int) -> None: ...
     def forget(self, job: JobKey) -> None: ...
 
 
@@ -32,6 +39,13 @@ class GpuMeter(Protocol):
     """Counts the GPUs of jobs for metrics."""
 
     def note(self, key: JobKey, observed: Observed) -> None: ...
+    def forget(self, key: JobKey) -> None: ...
+
+
+class ContentionReader(Protocol):
+    """Other jobs that are placed in part."""
+
+    def observe(self, key: JobKey, observed: Observed) -> Contention: ...
     def forget(self, key: JobKey) -> None: ...
 
 
@@ -60,6 +74,9 @@ class Observer:
     read_namespace: Callable[[str, bool], Awaitable[None]] | None = None
 
     gpus: GpuMeter | None = None
+    optional: Callable[[str], OptionalObjects] = lambda uid: OptionalObjects()
+    """Objects of optional kinds for the job with this UID."""
+    contenders: ContentionReader | None = None
 
     async def prepare(self, raw: Manifest) -> None:
         """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
@@ -78,7 +95,7 @@ class Observer:
     ) -> Observed:
         """Raises DecodeError."""
         metadata = raw["metadata"]
-        same = (*(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp")),)
+        same = (*(metadata.get(name) for name in _DECODED),)
         if decoded.job is None or decoded.job[0] != same:
             decoded.job = (same, job_codec.job(compact_jobs.expanded(raw)))
         if decoded.status is None or decoded.status[0] != metadata["resourceVersion"]:
@@ -88,7 +105,7 @@ class Observer:
         if decoded.complete is None or decoded.complete[0] is not job or decoded.complete[1] is not platform.policy:
             decoded.complete = job, platform.policy, limits.with_defaults(job, platform.policy)
         job = decoded.complete[2]
-        resting = status.phase in FINISHED or status.phase == "Suspended"
+        resting = status.phase in FINISHED | WITHOUT_PODS
         if resting or (status.phase != "Running" and len(compact_jobs.spec_of(raw).json) > _KEPT_BYTES):
             decoded.job = decoded.complete = None
         if resting:
@@ -103,14 +120,15 @@ class Observer:
             reports=self._read_reports(key, metadata["uid"], status),
             refused_deletions=rejected_deletions,
             check_companions=check_companions,
+            optional=self.optional(metadata["uid"]),
         )
         if self.gpus:
             self.gpus.note(key, observed)
-        return observed
+        return replace(observed, contention=self.contenders.observe(key, observed)) if self.contenders else observed
 
     def forget(self, key: JobKey) -> None:
         """The job was deleted."""
-        for part in (self.reports, self.gpus):
+        for part in (self.reports, self.gpus, self.contenders):
             if part:
                 part.forget(key)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from allranks.api.job import GROUP, KIND, PLURAL, Job
 from allranks.core.model import Manifest, Platform, PodRef
 from allranks.core.naming import JOB_LABEL
+from allranks.core.optional_kinds import GANGS, QUEUES, OptionalKind
 from allranks.kube import compact_jobs, paths, pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.kube.client import Client
@@ -22,6 +23,7 @@ from allranks.kube.watch import Watch
 from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, PodCache
+from allranks.operator.contention_cache import Contenders
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
 from allranks.operator.job_metrics import GpuCounts
@@ -30,6 +32,7 @@ from allranks.operator.leader_election import Lease
 from allranks.operator.metrics import Metrics
 from allranks.operator.namespace_cache import Namespaces
 from allranks.operator.observer import Observer
+from allranks.operator.optional_apis import OptionalApis
 from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.pool_cache import Pools
 from allranks.operator.report_auth import Reviews, attempt_of
@@ -75,6 +78,8 @@ class Session:
         self.pods = PodCache(self.queue.enqueue_pod_event, tombstone_ttl, clock, self.queue.mark_changed)
         self.pools = Pools(self.client, settings, self.enqueue_users)
         self.namespaces = Namespaces(self.client, settings, self.enqueue_namespace, timing, clock)
+        kinds, unusable = optional_kinds(settings)
+        self.optional = OptionalApis(self.client, kinds, settings, self.enqueue_owner, timing, unusable)
         self.reports = ReportStore(
             clock.now, self.queue.enqueue_report, monotonic=clock.monotonic, later=clock.call_later
         )
@@ -84,7 +89,7 @@ class Session:
         )
         self.recorder = Recorder(self.client)
         self.gpus = GpuCounts()
-        executor = Executor(self.client, self.pods, using.decode_pod)
+        executor = Executor(self.client, self.pods, using.decode_pod, self.optional.remember, self.optional.forget)
         self.unlabelled = UnlabelledPods(executor, self.recorder, self.jobs, clock)
         self.controller = Controller(
             self.queue,
@@ -96,6 +101,8 @@ class Session:
                 self.reports if settings.report_url else None,
                 self.namespaces.prepare,
                 self.gpus,
+                self.optional.observe,
+                Contenders(lambda key: self.queue.enqueue_pod_event(key, True)),
             ),
             executor,
             self.recorder,
@@ -118,7 +125,8 @@ class Session:
         count unless there is no other."""
         listed = self.controller.listed_in
         synced = {ns for ns, watch in self._by_namespace() if ns in listed and watch.synced.is_set()}
-        return self.pools.synced.is_set() and bool(synced) and synced | self.unreadable >= set(self._namespaces)
+        others = self.pools.synced.is_set() and self.optional.synced.is_set()
+        return others and bool(synced) and synced | self.unreadable >= set(self._namespaces)
 
     def _by_namespace(self) -> Iterable[tuple[str | None, Watch[raw_pod.Raw]]]:
         return zip(self._namespaces, self.watches.values(), strict=True)
@@ -141,6 +149,7 @@ class Session:
         yield from ((name, watch.age) for name, watch in self.watches.items())
         if self.pools.watch:
             yield "pools", self.pools.watch.age
+        yield from ((name, watch.age) for name, watch in self.optional.watches())
 
     async def run(self, stop: asyncio.Event, stopping: asyncio.Task[bool]) -> None:
         """Returns at shutdown or when the Lease is lost. Raises the error that ended the session otherwise."""
@@ -151,7 +160,7 @@ class Session:
                 return
             self._began = self._using.clock.monotonic()
             runs = [watch.run() for watch in self.watches.values()]
-            runs += [self.pools.run(), self.recorder.run(), self.controller.run()]
+            runs += [self.pools.run(), self.optional.run(), self.recorder.run(), self.controller.run()]
             runs += [self._begin(ns, watch) for ns, watch in self._by_namespace()]
             runs.append(self.namespaces.run(lambda: {namespace for namespace, _ in self.jobs}))
             if None in self._namespaces:  # Roles in single namespaces cannot have the right to read CRDs
@@ -197,6 +206,7 @@ class Session:
         """Runs per namespace, so that an unreadable namespace does not block the others."""
         await watch.synced.wait()
         await self.pools.synced.wait()
+        await self.optional.synced.wait()
         self.controller.start(namespace)
         logger.info("pod cache synced%s; starting reconciliation", f" in {namespace}" if namespace else "")
         await asyncio.Event().wait()
@@ -254,6 +264,7 @@ class Session:
             pool=self.pools.get(pool) if pool else None,
             pool_refused=self.pools.refused if pool else "",
             policy=policy,
+            coscheduling_scheduler=settings.coscheduling_scheduler,
             namespace_labels=self.namespaces.labels(job.namespace),
         )
 
@@ -264,11 +275,39 @@ class Session:
             if used and pool in (None, used):
                 self.queue.enqueue(key)
 
+    def enqueue_owner(self, kind: OptionalKind, manifest: Manifest | None) -> None:
+        """Enqueues the job that controls an object of an optional kind, or all jobs if it has no controller."""
+        owners = manifest["metadata"].get("ownerReferences") or () if manifest else ()
+        owner = next((owner for owner in owners if owner.get("controller")), None)
+        if manifest and owner:
+            key = (manifest["metadata"].get("namespace", ""), owner.get("name", ""))
+            if owner.get("kind") == KIND and self.jobs.get(key):
+                self.queue.enqueue(key)
+            return
+        for key in self.jobs:
+            if manifest is None or not kind.namespaced or key[0] == manifest["metadata"].get("namespace"):
+                self.queue.enqueue(key)
+
     def enqueue_namespace(self, namespace: str) -> None:
         """Enqueues the jobs of a namespace whose labels or policy changed."""
         for key in self.jobs:
             if key[0] == namespace:
                 self.queue.enqueue(key)
+
+
+def optional_kinds(settings: Settings) -> tuple[tuple[OptionalKind, ...], dict[str, str]]:
+    """(the kinds to watch, id of each other kind -> why it is not used)"""
+    wanted: list[OptionalKind] = []
+    unused: dict[str, str] = {}
+    for enabled, kinds, what in (
+        (settings.queues, QUEUES, "serve queues (setting `queues`)"),
+        (settings.gangs, GANGS, "use gang schedulers (setting `gangs`)"),
+    ):
+        if enabled:
+            wanted += kinds
+        else:
+            unused |= {kind.id: f"this operator does not {what}" for kind in kinds}
+    return tuple(wanted), unused
 
 
 async def wait_for_crds(client: Client, poll: float) -> None:

@@ -31,6 +31,22 @@ class Settings(BaseSettings):
         description="Serve TrainingPools. They are cluster-scoped, so the operator needs a ClusterRole to read them. "
         "When disabled, a job that names a pool waits with reason PoolsNotServed.",
     )
+    queues: bool = Field(
+        False,
+        description="Serve Kueue's queues: a job with `scheduling.queue` or the label kueue.x-k8s.io/queue-name waits "
+        "until Kueue admits it. Needs rights for Kueue's objects, and a ClusterRole that reads ResourceFlavors and "
+        "priority classes. When disabled, such a job waits with reason QueuesNotServed.",
+    )
+    gangs: bool = Field(
+        False,
+        description="Use gang schedulers (`scheduling.gang`): the PodGroups of Kubernetes, Volcano or Coscheduling, "
+        "whichever the cluster serves. Needs rights for their PodGroups. When disabled, a job that names one waits "
+        "with reason GangBackendNotServed.",
+    )
+    coscheduling_scheduler: str = Field(
+        "scheduler-plugins-scheduler",
+        description="Name of the scheduler with the plugin Coscheduling, for `scheduling.gang: Coscheduling`.",
+    )
     helper_image: str = Field(
         OPERATOR_IMAGE,
         description="Image of the init container that copies helpers into pods: the operator's own image.",

@@ -119,5 +119,5 @@ def _strip_progress(status: Status) -> Status:
     return status.model_copy(update={"progress": None, "times": None, "goodput": None})
 
 
-_STARTING = frozenset({"Created", "Resumed", "PodsPending"})
+_STARTING = frozenset({"Created", "Resumed", "Admitted", "PodsPending"})
 """Reasons that only say that not all pods run yet."""

@@ -39,6 +39,8 @@ class Timing:
     """A new job is judged by a Namespace that was read at most this long ago."""
     namespace_refresh: float = 300.0
     """Interval in which the Namespaces of other jobs are read again."""
+    optional_apis: float = 30.0
+    """Interval of the discovery of optional API groups, such as Kueue's."""
     session_backoff_max: float = 30.0
     watch_margin: float = 120.0
     """A watch is renewed every `watch_timeout`. One that shows no activity for this much longer hangs."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from allranks.report.client import Client
     from allranks.report.meter import Meter
 
-__all__ = ["finish", "report", "waiting"]
+__all__ = ["checkpoint_requested", "finish", "report", "waiting"]
 
 _client: Client | None = None
 _meter: Meter | None = None
@@ -65,6 +65,39 @@ def report_automatically(
             client.note(step, total_steps, epoch, samples, checkpoint, busy, metrics)
     except Exception as error:
         _warn_of_error(error)
+
+
+def checkpoint_requested() -> bool:
+    """Whether to store a checkpoint now, because the pods are about to be deleted: the job is suspended or resized.
+
+    Call it after each step. `report(checkpoint=True)` after the checkpoint is stored makes it False again. The ranks of
+    a job learn of the request at different times: if all of them store a checkpoint together, use the function of the
+    same name in `allranks.report.pytorch`, or let one rank decide for all. False outside a job.
+    """
+    try:
+        client = _client if _initialized else _initialize()
+        return client is not None and client.checkpoint_requested()
+    except Exception as error:
+        _warn_of_error(error)
+        return False
+
+
+def checkpoint_request() -> int:
+    """For the helpers: the number of the requested checkpoint; 0 if there is none, or if one was stored since. A later
+    request has a larger number."""
+    client = _client if _initialized else _initialize()
+    return 0 if client is None else client.checkpoint_request()
+
+
+def checkpoint_handled(number: int) -> None:
+    """For the helpers: this rank is done with the request of this number."""
+    if _client is not None:
+        _client.checkpoint_handled(number)
+
+
+def is_enabled() -> bool:
+    """For the helpers: whether this process reports, because it runs in a job."""
+    return (_client if _initialized else _initialize()) is not None
 
 
 def waiting() -> Any:

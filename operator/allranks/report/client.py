@@ -33,7 +33,7 @@ FETCH_SECONDS = 0.2
 MOST_METRICS = 32
 METRIC = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 
-FIRST, CHECKPOINT, END = 1, 2, 3
+FIRST, CHECKPOINT, END, REQUESTED = 1, 2, 3, 4
 
 
 class Client:
@@ -55,6 +55,10 @@ class Client:
         self._checkpoint_pending = False
         self._fetcher: Fetcher | None = None
         self._stack_dump_id = ""
+        self._saves_on_request = False
+        self._requested = self._noticed = self._stored = self._handled = 0
+        """Numbers of requests for a checkpoint: the current one, the last one that the program has noticed, that it has
+        stored a checkpoint for, and that it is done with."""
         self._sent_at = 0.0
         self._over = threading.Event()
         self._finishing = False
@@ -100,9 +104,36 @@ class Client:
             self._measure(old, state, checkpoint)
         if old.step is None and step is not None:
             self._bell.put(FIRST)
-        if checkpoint and not self._checkpoint_pending:
+        if checkpoint and self._requested > self._stored:
+            self._stored = self._requested
+            self._handled = self._stored
+            self._bell.put(REQUESTED)
+        elif checkpoint and not self._checkpoint_pending:
             self._checkpoint_pending = True
             self._bell.put(CHECKPOINT)
+
+    def checkpoint_requested(self) -> bool:
+        """Whether the program should store a checkpoint. A rank that asks again and reports none is done too: another
+        one stores it."""
+        number = self.checkpoint_request()
+        if number and number == self._noticed:
+            self.checkpoint_handled(number)
+        self._noticed = number
+        return number > 0
+
+    def checkpoint_request(self) -> int:
+        """The number of the checkpoint that the program should store; 0 if there is none."""
+        if not self._saves_on_request:
+            self._saves_on_request = True
+            self._bell.put(REQUESTED)  # otherwise a job that is suspended soon would not wait for a checkpoint
+        requested = self._requested
+        return requested if requested > self._stored else 0
+
+    def checkpoint_handled(self, number: int) -> None:
+        """The operator waits for this: it is sent at once."""
+        if number > self._handled:
+            self._handled = number
+            self._bell.put(REQUESTED)
 
     def _measure(self, old: State, state: State, checkpoint: bool) -> None:
         meter = self.meter
@@ -182,6 +213,7 @@ class Client:
             try:
                 answer = self._transport.post(self._message(last), 1.0 if last else 3.0)
                 interval = interval_of(answer.get("interval"), interval)
+                self._requested = request_in(answer.get("checkpoint"))
                 self._answer(str(answer.get("stacks") or "")[:200])
             except Rejected as rejected:
                 warn_once("rejected", f"the operator rejected a report: {rejected}")
@@ -210,7 +242,16 @@ class Client:
         self._sent_at = time.monotonic()
         # A copy: another thread may be changing it.
         waiting = None if meter is None else meter.waits()
-        return message(state, self._means, self._metrics.copy(), self._sent_at, waiting, done)
+        return message(
+            state,
+            self._means,
+            self._metrics.copy(),
+            self._sent_at,
+            waiting,
+            done,
+            self._saves_on_request,
+            self._handled,
+        )
 
     def _fetch(self) -> None:
         """Gets numbers from a GPU. A separate thread waits for them, because a GPU may hang."""
@@ -275,6 +316,10 @@ def interval_of(value: Any, default: float) -> float:
     if isinstance(value, (int, float)) and is_finite(value):
         return min(max(float(value), SHORTEST_INTERVAL), LONGEST_INTERVAL)
     return default
+
+
+def request_in(value: Any) -> int:
+    return value if type(value) is int and 0 <= value <= LARGEST else 0
 
 
 def dump_stacks(stack_dump_id: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from allranks import report
 from allranks.report.pytorch import instrument
+from allranks.report.torch_agreement import checkpoint_requested
 from allranks.report.warn import guarded
 
 if "lightning.pytorch" in sys.modules or "pytorch_lightning" not in sys.modules:
@@ -23,7 +24,8 @@ class ReportCallback(Callback):  # type: ignore[misc]
     `allranks.report.pytorch.instrument`).
 
     `samples`: samples of this rank in a batch, for the rate. A checkpoint counts as stored when the trainer continues
-    after it: set `checkpoints=False` if an asynchronous plugin writes checkpoints."""
+    after it: set `checkpoints=False` if an asynchronous plugin writes checkpoints. When the operator requests a
+    checkpoint, the trainer saves `last.ckpt` in the folder of its `ModelCheckpoint`, which `ckpt_path="last"` finds."""
 
     _report = staticmethod(report.report)
 
@@ -52,6 +54,10 @@ class ReportCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._saved(trainer)
         self._report(step=trainer.global_step, samples=self._samples, **named(trainer.callback_metrics))
+        path = last_checkpoint(trainer) if self._checkpoints else None
+        if path is not None and checkpoint_requested():
+            trainer.save_checkpoint(path)
+            self._saved(trainer)
 
     @guarded
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -81,6 +87,15 @@ class AutomaticCallback(ReportCallback):
     _report = staticmethod(report.report_automatically)
 
     def _measure(self, trainer: Any) -> None: ...
+
+
+def last_checkpoint(trainer: Any) -> str | None:
+    """The path of the last checkpoint of the first `ModelCheckpoint`; None without one."""
+    for callback in trainer.checkpoint_callbacks:
+        folder, name = getattr(callback, "dirpath", None), getattr(callback, "CHECKPOINT_NAME_LAST", None)
+        if folder and name:
+            return f"{folder}/{name}{getattr(callback, 'FILE_EXTENSION', '.ckpt')}"
+    return None
 
 
 def named(metrics: Any) -> dict[str, Any]:

@@ -103,7 +103,14 @@ def mean(
 
 
 def message(
-    state: State, means: Means, metrics: Mapping[str, float], now: float, waiting: bool | None, done: bool
+    state: State,
+    means: Means,
+    metrics: Mapping[str, float],
+    now: float,
+    waiting: bool | None,
+    done: bool,
+    saves_on_request: bool = False,
+    handled_request: int = 0,
 ) -> dict[str, Any]:
     """The message as sent."""
     checkpoint = None
@@ -120,6 +127,8 @@ def message(
         "stepSeconds": rounded(means.step_seconds),
         "busySeconds": rounded(means.busy_seconds),
         "checkpoint": checkpoint,
+        "savesOnRequest": saves_on_request,
+        "handledRequest": handled_request,
         "idle": None if state.stepped_at is None else rounded(now - state.stepped_at),
         "waiting": waiting,
         "done": done,

@@ -7,11 +7,13 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback  # type: ignore[import-not-found]
 
 from allranks import report
+from allranks.report.torch_agreement import checkpoint_requested
 from allranks.report.warn import guarded
 
 
 class ReportCallback(TrainerCallback):  # type: ignore[misc]
-    """Reports steps, epochs, checkpoints, the numbers that the trainer logs, and the rate of samples of this rank."""
+    """Reports steps, epochs, checkpoints, the numbers that the trainer logs, and the rate of samples of this rank. The
+    trainer saves a checkpoint when the operator requests one, unless its `save_strategy` is `no`."""
 
     _report = staticmethod(report.report)
 
@@ -27,6 +29,8 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
             epoch=None if state.epoch is None else int(state.epoch),
             samples=args.train_batch_size * args.gradient_accumulation_steps,
         )
+        if args.save_strategy != "no" and checkpoint_requested():
+            control.should_save = True
 
     @guarded
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -38,7 +42,8 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
 
     @guarded
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._report(step=state.global_step, checkpoint=True)
+        # The other ranks continue before the rank that writes it, except with shards, whose ranks wait for each other.
+        self._report(step=state.global_step, checkpoint=bool(args.should_save))
 
     @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -11,6 +11,8 @@ Job = tuple[str, str]
 
 JOB_INTERVAL = 5.0
 """Minimum seconds between two notifications for one job."""
+CHECKPOINT_INTERVAL = 0.5
+"""The same while the operator waits for a checkpoint."""
 NOTIFICATIONS_PER_SECOND = 20.0
 """For all jobs together: if a thousand jobs report all the time, each is reconciled every 50 s."""
 
@@ -68,12 +70,14 @@ class Notifier:
         self._notified_at[job] = self._monotonic()
         self._reconcile(job)
 
-    def notify(self, job: Job) -> None:
-        if job in self._waiting:
+    def notify(self, job: Job, interval: float | None = None) -> None:
+        """`interval`: shorter than that of other notifications, which this one replaces."""
+        if job in self._waiting and interval is None:
             return
         number = next(self._numbers)
         self._waiting[job] = number
-        due = max(self._monotonic(), self._notified_at.get(job, float("-inf")) + self._job_interval)
+        seconds = self._job_interval if interval is None else min(interval, self._job_interval)
+        due = max(self._monotonic(), self._notified_at.get(job, float("-inf")) + seconds)
         heapq.heappush(self._queue, (due, number, job))
         self._drain()
 

@@ -80,6 +80,8 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     step_seconds: Seconds | None = None
     busy_seconds: Seconds | None = None
     checkpoint: Checkpoint | None = None
+    saves_on_request: bool = False
+    handled_request: Count = 0
     idle: Seconds | None = None
     done: bool = False
     waiting: bool | None = None

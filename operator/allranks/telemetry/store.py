@@ -19,7 +19,7 @@ from allranks.core.model import Collectives, RankReport, Reports
 from allranks.core.report_loss import SILENCE
 from allranks.telemetry import schema, trainer_status
 from allranks.telemetry.answers import Answer, ReportSource
-from allranks.telemetry.rate_limit import JOB_INTERVAL, Bucket, Job, Notifier
+from allranks.telemetry.rate_limit import CHECKPOINT_INTERVAL, JOB_INTERVAL, Bucket, Job, Notifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,8 @@ class _Job:
     """Interned metric names, shared by all ranks."""
     stepped: bool = False
     stacks: str = ""
+    checkpoint: int = 0
+    """Number of the requested checkpoint: the time of the request in milliseconds."""
     heard_at: float = 0.0
     message_at: datetime | None = None
     """The same on the clock of reports."""
@@ -154,17 +156,20 @@ class ReportStore:
             self._any_job_at = self._now()
             job.collectives = _collectives(message.nccl, job.collectives, self._any_job_at)
             self._notifier.notify(sender.job)
-            return Answer(200, {"interval": interval, "stacks": ""})
+            return Answer(200, {"interval": interval, "stacks": "", "checkpoint": 0})
         key = message.local_rank if message.trainer_status is None else trainer_status.KEY
         if not self._has_room(job, replica, key, moment):
             return Answer(503, {"error": "too many ranks report"}, interval)
+        before = replica.ranks.get(key)
         kept = self._keep(job, replica, sender, key, message)
         if kept.step is not None and not job.stepped:
             job.stepped = True
             self._notifier.notify_now(sender.job)
+        elif _has_handled(kept, job.checkpoint) and not (before and _has_handled(before, job.checkpoint)):
+            self._notifier.notify(sender.job, CHECKPOINT_INTERVAL)
         else:
             self._notifier.notify(sender.job)
-        return Answer(200, {"interval": interval, "stacks": job.stacks})
+        return Answer(200, {"interval": interval, "stacks": job.stacks, "checkpoint": job.checkpoint})
 
     def snapshot(self, job: Job, uid: str, attempt: int) -> Reports:
         """Reports of this attempt. From now on, senders of older attempts get 409."""
@@ -183,6 +188,11 @@ class ReportStore:
         """Each rank of the current attempt dumps the stacks of its threads once per new `question`."""
         if kept := self._jobs.get(job):
             kept.stacks = question
+
+    def request_checkpoint(self, job: Job, number: int) -> None:
+        """Asks the ranks of the current attempt for a checkpoint; 0 withdraws the request."""
+        if kept := self._jobs.get(job):
+            kept.checkpoint = number
 
     def forget(self, job: Job) -> None:
         """The job is deleted or finished."""
@@ -217,7 +227,7 @@ class ReportStore:
         job.attempt = attempt
         job.replicas, job.names = {}, {}
         job.ranks = job.values = 0
-        job.stepped, job.stacks, job.collectives = False, "", None
+        job.stepped, job.stacks, job.checkpoint, job.collectives = False, "", 0, None
 
     def _replica(self, job: _Job, sender: ReportSource, moment: float) -> _Replica | None:
         """None: the replica has been restarted since."""
@@ -292,6 +302,12 @@ def _call_later(seconds: float, call: Callable[[], None]) -> Any:
     return asyncio.get_running_loop().call_later(seconds, call)
 
 
+def _has_handled(report: RankReport, number: int) -> bool:
+    """Whether the rank has stored the requested checkpoint, or is done with the request."""
+    stored = report.checkpoint_at is not None and report.checkpoint_at.timestamp() * 1000 >= number
+    return number > 0 and (stored or report.handled_request >= number)
+
+
 def _collectives(message: schema.Nccl, before: Collectives | None, now: datetime) -> Collectives:
     moved = before is None or before.launched != message.launched
     return Collectives(
@@ -347,6 +363,8 @@ def _report(
         busy_seconds=busy,
         checkpoint_step=checkpoint,
         checkpoint_at=checkpoint_at,
+        saves_on_request=message.saves_on_request,
+        handled_request=message.handled_request,
         stepped_at=stepped_at,
         first_step_at=first_step_at,
         received_at=now,

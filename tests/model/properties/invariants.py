@@ -226,8 +226,31 @@ def check_decisions(audit: Audit, reconcile: Callable[[Observed], Plan]) -> None
     for number, (observed, plan) in enumerate(audit.decisions):
         if number % 3 == 0:
             check_function(reconcile, observed, plan)
+        if plan.write_ahead and plan.status and plan.status.phase == "Suspended" != observed.status.phase:
+            _check_asked(observed)
         if plan.write_ahead and plan.status and plan.status.last_failure != observed.status.last_failure:
             _check_cause(observed, plan.status)
+
+
+def _check_asked(observed: Observed) -> None:
+    """Before a suspension, ranks that store checkpoints on request were asked for one, and stored it or had their
+    time, unless pods failed or the ranks are silent."""
+    before, reports = observed.status, observed.reports
+    pods = [pod for pod in observed.pods if pod.owned and _holds_a_place(pod, before)]
+    size = sum(role.desired for role in before.roles.values())
+    silent = any(c.type == "ReportsLost" and c.status == "True" for c in before.conditions)
+    if reports is None or silent or len(pods) < size or any(_has_failed(pod) for pod in pods):
+        return
+    ranks = [rank for rank in reports.ranks if not rank.done]
+    stepped = before.progress is not None and before.progress.first_step_time is not None
+    if not stepped or before.running_time is None or any(rank.checkpoint_at for rank in ranks):
+        asked = before.checkpoint_request
+        new = asked and any(rank.checkpoint_at and rank.checkpoint_at >= asked.time for rank in reports.ranks)
+        hold(not asked or bool(new) or asked.deadline <= observed.now, f"suspended too early: {asked}")
+    elif any(rank.saves_on_request for rank in ranks):
+        asked = before.checkpoint_request
+        hold(asked is not None, "suspended, and the ranks were not asked for a checkpoint")
+        hold(asked is not None and asked.deadline <= observed.now, f"suspended without a checkpoint: {asked}")
 
 
 def _check_cause(observed: Observed, status: Status) -> None:

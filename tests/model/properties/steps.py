@@ -47,7 +47,7 @@ RESIZING = (
 ROUGH = (
     *PLAIN,
     *("avalanche", "avalanche", "mark", "squatter", "usurp", "quota", "relabel"),
-    *("kill_after", "kill_after", "stop_operator", "start_operator", "step", "step", "step", "save"),
+    *("kill_after", "kill_after", "stop_operator", "start_operator", "step", "step", "step", "save", "ask", "ask"),
 )
 """Adds actions that make the operator see several events at once, late, or not at all."""
 
@@ -161,11 +161,26 @@ class Injector:
     def _step(self, which: int, what: int) -> None:
         if pod := self._choose(which, is_running):
             ranks = self.cluster.ranks.latest.get(pod["metadata"]["uid"])
-            self.cluster.report(key_of(pod), step=(ranks.step or 0 if ranks else 0) + what, total_steps=100)
+            step = (ranks.step or 0 if ranks else 0) + what
+            self.cluster.report(key_of(pod), step=step, total_steps=100)
 
     def _save(self, which: int, what: int) -> None:
         if pod := self._choose(which, is_running):
             self.cluster.report(key_of(pod), checkpoint=True)
+
+    def _ask(self, which: int, what: int) -> None:
+        """All pods run, ranks store checkpoints on request, and a user suspends the job."""
+        self._run_all(0, 0)
+        for number, pod in enumerate(self.pods()):
+            if is_running(pod) and self.cluster.store.find(key_of(pod)):
+                saves = number <= which % 2
+                self.cluster.report(key_of(pod), step=10 + what, total_steps=100, saves_on_request=saves)
+        self.cluster.advance(1)
+        self._suspend(0, 0)
+        if what % 2:
+            self.cluster.settle()
+            self.cluster.advance(1)
+            self._save(0, 0)
 
     def _fail(self, which: int, what: int) -> None:
         """All pods run, and one of them fails."""

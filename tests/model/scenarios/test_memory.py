@@ -12,10 +12,12 @@ import pytest
 
 from allranks.api.crd import RESOURCES
 from allranks.api.job import KIND
+from allranks.core.optional_kinds import QUEUES
+from allranks.kube import merge_patch
 from support.scenario_runner import JOB, Manifest, Refused, Scenario, World, load, run
 from support.simulator import Cluster, Lag, Node
 from support.simulator.admission import admit
-from support.simulator.store import ApiError
+from support.simulator.store import ApiError, key_of
 
 HERE = Path(__file__).parent
 SCENARIOS = [scenario for path in sorted(HERE.glob("*.yaml")) for scenario in load(path)]
@@ -43,6 +45,28 @@ class MemoryWorld(World):
 
     def delete_pool(self, name: str) -> None:
         self._ask(lambda: self.cluster.delete_pool(name))
+
+    def kueue(self, installed: bool) -> None:
+        (self.cluster.serve if installed else self.cluster.withdraw)(QUEUES)
+        self.cluster.settle()
+
+    def apply(self, manifest: Manifest) -> None:
+        metadata = {"namespace": self.namespace, **manifest["metadata"]}
+        self._ask(lambda: self.cluster.store.apply({**manifest, "metadata": metadata}))
+
+    def change_workload(self, spec: Manifest, status: Manifest) -> None:
+        workload = self.workload()
+        assert workload
+        key = key_of(workload)
+        if spec:
+            self._ask(lambda: self.cluster.store.patch(key, {"spec": spec}))
+        before = self.cluster.store.get(key).get("status", {})
+        self._ask(lambda: self.cluster.store.write_status(key, merge_patch.apply(status, before)))
+
+    def delete_workload(self) -> None:
+        workload = self.workload()
+        assert workload
+        self._ask(lambda: self.cluster.store.delete(key_of(workload)))
 
     def delete_pod(self, pod: str, force: bool) -> None:
         self._ask(lambda: self.cluster.store.delete(self._pod(pod), grace=0 if force else None))
@@ -121,6 +145,9 @@ class MemoryWorld(World):
 
     def asked_for_stacks(self) -> int:
         return len(self.cluster.ranks.stack_requests)
+
+    def asked_for_checkpoint(self) -> bool:
+        return self.cluster.ranks.checkpoint_request > 0
 
     def advance(self, seconds: float) -> None:
         self.cluster.advance(seconds)

@@ -15,6 +15,7 @@ from allranks.api.job import API_VERSION, KIND
 from allranks.api.pool import KIND as POOL
 from allranks.core import reconcile as core
 from allranks.core.model import Manifest, Platform
+from allranks.core.optional_kinds import OptionalKind
 from allranks.errors import AllranksError
 
 from .controller import Audit, Controller, Killed, Reconcile
@@ -53,6 +54,8 @@ class Cluster:
         self.reconcile: Reconcile = reconcile or core.reconcile
         self.now = start
         self.audit = Audit()
+        self.served: dict[str, str] = {}
+        """Ids of optional kinds that the cluster serves -> their `apiVersion`."""
         self.store = Store(lambda: self.now, admit)
         self.store.watchers.append(self._collect_garbage)
         self.kubelets = Kubelets(self.store, self, {node.name: node for node in nodes}, workload)
@@ -175,6 +178,21 @@ class Cluster:
     def delete_pool(self, name: str) -> None:
         """Raises NotFound."""
         self.store.delete((POOL, "", name))
+
+    # Optional API groups
+
+    def serve(self, kinds: Iterable[OptionalKind]) -> None:
+        """Installs the API groups of these kinds."""
+        self.served |= {kind.id: f"{kind.group}/{kind.versions[0]}" for kind in kinds}
+        self.enqueue_jobs()
+
+    def withdraw(self, kinds: Iterable[OptionalKind]) -> None:
+        """Uninstalls them, with all their objects."""
+        for kind in kinds:
+            self.served.pop(kind.id, None)
+            for manifest in self.store.all(kind.kind):
+                self.store.remove(key_of(manifest))
+        self.enqueue_jobs()
 
     def job(self, key: Key) -> Manifest | None:
         return self.store.find(key)

@@ -2,8 +2,8 @@
 
 It executes a plan as the operator on a cluster does:
 1. a plan with `write_ahead` writes status, at the version that was observed, and nothing else;
-2. otherwise objects other than pods are restored and created first, and older ConfigMaps are deleted: if a creation
-   fails, no pods are created;
+2. otherwise objects of optional kinds are deleted and patched, then objects other than pods are restored and created,
+   and older ConfigMaps are deleted: if a creation fails, no pods are created;
 3. then pods are created and deleted, in any order;
 4. then status is written, and Events are recorded.
 After a conflict the job is read and reconciled again.
@@ -17,12 +17,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
-from allranks.api.job import Job
-from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod, PodRef, RejectedCreate
+from allranks.api.job import KIND, Job
+from allranks.core.model import Event, Manifest, ObjectPatch, Observed, Plan, Platform, Pod, PodRef, RejectedCreate
+from allranks.core.optional_kinds import BY_ID, OptionalObjects
 from allranks.kube import job_codec
+from allranks.operator.contention_cache import Contenders
 
 from . import codec
-from .informer import Informer, Lag, Timer
+from .informer import OPTIONAL, Informer, Lag, Timer
 from .ranks import Ranks
 from .store import AlreadyExists, ApiError, Conflict, Key, NotFound, Store, controller_of, key_of
 
@@ -54,6 +56,8 @@ class Killed(Exception):
 class Host(Timer, Protocol):
     """The part of a cluster that a controller needs."""
 
+    served: dict[str, str]
+
     @property
     def now(self) -> datetime: ...
     def shuffled(self, items: Sequence[Callable[[], None]]) -> list[Callable[[], None]]: ...
@@ -80,6 +84,7 @@ class Controller:
         self._timers: dict[Key, datetime] = {}
         self._pods: dict[Key, tuple[Manifest, str, Pod]] = {}
         self._jobs: dict[Key, tuple[Manifest, Manifest, Job]] = {}
+        self._contenders = Contenders(lambda key: self.enqueue((KIND, *key)))
         self.alive = True
         self.writes_left: int | None = None
         """Number of writes after which it is killed; None: it is not."""
@@ -106,6 +111,7 @@ class Controller:
         job = self.informer.jobs.get(key)
         if job is None:
             self._rejected.pop(key, None)
+            self._contenders.forget(key[1:])
             return
         before = (self.informer.changes, dict(self._rejected.get(key, {})))
         observed = self.observe(job)
@@ -115,6 +121,7 @@ class Controller:
             self._audit.decisions.append((observed, plan))
         if plan.stack_dump_id:
             self._ranks.request_stacks(plan.stack_dump_id)
+        self._ranks.checkpoint_request = plan.checkpoint_request
         self._apply(key, job, plan)
         if plan.wake_at:
             self._wake_at(key, plan.wake_at)
@@ -131,7 +138,7 @@ class Controller:
     def observe(self, job: Manifest) -> Observed:
         uid, status = job["metadata"]["uid"], job_codec.status(job)
         pods = tuple(self._decode_pod(pod, uid) for pod in self.informer.pods_of(job))
-        return Observed(
+        observed = Observed(
             job=self._decode_job(job),
             status=status,
             pods=pods,
@@ -139,6 +146,18 @@ class Controller:
             platform=self._platform_of(job),
             refused=tuple(self._rejected.get(key_of(job), {}).values()),
             reports=self._ranks.of(pods, status.attempt, self._since),
+            optional=self._optional(uid),
+        )
+        return replace(observed, contention=self._contenders.observe(key_of(job)[1:], observed))
+
+    def _optional(self, uid: str) -> OptionalObjects:
+        served = dict(self._host.served)
+        objects = self.informer.optional_objects(served)
+        return OptionalObjects(
+            versions=served,
+            problems={kind: f"this cluster does not serve {kind}" for kind in BY_ID if kind not in served},
+            of_job=tuple(each for each in objects.values() if controller_of(each) == uid),
+            shared=objects,
         )
 
     def _platform_of(self, job: Manifest) -> Platform:
@@ -165,6 +184,10 @@ class Controller:
         if plan.write_ahead:
             self._write_status(key, job, plan)
             return
+        for manifest in plan.remove:
+            self._remove(manifest)
+        for patch in plan.patch:
+            self._patch(patch)
         companions = [manifest for manifest in plan.create if manifest["kind"] != "Pod"]
         pods = [manifest for manifest in plan.create if manifest["kind"] == "Pod"]
         first: list[Callable[[], None]] = [
@@ -226,7 +249,7 @@ class Controller:
             self._remember(created)
 
     def _remember(self, manifest: Manifest) -> None:
-        if self.alive and manifest["kind"] == "Pod":
+        if self.alive and manifest["kind"] in ("Pod", *OPTIONAL):
             self.informer.remember(manifest)
 
     def _delete(self, job: Manifest, reference: PodRef) -> None:
@@ -239,6 +262,30 @@ class Controller:
         if self._store.version != before:
             self._audit.deletes[reference.uid] += 1
             self._wrote()
+
+    def _remove(self, manifest: Manifest) -> None:
+        uid = manifest["metadata"]["uid"]
+        try:
+            self._store.delete(key_of(manifest), uid=uid)
+        except (NotFound, Conflict):
+            return
+        self._audit.deletes[uid] += 1
+        self._wrote()
+        self.informer.refresh(key_of(manifest))
+
+    def _patch(self, patch: ObjectPatch) -> None:
+        key, metadata = key_of(patch.object), patch.object["metadata"]
+        before = self._store.version
+        try:
+            after = self._store.patch_version(
+                key, patch.change, metadata["uid"], metadata["resourceVersion"], patch.subresource == "status"
+            )
+        except (NotFound, Conflict):
+            self.informer.refresh(key)
+            return
+        if self._store.version != before:
+            self._wrote()
+            self._remember(after)
 
     def _delete_config_map(self, job: Manifest, name: str) -> None:
         key = ("ConfigMap", job["metadata"].get("namespace", "default"), name)

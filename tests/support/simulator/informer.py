@@ -5,7 +5,7 @@ An older version never replaces a newer one. A relist restores what the watch lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -14,6 +14,7 @@ from allranks.api import pool
 from allranks.api.job import KIND
 from allranks.core.model import Manifest
 from allranks.core.naming import JOB_LABEL
+from allranks.core.optional_kinds import BY_ID, ObjectKey, kind_of
 
 from .store import Change, Key, Store, controller_of, key_of
 
@@ -39,7 +40,8 @@ class Lag:
         return timedelta(seconds=max(self.seconds, self.relist_seconds if self.lost else 0.0))
 
 
-WATCHED = (KIND, "Pod", pool.KIND)
+OPTIONAL = tuple(kind.kind for kind in BY_ID.values())
+WATCHED = (KIND, "Pod", pool.KIND, *OPTIONAL)
 
 
 class Timer(Protocol):
@@ -60,6 +62,8 @@ class Informer:
         self.jobs: dict[Key, Manifest] = {}
         self.pods: dict[Key, Manifest] = {}
         self.pools: dict[Key, Manifest] = {}
+        self.others: dict[Key, Manifest] = {}
+        """Objects of optional kinds."""
         self.changes = 0
         """Number of changes of the cache."""
         store.watchers.append(self._changed)
@@ -75,7 +79,7 @@ class Informer:
         present = {key_of(manifest): manifest for kind in WATCHED for manifest in self._store.all(kind)}
         for key, manifest in present.items():
             self._upsert(key, manifest, int(manifest["metadata"]["resourceVersion"]))
-        for key in [key for key in (*self.jobs, *self.pods, *self.pools) if key not in present]:
+        for key in [key for key in (*self.jobs, *self.pods, *self.pools, *self.others) if key not in present]:
             self._upsert(key, None, self._store.version)
 
     def remember(self, manifest: Manifest) -> None:
@@ -100,6 +104,11 @@ class Informer:
                 or controller_of(pod) == metadata["uid"]
             )
         ]
+
+    def optional_objects(self, served: Collection[str]) -> dict[ObjectKey, Manifest]:
+        """Cached objects of the optional kinds with these ids."""
+        found = ((kind_of(manifest), key, manifest) for key, manifest in self.others.items())
+        return {(kind, key[1], key[2]): manifest for kind, key, manifest in found if kind in served}
 
     def pool_of(self, job: Manifest) -> Manifest | None:
         """The TrainingPool that the job names."""
@@ -134,7 +143,7 @@ class Informer:
             return
         self._versions[key] = version
         self.changes += 1
-        cache = {KIND: self.jobs, "Pod": self.pods, pool.KIND: self.pools}[key[0]]
+        cache = {KIND: self.jobs, "Pod": self.pods, pool.KIND: self.pools}.get(key[0], self.others)
         if manifest is None:
             cache.pop(key, None)
         else:
@@ -149,6 +158,10 @@ class Informer:
             for key, job in list(self.jobs.items()):
                 if job["spec"].get("pool") == name:
                     self._enqueue(key)
+            return
+        if kind in OPTIONAL and not manifest["metadata"].get("ownerReferences"):
+            for key in list(self.jobs):
+                self._enqueue(key)
             return
         owners = [r["name"] for r in manifest["metadata"].get("ownerReferences", ()) if r.get("kind") == KIND]
         label = manifest["metadata"].get("labels", {}).get(JOB_LABEL)

@@ -24,6 +24,8 @@ class Ranks:
     resumed_at: datetime | None = None
     stack_requests: list[str] = field(default_factory=list)
     """Ids of requested stack dumps, each once."""
+    checkpoint_request: int = 0
+    """Number of the checkpoint that the operator asks for; 0 for none."""
 
     def report(
         self,
@@ -37,6 +39,8 @@ class Ranks:
         waiting: bool | None = None,
         done: bool = False,
         metrics: dict[str, float] | None = None,
+        saves_on_request: bool | None = None,
+        handled: bool = False,
     ) -> None:
         """Updates the report of the pod's rank. Omitted values do not change. It repeats its messages from then on."""
         metadata, now = pod["metadata"], self.now()
@@ -60,6 +64,8 @@ class Ranks:
             busy_seconds=busy_seconds or before.busy_seconds,
             checkpoint_step=(step or before.step) if checkpoint else before.checkpoint_step,
             checkpoint_at=now if checkpoint else before.checkpoint_at,
+            saves_on_request=before.saves_on_request if saves_on_request is None else saves_on_request,
+            handled_request=self.checkpoint_request if handled else before.handled_request,
             stepped_at=now if grew else before.stepped_at,
             first_step_at=before.first_step_at or (now if grew else None),
             received_at=now,

@@ -24,7 +24,7 @@ from allranks.kube import merge_patch
 
 Key = tuple[str, str, str]
 """(kind, namespace, name). The namespace of cluster-scoped objects is empty."""
-CLUSTER_SCOPED = frozenset({pool.KIND})
+CLUSTER_SCOPED = frozenset({pool.KIND, "ResourceFlavor", "WorkloadPriorityClass", "PriorityClass"})
 
 GRACE_SECONDS = 30
 
@@ -126,12 +126,27 @@ class Store:
         return self._change_spec(key, before, after)
 
     def _change_spec(self, key: Key, before: Manifest, after: Manifest) -> Manifest:
-        if after["spec"] != before["spec"]:
+        if after.get("spec") != before.get("spec"):
             if self._admit:
                 self._admit(before, after)
             generation = before["metadata"]["generation"] + 1
             after["metadata"] = {**after["metadata"], "generation": generation}
         return self._replace(key, before, after)
+
+    def patch_version(
+        self, key: Key, change: Mapping[str, Any], uid: str, version: str, status: bool = False
+    ) -> Manifest:
+        """A merge patch of the status, or of all but the status, if the object still has this UID and this version.
+
+        Raises NotFound, Conflict, Invalid.
+        """
+        before = self.get(key)
+        if (uid, version) != (before["metadata"]["uid"], before["metadata"]["resourceVersion"]):
+            raise Conflict(f'the object "{key[2]}" has been modified; please apply your changes to the latest version')
+        if status:
+            after = merge_patch.apply(change.get("status", {}), before.get("status", {}))
+            return self._replace(key, before, {**before, "status": after})
+        return self.patch(key, change)
 
     def apply(self, manifest: Manifest) -> Manifest:
         """Creates the object, or replaces its spec. Raises Forbidden, Invalid."""
@@ -139,7 +154,7 @@ class Store:
         before = self.find(key)
         if before is None:
             return self.create(manifest)
-        return self._change_spec(key, before, {**before, "spec": manifest["spec"]})
+        return self._change_spec(key, before, {**before, **{k: v for k, v in manifest.items() if k != "metadata"}})
 
     def write_status(self, key: Key, status: Manifest, version: str | None = None) -> Manifest:
         """Replaces the status if the object still has `version`. Raises NotFound, Conflict."""

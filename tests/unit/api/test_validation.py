@@ -42,7 +42,6 @@ NO_SUCH_ROLE = "names a role that this job does not have"
 NOT_SUCCESS = f"{NO_SUCH_ROLE}: use one of its roles, or All"
 OUR_PREFIX = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
 BOTH = "a variable has either value or valueFrom, not both"
-LATER = "is not supported yet: remove it"
 NOT_ELASTIC = "is supported by pytorch, horovod and ray only: remove it. A change of replicas then restarts all ranks"
 WITHIN = "must be between elastic.minReplicas and elastic.maxReplicas"
 ONE_OF = "set exactly one of exitCodes, signals and reasons"
@@ -384,10 +383,19 @@ RULES = [
         {"roles": {"master": 1, "worker": 1}, "elastic": {"minReplicas": 1, "maxReplicas": 3}},
     ),
     (
-        "queues are rejected until they are supported, not ignored",
-        {"scheduling": {"queue": "a"}},
-        ("spec.scheduling.queue", LATER),
-        {"scheduling": {"priorityClassName": "a"}},
+        "a topology is either required or preferred",
+        {"scheduling": {"topology": {"required": "rack", "preferred": "zone"}}},
+        ("spec.scheduling.topology", "set exactly one of required and preferred"),
+        {"scheduling": {"topology": {"preferred": "zone"}}},
+    ),
+    (
+        "a topology has one form",
+        {"scheduling": {"topology": {"required": "rack"}, "topologyKey": "rack"}},
+        (
+            "spec.scheduling.topologyKey",
+            "is the older form of topology: remove it, and write topology: {required: KEY}",
+        ),
+        {"scheduling": {"topology": {"required": "rack"}}},
     ),
 ]
 
@@ -564,12 +572,20 @@ TYPES = [
     (
         "for an unknown gang scheduler the valid ones are listed",
         {"scheduling": {"gang": "x"}},
-        ("spec.scheduling.gang", "should be 'Auto' or 'None', not 'x'"),
+        ("spec.scheduling.gang", "should be 'Auto', 'Native', 'Kueue', 'Volcano', 'Coscheduling' or 'None', not 'x'"),
     ),
     (
-        "gang schedulers are rejected until they are supported, not ignored",
-        {"scheduling": {"gang": "volcano"}},
-        ("spec.scheduling.gang", "should be 'Auto' or 'None', not 'volcano'"),
+        "the key of a topology is the key of a label",
+        {"scheduling": {"topology": {"required": "my rack"}}},
+        (
+            "spec.scheduling.topology.required",
+            "must be the key of a label of nodes, for example topology.kubernetes.io/zone",
+        ),
+    ),
+    (
+        "the time for a gang cannot be negative",
+        {"scheduling": {"gangTimeoutSeconds": -1}},
+        ("spec.scheduling.gangTimeoutSeconds", "should be greater than or equal to 0"),
     ),
     (
         "an exit code is at most 255",

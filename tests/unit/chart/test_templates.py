@@ -43,6 +43,8 @@ RELEASES: dict[str, Manifest] = {
     "namespaces without CRDs": {"namespaces": ["team-a"], "crds": {"enabled": False}},
     "namespaces with pools": {"namespaces": ["team-a"], "pools": {"enabled": True}},
     "namespaces with reports": {"namespaces": ["team-a"], "reports": {"enabled": True}},
+    "queues": {"queues": {"enabled": True}},
+    "gangs": {"gangs": {"enabled": True}},
     "no reports": {"reports": {"enabled": False}, "networkPolicy": {"enabled": True}},
     "everything": {"replicas": 2, **ALL},
     "service monitor": {"metrics": {"monitor": {"kind": "ServiceMonitor"}}},
@@ -200,8 +202,20 @@ ALLOWED = {
 }
 """All rights of the operator."""
 FULL: Manifest = {"replicas": 2, "networkPolicy": {"jobs": True}, "podDisruptionBudget": {"jobs": True}}
-OPTIONAL = {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
-"""With metrics.authentication."""
+QUEUES = {
+    ("kueue.x-k8s.io", "workloads"): {"create", "get", "list", "watch", "patch", "delete"},
+    ("kueue.x-k8s.io", "workloads/status"): {"patch"},
+    ("kueue.x-k8s.io", "localqueues"): {"get", "list", "watch"},
+    ("kueue.x-k8s.io", "resourceflavors"): {"get", "list", "watch"},
+    ("kueue.x-k8s.io", "workloadpriorityclasses"): {"get", "list", "watch"},
+    ("scheduling.k8s.io", "priorityclasses"): {"get", "list", "watch"},
+}
+GANGS = {
+    (group, "podgroups"): {"create", "get", "list", "watch", "delete"}
+    for group in ("scheduling.k8s.io", "scheduling.volcano.sh", "scheduling.x-k8s.io")
+}
+OPTIONAL = QUEUES | GANGS | {("authorization.k8s.io", "subjectaccessreviews"): {"create"}}
+"""With queues.enabled, with gangs.enabled, and with metrics.authentication."""
 
 
 def granted(objects: list[Manifest]) -> dict[tuple[str, str], set[str]]:
@@ -233,6 +247,21 @@ def test_namespaces_are_read_unless_the_policy_is_operator_wide_only(helm: Helm)
     made = helm.template({"policy": {"readNamespaces": False}})
     assert ("", "namespaces") not in granted(made)
     assert environment(made)["ALLRANKS_NAMESPACE_POLICIES"] == "false"
+
+
+def test_queues_come_with_exactly_the_rights_that_they_need(helm: Helm) -> None:
+    made = helm.template({**FULL, "queues": {"enabled": True}})
+    assert granted(made) == ALLOWED | QUEUES
+    assert environment(made)["ALLRANKS_QUEUES"] == "true"
+    assert environment(helm.template({}))["ALLRANKS_QUEUES"] == "false"
+
+
+def test_gangs_come_with_exactly_the_rights_that_they_need(helm: Helm) -> None:
+    made = helm.template({**FULL, "gangs": {"enabled": True, "coschedulingScheduler": "mine"}})
+    assert granted(made) == ALLOWED | GANGS
+    found = environment(made)
+    assert (found["ALLRANKS_GANGS"], found["ALLRANKS_COSCHEDULING_SCHEDULER"]) == ("true", "mine")
+    assert environment(helm.template({}))["ALLRANKS_GANGS"] == "false"
 
 
 @pytest.mark.parametrize("jobs", [False, True])

@@ -19,9 +19,9 @@ from allranks.version import __version__
 from support.builders import manifest, table
 
 JOB = yaml.safe_dump(manifest())
-BAD = yaml.safe_dump(manifest(scheduling={"queue": "a"}, roles={"worker": {"replica": 1}}))
+BAD = yaml.safe_dump(manifest(env=[{"name": "ALLRANKS_X", "value": "a"}], roles={"worker": {"replica": 1}}))
 CLAIM = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: runs}\n"
-LATER = "is not supported yet: remove it"
+RESERVED = "variables that begin with ALLRANKS_ are set by allranks: choose another name"
 POOL = "apiVersion: allranks.dev/v1alpha1\nkind: TrainingPool\nmetadata: {name: gpu}\nspec: {gpu: {count: 8}}\n"
 
 
@@ -126,8 +126,8 @@ def test_an_invalid_manifest_prints_every_error_with_file_job_and_field(here):
     result = allranks("validate", "job.yaml")
     assert (result.exit_code, result.stdout) == (2, "")
     assert sorted(result.stderr.splitlines()) == [
+        f"error: job.yaml: job: spec.env: {RESERVED}",
         "error: job.yaml: job: spec.roles.worker.replica: unknown field, did you mean replicas?",
-        f"error: job.yaml: job: spec.scheduling.queue: {LATER}",
     ]
 
 
@@ -138,8 +138,8 @@ def test_an_invalid_manifest_as_json():
     assert result_data["valid"] is False
     place = {"file": "stdin", "document": 1, "name": "job", "severity": "error"}
     assert sorted(result_data["problems"], key=lambda problem: problem["path"]) == [
+        place | {"path": "spec.env", "message": RESERVED},
         place | {"path": "spec.roles.worker.replica", "message": "unknown field, did you mean replicas?"},
-        place | {"path": "spec.scheduling.queue", "message": LATER},
     ]
 
 

@@ -12,9 +12,10 @@ import pytest
 
 from allranks.api.status import PastAttempt, ProgressStatus, ReplicaRestarts, RoleStatus
 from allranks.core import reconcile as core
+from allranks.core.contenders import Contender, Contention
 from allranks.core.model import Exit, Observed, Pod, Reports
 from allranks.core.reconcile import ACTIVE_RULES, FINISHED_RULES, SUSPENDED_RULES, reconcile
-from allranks.core.rules import Act, Rule, WaitUntil, cleanup, hang, lifecycle, resize, startup
+from allranks.core.rules import Act, Rule, WaitUntil, cleanup, gang, hang, lifecycle, resize, startup
 from allranks.core.rules.failure import handle_failures
 from allranks.core.snapshot import Snapshot
 from support.builders import Life, at, failure, job, observed, pending, pod, rank, started
@@ -82,6 +83,15 @@ def settling() -> Observed:
     return life.look(61)
 
 
+def half_placed() -> Observed:
+    life = Life(job(scheduling={"gangTimeoutSeconds": 90}))
+    life.settle(0)
+    life.put(pod(placed_at=at(10)), pending(index=1, waiting_reason="Unschedulable"))
+    life.settle(20)
+    older = Contender(("team", "older"), 0, at(-100), at(0), 300)
+    return replace(life.look(30), contention=Contention((older,)))
+
+
 # Rule, an observation in which it waits, until when.
 WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (lifecycle.exceed_active_deadline, active_deadline, at(100)),
@@ -94,6 +104,7 @@ WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (resize.shrink_to_capacity, no_room, at(60)),
     (resize.grow_to_capacity, room_for_one, at(35)),
     (cleanup.expire, finished, at(70)),
+    (gang.give_up_pods, half_placed, at(100)),
 ]
 
 

@@ -69,6 +69,11 @@ SNIPPETS = [
         "assert saved == ['model']",
     ),
     Snippet("def report(**what): ...", after="report(step=1)"),
+    Snippet("from allranks.report import checkpoint_requested, report", "first, total, train_step = 0, 2, list"),
+    Snippet(
+        "from allranks.report.pytorch import checkpoint_requested",
+        elsewhere="tests/frameworks/examples/test_checkpoint_request.py",
+    ),
     Snippet(
         "with waiting():",
         "class dist:\n    flags = []\n    all_reduce = flags.append\nflag = True",

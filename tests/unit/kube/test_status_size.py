@@ -13,7 +13,7 @@ from allranks.kube import job_codec
 from support.builders import at, failed, job, preempted, started
 from support.largest_status import ESCAPED, REPLICAS, all_restarted, failure_of, largest_status, stored_size
 
-MEGABYTE = 1_000_000
+MEGABYTE = 2**20
 
 
 def test_the_largest_status_is_smaller_than_a_megabyte():

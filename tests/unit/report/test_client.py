@@ -13,6 +13,7 @@ from allranks.report import client as clients
 from allranks.report import transport
 from allranks.report.client import Client
 from support.fake_report_server import ok
+from support.live import eventually
 
 
 def note(client: Client, *, step=None, total_steps=None, epoch=None, samples=None, checkpoint=False, busy=None, **more):
@@ -310,3 +311,47 @@ def test_each_stack_dump_id_dumps_stacks_once(hub, client):
     one.answer_stacks = requested.append
     hub.wait(lambda messages: len(messages) > 8)
     assert requested == ["a", "b"]
+
+
+def test_a_checkpoint_is_requested_until_one_is_stored_or_the_request_is_withdrawn(hub, client):
+    hub.answers = [ok(0.05), ok(0.05, checkpoint=7)]
+    one = client()
+    eventually(lambda: one.checkpoint_request() == 7)
+    note(one, step=3, checkpoint=True)
+    assert one.checkpoint_request() == 0
+    count = len(hub.messages)
+    hub.wait(lambda messages: len(messages) > count + 2)
+    assert one.checkpoint_request() == 0, "the answers repeat the same request"
+    hub.answers = [ok(0.05, checkpoint=8)]
+    eventually(lambda: one.checkpoint_request() == 8)
+    hub.answers = [ok(0.05)]
+    eventually(lambda: one.checkpoint_request() == 0)
+
+
+def test_the_operator_learns_that_the_program_stores_checkpoints_on_request_and_of_the_checkpoint_at_once(hub, client):
+    hub.answers = [ok(0.05), ok(60.0, checkpoint=7)]
+    one = client()
+    note(one, step=1)
+    one.checkpoint_request()
+    hub.wait(lambda messages: any(message["savesOnRequest"] for message in messages))
+    eventually(lambda: one.checkpoint_request() == 7)
+    note(one, step=2, checkpoint=True)
+    hub.wait(lambda messages: (messages[-1]["checkpoint"] or {}).get("step") == 2)
+
+
+def test_answers_of_other_servers_request_no_checkpoint(hub, client):
+    hub.answers = [lambda message: (200, {}, {"interval": 0.05, "checkpoint": "now"}), ok(0.05, checkpoint=-1)]
+    one = client()
+    hub.wait(lambda messages: len(messages) > 3)
+    assert one.checkpoint_request() == 0
+
+
+def test_a_rank_that_asks_again_without_a_checkpoint_of_its_own_is_done_with_the_request(hub, client):
+    hub.answers = [ok(0.05), ok(0.05, checkpoint=7)]
+    one = client()
+    eventually(one.checkpoint_requested)
+    count = len(hub.messages)
+    hub.wait(lambda messages: len(messages) > count + 2)
+    assert hub.messages[-1]["handledRequest"] == 0, "the program may be storing it"
+    assert one.checkpoint_requested(), "it stays requested until it is stored"
+    hub.wait(lambda messages: messages[-1]["handledRequest"] == 7)

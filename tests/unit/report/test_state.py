@@ -36,6 +36,8 @@ def test_a_rank_without_reports(monkeypatch):
         "stepSeconds": None,
         "busySeconds": None,
         "checkpoint": None,
+        "savesOnRequest": False,
+        "handledRequest": 0,
         "idle": None,
         "waiting": None,
         "done": False,

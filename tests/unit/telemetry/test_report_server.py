@@ -101,7 +101,7 @@ class World:
         token, began = f"token-{300 - self.pods}", time.monotonic()
         raw = await self.connect()
         answer = await raw.report({"step": step}, token)
-        assert (answer.status, answer.body) == (200, {"interval": 5.0, "stacks": ""})
+        assert (answer.status, answer.body) == (200, {"interval": 5.0, "stacks": "", "checkpoint": 0})
         raw.close()
         return time.monotonic() - began
 
@@ -145,7 +145,7 @@ def test_a_report_is_accepted_and_the_connection_is_kept() -> None:
             raw = await world.connect()
             for step in range(1, 4):
                 answer = await raw.report({"step": step, "rank": 0})
-                assert (answer.status, answer.body) == (200, {"interval": 5.0, "stacks": ""})
+                assert (answer.status, answer.body) == (200, {"interval": 5.0, "stacks": "", "checkpoint": 0})
                 assert world.steps() == [step]
             world.store.stack_dump_id(("team", "demo"), "now")
             assert (await raw.report({"step": 4})).body["stacks"] == "now"
@@ -166,7 +166,7 @@ def test_the_server_accepts_the_messages_of_the_library_and_the_library_its_resp
             wire = Transport(f"http://127.0.0.1:{world.server.port}{server.PATH}", str(token))
             state = State(step=8, total_steps=10, epoch=1, stepped_at=10.0, checkpoint_step=5, checkpoint_at=9.0)
             token.write_text("token-0")
-            assert await asyncio.to_thread(post, wire, state) == {"interval": 5.0, "stacks": ""}
+            assert await asyncio.to_thread(post, wire, state) == {"interval": 5.0, "stacks": "", "checkpoint": 0}
             [rank] = world.store.snapshot(("team", "demo"), "uid-1", 0).ranks
             assert (rank.step, rank.total_steps, rank.epoch, rank.checkpoint_step) == (8, 10, 1, 5)
             assert (rank.metrics, rank.waiting, rank.done) == ({"loss": 0.5}, False, False)

@@ -95,7 +95,7 @@ def test_a_complete_message_is_kept_with_timestamps_of_the_operators_clock(world
         done=False, waiting=True,
     )  # fmt: skip
     now = world.clock.now()
-    assert answer == Answer(200, {"interval": 5.0, "stacks": ""})
+    assert answer == Answer(200, {"interval": 5.0, "stacks": "", "checkpoint": 0})
     assert world.rank() == RankReport(
         role="worker", index=0, local_rank=1, rank=3, pod="demo-worker-0-0", node="node-a", step=120, total_steps=1000,
         epoch=2, metrics={"loss": 0.25, "lr": 1.0}, samples_per_second=810.5, step_seconds=0.12, busy_seconds=0.11,
@@ -265,6 +265,33 @@ def test_a_forgotten_job_may_report_again(world: World) -> None:
     world.store.forget(JOB)
     world.say(step=10)
     assert world.rank().step == 10
+
+
+def test_a_checkpoint_is_requested_from_every_rank_of_the_current_attempt_until_it_is_withdrawn(world: World) -> None:
+    world.store.request_checkpoint(JOB, 5)  # no rank reports yet
+    assert world.say(step=1).body["checkpoint"] == 0
+    world.store.request_checkpoint(JOB, 7)
+    assert [world.say(worker(index), step=1).body["checkpoint"] for index in (0, 1)] == [7, 7]
+    world.store.request_checkpoint(JOB, 0)
+    assert world.say(worker(1), step=1).body["checkpoint"] == 0
+    world.store.request_checkpoint(JOB, 9)
+    assert world.say(worker(1, attempt=1, pod_uid="next")).body["checkpoint"] == 0
+
+
+def test_a_requested_checkpoint_causes_a_reconcile_immediately_and_once_for_each_rank(world: World) -> None:
+    world.say(step=1, savesOnRequest=True)
+    assert world.rank().saves_on_request
+    world.say(step=2, checkpoint={"step": 2, "ago": 0.0})
+    world.clock.advance(1)
+    world.store.request_checkpoint(JOB, int(world.clock.now().timestamp() * 1000))
+    world.notified.clear()
+    world.say(step=3, checkpoint={"step": 2, "ago": 1.0})
+    assert world.notified == [], "the checkpoint is older than the request"
+    world.clock.advance(1)
+    world.say(step=4, checkpoint={"step": 4, "ago": 0.5})
+    assert world.notified == [JOB]
+    world.say(step=4, checkpoint={"step": 4, "ago": 0.5})
+    assert world.notified == [JOB]
 
 
 def test_stack_dumps_are_requested_from_every_rank_of_the_current_attempt_only(world: World) -> None:

@@ -38,7 +38,7 @@ def one(world: World) -> RankReport:
 
 
 def test_a_training_from_its_start_to_its_end(world: World) -> None:
-    assert send(world, 0, total_steps=200) == Answer(200, {"interval": 5.0, "stacks": ""})
+    assert send(world, 0, total_steps=200) == Answer(200, {"interval": 5.0, "stacks": "", "checkpoint": 0})
     rank = one(world)
     assert (rank.rank, rank.local_rank, rank.step, rank.total_steps, rank.done) == (0, 0, None, 200, False)
     world.clock.advance(20)

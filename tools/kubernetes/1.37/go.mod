@@ -1,4 +1,4 @@
-// The control plane of the newest Kubernetes, for tests: `tools/controlplane.sh 1.37`.
+// The version of Kubernetes that tests run on: `tools/controlplane.sh`, `tools/go-tools.sh scheduler` and `node`.
 module allranks/tools/kubernetes/1.37
 
 go 1.26.0
@@ -48,5 +48,8 @@ tool (
 	go.etcd.io/etcd/server/v3
 	k8s.io/kubernetes/cmd/kube-apiserver
 	k8s.io/kubernetes/cmd/kube-controller-manager
+	k8s.io/kubernetes/cmd/kube-proxy
+	k8s.io/kubernetes/cmd/kube-scheduler
 	k8s.io/kubernetes/cmd/kubectl
+	k8s.io/kubernetes/cmd/kubelet
 )

@@ -36,7 +36,7 @@ class Kubernetes(NamedTuple):
     """The types of a version of Kubernetes."""
 
     version: str
-    """For example `1.36`."""
+    """For example `1.37`."""
     types: dict[str, dict[str, Any]]
 
     def fields(self, kind: str) -> dict[str, str]:

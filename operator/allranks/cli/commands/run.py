@@ -160,7 +160,8 @@ def run(
 
     Each pod runs as a process tree with the environment, arguments and volumes that it has on a cluster. The output of
     all ranks is printed with the rank in front, and stored in the run directory. No process outlives this command:
-    Ctrl-C sends SIGTERM to the ranks and waits for the grace period, a second Ctrl-C kills them immediately.
+    Ctrl-C sends SIGTERM to the ranks and waits for the grace period, a second Ctrl-C kills them immediately. Ranks that
+    store checkpoints on request are asked for one before SIGTERM.
     """
     from allranks.cli.script_loading import load_script
     from allranks.errors import AllranksError

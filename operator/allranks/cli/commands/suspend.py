@@ -36,7 +36,8 @@ async def suspend(cluster: Cluster, names: tuple[str, ...], output: str | None) 
 
     It also ends restart.holdSeconds, which keeps the pods of a failed job.
 
-    Work since the last checkpoint is lost. `allranks resume` starts the ranks again, from that checkpoint.
+    Ranks that store checkpoints on request are asked for one first; else the work since the last checkpoint is lost.
+    `allranks resume` starts the ranks again, from that checkpoint.
     """
     return await for_each_job(cluster, names, lambda job: set_suspended(cluster, job, True), output)
 

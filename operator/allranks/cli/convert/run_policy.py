@@ -15,12 +15,12 @@ _ROWS: tuple[Row, ...] = (
     ("activeDeadlineSeconds", "activeDeadlineSeconds", "Time in which the job is suspended does not count here."),
     ("suspend", "suspend", ""),
 )
-_NO_GANG = "no gang scheduler is supported yet: pods are placed one by one"
+_NO_GANG = "the operator makes the PodGroup; scheduling.gang can name the gang scheduler"
 _SCHEDULING = {
-    "queue": "a Volcano queue has no counterpart",
-    "minAvailable": f"{_NO_GANG}; with elastic, fewer workers may start",
+    "queue": "set the annotation scheduling.volcano.sh/queue-name of the template",
+    "minAvailable": "all pods start together, or elastic.minReplicas of them",
     "minResources": _NO_GANG,
-    "scheduleTimeoutSeconds": _NO_GANG,
+    "scheduleTimeoutSeconds": "set scheduling.gangTimeoutSeconds",
 }
 OWN_MANAGERS = ("kubeflow.org/training-operator", "kubeflow.org/mpi-operator")
 

@@ -28,7 +28,7 @@ _OWN_MANAGER = "trainer.kubeflow.org/trainjob-controller"
 _INITIALIZERS = {"dataset": "dataset-initializer", "model": "model-initializer"}
 _NODE = "node"
 _JOBSET_IGNORED = ("network", "successPolicy", "startupPolicy", "suspend")
-_GANG = "no gang scheduler is supported yet: pods are placed one by one"
+_GANG = "the operator makes the PodGroup; scheduling.gang can name the gang scheduler"
 
 
 def convert(source: Fields, find: FindRuntime) -> Draft:

@@ -30,7 +30,7 @@ WIDTH = 84
 """Width of plots, if the terminal is wide enough."""
 GAP = 2
 """Spaces between the columns of tables."""
-_ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Suspended": 2, "Failed": 3, "Succeeded": 4}
+_ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Queued": 2, "Suspended": 2, "Failed": 3, "Succeeded": 4}
 
 
 class JobRow(NamedTuple):

@@ -74,16 +74,20 @@ class Session:
         return await one.run(self._renderer)
 
     def _stop(self, number: int) -> None:
-        """The first signal terminates the ranks gracefully, a second Ctrl-C kills them."""
+        """The first signal terminates the ranks gracefully, Ctrl-C after a checkpoint; a second Ctrl-C kills them."""
         assert self._run is not None
         now = time.monotonic()
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         if self._received is None:
             self._received, self._received_at = number, now
             pods, grace = self._run.running, self._run.grace
-            sent = f"{name}: SIGTERM to {pods} pods, SIGKILL after {grace:g} s"
-            self._renderer.message(f"{sent}. Press Ctrl-C again to kill them immediately.")
-            self._run.stop()
+            wait = self._run.save_and_stop() if number == signal.SIGINT else 0
+            sent = f"SIGTERM to {pods} pods, SIGKILL after {grace:g} s"
+            if wait:
+                sent = f"the ranks are asked for a checkpoint; when it is stored, or after {wait} s, {sent}"
+            self._renderer.message(f"{name}: {sent}. Press Ctrl-C again to kill them immediately.")
+            if not wait:
+                self._run.stop()
         # Some wrappers forward the Ctrl-C that the terminal has already sent to us.
         elif number == signal.SIGINT and now - self._received_at > _DOUBLE_SECONDS:
             self._renderer.message(f"{name} again: SIGKILL")

@@ -23,7 +23,7 @@ from allranks.core.naming import replica_key
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-PHASES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Restarting": "yellow"}
+PHASES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Restarting": "yellow", "Queued": "cyan"}
 GAP = 2
 """Spaces between the parts of a line."""
 _ROWS_KEPT = 8

@@ -15,9 +15,23 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.validation import template_problems
 from allranks.core import naming, topology
-from allranks.core.manifests import code, companions, pod_template, pool_template, report_env, scheduling, sizes
+from allranks.core.gangs import mistakes
+from allranks.core.gangs import objects as gang_objects
+from allranks.core.gangs.base import PodPart
+from allranks.core.manifests import (
+    admission,
+    code,
+    companions,
+    pod_group,
+    pod_template,
+    pool_template,
+    report_env,
+    scheduling,
+    sizes,
+)
 from allranks.core.manifests.strategic_merge import merge
 from allranks.core.model import Manifest, Platform
+from allranks.core.queueing import queue
 from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, AttemptContext, Replica, Wiring
 
 HELPER = "allranks-helper"
@@ -43,7 +57,7 @@ def objects(
     job: Job, status: Status, platform: Platform, replicas: Container[tuple[str, int]] | None = None
 ) -> Objects:
     """The objects of the current attempt. `replicas`: (role, index) of the pods to build; None builds all of them."""
-    templates = pod_template.role_templates(job, platform)
+    templates = admission.applied(job, status, pod_template.role_templates(job, platform))
     context = pod_template.attempt_context(job, status, platform, templates)
     framework = topology.framework_of(job)
     wire = framework.wire(context)
@@ -58,6 +72,8 @@ def objects(
         made.append(companions.network_policy(job, _declared_ports(templates.values(), internal)))
     if platform.disruption_budgets:
         made.append(companions.disruption_budget(job))
+    if group := pod_group.pod_group(job, status, templates, platform):
+        made.append(group)
     return Objects(made, _pods(job, status, wired, templates, platform))
 
 
@@ -110,7 +126,12 @@ def problems(job: Job) -> list[tuple[str, str]]:
     framework = topology.framework_of(job)
     templates = pod_template.role_templates(job, pod_template.ANY_PLATFORM)
     context = sizes.longest_context(job, templates)
-    out = [*report_env.problems(job), *sizes.problems(framework, context)]
+    out = [
+        *queue.problems(job),
+        *mistakes.problems(job),
+        *report_env.problems(job),
+        *sizes.problems(framework, context),
+    ]
     wire = framework.wire(context)
     for replica in sizes.outermost(context):
         wiring = wire(replica)
@@ -162,6 +183,8 @@ class _Shared:
     """Variables that ranks need to send reports."""
     defaults: dict[str, str]
     """Variables that the user may set instead."""
+    gang: PodPart
+    """What makes the pod a member of the attempt's gang."""
 
 
 def _pods(
@@ -186,7 +209,8 @@ def _pods(
             *wiring.ports.items(),
         )
         if key not in shared:
-            shared[key] = _shared_part(job, status, wiring, template, platform)
+            gang = gang_objects.pod_part(job, status, replica.role, templates, platform)
+            shared[key] = _shared_part(job, status, wiring, template, platform, gang)
         out.append(_pod(job, status, replica, wiring, template, shared[key]))
     return out
 
@@ -196,6 +220,7 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, template: M
     restart = restarts.count if restarts else 0
     labels = {
         **template["metadata"].get("labels", {}),
+        **shared.gang.labels,
         naming.ROLE_LABEL: replica.role,
         naming.INDEX_LABEL: str(replica.index),
         naming.ATTEMPT_LABEL: str(status.attempt),
@@ -203,15 +228,17 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, template: M
     }
     name = naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart)
     metadata = companions.metadata(job, name, labels)
-    if template["metadata"].get("annotations"):
-        metadata["annotations"] = template["metadata"]["annotations"]
+    if annotations := {**template["metadata"].get("annotations", {}), **shared.gang.annotations}:
+        metadata["annotations"] = annotations
     env = _environment(job, status, replica, wiring, shared)
     containers = [{**shared.trainer, "env": env}, *shared.sidecars]
     spec = {**shared.spec, "hostname": replica.hostname, "subdomain": job.name, "containers": containers}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _shared_part(job: Job, status: Status, wiring: Wiring, template: Manifest, platform: Platform) -> _Shared:
+def _shared_part(
+    job: Job, status: Status, wiring: Wiring, template: Manifest, platform: Platform, gang: PodPart
+) -> _Shared:
     mounts, volumes, init = _attachments(job, status, wiring, template, platform)
     user = pod_template.trainer(template)
     trainer = {"name": naming.TRAINER, **merge(_TRAINER_DEFAULTS, user)}
@@ -239,10 +266,11 @@ def _shared_part(job: Job, status: Status, wiring: Wiring, template: Manifest, p
         spec.pop("initContainers", None)
     if platform.helper_pull_secrets and any(container["name"] == HELPER for container in init):
         spec = merge(spec, {"imagePullSecrets": [{"name": name} for name in platform.helper_pull_secrets]})
-    spec |= scheduling.added(spec, status, bool(pod_template.gpus(job, template, platform)), platform)
+    spec |= scheduling.added(job, spec, status, bool(pod_template.gpus(job, template, platform)), platform)
+    spec |= gang.spec
     sidecars = [container for container in spec["containers"] if container["name"] != naming.TRAINER]
     defaults = report_env.defaults(job, platform, trainer.get("env", []))
-    return _Shared(spec, trainer, sidecars, report_env.environment(job, platform), defaults)
+    return _Shared(spec, trainer, sidecars, report_env.environment(job, platform), defaults, gang)
 
 
 def _report_helper(job: Job, wiring: Wiring, user: Manifest, platform: Platform) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from allranks.api.job import Job
+from allranks.api.scheduling import Topology
 from allranks.api.status import Status
 from allranks.core import naming
+from allranks.core.gangs import objects as gang_objects
 from allranks.core.model import Manifest, Platform
 
 NODE_LOST_SECONDS = 30
@@ -29,14 +31,36 @@ def requested(job: Job, pod_spec: Manifest) -> Manifest:
     return out
 
 
-def added(pod_spec: Manifest, status: Status, gpus: bool, platform: Platform) -> Manifest:
+def added(job: Job, pod_spec: Manifest, status: Status, gpus: bool, platform: Platform) -> Manifest:
     """Fields to replace in a complete pod spec: its tolerations and affinity, extended by those that allranks adds."""
     out: Manifest = {}
     if tolerations := _tolerations(pod_spec.get("tolerations", []), gpus, platform):
         out["tolerations"] = [*pod_spec.get("tolerations", []), *tolerations]
+    affinity = own = pod_spec.get("affinity") or {}
+    if (topology := job.spec.scheduling.topology) and not _is_placed_close(status, topology):
+        affinity = _close(job, affinity, topology)
     if status.avoided_nodes:
-        out["affinity"] = _avoid(pod_spec.get("affinity") or {}, status.avoided_nodes)
-    return out
+        affinity = _avoid(affinity, status.avoided_nodes)
+    return out if affinity is own else {**out, "affinity": affinity}
+
+
+def _is_placed_close(status: Status, topology: Topology) -> bool:
+    """Whether the attempt's PodGroup holds the constraint, or Kueue selects the nodes."""
+    if status.queue and any(of.topology for of in status.queue.pod_sets.values()):
+        return True
+    backend = gang_objects.backend_of(status)
+    return backend is not None and backend.places_close(topology)
+
+
+def _close(job: Job, affinity: Manifest, topology: Topology) -> Manifest:
+    """Affinity to the job's other pods, beside the user's own. The first pod goes anywhere."""
+    key = topology.required or topology.preferred
+    term: Manifest = {"topologyKey": key, "labelSelector": {"matchLabels": {naming.JOB_LABEL: job.name}}}
+    kind = "requiredDuringSchedulingIgnoredDuringExecution"
+    if topology.preferred:
+        kind, term = "preferredDuringSchedulingIgnoredDuringExecution", {"weight": 100, "podAffinityTerm": term}
+    pods = affinity.get("podAffinity") or {}
+    return {**affinity, "podAffinity": {**pods, kind: [*pods.get(kind, []), term]}}
 
 
 def _tolerations(own: list[Manifest], gpus: bool, platform: Platform) -> list[Manifest]:

@@ -29,6 +29,11 @@ class WaitUntil:
     time: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class WaitForCheckpoint(WaitUntil):
+    """The rule waits for a checkpoint that ranks were asked for. Without any such rule the request is withdrawn."""
+
+
 Outcome = Act | WaitUntil | None
 Rule = Callable[[Snapshot], Outcome]
 

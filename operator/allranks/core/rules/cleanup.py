@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from allranks.api.status import Hold, Status
 from allranks.core import topology
+from allranks.core.gangs import objects as gang_objects
 from allranks.core.manifests import pod_template, pool_template
 from allranks.core.model import Event, Plan, Pod
 from allranks.core.rules import Act, Outcome, WaitUntil, write
@@ -43,9 +44,13 @@ def _outcomes(status: Status) -> dict[str, tuple[int, int]]:
 
 def clean_up(snapshot: Snapshot) -> Plan:
     """Deletes pods as `cleanPodPolicy` says, those of a failed job when they are not held any more."""
+    o = snapshot.observed
+    # A PodGroup has no use once no pod can be placed any more. That of a pod that still runs stays.
+    placed = all(pod.ended for pod in snapshot.pods.values())
+    groups = gang_objects.superseded(o.job, o.status, o.optional, over=placed)
     if until := held_until(snapshot):
-        return _hold(snapshot, until)
-    plan = _apply_policy(snapshot)
+        return replace(_hold(snapshot, until), remove=groups)
+    plan = replace(_apply_policy(snapshot), remove=groups)
     if snapshot.observed.status.hold is None:
         return plan
     policy = snapshot.observed.job.spec.clean_pod_policy

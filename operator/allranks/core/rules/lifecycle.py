@@ -7,10 +7,12 @@ from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import limits, naming, places, topology, transitions
+from allranks.core import gang_choice, limits, naming, places, topology, transitions
+from allranks.core.gangs import registry
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import Event, Observed, Platform, Pod
-from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core.queueing.queue import queue_of
+from allranks.core.rules import Outcome, WaitUntil, checkpoint, write
 from allranks.core.snapshot import Snapshot
 
 SMALL_JOB_PODS = 256
@@ -47,9 +49,11 @@ def begin_small(observed: Observed) -> Status | None:
     attempt that is persisted is number 1 (`transitions.begin`).
     """
     job, status = observed.job, observed.status
-    if status.start_time or job.metadata.generation != 1 or job.spec.suspend:
+    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or queue_of(job):
         return None
     begun = transitions.begin(job, status, observed.now)
+    if registry.requested(job) or gang_choice.choose(job, begun, observed.platform, observed.optional):
+        return None  # pods are made for a backend that is persisted
     small = sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS
     return None if not small or reject(job, begun, observed.now, observed.platform) else begun
 
@@ -87,7 +91,10 @@ def suspend(snapshot: Snapshot) -> Outcome:
     job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
     if not job.spec.suspend:
         return None
-    return write(transitions.suspend(job, status, now), Event("Suspended", "suspended: the pods are deleted"))
+    if wait := checkpoint.ask_first(snapshot, "Suspended", "the job is suspended"):
+        return wait
+    message = f"suspended{checkpoint.result(snapshot)}: the pods are deleted"
+    return write(transitions.suspend(job, status, now), Event("Suspended", message))
 
 
 def exceed_active_deadline(snapshot: Snapshot) -> Outcome:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from allranks.core import elasticity, topology, transitions
 from allranks.core.model import Event
-from allranks.core.rules import Outcome, WaitUntil, lifecycle, write
+from allranks.core.rules import Outcome, WaitUntil, checkpoint, lifecycle, write
 from allranks.core.snapshot import Snapshot
 
 
@@ -29,8 +29,10 @@ def resize_to_spec(snapshot: Snapshot) -> Outcome:
     if wanted == present:
         return None
     why = "the size changed"
+    if wait := checkpoint.ask_first(snapshot, "Resized", "the job restarts at another size"):
+        return wait
     restarted = transitions.resize(job, status, "Resized", why, now)
-    return write(restarted, Event("Resized", f"{why}: a new attempt begins"))
+    return write(restarted, Event("Resized", f"{why}: a new attempt begins{checkpoint.result(snapshot)}"))
 
 
 def shrink_to_capacity(snapshot: Snapshot) -> Outcome:
@@ -52,7 +54,10 @@ def grow_to_capacity(snapshot: Snapshot) -> Outcome:
     target = elasticity.grow_target(snapshot.observed.status, snapshot.placeholders.values(), snapshot.observed.now)
     if isinstance(target, datetime):
         return WaitUntil(target)
-    return None if target is None else _resize_to_capacity(snapshot, target, "Grown")
+    if target is None:
+        return None
+    wait = checkpoint.ask_first(snapshot, "Grown", "the job restarts with more workers")
+    return wait or _resize_to_capacity(snapshot, target, "Grown")
 
 
 def _resize_to_capacity(snapshot: Snapshot, room: int, reason: str) -> Outcome:
@@ -60,4 +65,4 @@ def _resize_to_capacity(snapshot: Snapshot, room: int, reason: str) -> Outcome:
     why = f"there is room for {room} of {topology.wanted_sizes(job)[topology.ELASTIC_ROLE]} workers"
     fitted = elasticity.fit_workers(job, status, room)
     restarted = transitions.resize(job, fitted, reason, why, now)
-    return write(restarted, Event(reason, f"{why}: a new attempt begins"))
+    return write(restarted, Event(reason, f"{why}: a new attempt begins{checkpoint.result(snapshot)}"))

@@ -1,0 +1,177 @@
+"""The queues of a namespace as people see them: quota, who waits, and when a waiting job may begin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from allranks.core.quantity import quantity
+from allranks.kube.job_codec import status_of
+
+Manifest = Mapping[str, Any]
+
+_PREEMPTOR = re.compile(r"\(UID: ([0-9a-f-]{36})\b")
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A Workload without quota."""
+
+    job: str
+    """The job, or `Kind/name` of another owner."""
+    position: int | None
+    """Jobs before it in this LocalQueue. None: Kueue's visibility API does not answer."""
+    since: datetime | None
+    reason: str
+    message: str
+    starts_in_seconds: float | None
+    """Earliest time at which a running job ends, by its own estimate; None if no running job has one."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """An admitted job."""
+
+    job: str
+    priority: int
+    eta_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """A job that lost its quota to another one."""
+
+    job: str
+    by: str
+    """The other job. Empty if the namespace does not have its Workload."""
+    message: str
+    """Kueue's message."""
+    time: datetime
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A LocalQueue, with what waits and runs in it."""
+
+    name: str
+    cluster_queue: str
+    stopped: str
+    quota: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Resource -> (in use by all jobs of the ClusterQueue, nominal quota)."""
+    running: tuple[Running, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    preempted: tuple[Preempted, ...] = ()
+    """The last one first."""
+
+
+def describe(
+    queue: Manifest,
+    cluster_queue: Manifest | None,
+    workloads: Iterable[Manifest],
+    jobs: Mapping[str, Manifest],
+    positions: Mapping[str, int],
+) -> Queue:
+    """`workloads` and `jobs` (by name) are those of the namespace, `positions` those of Workloads that wait."""
+    name, workloads = queue["metadata"]["name"], list(workloads)
+    mine = [each for each in workloads if each.get("spec", {}).get("queueName") == name and not _is(each, "Finished")]
+    running = tuple(_running(each, jobs) for each in mine if _is(each, "QuotaReserved"))
+    waits = [each for each in mine if not _is(each, "QuotaReserved")]
+    # The first job may begin when the first running one ends, the second one when the second ends, and so on.
+    ends = sorted(each.eta_seconds for each in running if each.eta_seconds is not None)
+    in_order = sorted(waits, key=lambda each: (positions.get(each["metadata"]["name"], 1 << 30), _created(each)))
+    return Queue(
+        name=name,
+        cluster_queue=queue.get("spec", {}).get("clusterQueue", ""),
+        stopped=_stopped(queue) or _stopped(cluster_queue or {}),
+        quota=_quota(cluster_queue or {}),
+        running=running,
+        waiting=tuple(
+            _waiting(each, positions, ends[min(number, len(ends) - 1)] if ends else None)
+            for number, each in enumerate(in_order)
+        ),
+        preempted=tuple(
+            sorted(_preempted(name, jobs, workloads), key=lambda each: each.time, reverse=True),
+        ),
+    )
+
+
+def _running(workload: Manifest, jobs: Mapping[str, Manifest]) -> Running:
+    owner = _owner(workload)
+    job = jobs.get(owner)
+    progress = status_of(dict(job)).progress if job else None
+    priority = int(workload.get("spec", {}).get("priority") or 0)
+    return Running(owner, priority, progress.eta_seconds if progress else None)
+
+
+def _waiting(workload: Manifest, positions: Mapping[str, int], starts_in: float | None) -> Waiting:
+    reserved = _condition(workload, "QuotaReserved") or {}
+    created = workload["metadata"].get("creationTimestamp")
+    return Waiting(
+        job=_owner(workload),
+        position=positions.get(workload["metadata"]["name"]),
+        since=datetime.fromisoformat(created) if created else None,
+        reason=reserved.get("reason", ""),
+        message=reserved.get("message", ""),
+        starts_in_seconds=starts_in,
+    )
+
+
+def _preempted(queue: str, jobs: Mapping[str, Manifest], workloads: Iterable[Manifest]) -> Iterable[Preempted]:
+    owners = {each["metadata"].get("uid"): _owner(each) for each in workloads}
+    for name, job in jobs.items():
+        of = status_of(dict(job)).queue
+        if of and of.name == queue and of.last_eviction and of.last_eviction.reason == "Preempted":
+            message = of.last_eviction.message
+            uid = _PREEMPTOR.search(message)  # Kueue names it by the UID of its Workload
+            yield Preempted(name, owners.get(uid[1], "") if uid else "", message, of.last_eviction.time)
+
+
+def _quota(cluster_queue: Manifest) -> dict[str, tuple[str, str]]:
+    """Resource -> (in use, nominal quota), summed over its flavors."""
+    nominal: dict[str, list[str]] = {}
+    for group in cluster_queue.get("spec", {}).get("resourceGroups") or ():
+        for flavor in group.get("flavors") or ():
+            for resource in flavor.get("resources") or ():
+                nominal.setdefault(resource["name"], []).append(str(resource.get("nominalQuota", "0")))
+    used: dict[str, list[str]] = {}
+    for flavor in cluster_queue.get("status", {}).get("flavorsUsage") or ():
+        for resource in flavor.get("resources") or ():
+            used.setdefault(resource["name"], []).append(str(resource.get("total", "0")))
+    return {name: (_total(used.get(name, [])), _total(amounts)) for name, amounts in nominal.items()}
+
+
+def _total(amounts: list[str]) -> str:
+    """A single amount as it is written, several as their sum."""
+    if len(amounts) == 1:
+        return amounts[0]
+    total = sum(quantity(amount) for amount in amounts)
+    return f"{total:g}"
+
+
+def _stopped(manifest: Manifest) -> str:
+    policy = str(manifest.get("spec", {}).get("stopPolicy") or "None")
+    return "" if policy == "None" else policy
+
+
+def _owner(workload: Manifest) -> str:
+    owners = workload["metadata"].get("ownerReferences") or ()
+    owner = next((each for each in owners if each.get("controller")), None)
+    if owner is None:
+        return f"Workload/{workload['metadata']['name']}"
+    return owner["name"] if owner["kind"] == "DistributedTraining" else f"{owner['kind']}/{owner['name']}"
+
+
+def _created(workload: Manifest) -> str:
+    return str(workload["metadata"].get("creationTimestamp", ""))
+
+
+def _condition(workload: Manifest, kind: str) -> Manifest | None:
+    conditions = workload.get("status", {}).get("conditions") or ()
+    return next((each for each in conditions if each.get("type") == kind), None)
+
+
+def _is(workload: Manifest, kind: str) -> bool:
+    return (_condition(workload, kind) or {}).get("status") == "True"

@@ -1,0 +1,1 @@
+"""Kueue's queues: which one a job has, and what its Workload says."""

@@ -1,0 +1,47 @@
+"""Gang scheduling: the backend of an attempt, and two jobs that wait for each other without one."""
+
+from __future__ import annotations
+
+from allranks.core import contention, gang_choice, transitions
+from allranks.core.model import Event
+from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core.snapshot import Snapshot
+from allranks.core.status_update import changed
+
+
+def choose_backend(snapshot: Snapshot) -> Outcome:
+    """Persists what places the attempt's pods together, before the first of them is created.
+
+    The decision that begins an attempt contains the choice already. This rule is for a backend that appeared later,
+    while the job waited for it.
+    """
+    o = snapshot.observed
+    if o.status.gang or o.status.launched or snapshot.pods or o.status.attempt_time is None:
+        return None
+    chosen = gang_choice.choose(o.job, o.status, o.platform, o.optional)
+    return write(changed(o.status, gang=chosen)) if chosen else None
+
+
+def give_up_pods(snapshot: Snapshot) -> Outcome:
+    """Ends an attempt that holds nodes for a part of its pods, so that a rival that does the same can run."""
+    o = snapshot.observed
+    if not o.contention.others or (own := contention.contender(snapshot)) is None:
+        return None
+    due = contention.gives_up_at(own, o.contention)
+    if due is None:
+        return None
+    if o.now < due:
+        return WaitUntil(due)
+    rival = contention.strongest(own, o.contention.others)
+    namespace, name = rival.job
+    which = "has a higher priority" if rival.priority > own.priority else "is older"
+    where = name if namespace == o.job.namespace else f"{namespace}/{name}"
+    placed = sum(1 for pod in snapshot.pods.values() if pod.node)
+    why = (
+        f"only {placed} of {len(snapshot.replicas)} pods had nodes for {own.timeout_seconds} s, and job {where}, which "
+    )
+    why += f"{which}, waits for nodes as well"
+    given_up = transitions.give_up(o.job, snapshot.summary, contention.REASON, why, contention.backoff(o.status), o.now)
+    return write(
+        given_up, Event(contention.REASON, f"{why}: the pods are deleted, and created again later", warning=True)
+    )

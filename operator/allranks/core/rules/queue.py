@@ -1,0 +1,98 @@
+"""Admission and eviction by Kueue: a job begins when it is admitted, and gives its pods up when it loses its quota."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from allranks.api.queue_status import QueueStatus
+from allranks.core import topology, transitions, workload_sync
+from allranks.core.manifests import admission
+from allranks.core.model import Event
+from allranks.core.optional_kinds import WORKLOAD
+from allranks.core.queueing import queue
+from allranks.core.queueing import workload as workloads
+from allranks.core.rules import Outcome, checkpoint, write
+from allranks.core.snapshot import Snapshot
+from allranks.core.status_update import changed
+
+
+def admit(snapshot: Snapshot) -> Outcome:
+    """Begins an attempt when Kueue admitted the Workload, or when the job is in no queue any more."""
+    o, workload = snapshot.observed, snapshot.workload
+    job, status, now = o.job, o.status, o.now
+    if not queue.queue_of(job):
+        left = transitions.admit(job, status, None, now)
+        return write(left, Event("LeftQueue", "the job is in no queue any more"))
+    if workload is None or not workloads.is_admitted(workload) or workloads.holds(workload, workloads.FINISHED):
+        return None
+    if workloads.counts(workload) != topology.wanted_sizes(job) or any(workloads.reclaimed(workload).values()):
+        return None  # a Workload of another size, or one that gave quota back: it is replaced
+    if not o.optional.api_version(WORKLOAD) or admission.missing_flavors(o, workload):
+        return None
+    found = workload["status"]["admission"]
+    before = status.queue or QueueStatus(name=queue.queue_of(job))
+    pod_sets, placements = admission.read(o, workload)
+    admitted = QueueStatus(
+        name=(workload.get("spec") or {}).get("queueName") or before.name,
+        workload=workload["metadata"]["name"],
+        workload_uid=workload["metadata"]["uid"],
+        cluster_queue=found.get("clusterQueue"),
+        admitted_time=now,
+        pod_sets=pod_sets,
+        placements=placements,
+        evictions=before.evictions,
+        last_eviction=before.last_eviction,
+    )
+    partial = {role: of for role, of in admitted.pod_sets.items() if of.count < of.requested}
+    parts = [f"{role}: {of.count} of {of.requested}" for role, of in partial.items()]
+    message = f"admitted by ClusterQueue {admitted.cluster_queue}" + (f" ({', '.join(parts)})" if parts else "")
+    sized = queue.with_admitted_size(replace(o, status=changed(status, queue=admitted))).job
+    return write(transitions.admit(sized, status, admitted, now), Event("Admitted", message))
+
+
+def withdraw(snapshot: Snapshot) -> Outcome:
+    """Gives the pods up when the job's quota is gone, or no longer fits the job."""
+    o, workload = snapshot.observed, snapshot.workload
+    job, status = o.job, o.status
+    held = status.queue if status.queue and status.queue.pod_sets else None
+    if not queue.queue_of(job):
+        return write(changed(status, queue=None), Event("LeftQueue", "the job is in no queue")) if held else None
+    if held is None:
+        why = f"the job now belongs to queue {queue.queue_of(job)}"
+        return _save_and_requeue(snapshot, "QueueAdded", why, asked_for="QueueAdded")
+    if not o.optional.api_version(WORKLOAD):
+        return None  # Kueue cannot be read: the quota that the job has stays
+    if workload is None or workload["metadata"]["uid"] != held.workload_uid:
+        return _requeue(snapshot, "WorkloadDeleted", f"Workload {held.workload} was deleted")
+    if workloads.holds(workload, workloads.EVICTED):
+        evicted = workloads.condition(workload, workloads.EVICTED) or {}
+        reason, message = evicted.get("reason") or "Evicted", evicted.get("message") or "evicted by Kueue"
+        if workloads.has_quota(workload):  # until the pods are gone
+            return _save_and_requeue(snapshot, reason, message, asked_for="Evicted")
+        return _requeue(snapshot, reason, message)
+    if not workloads.is_admitted(workload):
+        return _requeue(snapshot, "NotAdmitted", f"Workload {held.workload} is not admitted any more")
+    wanted = topology.wanted_sizes(job)
+    sizes = ({role: of.requested for role, of in held.pod_sets.items()}, _sizes(held))
+    if wanted not in sizes:
+        why = "the size changed: the job needs another quota"
+        return _save_and_requeue(snapshot, "Resized", why, asked_for="Resized")
+    if workload_sync.reclaimed_too_much(status, workload):
+        return _requeue(snapshot, "QuotaReclaimed", "ranks run again whose quota was given back when they were done")
+    return None
+
+
+def _sizes(held: QueueStatus) -> dict[str, int]:
+    return {role: of.count for role, of in held.pod_sets.items() if of.count}
+
+
+def _save_and_requeue(snapshot: Snapshot, reason: str, message: str, asked_for: str) -> Outcome:
+    """Requeues the job when its ranks stored a checkpoint; without a wait if they have nothing to save."""
+    if wait := checkpoint.ask_first(snapshot, asked_for, "the job returns to its queue"):
+        return wait
+    return _requeue(snapshot, reason, message + checkpoint.result(snapshot))
+
+
+def _requeue(snapshot: Snapshot, reason: str, message: str) -> Outcome:
+    o = snapshot.observed
+    return write(transitions.requeue(o.job, o.status, reason, message, o.now), Event(reason, message, warning=True))

@@ -1,0 +1,333 @@
+"""Discovers which optional kinds the cluster serves, and caches their objects.
+
+A watch starts when the API server lists its kind, and ends when it no longer does. The API server is asked again every
+`Timing.optional_apis` seconds, so that jobs which wait for Kueue, for example, continue when it is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from allranks.core.model import Manifest
+from allranks.core.optional_kinds import ObjectKey, OptionalKind, OptionalObjects, kind_of
+from allranks.kube import paths
+from allranks.kube.client import Client
+from allranks.kube.errors import ApiError, NotFound, Refused
+from allranks.kube.watch import Watch
+from allranks.operator.settings import Settings
+from allranks.operator.timing import Timing
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+"""Delay after a discovery request that failed."""
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Group(msgspec.Struct):
+    name: str
+    versions: list[_Version] = []
+
+
+class _Groups(msgspec.Struct):
+    groups: list[_Group] = []
+
+
+class _Resource(msgspec.Struct):
+    name: str
+
+
+class _Resources(msgspec.Struct):
+    resources: list[_Resource] = []
+
+
+@dataclass
+class _Served:
+    """A kind that the cluster serves in this version."""
+
+    version: str
+    watches: list[Watch[Any]] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    forbidden: str = ""
+    listed: set[str | None] = field(default_factory=set)
+    """Namespaces (None: all of them) whose objects have been listed."""
+
+
+class OptionalApis:
+    """`kinds` are those that the operator's settings enable. Calls `changed(kind, object)` for each object that
+    changes, and `changed(kind, None)` when a kind appears or disappears: then every job may be affected."""
+
+    def __init__(
+        self,
+        client: Client,
+        kinds: Collection[OptionalKind],
+        settings: Settings,
+        changed: Callable[[OptionalKind, Manifest | None], None],
+        timing: Timing,
+        unusable: Mapping[str, str] | None = None,
+    ) -> None:
+        """`unusable`: id of a kind that is not in `kinds` -> why the operator does not use it."""
+        self._client, self._kinds, self._changed, self._timing = client, tuple(kinds), changed, timing
+        self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
+        self._watch_timeout = settings.watch_timeout
+        self._unusable = dict(unusable or {})
+        self._served: dict[str, _Served] = {}
+        self._objects: dict[ObjectKey, Manifest] = {}
+        self._deleted: dict[ObjectKey, int] = {}
+        """Versions at which objects were deleted: responses to earlier requests may arrive later."""
+        self._by_owner: defaultdict[str, dict[ObjectKey, Manifest]] = defaultdict(dict)
+        """UID of the controller -> objects."""
+        self._discovered = not self._kinds
+        self.synced = asyncio.Event()
+        """Set once every kind is listed, or the API server does not serve it, or does not let it be read."""
+        self._note_synced()
+
+    def observe(self, uid: str) -> OptionalObjects:
+        """The objects for the reconcile of the job with this UID."""
+        if not self._served and not self._unusable:
+            return NOTHING if not self._kinds else OptionalObjects(problems=self._problems())
+        return OptionalObjects(
+            versions={
+                kind.id: f"{kind.group}/{served.version}"
+                for kind in self._kinds
+                if (served := self._served.get(kind.id)) and self._is_listed(kind, served)
+            },
+            problems=self._problems(),
+            of_job=tuple(self._by_owner.get(uid, {}).values()),
+            shared=MappingProxyType(self._objects),
+        )
+
+    def _problems(self) -> dict[str, str]:
+        out = dict(self._unusable)
+        for kind in self._kinds:
+            served = self._served.get(kind.id)
+            if served is None:
+                out[kind.id] = f"this cluster does not serve {kind.plural}.{kind.group} in {' or '.join(kind.versions)}"
+            elif not served.forbidden and not self._is_listed(kind, served):
+                out[kind.id] = f"this operator has not read {kind.plural}.{kind.group} yet"
+            elif served.forbidden:
+                out[kind.id] = f"this operator cannot read {kind.plural}.{kind.group} ({served.forbidden})"
+        return out
+
+    async def run(self) -> None:
+        """Runs forever. Returns at once if no kinds are enabled, after waiting for cancellation."""
+        if not self._kinds:
+            await asyncio.Event().wait()
+        try:
+            while True:
+                try:
+                    await self._discover()
+                    wait = self._timing.optional_apis
+                except ApiError as error:
+                    logger.warning("cannot read which APIs the cluster serves: %s", error)
+                    wait = _RETRY_SECONDS
+                await asyncio.sleep(wait)
+        finally:
+            tasks = [task for served in self._served.values() for task in served.tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def objects(self) -> list[tuple[ObjectKey, Manifest]]:
+        """Everything in the cache."""
+        return list(self._objects.items())
+
+    def remember(self, manifest: Manifest) -> None:
+        """Caches the response to the operator's own write."""
+        kind = next((kind for kind in self._kinds if kind.id == kind_of(manifest)), None)
+        if kind and kind.id in self._served:
+            self._upsert(kind, manifest, deleted=False)
+
+    def forget(self, manifest: Manifest) -> None:
+        """Drops an object that the operator deleted in the version that it had observed."""
+        kind = next((kind for kind in self._kinds if kind.id == kind_of(manifest)), None)
+        if kind:
+            metadata = manifest["metadata"]
+            key = (kind.id, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
+            self._drop(key)
+            self._deleted[key] = max(_version_of(manifest), self._deleted.get(key, 0))
+            self._changed(kind, manifest)
+
+    def watches(self) -> Iterable[tuple[str, Watch[Any]]]:
+        """(name, watch), for the liveness probe. A kind that cannot be read has none."""
+        for kind in self._kinds:
+            if (served := self._served.get(kind.id)) and not served.forbidden:
+                yield from ((f"{kind.plural}.{kind.group}", watch) for watch in served.watches)
+
+    async def _discover(self) -> None:
+        """Raises ApiError."""
+        groups = msgspec.json.decode(await self._client.get(paths.GROUPS), type=_Groups).groups
+        versions = {group.name: {each.version for each in group.versions} for group in groups}
+        resources: dict[str, set[str]] = {}
+        found: dict[str, str] = {}
+        for kind in self._kinds:
+            for version in kind.versions:
+                if version in versions.get(kind.group, ()):
+                    path = paths.group_version(kind, version)
+                    if path not in resources:
+                        resources[path] = await self._resources(path)
+                    if kind.plural in resources[path]:
+                        found[kind.id] = version
+                        break
+        for kind in self._kinds:
+            served, wanted = self._served.get(kind.id), found.get(kind.id)
+            if (served.version if served else None) == wanted:
+                continue
+            if served:
+                await self._stop(kind, served)
+            if wanted:
+                self._start(kind, wanted)
+        self._discovered = True
+        self._note_synced()
+
+    async def _resources(self, path: str) -> set[str]:
+        """Names of the resources of a version. A group may be deleted between the two requests."""
+        try:
+            answer = msgspec.json.decode(await self._client.get(path), type=_Resources)
+        except (NotFound, Refused):
+            return set()
+        return {resource.name for resource in answer.resources}
+
+    def _start(self, kind: OptionalKind, version: str) -> None:
+        served = self._served[kind.id] = _Served(version)
+        for namespace in self._namespaces if kind.namespaced else (None,):
+            watch = self._watch(kind, served, namespace)
+            served.watches.append(watch)
+            served.tasks.append(asyncio.create_task(watch.run(), name=f"watch {kind.id}"))
+        logger.info("the cluster serves %s/%s %s", kind.group, version, kind.kind)
+
+    async def _stop(self, kind: OptionalKind, served: _Served) -> None:
+        for task in served.tasks:
+            task.cancel()
+        await asyncio.gather(*served.tasks, return_exceptions=True)
+        del self._served[kind.id]
+        for key in [key for key in self._objects if key[0] == kind.id]:
+            self._drop(key)
+        logger.warning("the cluster no longer serves %s/%s %s", kind.group, served.version, kind.kind)
+        self._changed(kind, None)
+
+    def _watch(self, kind: OptionalKind, served: _Served, namespace: str | None) -> Watch[Any]:
+        def listed(found: Sequence[dict[str, Any]], version: int) -> None:
+            appeared = namespace not in served.listed
+            served.listed.add(namespace)
+            served.forbidden = ""
+            present = {self._upsert(kind, typed(each), deleted=False, quiet=appeared) for each in found}
+            for key, each in list(self._objects.items()):
+                listed_here = key[0] == kind.id and namespace in (None, key[1])
+                if listed_here and key not in present and _version_of(each) <= version:
+                    self._upsert(kind, _with_version(each, version), deleted=True, quiet=appeared)
+            if appeared:
+                self._changed(kind, None)
+            self._note_synced()
+
+        def changed(each: dict[str, Any], deleted: bool) -> None:
+            self._upsert(kind, typed(each), deleted)
+
+        def typed(each: dict[str, Any]) -> Manifest:
+            # Items of a list have neither apiVersion nor kind.
+            return {**each, "apiVersion": f"{kind.group}/{served.version}", "kind": kind.kind}
+
+        def forbidden(message: str) -> None:
+            served.forbidden = message
+            served.listed.discard(namespace)
+            watch.relist()  # events may be missed meanwhile
+            self._changed(kind, None)
+            self._note_synced()
+
+        watch: Watch[Any] = Watch(
+            self._client,
+            paths.optional(kind, served.version, namespace),
+            dict[str, Any],
+            listed=listed,
+            changed=changed,
+            parameters={"labelSelector": kind.selector} if kind.selector else None,
+            renewed_after=self._watch_timeout,
+            forbidden=forbidden,
+        )
+        return watch
+
+    def _is_listed(self, kind: OptionalKind, served: _Served) -> bool:
+        return not served.forbidden and served.listed >= set(self._namespaces if kind.namespaced else (None,))
+
+    def _upsert(self, kind: OptionalKind, manifest: Manifest, deleted: bool, quiet: bool = False) -> ObjectKey:
+        metadata = manifest["metadata"]
+        key = (kind.id, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
+        version, before = _version_of(manifest), self._objects.get(key)
+        if version <= self._deleted.get(key, 0) or (before and version <= _version_of(before)):
+            return key
+        self._drop(key)
+        if deleted:
+            self._deleted[key] = version
+            while len(self._deleted) > _TOMBSTONES:
+                del self._deleted[next(iter(self._deleted))]
+        else:
+            kept = self._objects[key] = _without(manifest, kind.dropped)
+            if owner := _controller(manifest):
+                self._by_owner[owner][key] = kept
+        if not quiet:
+            self._changed(kind, manifest)
+        return key
+
+    def _drop(self, key: ObjectKey) -> None:
+        before = self._objects.pop(key, None)
+        if before and (owner := _controller(before)):
+            objects = self._by_owner[owner]
+            objects.pop(key, None)
+            if not objects:
+                del self._by_owner[owner]
+
+    def _note_synced(self) -> None:
+        if self._discovered and all(
+            served.forbidden or self._is_listed(kind, served)
+            for kind in self._kinds
+            if (served := self._served.get(kind.id))
+        ):
+            self.synced.set()
+
+
+_TOMBSTONES = 10_000
+NOTHING = OptionalObjects()
+
+
+def _version_of(manifest: Manifest) -> int:
+    return int(manifest["metadata"].get("resourceVersion") or 0)
+
+
+def _with_version(manifest: Manifest, version: int) -> Manifest:
+    return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(version)}}
+
+
+def _controller(manifest: Manifest) -> str:
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return next((owner.get("uid", "") for owner in owners if owner.get("controller")), "")
+
+
+def _without(manifest: Manifest, dropped: Iterable[str]) -> Manifest:
+    """The object without these fields, and without managedFields."""
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
+    out: Any = {**manifest, "metadata": metadata}
+    for path in dropped:
+        out = _without_path(out, path.split("."))
+    return dict(out)
+
+
+def _without_path(value: Any, path: Sequence[str]) -> Any:
+    """Lists on the way are entered: `spec.podSets.template` is that field of each pod set."""
+    if isinstance(value, list):
+        return [_without_path(each, path) for each in value]
+    if not isinstance(value, dict) or path[0] not in value:
+        return value
+    if len(path) == 1:
+        return {key: each for key, each in value.items() if key != path[0]}
+    return {**value, path[0]: _without_path(value[path[0]], path[1:])}

@@ -1,0 +1,64 @@
+"""Deletes and patches objects of optional kinds, as a plan says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from allranks.core.model import Manifest, ObjectPatch, RejectedCreate
+from allranks.kube import paths
+from allranks.kube.client import Client
+from allranks.kube.errors import Conflict, NotFound, Refused
+
+logger = logging.getLogger("allranks.jobs")
+
+
+async def apply(
+    client: Client,
+    removals: Sequence[Manifest],
+    patches: Sequence[ObjectPatch],
+    remember: Callable[[Manifest], None],
+    forget: Callable[[Manifest], None],
+) -> dict[tuple[str, str], RejectedCreate]:
+    """Deletes, then patches, one after the other. Returns what the API server rejected, by kind and name.
+
+    An object that changed meanwhile, or is gone, is left alone: the watch shows it, and the core decides again. Raises
+    Unavailable, Fenced.
+    """
+    rejected: dict[tuple[str, str], RejectedCreate] = {}
+
+    async def change(manifest: Manifest, request: Awaitable[bytes]) -> None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        try:
+            answer: Manifest = msgspec.json.decode(await request)
+        except (NotFound, Conflict):
+            return
+        except Refused as error:
+            rejected[kind, name] = RejectedCreate(kind, name, error.reason or "Refused", str(error))
+            logger.warning("the change of %s %s was rejected: %s", kind, name, error)
+        else:
+            if answer.get("kind") == kind and answer["metadata"].get("deletionTimestamp") is None:
+                remember(answer)
+
+    for manifest in removals:
+        metadata = manifest["metadata"]
+        try:
+            # With the version, the observed state is the last one: a later event cannot bring the object back.
+            await client.delete(paths.item_of(manifest), metadata["uid"], metadata["resourceVersion"])
+        except (NotFound, Conflict):
+            continue
+        except Refused as error:
+            key = manifest["kind"], metadata["name"]
+            rejected[key] = RejectedCreate(*key, error.reason or "Refused", str(error))
+            logger.warning("the deletion of %s %s was rejected: %s", *key, error)
+        else:
+            forget(manifest)
+    for each in patches:
+        found = each.object["metadata"]
+        guard = {"uid": found["uid"], "resourceVersion": found["resourceVersion"]}
+        metadata = {**each.change.get("metadata", {}), **guard}
+        path = paths.item_of(each.object, each.subresource)
+        await change(each.object, client.patch(path, {**each.change, "metadata": metadata}))
+    return rejected

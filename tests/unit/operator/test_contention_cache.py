@@ -1,0 +1,59 @@
+"""The operator's memory of jobs that are placed in part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from allranks.core.contenders import Contention
+from allranks.core.reconcile import reconcile
+from allranks.operator.contention_cache import Contenders
+from support.builders import Life, at, job, pending, pod
+
+ONE, OTHER = ("team", "one"), ("team", "other")
+
+
+def half_placed(now: float = 20) -> Life:
+    life = Life(job(creation_timestamp=at(0)))
+    life.settle(0)
+    life.put(pod(placed_at=at(10)), pending(index=1, waiting_reason="Unschedulable"))
+    life.settle(now)
+    return life
+
+
+def test_each_job_gets_the_others_and_they_are_enqueued_when_one_changes() -> None:
+    enqueued: list[tuple[str, str]] = []
+    contenders = Contenders(enqueued.append)
+    life = half_placed()
+    assert contenders.observe(ONE, life.look(30)) == Contention()
+    assert enqueued == []
+    assert [each.placed_at for each in contenders.observe(OTHER, life.look(31)).others] == [at(10)]
+    assert enqueued == [ONE]
+    contenders.observe(OTHER, life.look(32))
+    assert enqueued == [ONE], "nothing changed"
+    life.run(40)
+    assert contenders.observe(OTHER, life.look(41)) == Contention(), "a job that runs needs no rival"
+    assert enqueued == [ONE, ONE]
+    assert contenders.observe(ONE, half_placed().look(42)).others == ()
+
+
+def test_when_a_job_gave_its_pods_up_the_others_wait_for_the_room() -> None:
+    contenders = Contenders(lambda key: None)
+    life = half_placed()
+    own = contenders.observe(ONE, life.look(30))
+    contenders.observe(OTHER, life.look(30))
+    older = replace(contenders.observe(ONE, life.look(30)).others[0], created_at=at(-100))
+    life.step(30)
+    given_up = replace(life.look(400), contention=Contention((older,)))
+    status = reconcile(given_up).status
+    assert status
+    assert status.history[-1].reason == "GangTimeout"
+    contenders.observe(OTHER, replace(life.look(401), status=status, pods=()))
+    assert contenders.observe(ONE, life.look(402)).given_up_at == at(400)
+    assert own.given_up_at is None
+
+
+def test_a_deleted_job_is_no_rival() -> None:
+    contenders = Contenders(lambda key: None)
+    contenders.observe(ONE, half_placed().look(30))
+    contenders.forget(ONE)
+    assert contenders.observe(OTHER, half_placed().look(30)) == Contention()
