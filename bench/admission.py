@@ -1,4 +1,4 @@
-"""From a job's admission by Kueue until all its pods exist, beside a job of the same size that is in no queue.
+"""Time from a job's admission by Kueue until all its pods exist, beside a job of the same size that is in no queue.
 
 python -m bench.admission                    # 256 pods, five rounds
 python -m bench.admission --pods 1000 --rounds 3
