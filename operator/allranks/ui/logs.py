@@ -199,12 +199,16 @@ def _no_pods(entry: Entry, wanted: Wanted) -> str:
 
 
 def file_of(entry: Entry, wanted: Wanted) -> LogFile | None:
-    """The log of the chosen replica and attempt; without a choice that of rank 0 in the newest attempt."""
+    """The log of the chosen replica and attempt; without a choice that of the first failure, or of rank 0, in the newest
+    attempt."""
     files = log_files.log_files(entry)
     if wanted.replica:
         files = [log for log in files if log.replica == wanted.replica]
     else:
         first = next(iter(ranks_of(entry.manifest)), "")
+        failure = entry.status.last_failure
+        if failure and failure.attempt == entry.status.attempt:
+            first = replica_key(failure.role, failure.index)
         files = [log for log in files if log.replica == first] or files
     attempt = max((log.attempt for log in files), default=0) if wanted.attempt is None else wanted.attempt
     return next((log for log in reversed(files) if log.attempt == attempt), None)

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from allranks.api.status import Failure
 from allranks.cli.format.outcome import ended_how
 from allranks.cli.format.progress import pod_state
 from allranks.core.model import Pod
@@ -70,7 +71,7 @@ def ranks(entry: Entry, pods: Sequence[Manifest]) -> list[Rank]:
                 pod=found.name if found else "",
                 node=(found.node if found else None) or "",
                 state=_state(found, entry, failed=key == first),
-                reason=_reason(found),
+                reason=_reason(found, failure if key == first else None),
                 restarts=alone.count if alone else 0,
                 failed_first=key == first,
                 slowdown=slow.get(key),
@@ -85,12 +86,15 @@ def _state(pod: Pod | None, entry: Entry, *, failed: bool) -> str:
         return "Stopping" if pod.deleted_at else str(pod.phase)
     if failed:
         return "Failed"
-    return entry.phase if entry.source == "runs" else "Absent"
+    if entry.source == "jobs":
+        return "Absent"
+    # A run stores no pods: if it failed, the others were stopped.
+    return "Stopped" if entry.phase in ("Failed", "Interrupted") else entry.phase
 
 
-def _reason(pod: Pod | None) -> str:
+def _reason(pod: Pod | None, failure: Failure | None) -> str:
     if pod is None:
-        return ""
+        return ended_how(failure.exit_code, failure.signal, failure.reason) if failure else ""
     if pod.exit:
         return "" if pod.exit.code == 0 else ended_how(pod.exit.code, pod.exit.signal, pod.exit.reason)
     if pod.phase == "Running":
