@@ -1,4 +1,4 @@
-"""Who may use the server: the user who started it, in a page that the server itself delivered.
+"""Checks who uses the server: only the user who started it, in a page that the server itself delivered.
 
 The address that `allranks ui` opens has a random token, which becomes a cookie. The checks are against pages of other
 sites: of the Host header against DNS rebinding, of the Origin header against forged requests. Every answer forbids

@@ -94,8 +94,12 @@ async def static(name: str) -> Response:
 async def _answer(request: Request, error: Exception) -> Response:
     """An error as a problem, or as a page if a person looks."""
     if isinstance(error, RequestValidationError):
-        error = Problem(422, "; ".join(_sentence(item) for item in error.errors()))
-    elif isinstance(error, HTTPException):
+        found = error.errors()
+        if any(item["loc"][0] == "path" for item in found):
+            error = HTTPException(404, "not found")
+        else:
+            error = Problem(422, "; ".join(map(_sentence, found)))
+    if isinstance(error, HTTPException):
         error = Problem(error.status_code, f"{request.method} {request.url.path}: {str(error.detail).lower()}")
     elif not isinstance(error, AllranksError):
         logger.error("%s %s", request.method, request.url.path, exc_info=error)

@@ -132,7 +132,8 @@ class ClusterJobs:
             return [manifests[pod.uid] for pod in pods_of(entry.manifest, found)]
 
         uid = entry.metadata.get("uid")
-        return await self._readings.get(("pods", uid, entry.status.attempt, entry.status.ready), read)
+        found: list[Manifest] = await self._readings.get(("pods", uid, entry.status.attempt, entry.status.ready), read)
+        return found
 
     async def events(self, entry: Entry) -> list[Manifest]:
         """The Events of the job and its pods, the oldest first. Raises ClusterError."""
@@ -145,7 +146,8 @@ class ClusterJobs:
                 event["metadata"].pop("managedFields", None)
             return sorted(found, key=lambda event: str(event["metadata"].get("creationTimestamp")))
 
-        return await self._readings.get(("events", entry.metadata.get("uid")), read)
+        found: list[Manifest] = await self._readings.get(("events", entry.metadata.get("uid")), read)
+        return found
 
     async def queues(self, namespace: str) -> list[Queue]:
         """Raises ClusterError."""
@@ -153,7 +155,8 @@ class ClusterJobs:
         async def read() -> list[Queue]:
             return await read_queues(self.within(namespace), ())
 
-        return await self._readings.get(("queues", namespace), read)
+        found: list[Queue] = await self._readings.get(("queues", namespace), read)
+        return found
 
 
 def _entry(job: Manifest) -> Entry:

@@ -92,6 +92,7 @@ def listen(port: int | None) -> socket.socket:
             raise AllranksError(
                 f"--port {tried}: cannot listen on {HOST}:{tried}: {(error.strerror or str(error)).lower()}"
             ) from error
+        listener.listen()
         return listener
     raise AssertionError("port 0 is always free")
 

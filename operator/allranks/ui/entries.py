@@ -77,7 +77,7 @@ class Entry:
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """By phase, the newest first, so that what needs attention is on the first page."""
+    """Sorted by phase, the newest first, so that what needs attention is on the first page."""
     never = datetime.min.replace(tzinfo=UTC)
     by_time = sorted(entries, key=lambda one: (one.created or never, one.key), reverse=True)
     return sorted(by_time, key=lambda one: ORDER.get(one.phase, 4))

@@ -1,4 +1,4 @@
-"""The logs of a run of this machine: their end, what matches a search, and what is appended. They are read in blocks."""
+"""Reads the logs of a run in blocks: their end, what matches a search, and what is appended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,9 @@ def log_files(entry: Entry) -> list[LogFile]:
     """The logs of the training containers, by attempt and replica. Files with other names are left out."""
     if entry.directory is None:
         return []
-    form = re.compile(rf"{re.escape(entry.job)}-(?P<role>[a-z0-9]+)-(?P<index>\d+)-(?P<attempt>\d+)(-(?P<restart>\d+))?")
+    form = re.compile(
+        rf"{re.escape(entry.job)}-(?P<role>[a-z0-9]+)-(?P<index>\d+)-(?P<attempt>\d+)(-(?P<restart>\d+))?"
+    )
     found = []
     with contextlib.suppress(OSError):
         for path in (entry.directory / "logs").glob("*.log"):
@@ -93,8 +95,11 @@ def _blocks(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
         begin += len(block)
 
 
-async def appended(path: Path, begin: int, over: Callable[[], Awaitable[bool]]) -> AsyncIterator[list[bytes]]:
-    """The lines after the byte `begin` as they are written, until `over()` and the end of the file. An empty list: there is nothing new."""
+async def appended(path: Path, begin: int, over: Callable[[], Awaitable[bool]]) -> AsyncGenerator[list[bytes]]:
+    """The lines after the byte `begin` as they are written, until `over()` and the end of the file.
+
+    An empty list says that there is nothing new.
+    """
     splitter, place = Splitter(LONGEST_LINE), begin
     while True:
         was_over = await over()

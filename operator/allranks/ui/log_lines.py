@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 
 from pydantic import BaseModel, Field
 
@@ -71,7 +71,7 @@ def matches(line: bytes, search: bytes) -> bool:
     return not search or search in line.lower()
 
 
-async def lines_of(chunks: AsyncIterator[bytes], most_bytes: int | None = None) -> AsyncIterator[list[bytes]]:
+async def lines_of(chunks: AsyncIterator[bytes], most_bytes: int | None = None) -> AsyncGenerator[list[bytes]]:
     """The lines of a stream, those of one chunk together. It ends after `most_bytes`."""
     splitter, left = Splitter(), most_bytes
     async for chunk in chunks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -84,19 +84,21 @@ async def last_lines(jobs: ClusterJobs | None, entry: Entry, wanted: Wanted) -> 
     return Found([_log_line(entry, pod, line) for pod, line in found], notes, after)
 
 
-async def followed(state: State, entry: Entry, wanted: Wanted) -> AsyncIterator[list[LogLine]]:
+async def followed(state: State, entry: Entry, wanted: Wanted) -> AsyncGenerator[list[LogLine]]:
     """New lines in batches, across restarts unless an attempt is chosen, until the job has finished.
 
     An empty batch says that nothing has happened for a while. Raises Problem and ClusterError.
     """
     wanted = chosen(entry, wanted)
-    batches = _of_new_lines(state.cluster(), entry, wanted) if entry.directory is None else _of_run_file(state, entry, wanted)
-    async with contextlib.aclosing(batches):  # type: ignore[type-var]
+    batches = (
+        _of_new_lines(state.cluster(), entry, wanted) if entry.directory is None else _of_run_file(state, entry, wanted)
+    )
+    async with contextlib.aclosing(batches):
         async for lines in batches:
             yield lines
 
 
-async def _of_new_lines(jobs: ClusterJobs, entry: Entry, wanted: Wanted) -> AsyncIterator[list[LogLine]]:
+async def _of_new_lines(jobs: ClusterJobs, entry: Entry, wanted: Wanted) -> AsyncGenerator[list[LogLine]]:
     batches: asyncio.Queue[_Batch] = asyncio.Queue(_WAITING)
     readers: dict[str, asyncio.Task[None]] = {}
 
@@ -107,7 +109,7 @@ async def _of_new_lines(jobs: ClusterJobs, entry: Entry, wanted: Wanted) -> Asyn
         lines = pod_log_reader.followed(
             jobs.within(entry.group), entry.group, pod, wanted.container, after, lambda: over() or pod.uid in gone
         )
-        async with contextlib.aclosing(lines):  # type: ignore[type-var]
+        async with contextlib.aclosing(lines):
             async for some in lines:
                 await batches.put(_Batch(pod, some))
 
@@ -160,9 +162,7 @@ async def _pods(jobs: ClusterJobs, entry: Entry) -> list[Pod]:
 def _selected(entry: Entry, pods: Sequence[Pod], wanted: Wanted) -> list[Pod]:
     attempt = entry.status.attempt if wanted.attempt is None else wanted.attempt
     return [
-        pod
-        for pod in pods
-        if pod.attempt == attempt and wanted.replica in (None, "", replica_key(pod.role, pod.index))
+        pod for pod in pods if pod.attempt == attempt and wanted.replica in (None, "", replica_key(pod.role, pod.index))
     ]
 
 
@@ -199,8 +199,10 @@ def _no_pods(entry: Entry, wanted: Wanted) -> str:
 
 
 def file_of(entry: Entry, wanted: Wanted) -> LogFile | None:
-    """The log of the chosen replica and attempt; without a choice that of the first failure, or of rank 0, in the newest
-    attempt."""
+    """The log of the chosen replica and attempt.
+
+    Without a choice it is that of the first failure, or of rank 0, in the newest attempt.
+    """
     files = log_files.log_files(entry)
     if wanted.replica:
         files = [log for log in files if log.replica == wanted.replica]
@@ -226,7 +228,7 @@ async def _of_run(entry: Entry, wanted: Wanted) -> Found:
     return Found([_line_of_run(entry, log, line) for line in lines], notes, str(end))
 
 
-async def _of_run_file(state: State, entry: Entry, wanted: Wanted) -> AsyncIterator[list[LogLine]]:
+async def _of_run_file(state: State, entry: Entry, wanted: Wanted) -> AsyncGenerator[list[LogLine]]:
     """The lines of one replica at a time."""
     place, search = int(wanted.after) if wanted.after.isdigit() else 0, wanted.search.lower().encode()
     read: LogFile | None = None

@@ -19,8 +19,8 @@ from allranks.cli.format.events import group_events
 from allranks.cli.format.outcome import describe, hint_for
 from allranks.cli.format.yaml import dump
 from allranks.cli.job_report import html
-from allranks.core.quantity import quantity
 from allranks.core.naming import replica_key
+from allranks.core.quantity import quantity
 from allranks.errors import ClusterError
 from allranks.kube.job_codec import ranks_of
 from allranks.ui import job_rows, rest
@@ -173,7 +173,9 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
         failure_age=age(failure.time, now) if failure else "",
         failure_log=_log_address(entry, replica_key(failure.role, failure.index), failure.attempt) if failure else "",
         hint=hint_for(failure) if failure else "",
-        conditions=[(c.type, c.status, age(c.last_transition_time, now), c.reason, c.message) for c in entry.status.conditions],
+        conditions=[
+            (c.type, c.status, age(c.last_transition_time, now), c.reason, c.message) for c in entry.status.conditions
+        ],
         log_address=functools.partial(_log_address, entry),
     )
 
@@ -231,7 +233,8 @@ async def events(state: StateOf, entry: EntryOf) -> Response:
     rows = [
         (
             one.kind,
-            age(one.last, now) + (f" (x{one.count} over {human((now - one.first).total_seconds())})" if one.count > 1 else ""),
+            age(one.last, now)
+            + (f" (x{one.count} over {human((now - one.first).total_seconds())})" if one.count > 1 else ""),
             one.reason,
             one.objects,
             one.message,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from allranks.cli.live.follow import has_log
@@ -38,7 +38,8 @@ async def last_lines(
     async def one(pod: Pod) -> list[tuple[Pod, Line]]:
         kept: deque[Line] = deque(maxlen=lines)
         tail = SEARCH_LINES if search else lines
-        query = {"container": container, "timestamps": "true", "tailLines": tail, "limitBytes": MOST_BYTES}
+        query: dict[str, str | int | None] = {"container": container, "timestamps": "true"}
+        query |= {"tailLines": tail, "limitBytes": MOST_BYTES}
         received = 0
         try:
             async with cluster.stream(core_path(namespace, "pods", pod.name, "log"), query, None) as content:
@@ -72,22 +73,25 @@ def _with_times(lines: list[tuple[Pod, Line]]) -> list[tuple[bytes, tuple[Pod, L
 
 async def followed(
     cluster: Cluster, namespace: str, pod: Pod, container: str, after: bytes, over: Callable[[], bool]
-) -> AsyncIterator[list[Line]]:
+) -> AsyncGenerator[list[Line]]:
     """The lines of a pod after that time (empty: all), across lost connections, until `over()`. Raises ClusterError."""
     while True:
         was_over, begun = over(), after
-        query = {"container": container, "timestamps": "true", "follow": "true"}
+        query: dict[str, str | int | None] = {"container": container, "timestamps": "true", "follow": "true"}
         if after:
             query["sinceTime"] = after[:19].decode() + "Z"
         try:
-            async with cluster.stream(core_path(namespace, "pods", pod.name, "log"), query, None) as content:
-                async with aclosing(lines_of(content.iter_any())) as lines:  # type: ignore[type-var]
-                    async for some in lines:
-                        # sinceTime has whole seconds: the server repeats lines.
-                        fresh = [line for line in map(parse_line, some) if not begun or line.time > begun]
-                        after = max((line.time for line in fresh), default=after)
-                        if fresh:
-                            yield fresh
+            path = core_path(namespace, "pods", pod.name, "log")
+            async with (
+                cluster.stream(path, query, None) as content,
+                aclosing(lines_of(content.iter_any())) as lines,
+            ):
+                async for some in lines:
+                    # sinceTime has whole seconds: the server repeats lines.
+                    fresh = [line for line in map(parse_line, some) if not begun or line.time > begun]
+                    after = max((line.time for line in fresh), default=after)
+                    if fresh:
+                        yield fresh
         except ClusterError as error:
             if error.status in (401, 403):
                 raise

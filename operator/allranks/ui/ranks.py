@@ -41,7 +41,7 @@ class Rank(BaseModel):
 
 
 def ranks(entry: Entry, pods: Sequence[Manifest]) -> list[Rank]:
-    """By rank, then those without a rank. `pods`: none for a run of this machine."""
+    """Sorted by rank, then those without a rank. `pods`: none for a run of this machine."""
     status = entry.status
     newest: dict[str, Pod] = {}
     for pod in pods_of(entry.manifest, pods) if pods else ():

@@ -1,4 +1,4 @@
-"""The REST interface `/api/v1`: the same JSON as `-o json` of the commands. The OpenAPI document is at /api/openapi.json."""
+"""The REST interface `/api/v1`, with the same JSON as `-o json` of the commands; /api/openapi.json describes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allranks.cli.commands.scale import scale_job
 from allranks.cli.commands.suspend import set_suspended
 from allranks.cli.job_report import html
 from allranks.cli.options import Changed
-from allranks.kube.job_codec import pods_of
+from allranks.core.naming import TRAINER
 from allranks.ui import logs as job_logs
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
 from allranks.ui.event_stream import HEARTBEAT, PAUSE_SECONDS, SILENCE_SECONDS, event
@@ -83,7 +83,8 @@ class LogLines(BaseModel):
 
 @router.get("/jobs", response_model=ObjectList, summary="Jobs of the cluster")
 async def jobs(state: StateOf, namespace: Namespace = None, phase: Phase = None, label: Label = None) -> Any:
-    if state.problem and not (state.jobs and state.jobs.all()):
+    found = await state.entries("jobs")
+    if state.problem and not found:
         raise Problem(503 if state.jobs else 404, state.problem)
     return await _list(state, "jobs", namespace, phase, label)
 
@@ -108,7 +109,7 @@ async def stream(
     name: Annotated[str | None, Query(description="Only this job or run.")] = None,
     objects: Annotated[bool, Query(description="Send the whole job with each change.")] = False,
 ) -> StreamingResponse:
-    """Events `added`, `changed` and `deleted` with the job, and `status` with the state of the connection to the cluster.
+    """Events `added`, `changed` and `deleted` with the job, and `status` with the state of the watch of the cluster.
 
     Changes of the same job that follow each other quickly are sent as one. There are no changes of the past: read the
     jobs when the stream is open.
@@ -174,9 +175,7 @@ async def ranks(state: StateOf, entry: EntryOf) -> Any:
 
 @router.get(Item + "/pods", summary="The pods of a job")
 async def pods(state: StateOf, entry: EntryOf) -> ObjectList:
-    found = await state.pods(entry)
-    assert len(pods_of(entry.manifest, found)) == len(found)
-    return ObjectList(items=found)
+    return ObjectList(items=await state.pods(entry))
 
 
 @router.get(Item + "/events", summary="The Events of a job and its pods")
@@ -206,19 +205,25 @@ async def report_page(state: StateOf, entry: EntryOf) -> HTMLResponse:
 async def logs(
     state: StateOf,
     entry: EntryOf,
-    rank: Annotated[int | None, Query(ge=0, description="Only this rank. A run has the log of one rank at a time.")] = None,
+    rank: Annotated[
+        int | None, Query(ge=0, description="Only this rank. A run has the log of one rank at a time.")
+    ] = None,
     replica: Annotated[str | None, Query(description="Only this ROLE-INDEX.")] = None,
-    attempt: Annotated[int | None, Query(ge=0, description="This attempt, if its pods exist. Default: the current.")] = None,
+    attempt: Annotated[
+        int | None, Query(ge=0, description="This attempt, if its pods exist. Default: the current.")
+    ] = None,
     tail: Annotated[int, Query(ge=1, le=job_logs.MOST_LINES, description="The last lines of all logs together.")] = 500,
     search: Annotated[str, Query(max_length=1000, description="Only lines that contain this text.")] = "",
-    container: str = job_logs.TRAINER,
+    container: str = TRAINER,
     follow: Annotated[bool, Query(description="Send new lines until the job has finished.")] = False,
     after: Annotated[str, Query(max_length=64, description="With follow: `after` of an earlier answer.")] = "",
 ) -> Any:
-    """Lines in the form of `allranks logs -o json`. With follow, each event has a list of lines; `end` is the last one."""
+    """Lines in the form of `allranks logs -o json`. With follow: events `lines` with lists of them, at last `end`."""
     wanted = job_logs.Wanted(rank, replica, attempt, tail, search, after, container)
     if follow:
-        return StreamingResponse(_followed(state, entry, job_logs.chosen(entry, wanted)), media_type="text/event-stream")
+        return StreamingResponse(
+            _followed(state, entry, job_logs.chosen(entry, wanted)), media_type="text/event-stream"
+        )
     found = await job_logs.last_lines(state.jobs, entry, wanted)
     return LogLines(lines=found.lines, notes=found.notes, after=found.after)
 
@@ -234,7 +239,9 @@ async def _followed(state: State, entry: Entry, wanted: job_logs.Wanted) -> Asyn
 
 # --- actions ---------------------------------------------------------------------------------------------------------
 
-Uid = Annotated[str | None, Query(description="Act only on the job with this UID, not on a later one of the same name.")]
+Uid = Annotated[
+    str | None, Query(description="Act only on the job with this UID, not on a later one of the same name.")
+]
 
 
 def _job_of(state: State, entry: Entry, uid: str | None) -> Manifest:

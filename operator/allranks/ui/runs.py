@@ -99,7 +99,7 @@ def _entry(run: StoredRun, active: bool) -> Entry | None:
         return None
     if not isinstance(job, dict) or not all(isinstance(job.get(part) or {}, dict) for part in _PARTS):
         return None
-    job["metadata"] = {"name": run.job, **(job.get("metadata") or {})}
+    job["metadata"] = {"name": run.job, "uid": "", **(job.get("metadata") or {})}
     job["spec"] = job.get("spec") or {}
     return Entry("runs", run.job, run.directory.name, job, run.directory.resolve(), active)
 

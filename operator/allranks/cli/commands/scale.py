@@ -66,8 +66,8 @@ async def scale_job(cluster: Cluster, job: Manifest, replicas: int) -> Changed:
     if before == replicas:
         return Changed(f"{name} already has {workers}", job)
     await patch_job(cluster, name, {"replicas": replicas}, "scale")
-    effect = effect(spec, replicas > before) if status.phase in ("Running", "Restarting", "Pending") else ""
-    return Changed(f"{name} scaled from {before} to {workers}{effect}", await get_job(cluster, name))
+    what = effect(spec, replicas > before) if status.phase in ("Running", "Restarting", "Pending") else ""
+    return Changed(f"{name} scaled from {before} to {workers}{what}", await get_job(cluster, name))
 
 
 def effect(spec: Manifest, grows: bool) -> str:

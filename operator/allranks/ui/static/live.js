@@ -86,7 +86,7 @@
   }
 
   if (!stream) return;
-  // Browsers allow six connections to a server: a page that nobody sees holds none.
+  // Browsers allow six connections to a server: a hidden page holds none.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) {
       close();
