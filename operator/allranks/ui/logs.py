@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from allranks.ui.state import State
 
 MOST_LINES = 10_000
-SETTLE_SECONDS = 2.0
+SETTLE_SECONDS = 1.0
 """How often a follower looks for new pods; so long after the end of a job its last lines may arrive."""
 _WAITING = 64
 """Batches of lines that wait for a slow viewer. Then nothing more is read."""

@@ -7,6 +7,7 @@ import heapq
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from allranks.cli.live.follow import has_log
 from allranks.core.model import Pod
@@ -15,6 +16,9 @@ from allranks.kube.cluster import Cluster
 from allranks.kube.paths import core_path
 from allranks.kube.pod_logs import RETRY_SECONDS, Line, parse_line
 from allranks.ui.log_lines import lines_of, matches
+
+if TYPE_CHECKING:
+    import aiohttp
 
 MOST_BYTES = 8 * 2**20
 """Bytes that are read of one pod, when a page shows the end of its log."""
@@ -41,14 +45,17 @@ async def last_lines(
         query: dict[str, str | int | None] = {"container": container, "timestamps": "true"}
         query |= {"tailLines": tail, "limitBytes": MOST_BYTES}
         received = 0
+
+        async def counted(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
+            nonlocal received
+            async for chunk in content.iter_any():
+                received += len(chunk)
+                yield chunk
+
         try:
             async with cluster.stream(core_path(namespace, "pods", pod.name, "log"), query, None) as content:
-                async for some in lines_of(content.iter_any(), MOST_BYTES):
-                    for raw in some:
-                        received += len(raw) + 1
-                        line = parse_line(raw)
-                        if matches(line.text, search.lower().encode()):
-                            kept.append(line)
+                async for some in lines_of(counted(content), MOST_BYTES):
+                    kept += [line for line in map(parse_line, some) if matches(line.text, search.lower().encode())]
         except ClusterError as error:
             if error.status in (401, 403):
                 raise

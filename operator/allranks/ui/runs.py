@@ -83,7 +83,7 @@ def _read(
             continue
         old = before.get(key)
         # A finished run never becomes active again: its lock is not tried.
-        active = run.running if old is None or (old.active and old.status.phase not in FINISHED) else old.active
+        active = run.running if old is None or (old.active and old.phase not in FINISHED) else old.active
         mark = (info.st_mtime_ns, info.st_size, active)
         entry = old if old is not None and marks.get(key) == mark else _entry(run, active)
         if entry is not None:
