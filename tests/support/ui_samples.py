@@ -13,6 +13,7 @@ from allranks.core.manifests import pods
 from allranks.core.model import Platform
 from support.builders import job as parsed_job
 from support.builders import manifest
+from support.job_api import JobApi
 
 Manifest = dict[str, Any]
 LAST_LINES = """Traceback (most recent call last):
@@ -21,6 +22,10 @@ LAST_LINES = """Traceback (most recent call last):
   File "/app/train.py", line 31, in main
     loss = model(batch).loss
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."""
+
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b[31m\u202e{{7*7}}javascript:alert(3)"
+"""Text that would do something, if it became markup, a template or a control sequence."""
 
 
 def stamp(seconds_ago: float) -> str:
@@ -190,3 +195,33 @@ def write_run(folder: Path, job: Manifest) -> None:
     unfinished = folder / ".job.tmp"
     unfinished.write_text(json.dumps(job))
     unfinished.replace(folder / "job.json")
+
+
+QUEUE = {"metadata": {"name": "gpus", "namespace": "team"}, "spec": {"clusterQueue": "all"}}
+
+
+def serve_queues(api: JobApi) -> None:
+    """A LocalQueue of Kueue, in which one job runs and one waits."""
+    owner = {"kind": "DistributedTraining", "name": "penguins", "controller": True}
+    workload = {
+        "metadata": {"name": "w1", "creationTimestamp": "2026-03-04T10:00:00Z", "ownerReferences": [owner]},
+        "spec": {"queueName": "gpus", "priority": 5},
+        "status": {"conditions": [{"type": "QuotaReserved", "status": "True"}]},
+    }
+    waiting = {
+        "metadata": {**workload["metadata"], "name": "w2", "ownerReferences": [{**owner, "name": "broken"}]},
+        "spec": workload["spec"],
+        "status": {
+            "conditions": [{"type": "QuotaReserved", "status": "False", "message": "insufficient quota for gpu"}]
+        },
+    }
+    groups = {"groups": [{"name": "kueue.x-k8s.io", "versions": [{"version": "v1beta1"}, {"version": "v1beta2"}]}]}
+    quota = {"resources": [{"name": "nvidia.com/gpu", "nominalQuota": "8"}]}
+    usage = {"resources": [{"name": "nvidia.com/gpu", "total": "6"}]}
+    cluster_queue = {"spec": {"resourceGroups": [{"flavors": [quota]}]}, "status": {"flavorsUsage": [usage]}}
+    api.queues["/apis"] = groups
+    for version in ("v1beta1", "v1beta2"):
+        base = f"/apis/kueue.x-k8s.io/{version}"
+        api.queues[f"{base}/namespaces/team/localqueues"] = {"items": [QUEUE]}
+        api.queues[f"{base}/namespaces/team/workloads"] = {"items": [workload, waiting]}
+        api.queues[f"{base}/clusterqueues/all"] = cluster_queue

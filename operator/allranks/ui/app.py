@@ -75,6 +75,7 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str) -
     app.include_router(rest.router)
     app.include_router(pages.router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
+    app.add_api_route("/favicon.ico", icon, include_in_schema=False)
     for kind in (AllranksError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer)
     app.add_middleware(Access, token=token)
@@ -89,6 +90,11 @@ async def static(name: str) -> Response:
     # The address has the version, so that a new version is loaded.
     headers = {"Cache-Control": "private, max-age=86400"}
     return Response(resources.files(package).joinpath(file).read_bytes(), media_type=kind, headers=headers)
+
+
+async def icon() -> Response:
+    """Browsers ask for it on a page that names no icon."""
+    return await static("icon.svg")
 
 
 async def _answer(request: Request, error: Exception) -> Response:

@@ -11,10 +11,19 @@ import pytest
 from allranks.ui.entries import Entry
 from support.job_api import JobApi
 from support.live import eventually
-from support.ui_samples import LAST_LINES, a_job, a_run, event, failure, pods_of, progress, times
+from support.ui_samples import (
+    HOSTILE,
+    LAST_LINES,
+    a_job,
+    a_run,
+    event,
+    failure,
+    pods_of,
+    progress,
+    serve_queues,
+    times,
+)
 from support.ui_server import UiServer
-
-HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b[31m\u202e{{7*7}}javascript:alert(3)"
 
 
 class Elements(HTMLParser):
@@ -130,36 +139,6 @@ def test_a_form_scales_the_job(server, api):
     assert server.request("POST", path, "uid=uid-penguins&replicas=many").status == 422
     assert server.request("POST", path, "x" * 10_000).status == 413
     assert server.request("POST", path, "uid=another&replicas=2").status == 409
-
-
-QUEUE = {"metadata": {"name": "gpus", "namespace": "team"}, "spec": {"clusterQueue": "all"}}
-GROUP = "/apis/kueue.x-k8s.io/v1beta1"
-
-
-def serve_queues(api: JobApi) -> None:
-    owner = {"kind": "DistributedTraining", "name": "penguins", "controller": True}
-    workload = {
-        "metadata": {"name": "w1", "creationTimestamp": "2026-03-04T10:00:00Z", "ownerReferences": [owner]},
-        "spec": {"queueName": "gpus", "priority": 5},
-        "status": {"conditions": [{"type": "QuotaReserved", "status": "True"}]},
-    }
-    waiting = {
-        "metadata": {**workload["metadata"], "name": "w2", "ownerReferences": [{**owner, "name": "broken"}]},
-        "spec": workload["spec"],
-        "status": {
-            "conditions": [{"type": "QuotaReserved", "status": "False", "message": "insufficient quota for gpu"}]
-        },
-    }
-    groups = {"groups": [{"name": "kueue.x-k8s.io", "versions": [{"version": "v1beta1"}, {"version": "v1beta2"}]}]}
-    quota = {"resources": [{"name": "nvidia.com/gpu", "nominalQuota": "8"}]}
-    usage = {"resources": [{"name": "nvidia.com/gpu", "total": "6"}]}
-    cluster_queue = {"spec": {"resourceGroups": [{"flavors": [quota]}]}, "status": {"flavorsUsage": [usage]}}
-    api.queues["/apis"] = groups
-    for version in ("v1beta1", "v1beta2"):
-        base = f"/apis/kueue.x-k8s.io/{version}"
-        api.queues[f"{base}/namespaces/team/localqueues"] = {"items": [QUEUE]}
-        api.queues[f"{base}/namespaces/team/workloads"] = {"items": [workload, waiting]}
-        api.queues[f"{base}/clusterqueues/all"] = cluster_queue
 
 
 def test_queues_show_quota_and_who_waits_and_why(server, api):
