@@ -77,10 +77,9 @@ def api(tmp_path: Path) -> Iterator[JobApi]:
             event("penguins-worker-1-0", "Pod", "OOMKilled", "Memory cgroup out of memory", "Warning"),
         ]
         for place in range(3):
-            lines = [
-                f"{stamp(600 - 10 * step)[:19]}.{place}00000000Z epoch 3 step {step} loss {2 / (step + 1):.4f}\n".encode()
-                for step in range(40)
-            ]
+            stamps = [f"{stamp(600 - 10 * step)[:19]}.{place}00000000Z" for step in range(40)]
+            texts = [f"{at} epoch 3 step {step} loss {2 / (step + 1):.4f}\n" for step, at in enumerate(stamps)]
+            lines = [text.encode() for text in texts]
             api.logs[f"penguins-worker-{place}-1"] = lines
         yield api
 
@@ -103,17 +102,17 @@ def open_page(browser, server: UiServer) -> Iterator[Callable]:
     """Opens a page in a new context that has the cookie. At the end nothing was blocked and no script has failed."""
     contexts, problems = [], []
 
+    def noted(message) -> None:
+        if message.type == "error":
+            problems.append(f"{message.text} {message.location}")
+
     def opened(path: str = "/", *, lost: bool = False, **options):
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on(
-            "console",
-            lambda message: (
-                message.type == "error" and not lost and problems.append(f"{message.text} {message.location}")
-            ),
-        )
+        if not lost:
+            page.on("console", noted)
         page.goto(f"{server.url}/?token={TOKEN}")
         page.wait_for_selector("#content")
         page.goto(f"{server.url}{path}")

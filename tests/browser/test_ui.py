@@ -187,17 +187,17 @@ def test_logs_return_after_a_lost_connection(open_page, server, api):
 
 def test_suspend_says_what_it_does_and_cancel_does_nothing(open_page, api):
     page = open_page(JOB)
-    page.click("text=Suspend")
+    page.click(".actions >> text=Suspend")
     see(page, "The operator deletes its 3 pods")
     page.click("text=Cancel")
     expect(page).to_have_url(re.compile("penguins$"))
     assert not api.jobs["penguins"]["spec"].get("suspend")
-    page.click("text=Suspend")
-    page.click("text=Suspend penguins")
+    page.click(".actions >> text=Suspend")
+    page.click("button:has-text('Suspend penguins')")
     expect(page).to_have_url(re.compile("penguins$"))
     assert api.jobs["penguins"]["spec"]["suspend"] is True
-    page.click("text=Resume")
-    page.click("text=Resume penguins")
+    page.click(".actions >> text=Resume")
+    page.click("button:has-text('Resume penguins')")
     expect(page).to_have_url(re.compile("penguins$"))
     assert api.jobs["penguins"]["spec"]["suspend"] is False
 
@@ -206,14 +206,14 @@ def test_scale_asks_for_the_number_of_workers(open_page, api):
     page = open_page(f"{JOB}/actions/scale")
     see(page, "all ranks restart at the new size")
     page.fill("input[name=replicas]", "5")
-    page.click("text=Scale penguins")
+    page.click("button:has-text('Scale penguins')")
     expect(page).to_have_url(re.compile("penguins$"))
     assert api.jobs["penguins"]["spec"]["roles"]["worker"]["replicas"] == 5
 
 
 def test_delete_leads_to_the_list(open_page, api):
     page = open_page(f"{JOB}/actions/delete")
-    page.click("text=Delete penguins")
+    page.click("button:has-text('Delete penguins')")
     expect(page).to_have_url(re.compile("/$"))
     assert "penguins" not in api.jobs
     expect(page.locator("text=penguins")).to_have_count(0, timeout=WAIT_MS)
@@ -222,7 +222,7 @@ def test_delete_leads_to_the_list(open_page, api):
 def test_a_user_without_rights_sees_a_sentence(open_page, api):
     page = open_page(f"{JOB}/actions/delete", lost=True)
     api.forbidden = {"distributedtrainings"}
-    page.click("text=Delete penguins")
+    page.click("button:has-text('Delete penguins')")
     see(page, "me may not delete distributedtrainings in namespace team: ask an admin")
     assert "penguins" in api.jobs
 
@@ -262,7 +262,7 @@ def test_a_page_of_another_site_can_neither_act_nor_show_the_pages(open_page, se
 
 def test_the_report_opens_as_a_page(open_page):
     page = open_page(JOB)
-    page.click("text=Report")
+    page.click(".actions >> text=Report")
     see(page, "penguins", "h1")
     see(page, "Where the time went")
 
