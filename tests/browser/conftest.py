@@ -92,8 +92,9 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(api: JobApi, runs: Path) -> Iterator[UiServer]:
-    with UiServer(api.kubeconfig, runs, all_namespaces=True) as server:
+def server(api: JobApi, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UiServer]:
+    monkeypatch.chdir(runs.parent)
+    with UiServer(api.kubeconfig, Path(runs.name), all_namespaces=True) as server:
         yield server
 
 

@@ -200,16 +200,16 @@ def write_run(folder: Path, job: Manifest) -> None:
 QUEUE = {"metadata": {"name": "gpus", "namespace": "team"}, "spec": {"clusterQueue": "all"}}
 
 
-def serve_queues(api: JobApi) -> None:
+def serve_queues(api: JobApi, waits: str = "broken") -> None:
     """A LocalQueue of Kueue, in which one job runs and one waits."""
     owner = {"kind": "DistributedTraining", "name": "penguins", "controller": True}
     workload = {
-        "metadata": {"name": "w1", "creationTimestamp": "2026-03-04T10:00:00Z", "ownerReferences": [owner]},
+        "metadata": {"name": "w1", "creationTimestamp": stamp(1500), "ownerReferences": [owner]},
         "spec": {"queueName": "gpus", "priority": 5},
         "status": {"conditions": [{"type": "QuotaReserved", "status": "True"}]},
     }
     waiting = {
-        "metadata": {**workload["metadata"], "name": "w2", "ownerReferences": [{**owner, "name": "broken"}]},
+        "metadata": {**workload["metadata"], "name": "w2", "ownerReferences": [{**owner, "name": waits}]},
         "spec": workload["spec"],
         "status": {
             "conditions": [{"type": "QuotaReserved", "status": "False", "message": "insufficient quota for gpu"}]

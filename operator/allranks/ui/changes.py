@@ -53,6 +53,8 @@ class Hub:
 
     def __init__(self) -> None:
         self.viewers: set[Viewer] = set()
+        self.closed = False
+        """The server ends: streams end, too."""
 
     @contextlib.contextmanager
     def viewer(self, wanted: Callable[[Entry], bool]) -> Iterator[Viewer]:
@@ -66,6 +68,10 @@ class Hub:
     def publish(self, kind: Kind, entry: Entry) -> None:
         for viewer in self.viewers:
             viewer.put(Change(kind, entry))
+
+    def close(self) -> None:
+        self.closed = True
+        self.wake()
 
     def wake(self) -> None:
         for viewer in self.viewers:

@@ -19,11 +19,11 @@ from allranks.extras import install_command
 from allranks.kube.cluster import Where
 
 if TYPE_CHECKING:
-    import uvicorn
+    from fastapi import FastAPI
 
 HOST = "127.0.0.1"
 PORT = 8765
-CLOSE_SECONDS = 1
+CLOSE_SECONDS = 3
 """How long open connections may take to end after Ctrl-C."""
 
 
@@ -54,7 +54,7 @@ def ui(where: Where, port: int | None, no_browser: bool, path: str, all_namespac
     if all_namespaces and where.namespace:
         raise click.UsageError("specify either -n or -A, not both.")
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
 
         from allranks.ui.app import application
     except ModuleNotFoundError as error:
@@ -67,15 +67,9 @@ def ui(where: Where, port: int | None, no_browser: bool, path: str, all_namespac
         print_error(error)
         sys.exit(FAILED)
     token = secrets.token_urlsafe(24)
-    address = f"http://{HOST}:{listener.getsockname()[1]}/{path.lstrip('/')}?token={token}"
-    config = uvicorn.Config(
-        application(where, all_namespaces=all_namespaces, runs=root, token=token),
-        log_level="warning",
-        timeout_graceful_shutdown=CLOSE_SECONDS,
-        server_header=False,
-        ws="none",
-    )
-    _serve(config, listener, address, browser=not no_browser)
+    address = f"http://{HOST}:{listener.getsockname()[1]}/{path.lstrip('/')}{'&' if '?' in path else '?'}token={token}"
+    app = application(where, all_namespaces=all_namespaces, runs=root, token=token)
+    _serve(app, listener, address, browser=not no_browser)
 
 
 def listen(port: int | None) -> socket.socket:
@@ -97,7 +91,7 @@ def listen(port: int | None) -> socket.socket:
     raise AssertionError("port 0 is always free")
 
 
-def _serve(config: uvicorn.Config, listener: socket.socket, address: str, *, browser: bool) -> None:
+def _serve(app: FastAPI, listener: socket.socket, address: str, *, browser: bool) -> None:
     """Serves until Ctrl-C. The address is printed when the server answers."""
     import uvicorn
 
@@ -111,5 +105,12 @@ def _serve(config: uvicorn.Config, listener: socket.socket, address: str, *, bro
                 # A browser in the terminal would block the server.
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            app.state.allranks.hub.close()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        app, log_level="warning", timeout_graceful_shutdown=CLOSE_SECONDS, server_header=False, ws="none"
+    )
     with listener:
         Server(config).run(sockets=[listener])

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from allranks.api.status import FINISHED, Status
 from allranks.kube.job_codec import status_of
@@ -45,7 +46,7 @@ class Entry:
     @property
     def path(self) -> str:
         """`jobs/NAMESPACE/NAME` or `runs/JOB/TIME`, in addresses."""
-        return f"{self.source}/{self.group}/{self.name}"
+        return f"{self.source}/{quote(self.group, safe='')}/{quote(self.name, safe='')}"
 
     @property
     def job(self) -> str:

@@ -58,7 +58,7 @@ def job_row(entry: Entry, now: datetime) -> JobRow:
         goodput=progress_text.percent(progress_text.goodput(status, now)) if measured else "",
         restarts=restarts.counted + restarts.disruptions,
         gpus=gpus.total(entry.manifest, status),
-        slow=len(progress.stragglers) if progress else 0,
+        slow=len(progress.stragglers) if progress and trains else 0,
         age=age(entry.created, now) if entry.created else "",
         took=took,
         spark=_spark(progress_text.values(progress)),

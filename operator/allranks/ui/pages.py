@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from typing import Annotated, Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs, quote, urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -135,7 +135,8 @@ async def newest_run(state: StateOf, job: str) -> Response:
     names = [entry.name for entry in await state.entries("runs") if entry.group == job]
     if not names:
         raise Problem(404, f"there is no run of {job} in {state.runs.root}: allranks runs lists them")
-    return RedirectResponse(f"/runs/{job}/{max(names)}", 303)
+    newest = max(names)
+    return RedirectResponse(f"/runs/{quote(job, safe='')}/{quote(newest, safe='')}", 303)
 
 
 # --- one job ---------------------------------------------------------------------------------------------------------
@@ -169,6 +170,7 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
         more_ranks=len(ranks) - MOST_RANKS,
         ranks_note=hidden,
         failure=failure,
+        ended_badly=entry.phase in ("Failed", "Interrupted"),
         failure_title=describe(failure) if failure else "",
         failure_age=age(failure.time, now) if failure else "",
         failure_log=_log_address(entry, replica_key(failure.role, failure.index), failure.attempt) if failure else "",

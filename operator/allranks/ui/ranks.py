@@ -87,7 +87,7 @@ def _state(pod: Pod | None, entry: Entry, *, failed: bool) -> str:
     if failed:
         return "Failed"
     if entry.source == "jobs":
-        return "Absent"
+        return "No pod"
     # A run stores no pods: if it failed, the others were stopped.
     return "Stopped" if entry.phase in ("Failed", "Interrupted") else entry.phase
 

@@ -126,7 +126,7 @@ async def stream(
     async def events() -> AsyncIterator[str]:
         with state.hub.viewer(wanted) as viewer:
             problem: str | None = None
-            while True:
+            while not state.hub.closed:
                 if state.problem != problem:
                     problem = state.problem
                     yield event("status", {"current": not problem, "problem": problem})
@@ -232,6 +232,8 @@ async def _followed(state: State, entry: Entry, wanted: job_logs.Wanted) -> Asyn
     try:
         async for lines in job_logs.followed(state, entry, wanted):
             yield event("lines", [line.model_dump() for line in lines]) if lines else HEARTBEAT
+            if state.hub.closed:
+                return
     except Exception as error:
         yield event("problem", details(error).model_dump())
     yield event("end", {})

@@ -7,7 +7,6 @@ import json
 import time
 from pathlib import Path
 
-from allranks.api.status import FINISHED
 from allranks.local.run_directories import RUN_FILE, StoredRun, stored_runs
 from allranks.ui.changes import Hub
 from allranks.ui.entries import Entry
@@ -82,8 +81,9 @@ def _read(
         except OSError:
             continue
         old = before.get(key)
-        # A finished run never becomes active again: its lock is not tried.
-        active = run.running if old is None or (old.active and old.phase not in FINISHED) else old.active
+        same = marks.get(key, ())[:2] == (info.st_mtime_ns, info.st_size)
+        # The lock of a run that has ended is not tried again, unless the directory is used once more.
+        active = run.running if old is None or old.active or not same else False
         mark = (info.st_mtime_ns, info.st_size, active)
         entry = old if old is not None and marks.get(key) == mark else _entry(run, active)
         if entry is not None:
