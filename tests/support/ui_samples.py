@@ -204,12 +204,17 @@ def serve_queues(api: JobApi, waits: str = "broken") -> None:
     """A LocalQueue of Kueue, in which one job runs and one waits."""
     owner = {"kind": "DistributedTraining", "name": "penguins", "controller": True}
     workload = {
-        "metadata": {"name": "w1", "creationTimestamp": stamp(1500), "ownerReferences": [owner]},
+        "metadata": {
+            "name": "w1",
+            "uid": "11111111-0000-4000-8000-000000000001",
+            "creationTimestamp": stamp(1500),
+            "ownerReferences": [owner],
+        },
         "spec": {"queueName": "gpus", "priority": 5},
         "status": {"conditions": [{"type": "QuotaReserved", "status": "True"}]},
     }
     waiting = {
-        "metadata": {**workload["metadata"], "name": "w2", "ownerReferences": [{**owner, "name": waits}]},
+        "metadata": {**workload["metadata"], "name": "w2", "uid": "w2", "ownerReferences": [{**owner, "name": waits}]},
         "spec": workload["spec"],
         "status": {
             "conditions": [{"type": "QuotaReserved", "status": "False", "message": "insufficient quota for gpu"}]
@@ -219,6 +224,9 @@ def serve_queues(api: JobApi, waits: str = "broken") -> None:
     quota = {"resources": [{"name": "nvidia.com/gpu", "nominalQuota": "8"}]}
     usage = {"resources": [{"name": "nvidia.com/gpu", "total": "6"}]}
     cluster_queue = {"spec": {"resourceGroups": [{"flavors": [quota]}]}, "status": {"flavorsUsage": [usage]}}
+    message = "Preempted to accommodate a workload (UID: 11111111-0000-4000-8000-000000000001, JobUID: x)"
+    eviction = {"reason": "Preempted", "message": message, "time": stamp(1600)}
+    api.jobs[waits]["status"]["queue"] = {"name": "gpus", "evictions": 1, "lastEviction": eviction}
     api.queues["/apis"] = groups
     for version in ("v1beta1", "v1beta2"):
         base = f"/apis/kueue.x-k8s.io/{version}"

@@ -343,7 +343,7 @@ async def queues(state: StateOf, namespace: str = "") -> Response:
             )
             for one in queue.waiting
         ],
-        preempted=lambda queue: [(job, age(moment, now), message) for job, message, moment in queue.preempted],
+        preempted=lambda queue: [(one.job, age(one.time, now), one.by or one.message) for one in queue.preempted],
     )
 
 

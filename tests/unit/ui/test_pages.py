@@ -148,6 +148,7 @@ def test_queues_show_quota_and_who_waits_and_why(server, api):
     assert '<progress max="1" value="0.7500"' in page
     assert "insufficient quota for gpu" in page
     assert '<a href="/jobs/team/penguins">penguins</a>' in page
+    assert "<td>26m</td><td>penguins</td>" in page  # preempted, how long ago, by whom
     [queue] = server.get("/api/v1/queues?namespace=team").json
     assert queue["waiting"][0]["message"] == "insufficient quota for gpu"
 
