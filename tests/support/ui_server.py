@@ -15,7 +15,7 @@ import uvicorn
 
 from allranks.kube.cluster import Where
 from allranks.ui.app import application
-from allranks.ui.command import HOST, listen
+from allranks.ui.command import HOST, listen, server_config
 
 TOKEN = "token-of-the-tests"
 WAIT_SECONDS = 30
@@ -56,7 +56,7 @@ class UiServer:
         self._socket = listen(self.port)
         self.port = self._socket.getsockname()[1]
         app = application(self._where, all_namespaces=self._all, runs=self._runs, token=TOKEN)
-        config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0, server_header=False, ws="none")
+        config = server_config(app, log_level="critical", timeout_graceful_shutdown=0)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
         self._thread.start()

@@ -8,7 +8,7 @@ import sys
 import threading
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,7 @@ from allranks.extras import install_command
 from allranks.kube.cluster import Where
 
 if TYPE_CHECKING:
+    import uvicorn
     from fastapi import FastAPI
 
 HOST = "127.0.0.1"
@@ -91,6 +92,13 @@ def listen(port: int | None) -> socket.socket:
     raise AssertionError("port 0 is always free")
 
 
+def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
+    """The same loop and protocols wherever the server runs, whatever else is installed."""
+    import uvicorn
+
+    return uvicorn.Config(app, loop="asyncio", http="h11", ws="none", server_header=False, **options)
+
+
 def _serve(app: FastAPI, listener: socket.socket, address: str, *, browser: bool) -> None:
     """Serves until Ctrl-C. The address is printed when the server answers."""
     import uvicorn
@@ -109,8 +117,6 @@ def _serve(app: FastAPI, listener: socket.socket, address: str, *, browser: bool
             app.state.allranks.hub.close()
             await super().shutdown(sockets)
 
-    config = uvicorn.Config(
-        app, log_level="warning", timeout_graceful_shutdown=CLOSE_SECONDS, server_header=False, ws="none"
-    )
+    config = server_config(app, log_level="warning", timeout_graceful_shutdown=CLOSE_SECONDS)
     with listener:
         Server(config).run(sockets=[listener])
