@@ -53,6 +53,8 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str) -
                 state.no_cluster = str(error)
             else:
                 state.jobs = ClusterJobs(cluster, None if all_namespaces else cluster.namespace, hub)
+                # The loop ends next: nothing would wait for the ends of TLS connections.
+                stack.push_async_callback(cluster.client.transport.close, abort=True)
                 stack.push_async_callback(state.jobs.close)
                 tasks.append(asyncio.create_task(state.jobs.run()))
             try:
