@@ -12,7 +12,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from allranks.api.status import FINISHED, Status
-from allranks.kube.job_codec import status_of
+from allranks.kube.job_codec import ranks_of, status_of
 from allranks.ui.problems import Problem
 
 Manifest = dict[str, Any]
@@ -61,6 +61,11 @@ class Entry:
     @cached_property
     def status(self) -> Status:
         return status_of(self.manifest)
+
+    @cached_property
+    def ranks(self) -> dict[str, int | None]:
+        """Replica -> its rank, by rank; None for a replica without one. Decoded once: each log line needs it."""
+        return ranks_of(self.manifest)
 
     @property
     def phase(self) -> str:

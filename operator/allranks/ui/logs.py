@@ -12,7 +12,8 @@ from allranks.api.status import FINISHED
 from allranks.cli.live.follow import has_log
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER, replica_key
-from allranks.kube.job_codec import pods_of, ranks_of
+from allranks.errors import ClusterError
+from allranks.kube.job_codec import pods_of
 from allranks.kube.pod_logs import Line
 from allranks.ui import log_files, pod_log_reader
 from allranks.ui.cluster_jobs import ClusterJobs
@@ -60,7 +61,7 @@ def chosen(entry: Entry, wanted: Wanted) -> Wanted:
     """The same with the replica of the rank. Raises Problem if the job has no such rank."""
     if wanted.rank is None:
         return wanted
-    found = [key for key, rank in ranks_of(entry.manifest).items() if rank == wanted.rank]
+    found = [key for key, rank in entry.ranks.items() if rank == wanted.rank]
     if not found:
         raise Problem(404, f"{entry.job} has no rank {wanted.rank}")
     return replace(wanted, rank=None, replica=found[0])
@@ -117,21 +118,27 @@ async def _of_new_lines(jobs: ClusterJobs, entry: Entry, wanted: Wanted) -> Asyn
     search = wanted.search.lower().encode()
     try:
         while True:
-            was_over = over()
-            pods = _selected(current(jobs, entry), await _pods(jobs, current(jobs, entry)), wanted)
-            for pod in pods[: pod_log_reader.MOST_PODS]:
-                if pod.uid not in readers and has_log(pod, wanted.container):
-                    readers[pod.uid] = asyncio.create_task(read(pod, wanted.after.encode()))
-            gone |= readers.keys() - {pod.uid for pod in pods if not pod.ended}
+            was_over, now = over(), current(jobs, entry)
+            try:
+                pods = _selected(now, await _pods(jobs, now), wanted)
+            except ClusterError as error:
+                if error.status in (401, 403):
+                    raise
+                await asyncio.sleep(SETTLE_SECONDS)  # the API server is away: what is read continues later
+            else:
+                for pod in pods[: pod_log_reader.MOST_PODS]:
+                    if pod.uid not in readers and has_log(pod, wanted.container):
+                        readers[pod.uid] = asyncio.create_task(read(pod, wanted.after.encode()))
+                gone |= readers.keys() - {pod.uid for pod in pods if not pod.ended}
             with contextlib.suppress(TimeoutError):
                 batch = await asyncio.wait_for(batches.get(), SETTLE_SECONDS)
-                some = [_log_line(entry, batch.pod, line) for line in batch.lines if matches(line.text, search)]
+                some = [_log_line(now, batch.pod, line) for line in batch.lines if matches(line.text, search)]
                 if some:
                     yield some
                 continue
             for task in readers.values():
-                if task.done() and not task.cancelled() and (error := task.exception()):
-                    raise error
+                if task.done() and not task.cancelled() and (failure := task.exception()):
+                    raise failure
             if was_over and batches.empty():
                 return
             yield []
@@ -167,7 +174,7 @@ def _selected(entry: Entry, pods: Sequence[Pod], wanted: Wanted) -> list[Pod]:
 
 
 def _log_line(entry: Entry, pod: Pod, line: Line) -> LogLine:
-    rank = ranks_of(entry.manifest).get(replica_key(pod.role, pod.index))
+    rank = entry.ranks.get(replica_key(pod.role, pod.index))
     return LogLine(
         time=line.time.decode() or None,
         role=pod.role,
@@ -207,7 +214,7 @@ def file_of(entry: Entry, wanted: Wanted) -> LogFile | None:
     if wanted.replica:
         files = [log for log in files if log.replica == wanted.replica]
     else:
-        first = next(iter(ranks_of(entry.manifest)), "")
+        first = next(iter(entry.ranks), "")
         failure = entry.status.last_failure
         if failure and failure.attempt == entry.status.attempt:
             first = replica_key(failure.role, failure.index)
@@ -269,7 +276,7 @@ class _EndOf:
 
 
 def _line_of_run(entry: Entry, log: LogFile, line: bytes) -> LogLine:
-    rank = ranks_of(entry.manifest).get(log.replica) if log.attempt == entry.status.attempt else None
+    rank = entry.ranks.get(log.replica) if log.attempt == entry.status.attempt else None
     return LogLine(time=None, role=log.role, index=log.index, rank=rank, attempt=log.attempt, line=shown(line))
 
 

@@ -22,7 +22,6 @@ from allranks.cli.job_report import html
 from allranks.core.naming import replica_key
 from allranks.core.quantity import quantity
 from allranks.errors import ClusterError
-from allranks.kube.job_codec import ranks_of
 from allranks.ui import job_rows, rest
 from allranks.ui import logs as job_logs
 from allranks.ui.actions import Action, actions
@@ -215,7 +214,7 @@ async def logs(
         "logs",
         **{**about, "live": ""},
         found=found,
-        replicas=list(ranks_of(entry.manifest).items()),
+        replicas=list(entry.ranks.items()),
         attempts=attempts,
         chosen={"replica": replica, "attempt": attempt, "search": search, "tail": tail},
         follow=f"/api/v1/{entry.path}/logs?{urlencode({k: v for k, v in query.items() if v})}" if follows else "",

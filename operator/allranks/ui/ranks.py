@@ -13,7 +13,7 @@ from allranks.cli.format.outcome import ended_how
 from allranks.cli.format.progress import pod_state
 from allranks.core.model import Pod
 from allranks.core.naming import replica_key
-from allranks.kube.job_codec import pods_of, ranks_of
+from allranks.kube.job_codec import pods_of
 from allranks.ui.entries import Entry, Manifest
 
 
@@ -53,7 +53,7 @@ def ranks(entry: Entry, pods: Sequence[Manifest]) -> list[Rank]:
     reports = {one.replica: one for one in status.progress.ranks} if status.progress else {}
     slow = {one.replica: one.slowdown for one in status.progress.stragglers} if status.progress else {}
     made = []
-    for key, number in ranks_of(entry.manifest).items():
+    for key, number in entry.ranks.items():
         role, _, index = key.rpartition("-")
         found, report = newest.get(key), reports.get(key)
         alone = status.replica_restarts.get(key)

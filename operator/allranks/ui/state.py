@@ -1,4 +1,4 @@
-"""What the server knows: jobs of a cluster, runs of this machine, and who looks at them."""
+"""The data of a server: jobs of a cluster, runs of this machine, and the viewers."""
 
 from __future__ import annotations
 

@@ -329,7 +329,7 @@ def test_logs_are_followed_across_a_restart_until_the_job_ends(server, api):
         api.pods = pods_of(job, attempt=1)
         api.put({**job, "status": {**job["status"], "attempt": 1, "ready": "2/3"}})
         kind, [line] = next(events)
-        assert (kind, line["line"], line["attempt"]) == ("lines", "again", 1)
+        assert (kind, line["line"], line["attempt"], line["rank"]) == ("lines", "again", 1, 0)
         api.ended.add("penguins-worker-0-1")
         api.put(
             {
