@@ -8,4 +8,6 @@ PATH="$frameworks/bin:$PATH" .venv/bin/allranks run examples/penguins-pytorch.ya
 cat <<'NEXT'
 This was `allranks run examples/penguins-pytorch.yaml`. To use allranks from here:
   export PATH="$PWD/.venv/bin:$PATH"
+The page of this run, with its curves, ranks and logs:
+  allranks ui --path /runs/penguins-pytorch
 NEXT

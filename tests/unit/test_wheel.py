@@ -126,7 +126,12 @@ ON_A_CLUSTER = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "extra"),
-    [*((command, "cli") for command in ON_A_CLUSTER), ("operator", "operator"), ("operator --help", "operator")],
+    [
+        *((command, "cli") for command in ON_A_CLUSTER),
+        ("operator", "operator"),
+        ("operator --help", "operator"),
+        ("ui", "cli,ui"),
+    ],
     ids=lambda value: value.replace(str(EXAMPLE), EXAMPLE.name),
 )
 def test_a_command_that_needs_an_extra_names_it_in_one_line(installed, wheel, tmp_path, command, extra):

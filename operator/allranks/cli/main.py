@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "describe": ("allranks.cli.commands.describe:describe", "Show details of a job: ranks, last failure, events."),
     "queue": ("allranks.cli.commands.queue:queue", "Show queues: quota, who waits, and for how long."),
     "top": ("allranks.cli.commands.top:top", "Show live progress, rates, ranks and goodput of jobs."),
+    "ui": ("allranks.ui.command:ui", "Show jobs and runs in the browser."),
     "report": ("allranks.cli.commands.report:report", "Print a one-page report on a job, as text, HTML or JSON."),
     "logs": ("allranks.cli.commands.logs:logs", "Print the merged logs of all ranks."),
     "debug": ("allranks.cli.commands.debug:debug", "Write everything about a job into one archive."),
@@ -60,7 +61,7 @@ IN_PODS = ("operator", "operator-frontend", "inject")
 SECTIONS = {
     "On this machine": ("run", "runs", "init", "dev", "validate", "convert", "render"),
     "On a cluster": (
-        *("submit", "get", "describe", "queue", "top", "report", "logs", "debug", "wait"),
+        *("submit", "get", "describe", "queue", "top", "ui", "report", "logs", "debug", "wait"),
         *("exec", "attach", "port-forward", "cp"),
         *("suspend", "resume", "scale", "delete"),
     ),
@@ -87,6 +88,7 @@ SYNONYMS = {
     "template": "render",
     "follow": "logs",
     "watch": "top",
+    **dict.fromkeys(("dashboard", "web", "open"), "ui"),
     "help": "--help",
     "completions": "completion",
 }
@@ -141,7 +143,7 @@ def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
     package = (error.name or "").partition(".")[0]
     if package in ("", "allranks"):
         raise error
-    install = install_command("operator" if command.startswith("operator") else "cli")
+    install = install_command("operator" if command.startswith("operator") else "ui" if command == "ui" else "cli")
     raise click.ClickException(
         f"allranks {command} needs the Python package {package}, which is not installed: {install}"
     ) from error

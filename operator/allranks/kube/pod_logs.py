@@ -61,12 +61,13 @@ async def read(cluster: Cluster, namespace: str, pod: str, query: Query) -> Asyn
                 continue
             lines = b"".join((*pending, head)).split(b"\n")
             pending = [rest] if rest else []
-            yield [_line(line) for line in lines]
+            yield [parse_line(line) for line in lines]
     if pending:
-        yield [_line(b"".join(pending))]
+        yield [parse_line(b"".join(pending))]
 
 
-def _line(raw: bytes) -> Line:
+def parse_line(raw: bytes) -> Line:
+    """A line of an answer with timestamps."""
     stamp, _, text = raw.partition(b" ")
     time = _time(stamp)
     return Line(b"", raw) if time is None else Line(time, text)

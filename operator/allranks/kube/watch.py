@@ -66,6 +66,7 @@ class Watch(Generic[T]):
 
     `forbidden(message)` is called when the API server rejects the watch. `on_error(error, failures)` replaces the log:
     it is called for each failure, with the number of failures in a row, and what it raises ends the watch.
+    `on_open()` is called when the API server has accepted the watch, also after a lost connection.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Watch(Generic[T]):
         silence: float | None = None,
         forbidden: Callable[[str], None] | None = None,
         on_error: Callable[[ApiError | msgspec.DecodeError, int], None] | None = None,
+        on_open: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = path
         self.synced = asyncio.Event()
@@ -91,7 +93,7 @@ class Watch(Generic[T]):
         self.columns: list[dict[str, Any]] = []
         """Column definitions, when `accept` asks for a table."""
         self._client, self._listed, self._changed = client, listed, changed
-        self._forbidden, self._on_error = forbidden, on_error
+        self._forbidden, self._on_error, self._on_open = forbidden, on_error, on_open
         self._decode = decoder(kind)
         self._parameters, self._accept = dict(parameters or {}), accept
         self._renewed_after = renewed_after
@@ -172,6 +174,7 @@ class Watch(Generic[T]):
             "timeoutSeconds": str(int(self._renewed_after * random.uniform(0.8, 1.0))),
         }
         async with self._client.stream(self.path, parameters, self._silence, accept=self._accept) as content:
+            self._on_open()
             rest = b""
             async for chunk in content.iter_any():
                 self.alive_at = time.monotonic()

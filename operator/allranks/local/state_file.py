@@ -18,13 +18,16 @@ class StateFile:
 
     def __init__(self, path: Path, job: Job) -> None:
         self._path, self._job, self._wrote_at = path, job, float("-inf")
+        self._written: tuple[str, int] | None = None
 
     def write_throttled(self, status: Status) -> None:
-        if time.monotonic() - self._wrote_at >= WRITE_INTERVAL_SECONDS:
+        """Progress is written now and then, a new phase or attempt at once: nothing may follow it for hours."""
+        changed = (status.phase, status.attempt) != self._written
+        if changed or time.monotonic() - self._wrote_at >= WRITE_INTERVAL_SECONDS:
             self.write(status)
 
     def write(self, status: Status) -> None:
-        self._wrote_at = time.monotonic()
+        self._wrote_at, self._written = time.monotonic(), (status.phase, status.attempt)
         shown = {
             "apiVersion": API_VERSION,
             "kind": KIND,

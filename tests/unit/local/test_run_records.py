@@ -1,4 +1,4 @@
-"""What a run stores for its report: the progress with all metrics, and the commit of the code."""
+"""What a run stores for its report: the job, the progress with all metrics, and the commit of the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from allranks.api.status import ProgressStatus, Status
 from allranks.local import progress_log
 from allranks.local.code_version import CodeVersion
 from allranks.local.progress_log import ProgressLog
-from support.builders import NOW
+from allranks.local.state_file import StateFile
+from support.builders import NOW, job
 
 
 def status(step: int, seconds: float, attempt: int = 0, phase: Any = "Running", **metrics: float) -> Status:
@@ -78,6 +79,22 @@ def test_an_earlier_run_in_the_same_directory_is_replaced(tmp_path: Path) -> Non
 
 def test_a_file_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     ProgressLog(tmp_path / "gone" / "p").note(status(3, 7))
+
+
+def test_a_new_phase_or_attempt_is_stored_at_once_and_progress_now_and_then(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "job.json", job())
+
+    def stored() -> tuple[str, int, int]:
+        found = json.loads((tmp_path / "job.json").read_text())["status"]
+        return found["phase"], found["attempt"], found["progress"]["step"]
+
+    file.write_throttled(status(1, 1, phase="Pending"))
+    file.write_throttled(status(2, 2, phase="Running"))
+    assert stored() == ("Running", 0, 2)
+    file.write_throttled(status(3, 3))
+    assert stored() == ("Running", 0, 2)
+    file.write_throttled(status(4, 4, attempt=1))
+    assert stored() == ("Running", 1, 4)
 
 
 @pytest.fixture

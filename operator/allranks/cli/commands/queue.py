@@ -46,7 +46,7 @@ async def queue(cluster: Cluster, names: tuple[str, ...], output: str | None) ->
     """
     found = await read_queues(cluster, names)
     if output:
-        click.echo(json.dumps([_as_json(dataclasses.asdict(each)) for each in found], indent=2))
+        click.echo(json.dumps([as_json(each) for each in found], indent=2))
         return OK
     if not found:
         click.echo(f"No queues in namespace {cluster.namespace}.", err=True)
@@ -133,12 +133,17 @@ def _duration(seconds: float | None) -> str:
     return "" if seconds is None else human(seconds)
 
 
-def _as_json(value: Any) -> Any:
+def as_json(queue: Queue) -> dict[str, Any]:
     """Keys in camelCase, times as text."""
+    made: dict[str, Any] = _plain(dataclasses.asdict(queue))
+    return made
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {_camel(key): _as_json(each) for key, each in value.items()}
+        return {_camel(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_as_json(each) for each in value]
+        return [_plain(each) for each in value]
     return value.isoformat() if isinstance(value, datetime) else value
 
 

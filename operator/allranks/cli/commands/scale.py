@@ -66,11 +66,11 @@ async def scale_job(cluster: Cluster, job: Manifest, replicas: int) -> Changed:
     if before == replicas:
         return Changed(f"{name} already has {workers}", job)
     await patch_job(cluster, name, {"replicas": replicas}, "scale")
-    effect = _effect(spec, replicas > before) if status.phase in ("Running", "Restarting", "Pending") else ""
-    return Changed(f"{name} scaled from {before} to {workers}{effect}", await get_job(cluster, name))
+    what = effect(spec, replicas > before) if status.phase in ("Running", "Restarting", "Pending") else ""
+    return Changed(f"{name} scaled from {before} to {workers}{what}", await get_job(cluster, name))
 
 
-def _effect(spec: Manifest, grows: bool) -> str:
+def effect(spec: Manifest, grows: bool) -> str:
     """What the change does to a job that has started."""
     framework = FRAMEWORKS.get(spec.get("framework", ""))
     if spec.get("elastic") and framework and framework.elastic == "absorbs":

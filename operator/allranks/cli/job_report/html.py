@@ -42,26 +42,25 @@ _KINDS = (FORGOTTEN, *progress_text.KINDS)
 
 def page(report: JobReport, folder: Path | None = None) -> str:
     """`folder`: the directory of the page, to which its links to logs are relative."""
-    template = _environment().get_template("report.html.j2")
+    template = environment().get_template("report.html.j2")
     return template.render(
         policy=POLICY,
         report=report,
-        tiles=list(_tiles(report)),
-        sections=list(_sections(report, folder)),
+        tiles=list(tiles(report)),
+        sections=list(sections(report, folder)),
         footer=f"allranks {__version__}, report of {text.timestamp(report.until)}",
-        bar_height=plots.BAR,
-        axis_height=plots.AXIS,
-        x_scale=X_SCALE,
     )
 
 
-def _environment() -> Environment:
+def environment(templates: str = "") -> Environment:
+    """The templates of the report, after those in the folder `templates` of that package. Raises AllranksError."""
     try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise AllranksError(f"HTML reports need further packages ({error}): {install_command('cli')}") from error
-    return Environment(
-        loader=PackageLoader("allranks.cli.job_report", "."),
+    own = PackageLoader("allranks.cli.job_report", ".")
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader(templates), own]) if templates else own,
         autoescape=True,
         finalize=_without_control_characters,
         undefined=StrictUndefined,
@@ -69,6 +68,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    made.globals.update(bar_height=plots.BAR, axis_height=plots.AXIS, x_scale=X_SCALE)
+    return made
 
 
 def _without_control_characters(value: Any) -> Any:
@@ -94,7 +95,8 @@ class Section:
     """Whether two of them fit side by side."""
 
 
-def _sections(report: JobReport, folder: Path | None) -> Iterator[Section]:
+def sections(report: JobReport, folder: Path | None = None) -> Iterator[Section]:
+    """The parts of the page below its head."""
     yield from _timeline(report)
     yield from _times(report)
     metric = report.metric or "curve"
@@ -129,7 +131,7 @@ def _link(log: Path, folder: Path | None) -> tuple[str, str]:
     return f"./{quote(relative)}", log.stem
 
 
-def _tiles(report: JobReport) -> Iterator[tuple[str, str, str]]:
+def tiles(report: JobReport) -> Iterator[tuple[str, str, str]]:
     """(title, value, note)"""
     progress = report.progress
     if report.goodput is not None:

@@ -1,0 +1,124 @@
+"""The application: REST, pages, files, errors, and what runs in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from importlib import resources
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from allranks.errors import AllranksError, ClusterError
+from allranks.kube.cluster import Cluster, Where
+from allranks.ui import pages, rest
+from allranks.ui.access import Access
+from allranks.ui.changes import Hub
+from allranks.ui.cluster_jobs import ClusterJobs
+from allranks.ui.problems import MEDIA_TYPE, Problem, details
+from allranks.ui.runs import Runs
+from allranks.ui.state import State
+from allranks.version import __version__
+
+logger = logging.getLogger(__name__)
+
+FILES = {
+    "ui.css": ("allranks.ui", "static/ui.css", "text/css"),
+    "report.css": ("allranks.cli.job_report", "report.css", "text/css"),
+    "live.js": ("allranks.ui", "static/live.js", "text/javascript"),
+    "logs.js": ("allranks.ui", "static/logs.js", "text/javascript"),
+    "idiomorph.js": ("allranks.ui", "static/idiomorph-0.8.0.min.js", "text/javascript"),
+    "icon.svg": ("allranks.ui", "static/icon.svg", "image/svg+xml"),
+}
+"""Name in the address -> package, file, type."""
+
+
+def application(where: Where, *, all_namespaces: bool, runs: Path, token: str) -> FastAPI:
+    """The server for a cluster, if there is one, and for the runs below a directory."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        hub = Hub()
+        state = app.state.allranks = State(hub, Runs(runs, hub))
+        async with contextlib.AsyncExitStack() as stack:
+            tasks = [asyncio.create_task(state.runs.run())]
+            try:
+                cluster = await stack.enter_async_context(Cluster.connect(where))
+            except ClusterError as error:
+                state.no_cluster = str(error)
+            else:
+                state.jobs = ClusterJobs(cluster, None if all_namespaces else cluster.namespace, hub)
+                # The loop ends next: nothing would wait for the ends of TLS connections.
+                stack.push_async_callback(cluster.client.transport.close, abort=True)
+                stack.push_async_callback(state.jobs.close)
+                tasks.append(asyncio.create_task(state.jobs.run()))
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    app = FastAPI(
+        title="allranks",
+        version=__version__,
+        description="Jobs of a cluster, and runs of this machine. Send the token of the address that `allranks ui` "
+        "printed as a bearer token.",
+        lifespan=lifespan,
+        openapi_url="/api/openapi.json",
+        docs_url=None,  # it would load scripts of another host
+        redoc_url=None,
+    )
+    app.include_router(rest.router)
+    app.include_router(pages.router)
+    app.add_api_route("/static/{name}", static, include_in_schema=False)
+    app.add_api_route("/favicon.ico", icon, include_in_schema=False)
+    for kind in (AllranksError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, _answer)
+    app.add_middleware(Access, token=token)
+    return app
+
+
+async def static(name: str) -> Response:
+    """A file of the pages."""
+    if name not in FILES:
+        raise Problem(404, f"there is no file {name}")
+    package, file, kind = FILES[name]
+    # The address has the version, so that a new version is loaded.
+    headers = {"Cache-Control": "private, max-age=86400"}
+    return Response(resources.files(package).joinpath(file).read_bytes(), media_type=kind, headers=headers)
+
+
+async def icon() -> Response:
+    """Browsers ask for it on a page that names no icon."""
+    return await static("icon.svg")
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    """An error as a problem, or as a page if a person looks."""
+    if isinstance(error, RequestValidationError):
+        found = error.errors()
+        if any(item["loc"][0] == "path" for item in found):
+            error = HTTPException(404, "not found")
+        else:
+            error = Problem(422, "; ".join(map(_sentence, found)))
+    if isinstance(error, HTTPException):
+        error = Problem(error.status_code, f"{request.method} {request.url.path}: {str(error.detail).lower()}")
+    elif not isinstance(error, AllranksError):
+        logger.error("%s %s", request.method, request.url.path, exc_info=error)
+    problem = details(error)
+    if request.url.path.startswith(("/api/", "/static/")):
+        return JSONResponse(problem.model_dump(), problem.status, media_type=MEDIA_TYPE)
+    return pages.problem_page(problem)
+
+
+def _sentence(item: dict[str, object]) -> str:
+    """`tail: Input should be less than or equal to 10000`."""
+    place = item.get("loc")
+    parts = [str(part) for part in place[1:]] if isinstance(place, tuple) else []
+    return f"{'.'.join(parts) or 'body'}: {item.get('msg')}"

@@ -1,0 +1,138 @@
+"""What the server shows: jobs of a cluster and runs of this machine, and how they are selected. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from allranks.api.status import FINISHED, Status
+from allranks.kube.job_codec import ranks_of, status_of
+from allranks.ui.problems import Problem
+
+Manifest = dict[str, Any]
+Source = Literal["jobs", "runs"]
+Key = tuple[Source, str, str]
+
+ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Queued": 2, "Suspended": 2, "Failed": 3, "Interrupted": 3}
+"""Jobs that run come first, then those that wait, then failed ones."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A job of a cluster (`jobs`), or a run of `allranks run` (`runs`)."""
+
+    source: Source
+    group: str
+    """The namespace of a job; the name of the job of a run."""
+    name: str
+    """The name of a job; the time of a run, which is the name of its directory."""
+    manifest: Manifest
+    """The job with its status, as `-o json` prints it."""
+    directory: Path | None = None
+    """Only of a run."""
+    active: bool = True
+    """A run whose process has ended is not active."""
+
+    @property
+    def key(self) -> Key:
+        return self.source, self.group, self.name
+
+    @property
+    def path(self) -> str:
+        """`jobs/NAMESPACE/NAME` or `runs/JOB/TIME`, in addresses."""
+        return f"{self.source}/{quote(self.group, safe='')}/{quote(self.name, safe='')}"
+
+    @property
+    def job(self) -> str:
+        """The name of the job."""
+        return self.name if self.source == "jobs" else self.group
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.manifest.get("metadata") or {}
+        return found
+
+    @cached_property
+    def status(self) -> Status:
+        return status_of(self.manifest)
+
+    @cached_property
+    def ranks(self) -> dict[str, int | None]:
+        """Replica -> its rank, by rank; None for a replica without one. Decoded once: each log line needs it."""
+        return ranks_of(self.manifest)
+
+    @property
+    def phase(self) -> str:
+        """`Interrupted` for a run that ended before its job did."""
+        # Without decoding the status: lists of thousands of jobs need it.
+        status = self.manifest.get("status")
+        phase = str((status if isinstance(status, dict) else {}).get("phase") or "Pending")
+        return phase if self.active or phase in FINISHED else "Interrupted"
+
+    @property
+    def created(self) -> datetime | None:
+        try:
+            found = datetime.fromisoformat(str(self.metadata.get("creationTimestamp")))
+        except ValueError:
+            return self.status.start_time
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Sorted by phase, the newest first, so that what needs attention is on the first page."""
+    never = datetime.min.replace(tzinfo=UTC)
+    by_time = sorted(entries, key=lambda one: (one.created or never, one.key), reverse=True)
+    return sorted(by_time, key=lambda one: ORDER.get(one.phase, 4))
+
+
+def selection(
+    namespace: str | None = None, phase: str | None = None, label: str | None = None, text: str | None = None
+) -> Callable[[Entry], bool]:
+    """Whether an entry is selected. A run has no namespace: only `phase`, `label` and `text` select it.
+
+    `text` is a part of the name. Raises Problem for a label selector that is not valid.
+    """
+    conditions = _label_conditions(label or "")
+
+    def selects(entry: Entry) -> bool:
+        if namespace and entry.source == "jobs" and entry.group != namespace:
+            return False
+        if phase and entry.phase != phase:
+            return False
+        if text and text.lower() not in f"{entry.group}/{entry.name}".lower():
+            return False
+        labels = entry.metadata.get("labels") or {}
+        return all(condition(labels) for condition in conditions)
+
+    return selects
+
+
+_CONDITION = re.compile(
+    r"(?P<absent>!\s*)?(?P<key>[A-Za-z0-9][\w./-]*)\s*"
+    r"(?:(?P<operator>==?|!=)\s*(?P<value>[\w.-]*)|\s(?P<set>in|notin)\s*\((?P<values>[\w.,\s-]*)\))?"
+)
+
+
+def _label_conditions(selector: str) -> list[Callable[[Mapping[str, str]], bool]]:
+    """The forms of kubectl: `a=b`, `a!=b`, `a`, `!a`, `a in (b, c)`, `a notin (b, c)`. Raises Problem."""
+    parts = [part.strip() for part in re.split(r",(?![^(]*\))", selector) if part.strip()]
+    return [_label_condition(part) for part in parts]
+
+
+def _label_condition(part: str) -> Callable[[Mapping[str, str]], bool]:
+    found = _CONDITION.fullmatch(part)
+    if not found or (found["absent"] and (found["operator"] or found["set"])):
+        raise Problem(400, f"label: {part!r} is not a label selector: use for example team=nlp,stage!=draft")
+    key, operator = found["key"], found["operator"] or found["set"]
+    if operator is None:
+        wanted = not found["absent"]
+        return lambda labels: (key in labels) == wanted
+    values = {value.strip() for value in (found["values"] or "").split(",")} if found["set"] else {found["value"]}
+    negated = operator in ("!=", "notin")
+    return lambda labels: (labels.get(key) in values) != negated

@@ -1,0 +1,125 @@
+"""Reads the logs of a run in blocks: their end, what matches a search, and what is appended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.ui.entries import Entry
+from allranks.ui.log_lines import LONGEST_LINE, Splitter, joined, matches
+
+BLOCK = 256 * 1024
+TAIL_BYTES = 8 * 2**20
+"""The end of a file in which the last lines are looked for."""
+SEARCH_BYTES = 256 * 2**20
+"""The end of a file that is searched."""
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """The log of one pod of a run."""
+
+    path: Path
+    role: str
+    index: int
+    attempt: int
+    restart: int
+
+    @property
+    def replica(self) -> str:
+        return f"{self.role}-{self.index}"
+
+
+def log_files(entry: Entry) -> list[LogFile]:
+    """The logs of the training containers, by attempt and replica. Files with other names are left out."""
+    if entry.directory is None:
+        return []
+    form = re.compile(
+        rf"{re.escape(entry.job)}-(?P<role>[a-z0-9]+)-(?P<index>\d+)-(?P<attempt>\d+)(-(?P<restart>\d+))?"
+    )
+    found = []
+    with contextlib.suppress(OSError):
+        for path in (entry.directory / "logs").glob("*.log"):
+            # A link could lead anywhere.
+            if (match := form.fullmatch(path.stem)) and path.is_file() and not path.is_symlink():
+                numbers = (int(match[name] or 0) for name in ("index", "attempt", "restart"))
+                found.append(LogFile(path, match["role"], *numbers))
+    return sorted(found, key=lambda log: (log.attempt, log.role, log.index, log.restart))
+
+
+def last_lines(path: Path, lines: int, search: str = "") -> tuple[list[bytes], int, bool]:
+    """The last lines that contain `search`, where the file ended, and whether the file has more before them.
+
+    Raises OSError.
+    """
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        begin = max(0, end - (SEARCH_BYTES if search else TAIL_BYTES))
+        if not search:
+            begin = _begin_of_last(file.fileno(), begin, end, lines)
+        kept: deque[bytes] = deque(maxlen=lines)
+        more, wanted = begin > 0, search.lower().encode()
+        for line in joined(_blocks(file.fileno(), begin, end)):
+            if matches(line, wanted):
+                more = more or len(kept) == lines
+                kept.append(line)
+        return list(kept), end, more
+
+
+def _begin_of_last(descriptor: int, first: int, end: int, lines: int) -> int:
+    """Where the last lines begin, not before `first`: newlines are counted from the end, block by block."""
+    place, found = end, 0
+    while place > first:
+        begin = max(first, place - BLOCK)
+        block = os.pread(descriptor, place - begin, begin)
+        # The newline at the very end ends the last line.
+        cut = len(block) - 1 if place == end and block.endswith(b"\n") else len(block)
+        while (cut := block.rfind(b"\n", 0, cut)) >= 0:
+            found += 1
+            if found == lines:
+                return begin + cut + 1
+        place = begin
+    return first
+
+
+def _blocks(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
+    while begin < end and (block := os.pread(descriptor, min(BLOCK, end - begin), begin)):
+        yield block
+        begin += len(block)
+
+
+async def appended(path: Path, begin: int, over: Callable[[], Awaitable[bool]]) -> AsyncGenerator[list[bytes]]:
+    """The lines after the byte `begin` as they are written, until `over()` and the end of the file.
+
+    An empty list says that there is nothing new.
+    """
+    splitter, place = Splitter(LONGEST_LINE), begin
+    while True:
+        was_over = await over()
+        try:
+            block = await asyncio.to_thread(_read, path, place)
+        except OSError:
+            return  # the run was removed
+        place += len(block)
+        if found := list(splitter.feed(block)):
+            yield found
+        if block:
+            continue
+        if was_over:
+            break
+        yield []
+        await asyncio.sleep(POLL_SECONDS)
+    if found := list(splitter.end()):
+        yield found
+
+
+def _read(path: Path, place: int) -> bytes:
+    with path.open("rb") as file:
+        return os.pread(file.fileno(), BLOCK, place)

@@ -1,0 +1,359 @@
+"""The pages: jobs and runs, one job, its logs, Events and manifest, its actions, and queues.
+
+Pages are rendered here; a script only loads them again when something has changed. So they work without it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Annotated, Any
+from urllib.parse import parse_qs, quote, urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from jinja2 import Environment
+
+from allranks.api.status import FINISHED
+from allranks.cli.format.duration import age, human
+from allranks.cli.format.events import group_events
+from allranks.cli.format.outcome import describe, hint_for
+from allranks.cli.format.yaml import dump
+from allranks.cli.job_report import html
+from allranks.core.naming import replica_key
+from allranks.core.quantity import quantity
+from allranks.errors import ClusterError
+from allranks.ui import job_rows, rest
+from allranks.ui import logs as job_logs
+from allranks.ui.actions import Action, actions
+from allranks.ui.entries import Entry, in_order, selection
+from allranks.ui.log_files import log_files
+from allranks.ui.problems import Problem, ProblemDetails
+from allranks.ui.rest import EntryOf, Item, StateOf
+from allranks.ui.state import State
+from allranks.version import __version__
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+PAGE = 100
+"""Jobs on one page."""
+MOST_RANKS = 512
+"""Ranks that are drawn."""
+MOST_FORM_BYTES = 4096
+
+
+@functools.cache
+def _environment() -> Environment:
+    made = html.environment("allranks.ui")
+    made.globals["version"] = __version__
+    return made
+
+
+def _page(name: str, **values: Any) -> HTMLResponse:
+    return HTMLResponse(_environment().get_template(f"{name}.html.j2").render(**values))
+
+
+def problem_page(problem: ProblemDetails) -> HTMLResponse:
+    """An error, for a person."""
+    text = _environment().get_template("problem.html.j2").render(problem=problem, live="", warning="")
+    return HTMLResponse(text, problem.status)
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/")
+async def overview(
+    request: Request,
+    state: StateOf,
+    namespace: str = "",
+    phase: str = "",
+    label: str = "",
+    text: str = "",
+    page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+) -> Response:
+    """Jobs of the cluster and runs of this machine."""
+    selects = selection(namespace, phase, label, text)
+    every = await state.entries("jobs")
+    now = state.now()
+    found = in_order(filter(selects, every))
+    runs = in_order(filter(selects, await state.entries("runs")))
+    begin = (page - 1) * PAGE
+
+    def page_address(number: int) -> str:
+        values = {**dict(request.query_params), "page": str(number)}
+        return f"?{urlencode({key: value for key, value in values.items() if value})}"
+
+    return _page(
+        "jobs",
+        live=_stream(namespace=namespace),
+        warning=state.problem if state.jobs else "",
+        no_cluster=state.no_cluster,
+        rows=[job_rows.job_row(entry, now) for entry in found[begin : begin + PAGE]],
+        runs=[job_rows.job_row(entry, now) for entry in runs[:PAGE]],
+        totals=_totals(found),
+        run_count=len(runs),
+        page=page,
+        pages=max(1, -(-len(found) // PAGE)),
+        page_address=page_address,
+        namespaces=sorted({entry.group for entry in every}),
+        phases=["Pending", "Queued", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Interrupted"],
+        chosen={"namespace": namespace, "phase": phase, "label": label, "text": text},
+        root=str(state.runs.root),
+        one_namespace=state.jobs.namespace if state.jobs else None,
+    )
+
+
+def _totals(found: list[Entry]) -> str:
+    """`3 jobs: 2 Running, 1 Failed`."""
+    counts: dict[str, int] = {}
+    for entry in found:
+        counts[entry.phase] = counts.get(entry.phase, 0) + 1
+    words = ", ".join(f"{number} {phase}" for phase, number in counts.items())
+    return f"{len(found)} job{'s' * (len(found) != 1)}" + (f": {words}" if words else "")
+
+
+def _stream(**query: str) -> str:
+    """The address of the changes that concern a page."""
+    given = {key: value for key, value in query.items() if value}
+    return f"/api/v1/stream?{urlencode(given)}"
+
+
+@router.get("/jobs")
+async def all_jobs() -> Response:
+    return RedirectResponse("/", 303)
+
+
+@router.get("/jobs/{namespace}")
+async def jobs_of(namespace: str) -> Response:
+    return RedirectResponse(f"/?{urlencode({'namespace': namespace})}", 303)
+
+
+@router.get("/runs/{job}")
+async def newest_run(state: StateOf, job: str) -> Response:
+    """The newest run of a job."""
+    names = [entry.name for entry in await state.entries("runs") if entry.group == job]
+    if not names:
+        raise Problem(404, f"there is no run of {job} in {state.runs.root}: allranks runs lists them")
+    newest = max(names)
+    return RedirectResponse(f"/runs/{quote(job, safe='')}/{quote(newest, safe='')}", 303)
+
+
+# --- one job ---------------------------------------------------------------------------------------------------------
+
+
+def _about(state: State, entry: Entry, tab: str) -> dict[str, Any]:
+    """What all pages of a job have."""
+    return {
+        "entry": entry,
+        "tab": tab,
+        "live": _stream(source=entry.source, group=entry.group, name=entry.name),
+        "warning": state.problem if entry.source == "jobs" else "",
+        "actions": actions(entry, state.now()),
+    }
+
+
+@router.get(Item)
+async def job(state: StateOf, entry: EntryOf) -> Response:
+    """Progress, attempts, ranks and the first failure."""
+    report = await state.report(entry)
+    ranks, hidden = await state.ranks(entry)
+    now = state.now()
+    failure = entry.status.last_failure
+    return _page(
+        "job",
+        **_about(state, entry, ""),
+        report=report,
+        tiles=list(html.tiles(report)),
+        sections=list(html.sections(report)),
+        ranks=ranks[:MOST_RANKS],
+        more_ranks=len(ranks) - MOST_RANKS,
+        ranks_note=hidden,
+        failure=failure,
+        ended_badly=entry.phase in ("Failed", "Interrupted"),
+        failure_title=describe(failure) if failure else "",
+        failure_age=age(failure.time, now) if failure else "",
+        failure_log=_log_address(entry, replica_key(failure.role, failure.index), failure.attempt) if failure else "",
+        hint=hint_for(failure) if failure else "",
+        conditions=[
+            (c.type, c.status, age(c.last_transition_time, now), c.reason, c.message) for c in entry.status.conditions
+        ],
+        log_address=functools.partial(_log_address, entry),
+    )
+
+
+def _log_address(entry: Entry, replica: str, attempt: int | None = None) -> str:
+    query = {"replica": replica} | ({} if attempt is None else {"attempt": str(attempt)})
+    return f"/{entry.path}/logs?{urlencode(query)}"
+
+
+@router.get(Item + "/logs")
+async def logs(
+    state: StateOf,
+    entry: EntryOf,
+    replica: str = "",
+    attempt: str = "",
+    search: Annotated[str, Query(max_length=1000)] = "",
+    tail: Annotated[int, Query(ge=1, le=job_logs.MOST_LINES)] = 500,
+) -> Response:
+    """The end of the logs of a rank, or of all ranks."""
+    if attempt and not attempt.isdigit():
+        raise Problem(422, f"attempt: {attempt!r} is not a number")
+    number = int(attempt) if attempt else None
+    wanted = job_logs.Wanted(replica=replica or None, attempt=number, tail=tail, search=search)
+    found = await job_logs.last_lines(state.jobs, entry, wanted)
+    if entry.source == "runs":
+        attempts = sorted({log.attempt for log in log_files(entry)})
+        log = job_logs.file_of(entry, wanted)
+        replica = replica or (log.replica if log else "")
+    else:
+        attempts = list(range(entry.status.attempt + 1))
+    follows = entry.active and entry.phase not in FINISHED and (number is None or number == entry.status.attempt)
+    query = {"follow": "true", "replica": replica, "attempt": attempt, "search": search, "after": found.after}
+    about = _about(state, entry, "logs")
+    return _page(
+        "logs",
+        **{**about, "live": ""},
+        found=found,
+        replicas=list(entry.ranks.items()),
+        attempts=attempts,
+        chosen={"replica": replica, "attempt": attempt, "search": search, "tail": tail},
+        follow=f"/api/v1/{entry.path}/logs?{urlencode({k: v for k, v in query.items() if v})}" if follows else "",
+    )
+
+
+@router.get(Item + "/events")
+async def events(state: StateOf, entry: EntryOf) -> Response:
+    """The Events of the job and its pods, the newest first."""
+    note = "Events are objects of a cluster: a run of this machine has none." if entry.source == "runs" else ""
+    groups = []
+    try:
+        groups = group_events(await state.events(entry))[::-1]
+    except ClusterError as error:
+        note = str(error)
+    now = state.now()
+    rows = [
+        (
+            one.kind,
+            age(one.last, now)
+            + (f" (x{one.count} over {human((now - one.first).total_seconds())})" if one.count > 1 else ""),
+            one.reason,
+            one.objects,
+            one.message,
+        )
+        for one in groups
+    ]
+    return _page("events", **_about(state, entry, "events"), rows=rows, note=note)
+
+
+@router.get(Item + "/manifest")
+async def manifest(state: StateOf, entry: EntryOf) -> Response:
+    """The job as YAML: its spec first, then its status."""
+    status = entry.manifest.get("status")
+    spec = {key: value for key, value in entry.manifest.items() if key != "status"}
+    return _page(
+        "manifest",
+        **_about(state, entry, "manifest"),
+        spec=dump([spec]),
+        status=dump([{"status": status}]) if status else "",
+    )
+
+
+# --- actions ---------------------------------------------------------------------------------------------------------
+
+
+def _action(state: State, entry: Entry, name: str) -> Action:
+    """Raises Problem if it is not possible."""
+    found = next((each for each in actions(entry, state.now()) if each.name == name), None)
+    if found is None:
+        raise Problem(409, f"{entry.job} is {entry.phase}: {name} is not possible")
+    return found
+
+
+@router.get(Item + "/actions/{name_of_action}")
+async def confirm(state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
+    """Says what an action will do, and asks."""
+    about = _about(state, entry, "actions")
+    return _page("confirm", **{**about, "live": ""}, action=_action(state, entry, name_of_action))
+
+
+@router.post(Item + "/actions/{name_of_action}")
+async def act(request: Request, state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
+    """Carries an action out, and shows the job, or all jobs after a deletion."""
+    form = await _form(request)
+    uid = form.get("uid")
+    action = _action(state, entry, name_of_action)
+    if action.name == "suspend":
+        await rest.suspend(state, entry, uid)
+    elif action.name == "resume":
+        await rest.resume(state, entry, uid)
+    elif action.name == "scale":
+        number = form.get("replicas", "")
+        if not number.isdigit() or len(number) > 6:
+            raise Problem(422, f"replicas: {number!r} is not a number of workers")
+        await rest.scale(state, entry, rest.Replicas(replicas=int(number)), uid)
+    else:
+        await rest.delete(state, entry, uid)
+        return RedirectResponse("/", 303)
+    return RedirectResponse(f"/{entry.path}", 303)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form. Raises Problem if it is too large."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_FORM_BYTES:
+            raise Problem(413, "the form is too large")
+    return {key: values[0] for key, values in parse_qs(body.decode(errors="replace")).items()}
+
+
+# --- queues ----------------------------------------------------------------------------------------------------------
+
+
+@router.get("/queues")
+async def queues(state: StateOf, namespace: str = "") -> Response:
+    """Quota, and who runs and waits."""
+    found, note, namespaces = [], state.no_cluster, []
+    if state.jobs:
+        namespace = namespace or state.jobs.namespace or state.jobs.cluster.namespace
+        namespaces = sorted({namespace, *(entry.group for entry in state.jobs.all())})
+        try:
+            found = await state.jobs.queues(namespace)
+        except ClusterError as error:
+            note = str(error)
+    now = state.now()
+    return _page(
+        "queues",
+        live=_stream(source="jobs", namespace=namespace) if state.jobs else "",
+        warning=state.problem if state.jobs else "",
+        queues=found,
+        note=note,
+        namespace=namespace,
+        namespaces=namespaces,
+        share=_share,
+        running=lambda queue: [(one.job, one.priority, _human(one.eta_seconds)) for one in queue.running],
+        waiting=lambda queue: [
+            (
+                one.job,
+                "" if one.position is None else one.position + 1,
+                age(one.since, now) if one.since else "",
+                _human(one.starts_in_seconds),
+                one.message or one.reason or "not considered yet",
+            )
+            for one in queue.waiting
+        ],
+        preempted=lambda queue: [(one.job, age(one.time, now), one.by or one.message) for one in queue.preempted],
+    )
+
+
+def _human(seconds: float | None) -> str:
+    return "" if seconds is None else human(seconds)
+
+
+def _share(used: str, of: str) -> float | None:
+    """The share of a quota that is in use."""
+    try:
+        whole = float(quantity(of))
+        return min(1.0, float(quantity(used)) / whole) if whole > 0 else None
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,109 @@
+"""The logs of pods, through the API server: the end of each, merged by time, and what follows."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from allranks.cli.live.follow import has_log
+from allranks.core.model import Pod
+from allranks.errors import ClusterError
+from allranks.kube.cluster import Cluster
+from allranks.kube.paths import core_path
+from allranks.kube.pod_logs import RETRY_SECONDS, Line, parse_line
+from allranks.ui.log_lines import lines_of, matches
+
+if TYPE_CHECKING:
+    import aiohttp
+
+MOST_BYTES = 8 * 2**20
+"""Bytes that are read of one pod, when a page shows the end of its log."""
+SEARCH_LINES = 20_000
+"""Lines of each pod that are searched."""
+MOST_PODS = 64
+"""Logs that are read at once."""
+
+
+async def last_lines(
+    cluster: Cluster, namespace: str, pods: Sequence[Pod], container: str, lines: int, search: str
+) -> tuple[list[tuple[Pod, Line]], list[str]]:
+    """The last lines of all pods together, by time, and sentences about what is missing. Raises ClusterError."""
+    notes: list[str] = []
+    if len(pods) > MOST_PODS:
+        notes.append(f"only {MOST_PODS} of {len(pods)} pods are read: choose a rank")
+    if search:
+        notes.append(f"the last {SEARCH_LINES:,} lines of each log are searched")
+    read = [pod for pod in pods[:MOST_PODS] if has_log(pod, container)]
+
+    async def one(pod: Pod) -> list[tuple[Pod, Line]]:
+        kept: deque[Line] = deque(maxlen=lines)
+        tail = SEARCH_LINES if search else lines
+        query: dict[str, str | int | None] = {"container": container, "timestamps": "true"}
+        query |= {"tailLines": tail, "limitBytes": MOST_BYTES}
+        received = 0
+
+        async def counted(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
+            nonlocal received
+            async for chunk in content.iter_any():
+                received += len(chunk)
+                yield chunk
+
+        try:
+            async with cluster.stream(core_path(namespace, "pods", pod.name, "log"), query, None) as content:
+                async for some in lines_of(counted(content), MOST_BYTES):
+                    kept += [line for line in map(parse_line, some) if matches(line.text, search.lower().encode())]
+        except ClusterError as error:
+            if error.status in (401, 403):
+                raise
+            notes.append(f"{pod.name}: {error}")
+        if received >= MOST_BYTES:
+            notes.append(f"{pod.name}: only {MOST_BYTES >> 20} MiB are read: allranks logs prints all lines")
+        return [(pod, line) for line in kept]
+
+    found = await asyncio.gather(*map(one, read))
+    merged = heapq.merge(*map(_with_times, found), key=lambda item: item[0])
+    return [item for _, item in deque(merged, maxlen=lines)], notes
+
+
+def _with_times(lines: list[tuple[Pod, Line]]) -> list[tuple[bytes, tuple[Pod, Line]]]:
+    """A line without a time stays behind the one before it."""
+    time, out = b"", []
+    for pod, line in lines:
+        time = max(time, line.time)
+        out.append((time, (pod, line)))
+    return out
+
+
+async def followed(
+    cluster: Cluster, namespace: str, pod: Pod, container: str, after: bytes, over: Callable[[], bool]
+) -> AsyncGenerator[list[Line]]:
+    """The lines of a pod after that time (empty: all), across lost connections, until `over()`. Raises ClusterError."""
+    while True:
+        was_over, begun = over(), after
+        query: dict[str, str | int | None] = {"container": container, "timestamps": "true", "follow": "true"}
+        if after:
+            query["sinceTime"] = after[:19].decode() + "Z"
+        try:
+            path = core_path(namespace, "pods", pod.name, "log")
+            async with (
+                cluster.stream(path, query, None) as content,
+                aclosing(lines_of(content.iter_any())) as lines,
+            ):
+                async for some in lines:
+                    # sinceTime has whole seconds: the server repeats lines.
+                    fresh = [line for line in map(parse_line, some) if not begun or line.time > begun]
+                    after = max((line.time for line in fresh), default=after)
+                    if fresh:
+                        yield fresh
+        except ClusterError as error:
+            if error.status in (401, 403):
+                raise
+            if error.status == 404:
+                return  # the pod is deleted, with its log
+        if was_over:
+            return
+        await asyncio.sleep(RETRY_SECONDS)

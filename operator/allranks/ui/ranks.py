@@ -1,0 +1,103 @@
+"""The ranks of a job: replicas with their pods and what they report. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from allranks.api.status import Failure
+from allranks.cli.format.outcome import ended_how
+from allranks.cli.format.progress import pod_state
+from allranks.core.model import Pod
+from allranks.core.naming import replica_key
+from allranks.kube.job_codec import pods_of
+from allranks.ui.entries import Entry, Manifest
+
+
+class Rank(BaseModel):
+    """A replica of the job in its current attempt."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+    replica: str = Field(description="ROLE-INDEX.")
+    role: str
+    index: int
+    rank: int | None = Field(description="Its rank; null for a replica without one, such as a parameter server.")
+    attempt: int
+    pod: str = Field("", description="Name of its newest pod; empty if it has none.")
+    node: str = ""
+    state: str = Field(description="Phase of the pod, or of the job if there is no pod.")
+    reason: str = Field("", description="Why it does not run, or how it ended.")
+    restarts: int = Field(0, description="Restarts of this replica alone in the attempt.")
+    failed_first: bool = Field(False, description="It is the first failure of the last attempt that failed.")
+    step: int | None = Field(None, description="Completed steps. Only the slowest 16 ranks are reported.")
+    lag: int | None = Field(None, description="Steps behind the most advanced rank.")
+    step_seconds: float | None = None
+    busy_seconds: float | None = Field(None, description="Seconds of a step in which it computed and did not wait.")
+    slowdown: float | None = Field(None, description="Of a straggler: its step time divided by that of its peers.")
+
+
+def ranks(entry: Entry, pods: Sequence[Manifest]) -> list[Rank]:
+    """Sorted by rank, then those without a rank. `pods`: none for a run of this machine."""
+    status = entry.status
+    newest: dict[str, Pod] = {}
+    for pod in pods_of(entry.manifest, pods) if pods else ():
+        key = replica_key(pod.role, pod.index)
+        if pod.attempt == status.attempt and pod.restart >= getattr(newest.get(key), "restart", 0):
+            newest[key] = pod
+    failure = status.last_failure
+    first = replica_key(failure.role, failure.index) if failure and failure.attempt == status.attempt else ""
+    reports = {one.replica: one for one in status.progress.ranks} if status.progress else {}
+    slow = {one.replica: one.slowdown for one in status.progress.stragglers} if status.progress else {}
+    made = []
+    for key, number in entry.ranks.items():
+        role, _, index = key.rpartition("-")
+        found, report = newest.get(key), reports.get(key)
+        alone = status.replica_restarts.get(key)
+        values: dict[str, Any] = {}
+        if report:
+            values = {"step": report.step, "lag": report.lag}
+            values |= {"step_seconds": report.step_seconds, "busy_seconds": report.busy_seconds}
+        made.append(
+            Rank(
+                replica=key,
+                role=role,
+                index=int(index),
+                rank=number,
+                attempt=status.attempt,
+                pod=found.name if found else "",
+                node=(found.node if found else None) or "",
+                state=_state(found, entry, failed=key == first),
+                reason=_reason(found, failure if key == first else None),
+                restarts=alone.count if alone else 0,
+                failed_first=key == first,
+                slowdown=slow.get(key),
+                **values,
+            )
+        )
+    return made
+
+
+def _state(pod: Pod | None, entry: Entry, *, failed: bool) -> str:
+    if pod is not None:
+        return "Stopping" if pod.deleted_at else str(pod.phase)
+    if failed:
+        return "Failed"
+    if entry.source == "jobs":
+        return "No pod"
+    # A run stores no pods: if it failed, the others were stopped.
+    return "Stopped" if entry.phase in ("Failed", "Interrupted") else entry.phase
+
+
+def _reason(pod: Pod | None, failure: Failure | None) -> str:
+    if pod is None:
+        return ended_how(failure.exit_code, failure.signal, failure.reason) if failure else ""
+    if pod.exit:
+        return "" if pod.exit.code == 0 else ended_how(pod.exit.code, pod.exit.signal, pod.exit.reason)
+    if pod.phase == "Running":
+        return ""
+    state = pod_state(pod)
+    return pod.waiting_message or pod.waiting_reason or pod.waiting_for or (state if state != pod.phase else "")

@@ -1,0 +1,285 @@
+"""The REST interface `/api/v1`, with the same JSON as `-o json` of the commands; /api/openapi.json describes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, StreamingResponse
+from pydantic import BaseModel, Field
+
+from allranks.cli.commands.delete import delete_job
+from allranks.cli.commands.queue import as_json
+from allranks.cli.commands.scale import scale_job
+from allranks.cli.commands.suspend import set_suspended
+from allranks.cli.job_report import html
+from allranks.cli.options import Changed
+from allranks.core.naming import TRAINER
+from allranks.ui import logs as job_logs
+from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
+from allranks.ui.event_stream import HEARTBEAT, PAUSE_SECONDS, SILENCE_SECONDS, event
+from allranks.ui.log_lines import LogLine
+from allranks.ui.problems import RESPONSES, Problem, details
+from allranks.ui.ranks import Rank
+from allranks.ui.state import State
+
+router = APIRouter(prefix="/api/v1", responses=RESPONSES)
+
+
+def _state(request: Request) -> State:
+    state: State = request.app.state.allranks
+    return state
+
+
+StateOf = Annotated[State, Depends(_state)]
+
+
+async def _entry(state: StateOf, source: Source, group: str, name: str) -> Entry:
+    return await state.find(source, group, name)
+
+
+EntryOf = Annotated[Entry, Depends(_entry)]
+Namespace = Annotated[str | None, Query(description="Only jobs of this namespace.")]
+Phase = Annotated[str | None, Query(description="Only jobs in this phase.")]
+Label = Annotated[str | None, Query(description="Only jobs with these labels, for example team=nlp,stage!=draft.")]
+Object = dict[str, Any]
+Item = "/{source}/{group}/{name}"
+"""`jobs/NAMESPACE/NAME`, or `runs/JOB/TIME` for a run of `allranks run`."""
+
+
+class ObjectList(BaseModel):
+    """A list in the form of `allranks get -o json`."""
+
+    apiVersion: Literal["v1"] = "v1"
+    kind: Literal["List"] = "List"
+    items: list[Object]
+
+
+class Replicas(BaseModel):
+    """The body of a request to scale."""
+
+    replicas: Annotated[int, Field(ge=0, description="The new number of workers.")]
+
+
+class Answer(BaseModel):
+    """The result of an action: what was done, and the job afterwards."""
+
+    message: str
+    job: Object
+
+
+class LogLines(BaseModel):
+    """The end of the logs."""
+
+    lines: list[LogLine]
+    notes: list[str] = Field(description="What is missing, as sentences.")
+    after: str = Field(description="Pass it as `after` with follow=true to get the lines after these.")
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@router.get("/jobs", response_model=ObjectList, summary="Jobs of the cluster")
+async def jobs(state: StateOf, namespace: Namespace = None, phase: Phase = None, label: Label = None) -> Any:
+    found = await state.entries("jobs")
+    if state.problem and not found:
+        raise Problem(503 if state.jobs else 404, state.problem)
+    return await _list(state, "jobs", namespace, phase, label)
+
+
+@router.get("/runs", response_model=ObjectList, summary="Runs of `allranks run` on this machine")
+async def runs(state: StateOf, phase: Phase = None, label: Label = None) -> Any:
+    return await _list(state, "runs", None, phase, label)
+
+
+async def _list(state: State, source: Source, namespace: str | None, phase: str | None, label: str | None) -> Object:
+    selects = selection(namespace, phase, label)
+    items = [entry.manifest for entry in in_order(await state.entries(source)) if selects(entry)]
+    return {"apiVersion": "v1", "kind": "List", "items": items}
+
+
+@router.get("/stream", summary="Changes of jobs and runs, as server-sent events")
+async def stream(
+    state: StateOf,
+    namespace: Namespace = None,
+    source: Source | None = None,
+    group: Annotated[str | None, Query(description="Only this namespace, or runs of this job.")] = None,
+    name: Annotated[str | None, Query(description="Only this job or run.")] = None,
+    objects: Annotated[bool, Query(description="Send the whole job with each change.")] = False,
+) -> StreamingResponse:
+    """Events `added`, `changed` and `deleted` with the job, and `status` with the state of the watch of the cluster.
+
+    Changes of the same job that follow each other quickly are sent as one. There are no changes of the past: read the
+    jobs when the stream is open.
+    """
+
+    def wanted(entry: Entry) -> bool:
+        return (
+            source in (None, entry.source)
+            and (namespace is None or (entry.source == "jobs" and entry.group == namespace))
+            and group in (None, entry.group)
+            and name in (None, entry.name)
+        )
+
+    async def events() -> AsyncIterator[str]:
+        with state.hub.viewer(wanted) as viewer:
+            problem: str | None = None
+            while not state.hub.closed:
+                if state.problem != problem:
+                    problem = state.problem
+                    yield event("status", {"current": not problem, "problem": problem})
+                changes = await viewer.take(SILENCE_SECONDS)
+                for kind, entry in changes:
+                    yield event(kind, _changed(entry, objects))
+                if not changes:
+                    yield HEARTBEAT
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _changed(entry: Entry, objects: bool) -> Object:
+    about: Object = {"source": entry.source, "group": entry.group, "name": entry.name, "phase": entry.phase}
+    about |= {"attempt": entry.status.attempt}
+    return {**about, "object": entry.manifest} if objects else about
+
+
+@router.get("/queues", summary="Queues of a namespace, with who waits")
+async def queues(state: StateOf, namespace: Namespace = None) -> list[Object]:
+    """The same as `allranks queue -o json`."""
+    cluster = state.cluster()
+    return [as_json(queue) for queue in await cluster.queues(namespace or cluster.cluster.namespace)]
+
+
+@router.get(Item, summary="A job or a run, with its status")
+async def one(entry: EntryOf) -> Object:
+    return entry.manifest
+
+
+@router.get(Item + "/attempts", summary="The attempts of a job")
+async def attempts(state: StateOf, entry: EntryOf) -> list[Object]:
+    """The same as `attempts` of `allranks report -o json`. Times are seconds since the job was created."""
+    found: list[Object] = (await state.report(entry)).as_json()["attempts"]
+    return found
+
+
+@router.get(Item + "/ranks", response_model=list[Rank], summary="The ranks of a job, with their pods")
+async def ranks(state: StateOf, entry: EntryOf) -> Any:
+    found, problem = await state.ranks(entry)
+    if problem:
+        raise Problem(403, problem)
+    return found
+
+
+@router.get(Item + "/pods", summary="The pods of a job")
+async def pods(state: StateOf, entry: EntryOf) -> ObjectList:
+    return ObjectList(items=await state.pods(entry))
+
+
+@router.get(Item + "/events", summary="The Events of a job and its pods")
+async def events(state: StateOf, entry: EntryOf) -> ObjectList:
+    return ObjectList(items=await state.events(entry))
+
+
+@router.get(Item + "/report", summary="The report on a job")
+async def report(state: StateOf, entry: EntryOf) -> Object:
+    """The same as `allranks report -o json`."""
+    return (await state.report(entry)).as_json()
+
+
+@router.get(Item + "/report.html", response_class=HTMLResponse, summary="The report on a job as a page")
+async def report_page(state: StateOf, entry: EntryOf) -> HTMLResponse:
+    page = html.page(await state.report(entry))
+    # The page has its styles in itself, and no script.
+    return HTMLResponse(page, headers={"Content-Security-Policy": f"{html.POLICY}; frame-ancestors 'none'; sandbox"})
+
+
+@router.get(
+    Item + "/logs",
+    response_model=LogLines,
+    summary="The end of the logs, or their new lines as server-sent events",
+    responses={200: {"content": {"text/event-stream": {}}}},
+)
+async def logs(
+    state: StateOf,
+    entry: EntryOf,
+    rank: Annotated[
+        int | None, Query(ge=0, description="Only this rank. A run has the log of one rank at a time.")
+    ] = None,
+    replica: Annotated[str | None, Query(description="Only this ROLE-INDEX.")] = None,
+    attempt: Annotated[
+        int | None, Query(ge=0, description="This attempt, if its pods exist. Default: the current.")
+    ] = None,
+    tail: Annotated[int, Query(ge=1, le=job_logs.MOST_LINES, description="The last lines of all logs together.")] = 500,
+    search: Annotated[str, Query(max_length=1000, description="Only lines that contain this text.")] = "",
+    container: str = TRAINER,
+    follow: Annotated[bool, Query(description="Send new lines until the job has finished.")] = False,
+    after: Annotated[str, Query(max_length=64, description="With follow: `after` of an earlier answer.")] = "",
+) -> Any:
+    """Lines in the form of `allranks logs -o json`. With follow: events `lines` with lists of them, at last `end`."""
+    wanted = job_logs.Wanted(rank, replica, attempt, tail, search, after, container)
+    if follow:
+        return StreamingResponse(
+            _followed(state, entry, job_logs.chosen(entry, wanted)), media_type="text/event-stream"
+        )
+    found = await job_logs.last_lines(state.jobs, entry, wanted)
+    return LogLines(lines=found.lines, notes=found.notes, after=found.after)
+
+
+async def _followed(state: State, entry: Entry, wanted: job_logs.Wanted) -> AsyncIterator[str]:
+    try:
+        async for lines in job_logs.followed(state, entry, wanted):
+            yield event("lines", [line.model_dump() for line in lines]) if lines else HEARTBEAT
+            if state.hub.closed:
+                return
+    except Exception as error:
+        yield event("problem", details(error).model_dump())
+    yield event("end", {})
+
+
+# --- actions ---------------------------------------------------------------------------------------------------------
+
+Uid = Annotated[
+    str | None, Query(description="Act only on the job with this UID, not on a later one of the same name.")
+]
+
+
+def _job_of(state: State, entry: Entry, uid: str | None) -> Manifest:
+    """Raises Problem."""
+    if entry.source == "runs":
+        raise Problem(409, "a run of this machine cannot be changed here: Ctrl-C in its terminal ends it")
+    state.cluster()
+    if uid and entry.metadata.get("uid") != uid:
+        raise Problem(409, f"{entry.name} is another job than the one that the page showed: load the page again")
+    return entry.manifest
+
+
+@router.post(Item + "/suspend", response_model=Answer, summary="Suspend a job: delete its pods, keep the job")
+async def suspend(state: StateOf, entry: EntryOf, uid: Uid = None) -> Any:
+    job = _job_of(state, entry, uid)
+    return _answer(await set_suspended(state.cluster().within(entry.group), job, True))
+
+
+@router.post(Item + "/resume", response_model=Answer, summary="Resume a suspended job")
+async def resume(state: StateOf, entry: EntryOf, uid: Uid = None) -> Any:
+    job = _job_of(state, entry, uid)
+    return _answer(await set_suspended(state.cluster().within(entry.group), job, False))
+
+
+@router.post(Item + "/scale", response_model=Answer, summary="Change the number of workers of a job")
+async def scale(state: StateOf, entry: EntryOf, body: Replicas, uid: Uid = None) -> Any:
+    job = _job_of(state, entry, uid)
+    return _answer(await scale_job(state.cluster().within(entry.group), job, body.replicas))
+
+
+@router.delete(Item, response_model=Answer, summary="Delete a job and everything it owns")
+async def delete(state: StateOf, entry: EntryOf, uid: Uid = None) -> Any:
+    job = _job_of(state, entry, uid)
+    await delete_job(state.cluster().within(entry.group), job)
+    return _answer(Changed(f"{entry.name} deleted", job))
+
+
+def _answer(changed: Changed) -> Answer:
+    return Answer(message=changed.line, job=changed.job)

@@ -1,0 +1,89 @@
+"""The data of a server: jobs of a cluster, runs of this machine, and the viewers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from allranks.cli.job_report.model import JobReport, build_report, last_update
+from allranks.cli.job_report.run_files import read_run_files
+from allranks.errors import ClusterError
+from allranks.ui.changes import Hub
+from allranks.ui.cluster_jobs import ClusterJobs
+from allranks.ui.entries import Entry, Manifest, Source
+from allranks.ui.problems import Problem
+from allranks.ui.ranks import Rank, ranks
+from allranks.ui.runs import Runs
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass
+class State:
+    """One for each server."""
+
+    hub: Hub
+    runs: Runs
+    jobs: ClusterJobs | None = None
+    """None without a cluster."""
+    no_cluster: str = ""
+    """Why there is none."""
+    now: Callable[[], datetime] = field(default=_now)
+
+    @property
+    def problem(self) -> str:
+        """Why the jobs are not current or not there; empty if they are."""
+        return self.jobs.problem if self.jobs else self.no_cluster
+
+    def cluster(self) -> ClusterJobs:
+        """Raises Problem without a cluster."""
+        if self.jobs is None:
+            raise Problem(404, self.no_cluster or "there is no cluster")
+        return self.jobs
+
+    async def entries(self, source: Source) -> list[Entry]:
+        """All jobs, or all runs. Raises Problem if the cluster has not been read yet."""
+        if source == "runs":
+            return await self.runs.all()
+        if self.jobs is None:
+            return []
+        try:
+            await asyncio.wait_for(self.jobs.listed.wait(), 20)
+        except TimeoutError:
+            raise Problem(503, "the API server has not answered yet: try again") from None
+        return self.jobs.all()
+
+    async def find(self, source: Source, group: str, name: str) -> Entry:
+        """Raises Problem."""
+        if source == "runs":
+            return await self.runs.get(group, name)
+        jobs = self.cluster()
+        await self.entries("jobs")
+        return jobs.get(group, name)
+
+    async def pods(self, entry: Entry) -> list[Manifest]:
+        """None for a run. Raises ClusterError."""
+        return [] if entry.source == "runs" else await self.cluster().pods(entry)
+
+    async def events(self, entry: Entry) -> list[Manifest]:
+        """None for a run. Raises ClusterError."""
+        return [] if entry.source == "runs" else await self.cluster().events(entry)
+
+    async def ranks(self, entry: Entry) -> tuple[list[Rank], str]:
+        """The ranks, and why their pods are not shown."""
+        try:
+            return ranks(entry, await self.pods(entry)), ""
+        except ClusterError as error:
+            return ranks(entry, []), str(error)
+
+    async def report(self, entry: Entry) -> JobReport:
+        """The report on a job until now; on a run that has ended, until its end."""
+        if entry.directory is None:
+            return build_report(entry.manifest, self.now())
+        files = replace(await asyncio.to_thread(read_run_files, entry.directory), logs=())
+        end = None if entry.active else last_update(entry.manifest)
+        return build_report(entry.manifest, end or self.now(), files)

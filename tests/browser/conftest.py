@@ -1,0 +1,125 @@
+"""The Chromium of the distribution, headless, and `allranks ui` with a cluster in memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.job_api import JobApi
+from support.ui_samples import a_job, a_run, condition, event, failure, pods_of, progress, stamp, times
+from support.ui_server import TOKEN, UiServer
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator:
+    """A browser for all tests. Each gets a context of its own."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    # Chromium's own sandbox needs user namespaces, which root in a container may not have.
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[JobApi]:
+    """A team's jobs, and two runs of this machine."""
+    history = [
+        {
+            "attempt": 0,
+            "startTime": stamp(3590),
+            "runningTime": stamp(3500),
+            "endTime": stamp(1800),
+            "reason": "OOMKilled",
+            "counted": True,
+            "failure": failure(message="torch.OutOfMemoryError: CUDA out of memory.") | {"reason": "OOMKilled"},
+            "firstStep": 0,
+            "lastStep": 610,
+            "productiveSeconds": 1400.0,
+            "lostSeconds": 250.0,
+        }
+    ]
+    penguins = a_job(
+        "penguins",
+        "Running",
+        attempt=1,
+        attemptTime=stamp(1790),
+        runningTime=stamp(1700),
+        restarts={"counted": 1, "disruptions": 0, "byReason": {"OOMKilled": 1}},
+        lastFailure=failure() | {"reason": "OOMKilled"},
+        history=history,
+        progress=progress(1200, attempt=1),
+        times=times(),
+    )
+    broken = a_job(
+        "translate",
+        "Failed",
+        completionTime=stamp(600),
+        lastFailure=failure(2) | {"pod": "translate-worker-2-0"},
+        conditions=[condition("Failed", "Error", "worker-2 failed with exit code 1, for the second time")],
+        progress=progress(300),
+    )
+    waiting = a_job("vision", "Queued", 8, conditions=[], ready="0/8")
+    done = a_job("digits", "Succeeded", completionTime=stamp(60), progress=progress(5000))
+    with JobApi(tmp_path, penguins, broken, waiting, done) as api:
+        api.pods = pods_of(penguins, attempt=1)
+        api.events = [
+            event("penguins", "DistributedTraining", "Restarted", "attempt 1 started", uid="uid-penguins"),
+            event("penguins-worker-1-0", "Pod", "OOMKilled", "Memory cgroup out of memory", "Warning"),
+        ]
+        for place in range(3):
+            stamps = [f"{stamp(600 - 10 * step)[:19]}.{place}00000000Z" for step in range(40)]
+            texts = [f"{at} epoch 3 step {step} loss {2 / (step + 1):.4f}\n" for step, at in enumerate(stamps)]
+            lines = [text.encode() for text in texts]
+            api.logs[f"penguins-worker-{place}-1"] = lines
+        yield api
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    logs = {"hello-worker-0-0": b"rank 0 begins\n", "hello-worker-1-0": b"rank 1 begins\nValueError: bad\n"}
+    a_run(tmp_path / "runs", "hello", "20260304-101500", "Failed", logs, lastFailure=failure())
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def server(api: JobApi, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UiServer]:
+    monkeypatch.chdir(runs.parent)
+    with UiServer(api.kubeconfig, Path(runs.name), all_namespaces=True) as server:
+        yield server
+
+
+@pytest.fixture
+def open_page(browser, server: UiServer) -> Iterator[Callable]:
+    """Opens a page in a new context that has the cookie. At the end nothing was blocked and no script has failed."""
+    contexts, problems = [], []
+
+    def noted(message) -> None:
+        if message.type == "error":
+            problems.append(f"{message.text} {message.location}")
+
+    def opened(path: str = "/", *, lost: bool = False, **options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        if not lost:
+            page.on("console", noted)
+        page.goto(f"{server.url}/?token={TOKEN}")
+        page.wait_for_selector("#content")
+        page.goto(f"{server.url}{path}")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert problems == []

@@ -1,0 +1,280 @@
+"""The pages of `allranks ui` in Chromium: each view, each action, restarts, lost connections, accessibility."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from support.live import eventually
+from support.ui_samples import HOSTILE, a_job, failure, pods_of, progress, serve_queues
+from support.ui_server import TOKEN, UiServer
+
+pytestmark = pytest.mark.nightly
+
+IMAGES = Path(os.environ["SCREENSHOTS"]).resolve() if "SCREENSHOTS" in os.environ else None
+"""A folder for the pictures of the documentation: SCREENSHOTS=docs/guides/images."""
+JOB = "/jobs/team/penguins"
+VIEWS = {
+    "jobs": "/",
+    "job": JOB,
+    "failed-job": "/jobs/team/translate",
+    "logs": f"{JOB}/logs",
+    "events": f"{JOB}/events",
+    "manifest": f"{JOB}/manifest",
+    "suspend": f"{JOB}/actions/suspend",
+    "scale": f"{JOB}/actions/scale",
+    "delete": f"{JOB}/actions/delete",
+    "queues": "/queues",
+    "run": "/runs/hello",
+    "run-logs": "/runs/hello/20260304-101500/logs",
+    "problem": "/jobs/team/nothing",
+}
+SHOWN = {"jobs": "light", "job": "dark", "failed-job": "light", "logs": "light", "suspend": "light", "queues": "light"}
+"""The views in the documentation, and their colours."""
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+WAIT_MS = 60_000
+
+
+def expect(locator):
+    from playwright.sync_api import expect as of
+
+    return of(locator)
+
+
+def see(page, text: str, selector: str = "main") -> None:
+    """Waits until the page shows the text."""
+    expect(page.locator(selector)).to_contain_text(text, timeout=WAIT_MS)
+
+
+def findings(page) -> list[str]:
+    """What axe-core finds, as `rule: element`."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_is_accessible_and_fits_on_a_desk_and_on_a_phone(open_page, api, view, scheme):
+    serve_queues(api, "vision")
+    for size, viewport in (("", DESK), ("-phone", PHONE)):
+        lost = view == "problem"  # Chromium reports the status 404 as an error
+        page = open_page(VIEWS[view], viewport=viewport, color_scheme=scheme, lost=lost)
+        page.wait_for_load_state("load")
+        assert findings(page) == []
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= viewport["width"], f"{view} is {width} pixels wide"
+        if IMAGES and not size and SHOWN.get(view) == scheme:
+            IMAGES.mkdir(parents=True, exist_ok=True)
+            page.evaluate("document.activeElement.blur()")
+            short = view in ("queues", "suspend")
+            (page.locator("body") if short else page).screenshot(path=str(IMAGES / f"ui-{view}.png"))
+
+
+def test_a_stranger_finds_out_why_a_job_failed_in_three_clicks(open_page):
+    page = open_page("/")
+    page.click("text=translate")
+    see(page, "First failure: worker-2 (rank 2) in attempt 0")
+    see(page, "torch.OutOfMemoryError: CUDA out of memory.", "section.failure")
+    page.click("text=Log of this rank")
+    expect(page).to_have_url(re.compile(r"/logs\?replica=worker-2&attempt=0"))
+
+
+def test_filters_are_in_the_address(open_page):
+    page = open_page("/")
+    page.select_option("select[name=phase]", "Failed")
+    page.click("text=Filter")
+    expect(page).to_have_url(re.compile("phase=Failed"))
+    expect(page.locator("table.jobs").first.locator("tbody tr")).to_have_count(1)
+    page.go_back()
+    expect(page.locator("table.jobs").first.locator("tbody tr")).to_have_count(4)
+
+
+def test_everything_is_reached_with_the_keyboard(open_page):
+    page = open_page("/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "penguins":
+            break
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("/jobs/team/penguins$"))
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "Suspend":
+            break
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("/actions/suspend$"))
+    see(page, "The work since the last checkpoint of step 1000")
+
+
+def test_a_job_that_restarts_is_shown_while_one_looks(open_page, api):
+    page = open_page(JOB)
+    see(page, "Running", "h1")
+    page.click("summary >> nth=0")  # a table that was opened stays open
+    job = api.jobs["penguins"]
+    status = {**job["status"], "phase": "Restarting", "lastFailure": failure(0, 1, "RuntimeError: NCCL error")}
+    api.put({**job, "status": status})
+    see(page, "Restarting", "h1")
+    see(page, "RuntimeError: NCCL error", "section.failure")
+    api.pods = pods_of(job, attempt=2)
+    api.put({**job, "status": {**status, "phase": "Running", "attempt": 2, "progress": progress(1300, attempt=2)}})
+    see(page, "1300/5000")
+    expect(page).to_have_title(re.compile("penguins: Running"))
+    assert page.evaluate("document.querySelector('details').open") is True
+
+
+def test_jobs_appear_and_disappear_in_the_list(open_page, api):
+    page = open_page("/")
+    api.put(a_job("new-job", "Pending"))
+    see(page, "new-job")
+    api.delete("new-job")
+    expect(page.locator("text=new-job")).to_have_count(0, timeout=WAIT_MS)
+
+
+def test_after_a_lost_connection_the_page_says_so_and_is_current_again(open_page, server, api):
+    page = open_page("/", lost=True)
+    see(page, "penguins")
+    server.stop()
+    see(page, "The connection to allranks ui is lost", "#connection")
+    see(page, "penguins")
+    api.put(a_job("meanwhile", "Running"))
+    server.start()
+    see(page, "meanwhile")
+    expect(page.locator("#connection")).to_be_hidden(timeout=WAIT_MS)
+
+
+def test_a_page_of_a_server_that_ended_says_what_to_do(open_page, server):
+    page = open_page("/", lost=True)
+    see(page, "penguins")
+    page.context.clear_cookies()  # as after a start with another token
+    server.stop()
+    see(page, "The connection to allranks ui is lost", "#connection")
+    server.start()
+    see(page, "This page belongs to a server that has ended", "#connection")
+
+
+def test_logs_follow_the_ranks_and_are_searched(open_page, api):
+    page = open_page(f"{JOB}/logs?replica=worker-0")
+    see(page, "epoch 3 step 39", "#log")
+    api.logs["penguins-worker-0-1"].append(b"2100-01-01T00:00:00.000000000Z <b>bold</b> step 40\n")
+    see(page, "<b>bold</b> step 40", "#log")
+    assert page.locator("#log b:text-is('bold')").count() == 0
+    assert page.evaluate("log.scrollHeight - log.scrollTop - log.clientHeight") < 40
+    page.fill("input[name=search]", "step 7 ")
+    page.press("input[name=search]", "Enter")
+    expect(page.locator("#log > div")).to_have_count(1)
+    see(page, "epoch 3 step 7 loss", "#log")
+    page.select_option("select[name=attempt]", "0")
+    page.click("text=Show")
+    see(page, "the pods of attempt 0 are deleted, and their logs with them")
+
+
+def test_logs_return_after_a_lost_connection(open_page, server, api):
+    page = open_page(f"{JOB}/logs?replica=worker-0", lost=True)
+    see(page, "epoch 3 step 39", "#log")
+    server.stop()
+    see(page, "The connection to allranks ui is lost", "#connection")
+    api.logs["penguins-worker-0-1"].append(b"2100-01-01T00:00:00.000000000Z while away\n")
+    server.start()
+    see(page, "while away", "#log")
+    api.logs["penguins-worker-0-1"].append(b"2100-01-01T00:00:01.000000000Z after the return\n")
+    see(page, "after the return", "#log")
+    assert page.locator("#log >> text=while away").count() == 1
+
+
+def test_suspend_says_what_it_does_and_cancel_does_nothing(open_page, api):
+    page = open_page(JOB)
+    page.click(".actions >> text=Suspend")
+    see(page, "The operator deletes its 3 pods")
+    page.click("text=Cancel")
+    expect(page).to_have_url(re.compile("penguins$"))
+    assert not api.jobs["penguins"]["spec"].get("suspend")
+    page.click(".actions >> text=Suspend")
+    page.click("button:has-text('Suspend penguins')")
+    expect(page).to_have_url(re.compile("penguins$"))
+    assert api.jobs["penguins"]["spec"]["suspend"] is True
+    page.click(".actions >> text=Resume")
+    page.click("button:has-text('Resume penguins')")
+    expect(page).to_have_url(re.compile("penguins$"))
+    assert api.jobs["penguins"]["spec"]["suspend"] is False
+
+
+def test_scale_asks_for_the_number_of_workers(open_page, api):
+    page = open_page(f"{JOB}/actions/scale")
+    see(page, "all ranks restart at the new size")
+    page.fill("input[name=replicas]", "5")
+    page.click("button:has-text('Scale penguins')")
+    expect(page).to_have_url(re.compile("penguins$"))
+    assert api.jobs["penguins"]["spec"]["roles"]["worker"]["replicas"] == 5
+
+
+def test_delete_leads_to_the_list(open_page, api):
+    page = open_page(f"{JOB}/actions/delete")
+    page.click("button:has-text('Delete penguins')")
+    expect(page).to_have_url(re.compile("/$"))
+    assert "penguins" not in api.jobs
+    expect(page.locator("text=penguins")).to_have_count(0, timeout=WAIT_MS)
+
+
+def test_a_user_without_rights_sees_a_sentence(open_page, api):
+    page = open_page(f"{JOB}/actions/delete", lost=True)
+    api.forbidden = {"distributedtrainings"}
+    page.click("button:has-text('Delete penguins')")
+    see(page, "me may not delete distributedtrainings in namespace team: ask an admin")
+    assert "penguins" in api.jobs
+
+
+def test_hostile_content_runs_no_script(open_page, api):
+    job = api.jobs["penguins"]
+    hostile = {**job["status"], "lastFailure": failure(message=HOSTILE), "progress": progress(5) | {"summary": HOSTILE}}
+    api.logs["penguins-worker-0-1"] = [f"2026-03-04T10:00:00.000000000Z {HOSTILE}\n".encode()]
+    page = open_page(JOB)
+    dialogs = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    api.put({**job, "status": hostile})
+    see(page, "<script>alert(1)</script>", "section.failure")
+    assert page.locator("main img, main script").count() == 0
+    page.goto(f"{page.url}/logs?replica=worker-0")
+    see(page, "<script>alert(1)</script>", "#log")
+    api.logs["penguins-worker-0-1"].append(f"2100-01-01T00:00:00.000000000Z new {HOSTILE}\n".encode())
+    see(page, "new <script>alert(1)</script>", "#log")
+    assert page.locator("main img, main script").count() == 0
+    assert dialogs == []
+
+
+def test_a_page_of_another_site_can_neither_act_nor_show_the_pages(open_page, server, api, browser, tmp_path):
+    page = open_page("/")
+    form = f'<form method="post" action="{server.url}{JOB}/actions/delete"><button>Win</button></form>'
+    frame = f'<iframe src="{server.url}/"></iframe>'
+    other = page.context.new_page()
+    other.route("http://evil.example/", lambda route: route.fulfill(body=form + frame, content_type="text/html"))
+    other.goto("http://evil.example/")
+    assert eventually(lambda: len(other.frames) == 2)
+    assert "penguins" not in (other.frames[1].content())
+    other.click("text=Win")
+    other.wait_for_load_state("load")
+    assert "allranks" in other.content()
+    assert "penguins" in api.jobs
+
+
+def test_the_report_opens_as_a_page(open_page):
+    page = open_page(JOB)
+    page.click(".actions >> text=Report")
+    see(page, "penguins", "h1")
+    see(page, "Where the time went")
+
+
+def test_the_run_that_fails_is_shown_without_a_cluster(browser, tmp_path, runs):
+    with UiServer(tmp_path / "none", runs) as server:
+        page = browser.new_page()
+        page.goto(f"{server.url}/runs/hello?token={TOKEN}")
+        see(page, "First failure: worker-1")
+        page.click("nav.tabs >> text=Logs")
+        see(page, "ValueError: bad", "#log")
+        page.close()

@@ -1,0 +1,151 @@
+"""An API server with jobs, pods, logs and Events, from memory: what `allranks ui` needs of a cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from allranks.kube.merge_patch import apply
+
+from .some_api import SomeApi, _Handler
+
+Manifest = dict[str, Any]
+
+
+class JobApi(SomeApi):
+    """The test changes `pods`, `events`, `logs` and the sets below."""
+
+    def __init__(self, folder: Path, *jobs: Manifest) -> None:
+        super().__init__(folder, *jobs)
+        self._server.RequestHandlerClass = type("Handler", (_JobHandler,), {"api": self})
+        self.pods: list[Manifest] = []
+        self.events: list[Manifest] = []
+        self.logs: dict[str, list[bytes]] = {}
+        """Pod -> chunks of its log, each line with its time. A follower gets what is appended."""
+        self.queues: dict[str, Any] = {}
+        """Path -> answer, of what else is served."""
+        self.forbidden: set[str] = set()
+        """Plurals that the user may not read or change: distributedtrainings, pods, events."""
+        self.asked: list[tuple[str, str]] = []
+        """(verb, path with query) of each request."""
+        self.ended: set[str] = set()
+        """Pods whose log ends."""
+        self.closed = False
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+        super().__exit__()
+
+    def drop_watches(self) -> None:
+        """Closes the connections of all watches."""
+        watches, self.watches = self.watches, []
+        for watch in watches:
+            watch.put(None)
+
+    def count(self, part: str) -> int:
+        """The number of requests whose address contains the text."""
+        return sum(part in path for _, path in self.asked)
+
+
+class _JobHandler(_Handler):
+    api: JobApi
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        self.api.asked.append(("GET", self.path))
+        parts = url.path.strip("/").split("/")
+        if self._is_forbidden(parts):
+            return
+        query = parse_qs(url.query)
+        if url.path in self.api.queues:
+            self._answer(200, self.api.queues[url.path])
+        elif parts[-1] == "log":
+            self._log(parts[-2], query)
+        elif parts[-1] == "pods":
+            self._list(self.api.pods)
+        elif parts[-1] == "events":
+            selector = query.get("fieldSelector", [""])[0]
+            about_pods = selector == "involvedObject.kind=Pod"
+            self._list([event for event in self.api.events if (event["involvedObject"]["kind"] == "Pod") == about_pods])
+        elif parts[-1] == "distributedtrainings" and "watch" not in query:
+            namespace = parts[4] if "namespaces" in parts else None
+            jobs = self.api.jobs.values()
+            self._list([job for job in jobs if namespace in (None, job["metadata"]["namespace"])])
+        elif "distributedtrainings" in parts:
+            super().do_GET()
+        else:
+            self._answer(404, {"kind": "Status", "reason": "NotFound", "message": "not served", "details": {}})
+
+    def do_PATCH(self) -> None:
+        self._change("PATCH")
+
+    def do_DELETE(self) -> None:
+        self._change("DELETE")
+
+    def _change(self, verb: str) -> None:
+        self.api.asked.append((verb, self.path))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        parts = urlsplit(self.path).path.strip("/").split("/")
+        if self._is_forbidden(parts):
+            return
+        name = parts[parts.index("distributedtrainings") + 1]
+        job = self.api.jobs[name]
+        if verb == "DELETE":
+            self.api.delete(name)
+            self._answer(200, {"kind": "Status", "status": "Success"})
+            return
+        if parts[-1] == "scale":
+            body = {"spec": {"roles": {"worker": {"replicas": body["spec"]["replicas"]}}}}
+        changed = apply(body, job)
+        self.api.put(changed)
+        self._answer(200, changed)
+
+    def _is_forbidden(self, parts: list[str]) -> bool:
+        plural = next((part for part in parts if part in self.api.forbidden), None)
+        if plural is None:
+            return False
+        verb = {"GET": "list", "PATCH": "patch", "DELETE": "delete"}[self.command]
+        group = "allranks.dev" if plural == "distributedtrainings" else ""
+        message = f'{plural} is forbidden: User "me" cannot {verb} resource "{plural}" in API group "{group}"'
+        message += ' in the namespace "team"'
+        self._answer(403, {"kind": "Status", "reason": "Forbidden", "message": message, "details": {}})
+        return True
+
+    def _list(self, items: list[Manifest]) -> None:
+        self._answer(200, {"kind": "List", "metadata": {"resourceVersion": "100"}, "items": items})
+
+    def _log(self, pod: str, query: dict[str, list[str]]) -> None:
+        chunks = self.api.logs.get(pod)
+        if chunks is None:
+            self._answer(404, {"kind": "Status", "reason": "NotFound", "message": "no pod", "details": {"name": pod}})
+            return
+        self.send_response(200)
+        self.end_headers()
+        try:
+            if "follow" in query:
+                self._follow(pod, query.get("sinceTime", [""])[0])
+                return
+            tail = int(query.get("tailLines", ["0"])[0])
+            data = b"".join(chunks)
+            lines = data.splitlines(keepends=True)
+            limit = int(query.get("limitBytes", [str(1 << 40)])[0])
+            self.wfile.write(b"".join(lines[-tail:] if tail else lines)[:limit])
+        except OSError:
+            pass  # the reader has enough
+
+    def _follow(self, pod: str, since: str) -> None:
+        place, begin = 0, since.removesuffix("Z").encode()
+        while True:
+            over = pod in self.api.ended or self.api.closed
+            chunks = self.api.logs.get(pod, [])
+            for chunk in chunks[place:]:
+                if chunk[:19] >= begin:
+                    self.wfile.write(chunk)
+            self.wfile.flush()
+            place = len(chunks)
+            if over:
+                return
+            time.sleep(0.02)

@@ -1,0 +1,143 @@
+"""Logs of any size take a bounded amount of memory and time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tracemalloc
+
+import pytest
+
+from allranks.ui.log_files import BLOCK, appended, last_lines
+from allranks.ui.log_lines import LONGEST_LINE, Splitter, joined, shown
+from support.ui_samples import a_run
+from support.ui_server import UiServer
+
+GIB = 1 << 30
+
+
+def sparse(path, *parts):
+    """A file of 1 GiB that takes little space on disk: its content is zeros, with these (place, bytes)."""
+    with path.open("wb") as file:
+        file.truncate(GIB)
+        for place, data in parts:
+            file.seek(place if place >= 0 else GIB + place)
+            file.write(data)
+    return path
+
+
+def peak(call):
+    tracemalloc.start()
+    try:
+        answer = call()
+        return answer, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_end_of_a_log_of_1_GiB_is_read_in_little_memory(tmp_path):
+    tail = b"".join(b"\nline %d" % number for number in range(1000))
+    path = sparse(tmp_path / "log", (-len(tail), tail))
+    (lines, end, more), memory = peak(lambda: last_lines(path, 3))
+    assert (lines, end, more) == ([b"line 997", b"line 998", b"line 999"], GIB, True)
+    assert memory < 8 * BLOCK
+
+
+def test_a_log_of_1_GiB_without_a_newline_is_one_line_that_is_cut(tmp_path):
+    (lines, _, more), memory = peak(lambda: last_lines(sparse(tmp_path / "log"), 500))
+    assert more
+    [line] = lines
+    assert len(line) < LONGEST_LINE + 100
+    assert line.endswith(b"left out)")
+    assert memory < 8 * BLOCK
+
+
+def test_a_search_in_a_log_of_1_GiB_without_newlines_ends(tmp_path):
+    path = sparse(tmp_path / "log", (-40, b"\nthe NEEDLE\nrest"))
+    (lines, _, more), memory = peak(lambda: last_lines(path, 10, "needle"))
+    assert (lines, more) == ([b"the NEEDLE"], True)
+    assert memory < 8 * BLOCK
+
+
+def test_the_server_shows_a_log_of_1_GiB_without_newlines_and_answers_further(tmp_path):
+    folder = a_run(tmp_path, "digits", "20260304-101500", "Succeeded", {"digits-worker-0-0": b""})
+    sparse(folder / "logs" / "digits-worker-0-0.log")
+    with UiServer(tmp_path / "none", tmp_path) as server:
+        answer = server.get("/api/v1/runs/digits/20260304-101500/logs?rank=0")
+        assert answer.status == 200
+        assert len(answer.text) < 2 * LONGEST_LINE
+        assert server.get("/runs/digits/20260304-101500/logs?replica=worker-0").status == 200
+        assert server.get("/").status == 200
+
+
+def test_a_pod_log_of_any_size_is_cut_and_the_page_says_so(server, api):
+    api.logs["penguins-worker-0-0"] = [b"2026-03-04T10:00:00.000000000Z ", b"x" * (1 << 20)] * 12
+    answer = server.get("/api/v1/jobs/team/penguins/logs?rank=0&tail=5")
+    assert len(answer.text) < 2 * LONGEST_LINE
+    assert any("only 8 MiB are read" in note for note in answer.json["notes"])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lines_do_not_depend_on_how_they_are_cut_into_blocks(seed):
+    rng = random.Random(seed)
+    data = bytes(rng.choice(b"ab\n\r") for _ in range(500))
+    whole = [shown(line) for line in joined([data])]
+    blocks, place = [], 0
+    while place < len(data):
+        length = rng.randint(1, 9)
+        blocks.append(data[place : place + length])
+        place += length
+    assert [shown(line) for line in joined(blocks)] == whole, f"seed {seed}"
+    expected = [shown(line) for line in data.split(b"\n")]
+    assert whole == (expected if not data.endswith(b"\n") else expected[:-1]), f"seed {seed}"
+
+
+def test_a_progress_bar_that_redraws_one_line_for_ever_shows_its_last_state():
+    splitter = Splitter()
+    for step in range(100_000):
+        assert list(splitter.feed(b"\rstep %d" % step)) == []
+    [line] = splitter.end()
+    assert shown(line) == "step 99999"
+
+
+@pytest.mark.parametrize("lines", [1, 2, 5, 100])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_the_last_lines_are_those_of_the_whole_file(tmp_path, lines, end):
+    rng = random.Random(lines)
+    content = b"\n".join(b"%d " % n + b"x" * rng.choice((0, 10, BLOCK)) for n in range(30)) + end
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    expected = [shown(line) for line in joined([content])][-lines:]
+    assert [shown(line) for line in last_lines(path, lines)[0]] == expected
+
+
+def test_what_is_appended_is_read_until_the_run_ends(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"old\nnew ")
+
+    async def main() -> list[bytes]:
+        over = False
+
+        async def is_over() -> bool:
+            return over
+
+        found = []
+        async for lines in appended(path, 4, is_over):
+            found += lines
+            if not lines and not over:
+                with path.open("ab") as file:
+                    file.write(b"line\nlast")
+                over = True
+        return found
+
+    assert asyncio.run(main()) == [b"new line", b"last"]
+
+
+def test_a_link_in_the_folder_of_logs_is_not_followed(tmp_path):
+    folder = a_run(tmp_path, "digits", "20260304-101500", "Succeeded", {"digits-worker-0-0": b"fine\n"})
+    (tmp_path / "secret").write_text("secret")
+    (folder / "logs" / "digits-worker-1-0.log").symlink_to(tmp_path / "secret")
+    with UiServer(tmp_path / "none", tmp_path) as server:
+        answer = server.get("/api/v1/runs/digits/20260304-101500/logs?replica=worker-1")
+    assert "secret" not in answer.text
+    assert answer.json["notes"] == ["the run digits/20260304-101500 has no log of worker-1"]
