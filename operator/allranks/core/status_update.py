@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
+from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.gang_status import GangStatus
 from allranks.api.queue_status import QueueStatus
 from allranks.api.status import (
@@ -63,6 +64,8 @@ class StatusChanges(TypedDict, total=False):
     queue: QueueStatus | None
     checkpoint_request: CheckpointRequest | None
     code: CodeStatus | None
+    inputs: list[InputStatus]
+    outputs: list[OutputStatus]
     selector: str
 
 
