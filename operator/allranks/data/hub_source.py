@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +29,7 @@ class HubSource:
             kind, rest = "models", uri.removeprefix("hf://")
         owner, name, *below = rest.strip("/").split("/")
         self._kind, self._repository, self._below = _KINDS[kind], f"{owner}/{name}", "/".join(below)
-        self._api = HfApi()
+        self._api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
         self._paths: dict[str, str] = {}
 
     def resolve(self, revision: str | None) -> Listing:
