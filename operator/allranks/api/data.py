@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from allranks.api import cel_rules as cel
+from allranks.api import data_rules as cel
 from allranks.fields import Model, Name, Path, Sha256, Text, rules
 
 DataName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]

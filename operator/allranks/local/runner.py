@@ -14,16 +14,12 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Literal, Protocol
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
-from allranks.code.bundle import Bundle
 from allranks.core.manifests import pods
-from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod
+from allranks.core.model import Manifest, Observed, Plan, Platform, Pod
 from allranks.core.reconcile import reconcile
 from allranks.core.rules import checkpoint
 from allranks.core.rules.cleanup import CLEANUP_GRACE
@@ -35,7 +31,8 @@ from allranks.local.code_version import CodeVersion
 from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError, explain
 from allranks.local.gpus import Gpus, list_gpus
-from allranks.local.pod import Backoff, LocalPod, initial_status
+from allranks.local.options import Listener, NullListener, Options, Outcome
+from allranks.local.pod import LocalPod, initial_status
 from allranks.local.prepare import Machine, PodPlan, prepare
 from allranks.local.progress_log import ProgressLog
 from allranks.local.reaper import Reaper
@@ -45,9 +42,6 @@ from allranks.local.unsupported_fields import unsupported_field_notes
 from allranks.local.volumes import Volumes
 from allranks.open_files import more_open_files
 
-Outcome = Literal["finished", "suspended", "stopped", "settled"]
-"""Why the run ended: the job finished, `suspend: true`, `stop` was called, or no pod is left to run."""
-
 _FILES_PER_POD = 4
 _OWN_FILES = 64
 _IDLE_FACTOR = 5.0
@@ -56,46 +50,6 @@ _MAX_WAIT = 86_400.0
 """Event loop timers do not accept arbitrarily long delays."""
 _ERROR_GRACE = 5.0
 """Grace period in seconds after an internal error of the run."""
-
-
-class Listener(Protocol):
-    """Receives the status, events and output of a run. Called on the event loop's thread: must not block."""
-
-    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
-
-    def event(self, event: Event) -> None: ...
-
-    def output(self, pod: Pod, container: str, data: bytes) -> None:
-        """A chunk of a container's output, not aligned to lines; empty at its end."""
-
-
-class _NullListener:
-    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
-
-    def event(self, event: Event) -> None: ...
-
-    def output(self, pod: Pod, container: str, data: bytes) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of one run."""
-
-    run_dir: Path
-    """Contains logs and volumes; created when the run starts."""
-    link_latest: bool = False
-    """Points the link `latest` beside the run directory at it."""
-    workdir: Path = field(default_factory=Path.cwd)
-    volumes: Mapping[str, Path] = field(default_factory=dict)
-    """Name of a volume or claim -> its directory."""
-    claims: dict[str, Path] = field(default_factory=dict)
-    """Directories of claims that are not in `volumes`, filled during the run. Jobs that share the dict share them."""
-    grace: float | None = None
-    """Seconds between SIGTERM and SIGKILL; replaces the value in the manifest."""
-    code: Bundle | None = None
-    """The code that the job's pods run; without it, `spec.code` must not name a ConfigMap."""
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    backoff: Backoff = field(default_factory=Backoff)
 
 
 class LocalRun:
@@ -123,7 +77,7 @@ class LocalRun:
         self.backoff = options.backoff
         self.start_lock = asyncio.Lock()
         self.files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._listener: Listener = _NullListener()
+        self._listener: Listener = NullListener()
         self._reconcile = reconcile
         self._listens = listens
         self._code = LocalCode(self.job, options.code, options.run_dir.absolute(), options.environ)
