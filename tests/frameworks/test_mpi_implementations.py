@@ -3,6 +3,7 @@ allranks writes are what the real programs read. The remote shell stays on this 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,11 +16,13 @@ import pytest
 from allranks.api.status import Status
 from allranks.core.manifests import pods
 from allranks.frameworks.mpirun import read_mpirun_report
+from allranks.local.shim import descendants
 from support.builders import CLUSTER, environment, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
-SECONDS = 600
+SECONDS = 120
+"""Bound of one run, which takes a few seconds. It is below the timeout of a test."""
 PROGRAM = """
 import os, signal, sys, time
 
@@ -105,10 +108,18 @@ def launch(mpi: tuple[Mpi, Path], folder: Path, how: str) -> tuple[int, str]:
     ) as process:
         try:
             log, _ = process.communicate(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)  # mpirun ends the ranks, which have sessions of their own
+        except BaseException:
+            end(process)
             raise
     return process.returncode, log
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ends mpirun and its ranks, some of which have sessions of their own, so that no rank keeps the pipe open."""
+    for pid in [*descendants(process.pid), process.pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait(timeout=10)
 
 
 def test_ranks_start_on_the_hosts_of_the_job(mpi, tmp_path: Path):

@@ -1,41 +1,18 @@
-"""What a local run is told, and what it tells."""
+"""The options of a local run, and its outcomes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
-from allranks.api.status import Status
 from allranks.code.bundle import Bundle
-from allranks.core.model import Event, Pod
 from allranks.local.pod import Backoff
 
 Outcome = Literal["finished", "suspended", "stopped", "settled"]
 """Why the run ended: the job finished, `suspend: true`, `stop` was called, or no pod is left to run."""
-
-class Listener(Protocol):
-    """Receives the status, events and output of a run. Called on the event loop's thread: must not block."""
-
-    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
-
-    def event(self, event: Event) -> None: ...
-
-    def output(self, pod: Pod, container: str, data: bytes) -> None:
-        """A chunk of a container's output, not aligned to lines; empty at its end."""
-
-
-class NullListener:
-    """Drops everything."""
-
-    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
-
-    def event(self, event: Event) -> None: ...
-
-    def output(self, pod: Pod, container: str, data: bytes) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

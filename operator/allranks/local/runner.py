@@ -31,7 +31,8 @@ from allranks.local.code_version import CodeVersion
 from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError, explain
 from allranks.local.gpus import Gpus, list_gpus
-from allranks.local.options import Listener, NullListener, Options, Outcome
+from allranks.local.listener import Listener, NullListener
+from allranks.local.options import Options, Outcome
 from allranks.local.pod import LocalPod, initial_status
 from allranks.local.prepare import Machine, PodPlan, prepare
 from allranks.local.progress_log import ProgressLog
@@ -163,7 +164,7 @@ class LocalRun:
     def save_and_stop(self) -> int:
         """Asks the ranks for a checkpoint, and ends the run when it is stored, as for a suspension. Returns the longest
         wait in seconds; 0 if no rank stores checkpoints on request: then call `stop`."""
-        seconds = 0 if self.options.grace == 0 else checkpoint.longest_wait(self.job, self.status)
+        seconds = 0 if self.options.grace == 0 else checkpoint.longest_wait(self.job, self.status, datetime.now(UTC))
         if seconds and not self._stopping:
             self._saving = True
             self.job = self.job.model_copy(update={"spec": self.job.spec.model_copy(update={"suspend": True})})
