@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -118,6 +119,9 @@ class OutputStatus(Model):
 
     name: DataName = Field(description="Name of the output.")
     state: OutputState = Field("Pending", description="Pending, Uploading, Uploaded or Failed.")
+    start_time: Annotated[datetime, Field(strict=False)] | None = Field(
+        None, description="When the program had ended and the upload was due."
+    )
     bytes: Bytes | None = Field(None, description="Size of all files of the directory.")
     files: Bytes | None = Field(None, description="Number of files.")
     message: Text | None = Field(None, description="Why the upload failed.")

@@ -296,6 +296,17 @@ class Reports:
 
 
 @dataclass(frozen=True, slots=True)
+class Upload:
+    """The state of the upload of an output."""
+
+    state: Literal["Uploading", "Uploaded", "Failed"]
+    bytes: int | None = None
+    files: int | None = None
+    message: str = ""
+    """Why it failed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything that a decision may depend on."""
 
@@ -315,6 +326,8 @@ class Observed:
     optional: OptionalObjects = field(default_factory=OptionalObjects)
     """Objects of kinds that a cluster may or may not serve."""
     contention: Contention = field(default_factory=Contention)
+    uploads: Mapping[str, Upload] = field(default_factory=dict)
+    """Name of an output -> its upload, if one was begun."""
 
     @property
     def pool_name(self) -> str | None:

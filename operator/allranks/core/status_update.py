@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
-from allranks.api.data import InputStatus, OutputStatus
+from allranks.api.data import InputStatus, OutputState, OutputStatus
 from allranks.api.gang_status import GangStatus
 from allranks.api.queue_status import QueueStatus
 from allranks.api.status import (
@@ -103,6 +103,14 @@ class TimesChanges(TypedDict, total=False):
     by_reason: dict[str, float]
 
 
+class OutputChanges(TypedDict, total=False):
+    state: OutputState
+    start_time: datetime | None
+    bytes: int | None
+    files: int | None
+    message: str | None
+
+
 class PastAttemptChanges(TypedDict, total=False):
     reason: str
     counted: bool
@@ -140,6 +148,8 @@ def changed(model: Status, **changes: Unpack[StatusChanges]) -> Status: ...
 def changed(model: ProgressStatus, **changes: Unpack[ProgressChanges]) -> ProgressStatus: ...
 @overload
 def changed(model: Times, **changes: Unpack[TimesChanges]) -> Times: ...
+@overload
+def changed(model: OutputStatus, **changes: Unpack[OutputChanges]) -> OutputStatus: ...
 @overload
 def changed(model: PastAttempt, **changes: Unpack[PastAttemptChanges]) -> PastAttempt: ...
 @overload

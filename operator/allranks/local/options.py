@@ -14,6 +14,7 @@ from allranks.local.pod import Backoff
 Outcome = Literal["finished", "suspended", "stopped", "settled"]
 """Why the run ended: the job finished, `suspend: true`, `stop` was called, or no pod is left to run."""
 
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of one run."""
