@@ -204,9 +204,7 @@ class Many:
         self.files, self.damaged, self.reads = files, damaged, list[str]()
 
     def resolve(self, revision: str | None) -> Listing:
-        files = [
-            RemoteFile(name, len(data), "", hashlib.sha256(data).hexdigest()) for name, data in self.files.items()
-        ]
+        files = [RemoteFile(name, len(data), "", hashlib.sha256(data).hexdigest()) for name, data in self.files.items()]
         return Listing("1", tuple(files))
 
     def read(self, listing: Listing, file: RemoteFile, start: int) -> Iterator[bytes]:
@@ -354,9 +352,7 @@ def test_a_missing_package_is_named_with_the_command(cache) -> None:
 def repository(folder: Path) -> str:
     def git(*words: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
-        return subprocess.run(
-            ["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True
-        ).stdout
+        return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
 
     folder.mkdir()
     git("init", "--quiet", "--initial-branch=main")

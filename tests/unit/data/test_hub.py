@@ -25,7 +25,14 @@ def hub(web, url, monkeypatch, tmp_path):
         {"rfilename": "README.md", "size": 5, "blobId": "1" * 40},
         {"rfilename": "data/train.bin", "size": len(BIG), "blobId": "2" * 40, "lfs": lfs},
     ]
-    info = {"_id": "1", "id": "birds/penguins", "sha": COMMIT, "siblings": siblings, "private": False, "disabled": False}
+    info = {
+        "_id": "1",
+        "id": "birds/penguins",
+        "sha": COMMIT,
+        "siblings": siblings,
+        "private": False,
+        "disabled": False,
+    }
 
     def answer(status: int, body: object):
         return lambda _: (status, {"Content-Type": "application/json"}, json.dumps(body).encode())
@@ -68,5 +75,5 @@ def test_a_damaged_file_is_not_published(hub, cache) -> None:
 def test_a_revision_or_a_repository_that_does_not_exist(hub, cache) -> None:
     with pytest.raises(DataError, match="hf://datasets/birds/penguins: there is no such revision"):
         get(cache, "hf://datasets/birds/penguins", revision="v9")
-    with pytest.raises(DataError, match="hf://datasets/birds/none: (there is no such object|access is denied)"):
+    with pytest.raises(DataError, match=r"hf://datasets/birds/none: (there is no such object|access is denied)"):
         get(cache, "hf://datasets/birds/none")

@@ -37,7 +37,7 @@ def upload_first(snapshot: Snapshot) -> Act | None:
     if not waiting:
         return None
     names = ", ".join(output.name for output in waiting)
-    begun = [changed(output, "Uploading", start_time=now) for output in snapshot.observed.status.outputs]
+    begun = [changed(output, state="Uploading", start_time=now) for output in snapshot.observed.status.outputs]
     message = f"the program has completed; its outputs are uploaded: {names}"
     status = with_phase(changed(snapshot.summary, outputs=begun), "Running", now, UPLOADING, message)
     return write(status, Event(UPLOADING, message))
@@ -77,10 +77,11 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
     o = snapshot.observed
     if o.status.phase != "Failed":
         return None
-    always = {output.name for output in o.job.spec.outputs or () if output.when == "always"}
+    began = o.status.ever_ran or o.status.last_failure  # an invalid job has no output
+    always = {output.name for output in o.job.spec.outputs or () if began and output.when == "always"}
     outputs = [
-        changed(output, "Uploading", start_time=o.now)
-        if output.state == "Pending" and output.name in always and o.status.ever_ran
+        changed(output, state="Uploading", start_time=o.now)
+        if output.state == "Pending" and output.name in always
         else output
         for output in observed(o.status, o.uploads)
     ]
@@ -99,7 +100,7 @@ def observed(status: Status, uploads: Mapping[str, Upload]) -> list[OutputStatus
     return [
         changed(
             output,
-            found.state,
+            state=found.state,
             bytes=found.bytes,
             files=found.files,
             message=found.message[:1024] or None,
