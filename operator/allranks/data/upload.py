@@ -149,7 +149,9 @@ def upload(
         raise AssertionError("the last try returns or raises")
 
     target: Target = retry(lambda: connect(to))
-    there = _read_journal(journal, to)
+    # Another job may have replaced what an earlier one uploaded.
+    owner = [to, provenance.get("uid")]
+    there = _read_journal(journal, owner)
     missing = [file for file in files if there.get(file.name) != _identity(file) or not _is_there(target, file, retry)]
     if missing:
         retry(lambda: target.remove(MANIFEST))  # it would list the files of an earlier upload
@@ -158,7 +160,7 @@ def upload(
         with open(journal, "a", encoding="utf-8") as notes:
             for file in missing:
                 retry(partial(target.put, directory / file.name, file.name))
-                notes.write(json.dumps({"to": to, "name": file.name, "identity": _identity(file)}) + "\n")
+                notes.write(json.dumps({"owner": owner, "name": file.name, "identity": _identity(file)}) + "\n")
                 notes.flush()
                 add(file.size)
         if changed := next(
@@ -202,12 +204,12 @@ def _is_there(target: Target, file: LocalFile, retry: Callable[[Callable[[], Any
     return bool(retry(lambda: target.size(file.name)) == file.size)
 
 
-def _read_journal(path: Path, to: str) -> dict[str, list[Any]]:
+def _read_journal(path: Path, owner: list[Any]) -> dict[str, list[Any]]:
     out: dict[str, list[Any]] = {}
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             line = json.loads(text)
-            if line["to"] == to:
+            if line["owner"] == owner:
                 out[line["name"]] = line["identity"]
         except (ValueError, KeyError, TypeError):
             continue  # the last line of a process that was killed
