@@ -29,7 +29,7 @@ def main() -> None:
         scratch, client = Path(name), buckets(url)
         sections = {
             "fetch": run(scratch, url, EXAMPLE),
-            "cached": run(scratch, url, EXAMPLE, "--set", "outputs[0].when=always", shown="input data|Succeeded"),
+            "cached": run(scratch, url, EXAMPLE, "--set", "outputs[0].when=Always", shown="input data|Succeeded"),
             "wrong-sum": run(scratch, url, EXAMPLE, "--set", f"inputs[0].sha256={'ab' * 32}", shown="error:"),
             "missing": run(scratch, url, EXAMPLE, "--set", "inputs[0].from=s3://birds/penguin", shown="error:"),
         }

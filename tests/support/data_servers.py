@@ -1,4 +1,4 @@
-"""Servers of data for tests: an HTTP server with ranges that can be told to misbehave, and an S3 server."""
+"""Servers of data for tests: an HTTP server with ranges that misbehaves on request, and an S3 server."""
 
 from __future__ import annotations
 

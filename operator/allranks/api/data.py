@@ -51,10 +51,10 @@ class Input(Model):
         description="SHA-256 of the file. If the data has several files, that of the list which sha256sum prints for "
         "them, sorted by name. Data with another sum is an error.",
     )
-    mode: Literal["copy", "mount"] | None = Field(
+    mode: Literal["Copy", "Mount"] | None = Field(
         None,
-        description="copy: fetched before the ranks start. mount: a volume. Default: mount for claim:// and image://, "
-        "copy for all others; these are the only combinations so far.",
+        description="Copy: fetched before the ranks start. Mount: a volume. Default: Mount for claim:// and image://, "
+        "Copy for all others; these are the only combinations so far.",
     )
 
     @property
@@ -84,9 +84,9 @@ class Output(Model):
     secret: Name | None = Field(
         None, description="Name of a Secret with credentials, as for inputs. Local runs use those of this machine."
     )
-    when: Literal["success", "always"] = Field(
-        "success",
-        description="success: when the program has completed. The job succeeds when the files are uploaded. always: "
+    when: Literal["Success", "Always"] = Field(
+        "Success",
+        description="Success: when the program has completed. The job succeeds when the files are uploaded. Always: "
         "also when the job fails.",
     )
 
@@ -100,9 +100,9 @@ Outputs = Annotated[list[Output], Field(min_length=1, max_length=16, json_schema
 
 
 class InputStatus(Model):
-    """What is known of an input."""
+    """The state of an input."""
 
-    name: DataName = Field(description="Name of the input.")
+    name: DataName = Field(description="Name of the input, as in spec.inputs.")
     state: InputState = Field(
         "Pending", description="Pending, Fetching, Ready or Failed. An input that is a volume is Ready."
     )
@@ -110,18 +110,18 @@ class InputStatus(Model):
         None, description="The revision that the ranks read: a commit, an ETag, or a hash of the list of objects."
     )
     sha256: Sha256 | None = Field(None, description="SHA-256 of the file, or of the list of files.")
-    bytes: Bytes | None = Field(None, description="Size of the data.")
+    bytes: Bytes | None = Field(None, description="Size of the data in bytes.")
     cached: bool | None = Field(None, description="Whether the data was in the cache before.")
 
 
 class OutputStatus(Model):
-    """What is known of an output."""
+    """The state of an output."""
 
-    name: DataName = Field(description="Name of the output.")
+    name: DataName = Field(description="Name of the output, as in spec.outputs.")
     state: OutputState = Field("Pending", description="Pending, Uploading, Uploaded or Failed.")
     start_time: Annotated[datetime, Field(strict=False)] | None = Field(
         None, description="When the program had ended and the upload was due."
     )
     bytes: Bytes | None = Field(None, description="Size of all files of the directory.")
-    files: Bytes | None = Field(None, description="Number of files.")
-    message: Text | None = Field(None, description="Why the upload failed.")
+    files: Bytes | None = Field(None, description="Number of files in the directory.")
+    message: Text | None = Field(None, description="Why the upload of the files failed.")

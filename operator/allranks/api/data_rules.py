@@ -34,8 +34,8 @@ INPUT = (
         field=".from",
     ),
     Rule(
-        rule="!has(self.mode) || (self.mode == 'mount') == self.from.matches('^(claim|image)://')",
-        message="must be mount for claim:// and image://, which are volumes, and copy for all others",
+        rule="!has(self.mode) || (self.mode == 'Mount') == self.from.matches('^(claim|image)://')",
+        message="must be Mount for claim:// and image://, which are volumes, and Copy for all others",
         field=".mode",
     ),
     Rule(

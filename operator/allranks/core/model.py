@@ -16,6 +16,7 @@ from allranks.api.status import Status
 from allranks.core.contenders import Contention
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
+from allranks.core.uploads import Upload
 
 Manifest = dict[str, Any]
 """A Kubernetes object as its JSON. Parts are shared between manifests: treat it as read-only."""
@@ -293,17 +294,6 @@ class Reports:
     """Time of the last report of any job: evidence that reports can arrive."""
     collectives: Collectives | None = None
     """From NCCL, if rank 0 could ask it while it reported no step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """The state of the upload of an output."""
-
-    state: Literal["Uploading", "Uploaded", "Failed"]
-    bytes: int | None = None
-    files: int | None = None
-    message: str = ""
-    """Why it failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Downloads the files of a listing into a directory: several at once, with resumption and checksums.
 
 `journal.jsonl` beside the files has one line for each file that is complete, and for each position up to which a file
-is known to be on the disk. A download that was killed, or whose machine lost power, continues from there.
+is certainly on the disk. A download that was killed, or whose machine lost power, continues from there.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class Download:
         except OSError as error:
             raise explain(error, self._source.uri) from error
 
-    def _file(self, file: RemoteFile, known: str | None, offset: int) -> str:
+    def _file(self, file: RemoteFile, recorded: str | None, offset: int) -> str:
         path = self._directory / "files" / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if known and path.is_file() and (file.size is None or path.stat().st_size == file.size):
+        if recorded and path.is_file() and (file.size is None or path.stat().st_size == file.size):
             self._add(path.stat().st_size)
-            return known
+            return recorded
         digest = hashlib.sha256()
-        # Without a buffer, so that what was written is known when the disk is full.
+        # Without a buffer, so that what was written is recorded when the disk is full.
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as output:
             there = min(offset, os.fstat(output.fileno()).st_size)
             output.truncate(there)

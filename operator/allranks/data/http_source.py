@@ -30,7 +30,7 @@ class HttpSource:
     def resolve(self, revision: str | None) -> Listing:
         tag, size = self._ask()
         file = RemoteFile(self._name, size, tag)
-        # Without a validator nothing shows whether the file changed: it is fetched anew by each run.
+        # Without a validator nothing shows whether the file changed: each run fetches it again.
         return Listing(tag or f"fetched:{time.time_ns()}", checked(self.uri, [file]))
 
     def _ask(self) -> tuple[str, int | None]:

@@ -37,7 +37,7 @@ class Listing:
 
     @property
     def size(self) -> int:
-        """Bytes of all files with a known size."""
+        """Bytes of all files whose size the server says."""
         return sum(file.size or 0 for file in self.files)
 
 

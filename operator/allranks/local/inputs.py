@@ -109,7 +109,7 @@ class LocalInputs:
         ]
 
     async def _fetch(self, each: Input, tell: Callable[[Event], None]) -> InputStatus:
-        began = told = time.monotonic()
+        began = reported_at = time.monotonic()
         request = {
             "uri": each.source,
             "revision": each.revision,
@@ -119,11 +119,11 @@ class LocalInputs:
         }
 
         def on_progress(line: dict[str, Any]) -> None:
-            nonlocal told
+            nonlocal reported_at
             now = time.monotonic()
-            if line["bytes"] and now - told < PROGRESS_SECONDS:
+            if line["bytes"] and now - reported_at < PROGRESS_SECONDS:
                 return
-            told = now
+            reported_at = now
             total, done = line["total"], line["bytes"]
             share = f"{text_size(done)} of {text_size(total)}, {done * 100 // total} %" if total else text_size(done)
             tell(Event("Fetching", f"input {each.name}: {share}" if done else f"input {each.name} is fetched: {share}"))

@@ -10,9 +10,9 @@ from allranks.api.data import Output
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.manifests import data
-from allranks.core.model import Upload
 from allranks.core.provenance import provenance
 from allranks.core.rules import outputs as rule
+from allranks.core.uploads import Upload
 from allranks.errors import DataError
 from allranks.local.transfer import Transfer
 
@@ -47,7 +47,7 @@ class LocalOutputs:
 
     def notes(self) -> Iterator[str]:
         for each in self._outputs.values():
-            when = "when the program has ended" if each.when == "always" else "when the program has completed"
+            when = "when the program has ended" if each.when == "Always" else "when the program has completed"
             yield f"{each.path} (output {each.name}) is {self._directory(each.name)}, copied to {self._to(each)} {when}"
             if each.secret and not self._to(each).startswith("/"):
                 yield f"secret {each.secret} is not used here: your own credentials upload output {each.name}"

@@ -89,8 +89,8 @@ def test_ranks_read_an_input_and_the_output_is_copied_with_its_provenance(projec
     assert [(file["name"], file["sha256"]) for file in listed["files"]] == [
         (f"rank-{number}.txt", hashlib.sha256(b"PENGUINS").hexdigest()) for number in range(2)
     ]
-    [seen] = status(project)["inputs"]
-    assert (seen["state"], seen["sha256"]) == ("Ready", hashlib.sha256(b"penguins").hexdigest())
+    [found] = status(project)["inputs"]
+    assert (found["state"], found["sha256"]) == ("Ready", hashlib.sha256(b"penguins").hexdigest())
     [uploaded] = status(project)["outputs"]
     assert (uploaded["state"], uploaded["files"], uploaded["bytes"]) == ("Uploaded", 2, 16)
     source = json.loads((model / "allranks-provenance.json").read_text())
@@ -98,8 +98,8 @@ def test_ranks_read_an_input_and_the_output_is_copied_with_its_provenance(projec
         {
             "name": "data",
             "from": f"{url}/train.csv",
-            "revision": seen["revision"],
-            "sha256": seen["sha256"],
+            "revision": found["revision"],
+            "sha256": found["sha256"],
             "bytes": 8,
         }
     ]
@@ -164,14 +164,14 @@ def test_ctrl_c_ends_a_fetch(project, web, url) -> None:
 FAILS = 'import os; open(os.environ["ALLRANKS_OUTPUT_MODEL"] + "/log", "w").write("x"); raise SystemExit(3)'
 
 
-@pytest.mark.parametrize(("when", "state"), [("always", "Uploaded"), ("success", "Pending")])
+@pytest.mark.parametrize(("when", "state"), [("Always", "Uploaded"), ("Success", "Pending")])
 def test_the_output_of_a_failed_job(project, when, state) -> None:
     write(project, command=[sys.executable, "-c", FAILS], outputs=[{**MODEL, "when": when}])
     done = run(project, "--volume", f"models={project}/models")
     assert done.returncode == 1
     assert status(project)["phase"] == "Failed"
     assert status(project)["outputs"][0]["state"] == state
-    assert (project / "models" / "penguins" / "log").exists() == (when == "always")
+    assert (project / "models" / "penguins" / "log").exists() == (when == "Always")
 
 
 def test_a_program_that_writes_no_output_fails(project) -> None:

@@ -12,13 +12,14 @@ from allranks.api.data import OutputStatus
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import topology, transitions
-from allranks.core.model import Event, Plan, Pod, Upload
+from allranks.core.model import Event, Plan, Pod
 from allranks.core.rules import Act, Outcome, write
 from allranks.core.rules.cleanup import CLEANUP_GRACE
 from allranks.core.snapshot import Snapshot
 from allranks.core.status_summary import with_phase
 from allranks.core.status_update import changed
 from allranks.core.sync import plan_objects
+from allranks.core.uploads import Upload
 
 FAILED = "OutputFailed"
 """Reason of the condition Failed."""
@@ -78,7 +79,7 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
     if o.status.phase != "Failed":
         return None
     began = o.status.ever_ran or o.status.last_failure  # an invalid job has no output
-    always = {output.name for output in o.job.spec.outputs or () if began and output.when == "always"}
+    always = {output.name for output in o.job.spec.outputs or () if began and output.when == "Always"}
     outputs = [
         changed(output, state="Uploading", start_time=o.now)
         if output.state == "Pending" and output.name in always
