@@ -5,6 +5,7 @@ AllranksError
  ├─ CannotRun           this machine does not have what the job needs
  ├─ CannotPickle        a function or its argument cannot be sent to the ranks
  ├─ CannotShip          a directory of code cannot be sent to the ranks: too large, no files
+ ├─ DataError           an input cannot be fetched, or an output cannot be uploaded
  ├─ RankFailed          a job failed; has the exception and traceback of the rank that failed first
  ├─ ResultError         a job succeeded, but what it returned cannot be had
  ├─ WaitTimeout         a job has not finished in time; it continues
@@ -42,6 +43,10 @@ class CannotPickle(AllranksError):
 
 class CannotShip(AllranksError):
     """Nothing was started, because a directory of code cannot be sent to the ranks."""
+
+
+class DataError(AllranksError):
+    """An input cannot be fetched, or an output cannot be uploaded. The message begins with its address."""
 
 
 class RankFailed(AllranksError):

@@ -27,9 +27,13 @@ def refusal(control_plane: ControlPlane, namespace: str, manifest: dict[str, Any
 
 
 def names(said: str, field: str) -> bool:
-    """Whether a message names the field. The API server itself names the role: `spec.roles[worker]: ...: env: ...`."""
+    """Whether a message names the field. The API server itself names the role, `spec.roles[worker]: ...: env: ...`, and
+    the item of a list, `spec.inputs[0]: ...: from: ...`."""
     role, _, below = field.partition("roles.")[2].partition(".")
-    return field in said or (bool(below) and f"roles[{role}]: " in said and f" {below}: " in said)
+    item, _, of_item = field.rpartition("].")
+    in_role = bool(below) and f"roles[{role}]: " in said and f" {below}: " in said
+    in_item = bool(item) and f"{item}]: " in said and f" {of_item}: " in said
+    return field in said or in_role or in_item
 
 
 def test_every_rule_refuses_at_creation_with_its_field(control_plane: ControlPlane, namespace: str) -> None:

@@ -19,6 +19,7 @@ from allranks.core.manifests.pods import Objects
 from allranks.core.model import Disruption, Exit, Observed, Plan, Platform, Pod, RankReport, RejectedCreate
 from allranks.core.optional_kinds import GANGS, OptionalKind, OptionalObjects
 from allranks.core.reconcile import reconcile
+from allranks.core.uploads import Upload
 from allranks.local.environment import Variables
 
 NOW = datetime(2026, 3, 4, 10, 0, 0, tzinfo=UTC)
@@ -181,13 +182,15 @@ class Life:
         self.job = of
         self.platform = platform
         self.optional = OptionalObjects()
+        self.uploads: dict[str, Upload] = {}
         self.status = status or Status()
         self.pods: dict[str, Pod] = {}
         self.deleted = False
         self.events: list[str] = []
 
     def look(self, now: float) -> Observed:
-        return observed(self.job, self.status, self.pods.values(), now, platform=self.platform, optional=self.optional)
+        found = observed(self.job, self.status, self.pods.values(), now, platform=self.platform, optional=self.optional)
+        return replace(found, uploads=self.uploads)
 
     def step(self, now: float) -> Plan:
         """Reconciles once and executes the plan."""

@@ -141,7 +141,19 @@ REMOVE_ANY = "remove any of "
 """Stands before a list of variables in a message. `allranks validate` names only those that are set."""
 
 _FIXED_IN_CONTAINER = ("image", "command", "args", "env", "resources", "workingDir", "template")
-_FIXED_IN_SPEC = ("pool", "elastic", "success", "managedBy", "checkpoint", "hang", "progress", "code", "packages")
+_FIXED_IN_SPEC = (
+    "pool",
+    "elastic",
+    "success",
+    "managedBy",
+    "checkpoint",
+    "hang",
+    "progress",
+    "code",
+    "packages",
+    "inputs",
+    "outputs",
+)
 """Fields that cannot be changed in an existing job, besides those that have the rule FIXED themselves. All others can:
 suspend, replicas, deadlines, TTL, maxRestarts."""
 _NEW_JOB = "cannot be changed in an existing job: create a new job"

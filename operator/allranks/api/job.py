@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, create_model
 
 from allranks.api import cel_rules as cel
 from allranks.api.code import Code, Packages
+from allranks.api.data import Inputs, Outputs
 from allranks.api.scheduling import Scheduling
 from allranks.fields import (
     Count,
@@ -295,6 +296,12 @@ class SpecBase(Container):
     packages: Packages | None = Field(
         None,
         description="Python packages that pip installs in each pod before the start, for example [timm==1.0].",
+    )
+    inputs: Inputs | None = Field(
+        None, description="Data that the program reads: fetched before the ranks start, or mounted. Default: none."
+    )
+    outputs: Outputs | None = Field(
+        None, description="Directories that are uploaded when the program has ended. Default: none."
     )
     hang: Hang | None = Field(
         None, description="Hang detection for programs that report their steps. Default: no hang detection."

@@ -19,26 +19,31 @@ _SOMEWHERE = "*"
 """The path below a list or map, where it is not fixed. The API server puts it before the message."""
 
 
-def merged(schema: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """The schema with at most two rules in each object. `path` is that of the schema; empty for the whole object."""
+def merged(schema: Mapping[str, Any], path: str = "", in_list: bool = False) -> dict[str, Any]:
+    """The schema with at most two rules in each object. `path` is that of the schema; empty for the whole object.
+    `in_list`: inside an item of a list, for which the API server has no earlier value."""
     out = dict(schema)
     if len(out.get(RULES, ())) > 1:
         changes = [rule for rule in out[RULES] if "oldSelf" in rule["rule"]]
         content = [rule for rule in out[RULES] if "oldSelf" not in rule["rule"]]
-        out[RULES] = ([_content(content, path)] if content else []) + ([_changes(changes, path)] if changes else [])
+        out[RULES] = ([_content(content, path, in_list)] if content else []) + (
+            [_changes(changes, path)] if changes else []
+        )
     if "properties" in out:
         out["properties"] = {
-            name: merged(child, path if path == _SOMEWHERE else f"{path}.{name}".removeprefix("."))
+            name: merged(child, path if path == _SOMEWHERE else f"{path}.{name}".removeprefix("."), in_list)
             for name, child in out["properties"].items()
         }
     for key in ("items", "additionalProperties"):
         if isinstance(out.get(key), dict):
-            out[key] = merged(out[key], _SOMEWHERE)
+            out[key] = merged(out[key], _SOMEWHERE, in_list or key == "items")
     return out
 
 
-def _content(rules: list[dict[str, str]], path: str) -> dict[str, Any]:
-    """One rule for what an object may contain, evaluated when it is created or changes."""
+def _content(rules: list[dict[str, str]], path: str, in_list: bool) -> dict[str, Any]:
+    """One rule for what an object may contain, evaluated when it is created or changes; in a list, always."""
+    if in_list:
+        return {"rule": _all(rules), **_messages(rules, path)}
     # The whole object cannot be compared. Of it, rules can read only the name, which never changes.
     same = "oldSelf.hasValue() && oldSelf.value() == self" if path else "oldSelf.hasValue()"
     return {"rule": f"{same} || ({_all(rules)})", "optionalOldSelf": True, **_messages(rules, path)}

@@ -24,7 +24,14 @@ STRAGGLERS: Path = ("progress", "stragglerFactor")
 PERCENT = "stragglerPercent"
 
 _ALWAYS_UPPER_CAMEL: frozenset[Path] = frozenset(
-    {("cleanPodPolicy",), ("mpi", "implementation"), ("mpi", "slotsPerWorker"), ("spmd", "processesPerPod")}
+    {
+        ("cleanPodPolicy",),
+        ("inputs", ITEMS, "mode"),
+        ("mpi", "implementation"),
+        ("mpi", "slotsPerWorker"),
+        ("outputs", ITEMS, "when"),
+        ("spmd", "processesPerPod"),
+    }
 )
 """Fields of spec whose values had today's form from the beginning."""
 _CATEGORIES = {

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.gang_status import GangStatus
 from allranks.api.queue_status import QueueStatus
 from allranks.fields import Commit, Count, Model, Name, Reason, Replicas, Sha256
@@ -347,6 +348,12 @@ class Status(Model):
         None, description="The checkpoint that ranks are asked for before their pods are deleted."
     )
     code: CodeStatus | None = Field(None, description="The code that the current attempt runs, if spec.code names it.")
+    inputs: Annotated[list[InputStatus], Field(max_length=16)] = Field(
+        default_factory=list, description="The inputs with the revisions that the ranks read."
+    )
+    outputs: Annotated[list[OutputStatus], Field(max_length=16)] = Field(
+        default_factory=list, description="The outputs, and whether they are uploaded."
+    )
     selector: Annotated[str, StringConstraints(max_length=512)] = Field(
         "", description="Label selector of the workers, for the scale subresource."
     )

@@ -16,6 +16,7 @@ from allranks.api.status import Status
 from allranks.core.contenders import Contention
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
+from allranks.core.uploads import Upload
 
 Manifest = dict[str, Any]
 """A Kubernetes object as its JSON. Parts are shared between manifests: treat it as read-only."""
@@ -315,6 +316,8 @@ class Observed:
     optional: OptionalObjects = field(default_factory=OptionalObjects)
     """Objects of kinds that a cluster may or may not serve."""
     contention: Contention = field(default_factory=Contention)
+    uploads: Mapping[str, Upload] = field(default_factory=dict)
+    """Name of an output -> its upload, if one was begun."""
 
     @property
     def pool_name(self) -> str | None:

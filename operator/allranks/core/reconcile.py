@@ -26,6 +26,7 @@ from allranks.core.rules import (
     gang,
     hang,
     lifecycle,
+    outputs,
     queue,
     resize,
     startup,
@@ -54,7 +55,8 @@ ACTIVE_RULES: tuple[Rule, ...] = (
 )
 SUSPENDED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.resume)
 QUEUED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.suspend, queue.admit)
-FINISHED_RULES: tuple[Rule, ...] = (cleanup.expire, cleanup.record_outcomes)
+UPLOAD_RULES: tuple[Rule, ...] = (outputs.finish,)
+FINISHED_RULES: tuple[Rule, ...] = (outputs.upload_after_failure, cleanup.expire, cleanup.record_outcomes)
 
 
 def reconcile(observed: Observed) -> Plan:
@@ -80,6 +82,9 @@ def reconcile(observed: Observed) -> Plan:
         queued = status.phase == "Queued"
         decision, outcomes = _apply(QUEUED_RULES if queued else SUSPENDED_RULES, snapshot)
         sync = wait_in_queue if queued else delete_pods
+    elif outputs.uploading(status):
+        decision, outcomes = _apply(UPLOAD_RULES, snapshot)
+        sync = outputs.wait
     else:
         decision, outcomes = _apply(ACTIVE_RULES, snapshot)
         sync = sync_objects

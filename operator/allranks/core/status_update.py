@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
+from allranks.api.data import InputStatus, OutputState, OutputStatus
 from allranks.api.gang_status import GangStatus
 from allranks.api.queue_status import QueueStatus
 from allranks.api.status import (
@@ -63,6 +64,8 @@ class StatusChanges(TypedDict, total=False):
     queue: QueueStatus | None
     checkpoint_request: CheckpointRequest | None
     code: CodeStatus | None
+    inputs: list[InputStatus]
+    outputs: list[OutputStatus]
     selector: str
 
 
@@ -98,6 +101,14 @@ class TimesChanges(TypedDict, total=False):
     productive_since: datetime | None
     measured: bool
     by_reason: dict[str, float]
+
+
+class OutputChanges(TypedDict, total=False):
+    state: OutputState
+    start_time: datetime | None
+    bytes: int | None
+    files: int | None
+    message: str | None
 
 
 class PastAttemptChanges(TypedDict, total=False):
@@ -137,6 +148,8 @@ def changed(model: Status, **changes: Unpack[StatusChanges]) -> Status: ...
 def changed(model: ProgressStatus, **changes: Unpack[ProgressChanges]) -> ProgressStatus: ...
 @overload
 def changed(model: Times, **changes: Unpack[TimesChanges]) -> Times: ...
+@overload
+def changed(model: OutputStatus, **changes: Unpack[OutputChanges]) -> OutputStatus: ...
 @overload
 def changed(model: PastAttempt, **changes: Unpack[PastAttemptChanges]) -> PastAttempt: ...
 @overload

@@ -11,6 +11,7 @@ from allranks.api.job import Job
 from allranks.api.queue_status import Eviction, QueueStatus
 from allranks.api.status import CodeStatus, Failure, PastAttempt, ReplicaRestarts, RestartCounts, Status
 from allranks.core import elasticity, naming, restart_policy
+from allranks.core.manifests import data
 from allranks.core.progress import finalize, reset_for_attempt
 from allranks.core.queueing.queue import queue_of
 from allranks.core.root_cause import describe_failure, is_rejection
@@ -27,7 +28,14 @@ def begin(job: Job, status: Status, now: datetime) -> Status:
     for a small job whose status was not persisted): the job begins with attempt 1.
     """
     number = int(job.metadata.generation > 1)
-    fresh = changed(status, start_time=now, observed_generation=job.metadata.generation, attempt=number)
+    fresh = changed(
+        status,
+        start_time=now,
+        observed_generation=job.metadata.generation,
+        attempt=number,
+        inputs=status.inputs or data.initial_inputs(job),
+        outputs=data.initial_outputs(job),
+    )
     if job.spec.suspend:
         return with_phase(_initial_roles(job, fresh), "Suspended", now, "Suspended", "created with suspend: true")
     if queue_of(job):

@@ -2,7 +2,8 @@
 
 from allranks.local.errors import LocalRunError
 from allranks.local.listener import Listener
+from allranks.local.options import Options, Outcome
 from allranks.local.pod import Backoff
-from allranks.local.runner import LocalRun, Options, Outcome
+from allranks.local.runner import LocalRun
 
 __all__ = ["Backoff", "Listener", "LocalRun", "LocalRunError", "Options", "Outcome"]

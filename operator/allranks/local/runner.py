@@ -14,14 +14,10 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Literal
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
-from allranks.code.bundle import Bundle
 from allranks.core.manifests import pods
 from allranks.core.model import Manifest, Observed, Plan, Platform, Pod
 from allranks.core.reconcile import reconcile
@@ -35,8 +31,11 @@ from allranks.local.code_version import CodeVersion
 from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError, explain
 from allranks.local.gpus import Gpus, list_gpus
+from allranks.local.inputs import LocalInputs, with_given_directories
 from allranks.local.listener import Listener, NullListener
-from allranks.local.pod import Backoff, LocalPod, initial_status
+from allranks.local.options import Options, Outcome
+from allranks.local.outputs import LocalOutputs
+from allranks.local.pod import LocalPod, initial_status
 from allranks.local.prepare import Machine, PodPlan, prepare
 from allranks.local.progress_log import ProgressLog
 from allranks.local.reaper import Reaper
@@ -46,9 +45,6 @@ from allranks.local.unsupported_fields import unsupported_field_notes
 from allranks.local.volumes import Volumes
 from allranks.open_files import more_open_files
 
-Outcome = Literal["finished", "suspended", "stopped", "settled"]
-"""Why the run ended: the job finished, `suspend: true`, `stop` was called, or no pod is left to run."""
-
 _FILES_PER_POD = 4
 _OWN_FILES = 64
 _IDLE_FACTOR = 5.0
@@ -57,27 +53,6 @@ _MAX_WAIT = 86_400.0
 """Event loop timers do not accept arbitrarily long delays."""
 _ERROR_GRACE = 5.0
 """Grace period in seconds after an internal error of the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of one run."""
-
-    run_dir: Path
-    """Contains logs and volumes; created when the run starts."""
-    link_latest: bool = False
-    """Points the link `latest` beside the run directory at it."""
-    workdir: Path = field(default_factory=Path.cwd)
-    volumes: Mapping[str, Path] = field(default_factory=dict)
-    """Name of a volume or claim -> its directory."""
-    claims: dict[str, Path] = field(default_factory=dict)
-    """Directories of claims that are not in `volumes`, filled during the run. Jobs that share the dict share them."""
-    grace: float | None = None
-    """Seconds between SIGTERM and SIGKILL; replaces the value in the manifest."""
-    code: Bundle | None = None
-    """The code that the job's pods run; without it, `spec.code` must not name a ConfigMap."""
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    backoff: Backoff = field(default_factory=Backoff)
 
 
 class LocalRun:
@@ -98,6 +73,7 @@ class LocalRun:
                 "spec": job.spec.model_copy(update={"managed_by": None}),
             }
         )
+        self.job = with_given_directories(self.job, options.volumes)
         self.status = Status()
         self.options = options
         self.logs = options.run_dir / "logs"
@@ -109,13 +85,17 @@ class LocalRun:
         self._reconcile = reconcile
         self._listens = listens
         self._code = LocalCode(self.job, options.code, options.run_dir.absolute(), options.environ)
-        mapped = {**self._code.directories, **options.volumes}
+        run_dir, environ = options.run_dir.absolute(), options.environ
+        self._inputs = LocalInputs(self.job, options.volumes, run_dir, environ)
+        wake = self._wake = asyncio.Event()
+        self._outputs = LocalOutputs(self.job, options.volumes, options.claims, run_dir, environ, wake.set)
+        own = self._code.directories | self._inputs.directories | self._outputs.directories
+        mapped = {**own, **options.volumes}
         self._volumes = Volumes(options.run_dir.absolute(), mapped, options.claims)
         self._machine = Machine(machine_environment(options.environ), self._volumes, options.workdir)
         self._gpus: Gpus | None = None
         self._pods: dict[str, LocalPod] = {}
         self._endpoints: tuple[int, Mapping[tuple[str, int], tuple[str, int]]] | None = None
-        self._wake = asyncio.Event()
         self._error: Exception | None = None
         self._stopping = self._saving = False
         self._reaper = Reaper()
@@ -135,6 +115,7 @@ class LocalRun:
     def check(self) -> list[str]:
         """Notes on settings that have no effect here. Raises CannotRun if the first attempt cannot run here."""
         self._code.check()
+        self._inputs.check()
         self._gpus = Gpus(list_gpus(self._machine.environ), self._machine.environ)
         objects = self._first_objects(self.job, {})
         for manifest in objects:
@@ -153,12 +134,12 @@ class LocalRun:
         self._check_files(len(plans))
         self._gpus.enabled = sum(plan.gpus or 0 for plan in plans) <= self._gpus.count
         notes = unsupported_field_notes(self.job, plans, self._volumes, self._gpus.count, str(self.options.workdir))
-        return [*self._code.notes(), *notes]
+        return [*self._code.notes(), *self._inputs.notes(), *self._outputs.notes(), *notes]
 
     @property
     def volume_names(self) -> set[str]:
         """The volumes and claims of this job's pods, which `options.volumes` may map. Call `check` first."""
-        return self._volumes.names
+        return self._volumes.names | self._inputs.names | self._outputs.names
 
     async def run(self, listener: Listener) -> Outcome:
         """Runs the job to its end; then none of its processes is left. Call it once.
@@ -170,6 +151,15 @@ class LocalRun:
             self.check()
         self._make_run_dir()
         await self._code.provide()
+        try:
+            return await self._run_with_inputs()
+        finally:
+            self._inputs.release()
+
+    async def _run_with_inputs(self) -> Outcome:
+        self.status = changed(self.status, inputs=await self._inputs.provide(self._listener.event))
+        if self._stopping:
+            return "stopped"
         # Its process must exist before the reaper, which kills later ones.
         code = CodeVersion(self.options.workdir) if self.options.code is None else None
         with more_open_files(), self._reaper, run_directories.in_use(self.options.run_dir):
@@ -181,6 +171,7 @@ class LocalRun:
                 grace = _ERROR_GRACE
                 raise
             finally:
+                await self._outputs.end()
                 await self._end_pods(grace)
                 await self._reports.stop()
                 self._state_file.write(self.status)
@@ -191,7 +182,11 @@ class LocalRun:
     def save_and_stop(self) -> int:
         """Asks the ranks for a checkpoint, and ends the run when it is stored, as for a suspension. Returns the longest
         wait in seconds; 0 if no rank stores checkpoints on request: then call `stop`."""
-        seconds = 0 if self.options.grace == 0 else checkpoint.longest_wait(self.job, self.status, datetime.now(UTC))
+        seconds = (
+            0
+            if self.options.grace == 0 or self._outputs.busy
+            else checkpoint.longest_wait(self.job, self.status, datetime.now(UTC))
+        )
         if seconds and not self._stopping:
             self._saving = True
             self.job = self.job.model_copy(update={"spec": self.job.spec.model_copy(update={"suspend": True})})
@@ -202,6 +197,7 @@ class LocalRun:
         """Ends the run: SIGTERM and the grace period, or SIGKILL at once."""
         self._stopping = True
         self._code.stop()
+        self._inputs.stop()
         for pod in self._pods.values():
             pod.delete(0 if at_once else None)
         self._wake.set()
@@ -251,7 +247,15 @@ class LocalRun:
         platform = Platform("allranks", local=True, endpoints=self._endpoints[1], report_url=self._reports.url)
         self._listener.status(self.status, self._pod_statuses())
         reports = self._reports.snapshot(self.status.attempt)
-        return Observed(self.job, self.status, self._pod_statuses(), datetime.now(UTC), platform, reports=reports)
+        return Observed(
+            self.job,
+            self.status,
+            self._pod_statuses(),
+            datetime.now(UTC),
+            platform,
+            reports=reports,
+            uploads=dict(self._outputs.uploads),
+        )
 
     def _apply(self, plan: Plan) -> None:
         if plan.status:
@@ -295,6 +299,10 @@ class LocalRun:
     def _outcome(self, plan: Plan) -> Outcome | None:
         """The outcome, or None if the run has something to wait for."""
         alive = [pod for pod in self._pods.values() if pod.alive]
+        if not alive:
+            self._outputs.start(self.status)
+        if self._outputs.busy:
+            return None
         if plan.delete_job:
             return "finished"
         if self.status.phase in FINISHED:
@@ -379,7 +387,7 @@ class LocalRun:
 
     def shim_killed(self) -> None:
         """The processes of a killed shim become children of this process: kill them."""
-        self._reaper.kill_orphans(pid for pod in self._pods.values() for pid in pod.shims())
+        self._reaper.kill_orphans([*self._outputs.pids, *(pid for pod in self._pods.values() for pid in pod.shims())])
 
     async def acquire_gpus(self, pod: str, count: int) -> Mapping[str, str]:
         return await self._gpus.acquire(pod, count) if self._gpus else {}

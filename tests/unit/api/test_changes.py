@@ -48,6 +48,7 @@ def test_can_be_changed(case):
 
 
 # Field, job before, job after, field in the message.
+DATA = {"name": "data", "from": "s3://b/p", "path": "/data"}
 FIXED = [
     (
         "the framework",
@@ -129,6 +130,8 @@ FIXED = [
     ("the code", {"code": {"claim": "a"}}, {"code": {"claim": "a", "subPath": "b"}}, "code"),
     ("removal of the code", {"code": {"claim": "a"}}, {}, "code"),
     ("packages", {"packages": ["a"]}, {"packages": ["a==1"]}, "packages"),
+    ("inputs", {"inputs": [DATA]}, {"inputs": [DATA | {"path": "/x"}]}, "inputs"),
+    ("outputs", {}, {"outputs": [{"name": "m", "path": "/m", "to": "claim://m"}]}, "outputs"),
     ("the checkpoint", {"checkpoint": {"claim": "a"}}, {"checkpoint": {"claim": "b"}}, "checkpoint"),
 ]
 

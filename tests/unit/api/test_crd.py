@@ -251,3 +251,21 @@ def test_every_rule_is_one_sentence_and_points_at_a_field():
             here = node
             for step in rule.get("fieldPath", "").removeprefix(".").split(".") if rule.get("fieldPath") else ():
                 here = here.get("properties", {}).get(step) or here["additionalProperties"]
+
+
+def test_rules_of_items_of_a_list_do_not_compare_with_an_earlier_value():
+    """The API server refuses a CRD with such a rule: it cannot tell which item was which."""
+
+    def items(schema, in_list=False):
+        if in_list:
+            yield from schema.get("x-kubernetes-validations", ())
+        for child in schema.get("properties", {}).values():
+            yield from items(child, in_list)
+        if isinstance(schema.get("items"), dict):
+            yield from items(schema["items"], schema.get("x-kubernetes-list-type") != "map" or in_list)
+        if isinstance(schema.get("additionalProperties"), dict):
+            yield from items(schema["additionalProperties"], in_list)
+
+    for kind in RESOURCES:
+        found = list(items(crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
+        assert [rule for rule in found if "oldSelf" in rule["rule"]] == []

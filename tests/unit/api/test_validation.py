@@ -47,6 +47,29 @@ WITHIN = "must be between elastic.minReplicas and elastic.maxReplicas"
 ONE_OF = "set exactly one of exitCodes, signals and reasons"
 ONE_VOLUME = "set either claim or volume, not both"
 ONE_SOURCE = "set exactly one of configMap, claim and image"
+INPUT = "spec.inputs[0]"
+FROM = (
+    "must be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, https://HOST/FILE, "
+    "hf://datasets/OWNER/NAME, hf://models/OWNER/NAME, git+https://HOST/REPOSITORY, claim://CLAIM/DIRECTORY or "
+    "image://REFERENCE"
+)
+TO = "must be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or claim://CLAIM/DIRECTORY"
+SECRET = (
+    "must not contain credentials, which everybody who can read the job could use: name a Secret with them in secret"
+)
+DOTS = "must not have . or .. as a part"
+MODE = "must be Mount for claim:// and image://, which are volumes, and Copy for all others"
+DIRECTORY = "must be a directory below /, without ':' and without . or .. as a part"
+
+
+def data(source="s3://b/p", **fields):
+    return {"inputs": [{"name": "data", "from": source, "path": "/data", **fields}]}
+
+
+def out(to):
+    return {"outputs": [{"name": "model", "path": "/out", "to": to}]}
+
+
 PACKAGES = (
     "must be requirements such as timm==1.0, without options of pip: set those by variables such as PIP_INDEX_URL"
 )
@@ -340,6 +363,31 @@ RULES = [
         ("spec.packages", PACKAGES),
         {"packages": ["timm==1.0", "a @ https://example.com/a.whl"]},
     ),
+    ("an input has a source", data("ftp://h/x"), (f"{INPUT}.from", FROM), data("hf://datasets/a/b")),
+    ("a source has no credentials", data("https://me:pw@h/x"), (f"{INPUT}.from", SECRET), data(secret="s")),
+    ("a prefix leads nowhere else", data("claim://c/../d"), (f"{INPUT}.from", DOTS), data("claim://c/d")),
+    ("an object store is no volume", data(mode="Mount"), (f"{INPUT}.mode", MODE), data(mode="Copy")),
+    (
+        "a volume has no revision",
+        data("claim://c", revision="1"),
+        (f"{INPUT}.from", "claim:// and image:// are volumes, which have no secret, revision or sha256: remove these"),
+        data("image://r/data:1"),
+    ),
+    (
+        "one field determines the data",
+        data(revision="1", sha256="0" * 64),
+        (f"{INPUT}.sha256", "set revision or sha256, not both: each of them determines the data"),
+        data(sha256="0" * 64),
+    ),
+    (
+        "names of inputs differ",
+        {"inputs": [*data()["inputs"], *data()["inputs"]]},
+        ("spec.inputs", "two of them have the same name: choose another one"),
+        {"inputs": [*data()["inputs"], *data(name="b")["inputs"]]},
+    ),
+    ("an input is not at the root", data(path="/"), (f"{INPUT}.path", DIRECTORY), data(path="/d")),
+    ("an output has a destination", out("s3://b"), ("spec.outputs[0].to", TO), out("s3://b/p")),
+    ("a destination leads nowhere else", out("claim://c/../d"), ("spec.outputs[0].to", DOTS), out("claim://c")),
     (
         "TensorFlow jobs cannot be elastic",
         {"framework": "tensorflow", "elastic": {"minReplicas": 1, "maxReplicas": 2}},

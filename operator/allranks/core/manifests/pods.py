@@ -22,6 +22,7 @@ from allranks.core.manifests import (
     admission,
     code,
     companions,
+    data,
     pod_group,
     pod_template,
     pool_template,
@@ -151,6 +152,7 @@ def problems(job: Job) -> list[tuple[str, str]]:
                 )
             )
         out += [("spec.code.path", message) for message in code.problems(job, trainer)]
+        out += data.problems(job, trainer)
         for variable in trainer.get("env", []):
             name = variable.get("name", "")
             if name in framework.reserved_env or name.startswith("ALLRANKS_"):
@@ -288,10 +290,10 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
     }
     if job.spec.checkpoint:
         own["ALLRANKS_CHECKPOINT_DIR"] = job.spec.checkpoint.path
-    own |= shared.report_env
+    own |= data.environment(job) | shared.report_env
     user: list[dict[str, Any]] = shared.trainer.get("env", [])
     set_by_user = {variable["name"] for variable in user}
-    defaults = {"PYTHONUNBUFFERED": "1", **shared.defaults, **wiring.defaults}
+    defaults = {"PYTHONUNBUFFERED": "1", **data.defaults(job), **shared.defaults, **wiring.defaults}
     defaults = {key: value for key, value in defaults.items() if key not in set_by_user}
     # The wiring follows the shared variables that it may refer to.
     common = [companions.variable(job, status, name) for name in wiring.shared_env]
@@ -324,7 +326,7 @@ def _attachments(
         claim = {"persistentVolumeClaim": {"claimName": job.spec.checkpoint.claim}}
         source = volume.model_dump(by_alias=True, exclude_none=True, mode="json") if volume else claim
         attach("checkpoint", job.spec.checkpoint.path, source)
-    for name, path, source, mount in code.volumes(job):
+    for name, path, source, mount in (*code.volumes(job), *data.volumes(job)):
         attach(name, path, source, **mount)
     if wiring.files:
         config_map = {"name": companions.config_map_name(job, status)}

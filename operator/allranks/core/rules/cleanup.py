@@ -26,7 +26,7 @@ def expire(snapshot: Snapshot) -> Outcome:
     """Deletes the job after ttlSecondsAfterFinished."""
     o = snapshot.observed
     ttl = o.job.spec.ttl_seconds_after_finished
-    if ttl is None:
+    if ttl is None or any(output.state == "Uploading" for output in o.status.outputs):
         return None
     expires = (o.status.completion_time or o.now) + timedelta(seconds=ttl)
     return Act(Plan(delete_job=True)) if o.now >= expires else WaitUntil(expires)

@@ -9,10 +9,11 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import gang_choice, limits, naming, places, topology, transitions
 from allranks.core.gangs import registry
+from allranks.core.manifests import data
 from allranks.core.manifests import pods as pod_manifests
 from allranks.core.model import Event, Observed, Platform, Pod
 from allranks.core.queueing.queue import queue_of
-from allranks.core.rules import Outcome, WaitUntil, checkpoint, write
+from allranks.core.rules import Outcome, WaitUntil, checkpoint, outputs, write
 from allranks.core.snapshot import Snapshot
 
 SMALL_JOB_PODS = 256
@@ -33,6 +34,8 @@ def reject(job: Job, status: Status, now: datetime, platform: Platform) -> Outco
     """Fails a job with mistakes that the CRD's schema cannot find, or that exceeds a limit of the platform team. Its
     size may change, so resizing checks it again."""
     reason, problems = "InvalidSpec", pod_manifests.problems(job)
+    if not problems and not platform.local:
+        problems = data.problems_on_clusters(job)
     if not problems:
         reason, problems = limits.REASON, limits.violations(job, platform)
     if not problems:
@@ -70,7 +73,8 @@ def succeed(snapshot: Snapshot) -> Outcome:
     job, status, now = snapshot.observed.job, snapshot.observed.status, snapshot.observed.now
     if not succeeded(job, status, snapshot.pods):
         return None
-    return write(transitions.succeed(job, snapshot.summary, now), Event("Succeeded", "training completed"))
+    completed = write(transitions.succeed(job, snapshot.summary, now), Event("Succeeded", "training completed"))
+    return outputs.upload_first(snapshot) or completed
 
 
 def succeeded(job: Job, status: Status, pods: Mapping[tuple[str, int], Pod]) -> bool:

@@ -1,0 +1,127 @@
+"""The types of `spec.inputs` and `spec.outputs`, and of their entries in the status."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from allranks.api import data_rules as cel
+from allranks.fields import Model, Name, Path, Sha256, Text, rules
+
+DataName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+"""Becomes a part of the name of a volume, and of variables."""
+Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Revision = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+InputState = Literal["Pending", "Fetching", "Ready", "Failed"]
+OutputState = Literal["Pending", "Uploading", "Uploaded", "Failed"]
+MOUNTED: tuple[str, ...] = ("claim", "image")
+"""Schemes of inputs that are mounted as volumes."""
+
+
+class Input(Model):
+    """Data that the program reads. Every pod finds it at the same path, read-only."""
+
+    model_config = {"json_schema_extra": rules(*cel.INPUT)}
+
+    name: DataName = Field(
+        description="Name of the input: lower-case letters, digits and '-'. The program reads the path from "
+        "ALLRANKS_INPUT_NAME, and from SageMaker's SM_CHANNEL_NAME, with NAME in upper case and '_' for '-'."
+    )
+    source: Text = Field(
+        alias="from",
+        description="Where the data is: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, https://..., "
+        "hf://datasets/OWNER/NAME or hf://models/OWNER/NAME, git+https://..., claim://CLAIM/DIRECTORY or "
+        "image://REFERENCE.",
+    )
+    path: Path = Field(description="Directory in which the pods find the data.")
+    secret: Name | None = Field(
+        None,
+        description="Name of a Secret whose keys are variables with credentials, for example AWS_ACCESS_KEY_ID. Local "
+        "runs use the variables and the configuration files of this machine instead.",
+    )
+    revision: Revision | None = Field(
+        None,
+        description="The wanted revision: a branch, tag or commit of hf:// and git+https://, else the revision that "
+        "an earlier job has in its status. Data with another revision is an error. Default: the current one.",
+    )
+    sha256: Sha256 | None = Field(
+        None,
+        description="SHA-256 of the file. If the data has several files, that of the list which sha256sum prints for "
+        "them, sorted by name. Data with another sum is an error.",
+    )
+    mode: Literal["Copy", "Mount"] | None = Field(
+        None,
+        description="Copy: fetched before the ranks start. Mount: a volume. Default: Mount for claim:// and image://, "
+        "Copy for all others; these are the only combinations so far.",
+    )
+
+    @property
+    def scheme(self) -> str:
+        return self.source.partition("://")[0]
+
+    @property
+    def mounted(self) -> bool:
+        """Whether it is a volume, which nothing fetches."""
+        return self.scheme in MOUNTED
+
+
+class Output(Model):
+    """A directory that is uploaded when the program has ended."""
+
+    model_config = {"json_schema_extra": rules(*cel.OUTPUT)}
+
+    name: DataName = Field(
+        description="Name of the output: lower-case letters, digits and '-'. The program reads the path from "
+        "ALLRANKS_OUTPUT_NAME, with NAME in upper case and '_' for '-'."
+    )
+    path: Path = Field(description="Directory into which the program writes. All pods and all attempts share it.")
+    to: Text = Field(
+        description="Where its files are uploaded: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or "
+        "claim://CLAIM/DIRECTORY.",
+    )
+    secret: Name | None = Field(
+        None, description="Name of a Secret with credentials, as for inputs. Local runs use those of this machine."
+    )
+    when: Literal["Success", "Always"] = Field(
+        "Success",
+        description="Success: when the program has completed. The job succeeds when the files are uploaded. Always: "
+        "also when the job fails.",
+    )
+
+    @property
+    def scheme(self) -> str:
+        return self.to.partition("://")[0]
+
+
+Inputs = Annotated[list[Input], Field(min_length=1, max_length=16, json_schema_extra=rules(*cel.DATA_NAMES))]
+Outputs = Annotated[list[Output], Field(min_length=1, max_length=16, json_schema_extra=rules(*cel.DATA_NAMES))]
+
+
+class InputStatus(Model):
+    """The state of an input."""
+
+    name: DataName = Field(description="Name of the input, as in spec.inputs.")
+    state: InputState = Field(
+        "Pending", description="Pending, Fetching, Ready or Failed. An input that is a volume is Ready."
+    )
+    revision: Revision | None = Field(
+        None, description="The revision that the ranks read: a commit, an ETag, or a hash of the list of objects."
+    )
+    sha256: Sha256 | None = Field(None, description="SHA-256 of the file, or of the list of files.")
+    bytes: Bytes | None = Field(None, description="Size of the data in bytes.")
+    cached: bool | None = Field(None, description="Whether the data was in the cache before.")
+
+
+class OutputStatus(Model):
+    """The state of an output."""
+
+    name: DataName = Field(description="Name of the output, as in spec.outputs.")
+    state: OutputState = Field("Pending", description="Pending, Uploading, Uploaded or Failed.")
+    start_time: Annotated[datetime, Field(strict=False)] | None = Field(
+        None, description="When the program had ended and the upload was due."
+    )
+    bytes: Bytes | None = Field(None, description="Size of all files of the directory.")
+    files: Bytes | None = Field(None, description="Number of files in the directory.")
+    message: Text | None = Field(None, description="Why the upload of the files failed.")

@@ -1,0 +1,118 @@
+"""Outputs: uploaded when the program has completed, and the job succeeds when they are there.
+
+The upload is a state of a running job: `status.outputs` says so, ahead of the upload, and no rule about failures
+applies any more. What carries out the plans uploads when no pod runs any more, and observes the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from allranks.api.data import OutputStatus
+from allranks.api.job import Job
+from allranks.api.status import Status
+from allranks.core import topology, transitions
+from allranks.core.model import Event, Plan, Pod
+from allranks.core.rules import Act, Outcome, write
+from allranks.core.rules.cleanup import CLEANUP_GRACE
+from allranks.core.snapshot import Snapshot
+from allranks.core.status_summary import with_phase
+from allranks.core.status_update import changed
+from allranks.core.sync import plan_objects
+from allranks.core.uploads import Upload
+
+FAILED = "OutputFailed"
+"""Reason of the condition Failed."""
+UPLOADING = "UploadingOutputs"
+"""Reason of the condition Running."""
+
+
+def uploading(status: Status) -> bool:
+    return any(output.state == "Uploading" for output in status.outputs)
+
+
+def upload_first(snapshot: Snapshot) -> Act | None:
+    """Begins the upload of a job whose program has completed; None if there is nothing to upload."""
+    now = snapshot.observed.now
+    waiting = [output for output in snapshot.observed.status.outputs if output.state == "Pending"]
+    if not waiting:
+        return None
+    names = ", ".join(output.name for output in waiting)
+    begun = [changed(output, state="Uploading", start_time=now) for output in snapshot.observed.status.outputs]
+    message = f"the program has completed; its outputs are uploaded: {names}"
+    status = with_phase(changed(snapshot.summary, outputs=begun), "Running", now, UPLOADING, message)
+    return write(status, Event(UPLOADING, message))
+
+
+def finish(snapshot: Snapshot) -> Outcome:
+    """Ends a job whose outputs are all uploaded, or of which one cannot be uploaded."""
+    o = snapshot.observed
+    outputs = observed(o.status, o.uploads)
+    if any(output.state == "Uploading" for output in outputs):
+        return None
+    status = changed(snapshot.final_summary, outputs=outputs)
+    failed = [output for output in outputs if output.state == "Failed"]
+    if not failed:
+        return write(transitions.succeed(o.job, status, o.now), Event("Succeeded", "training completed"))
+    message = "the program completed, but " + "; ".join(
+        f"output {output.name} is not uploaded: {output.message or 'unknown reason'}" for output in failed
+    )
+    return write(transitions.fail(o.job, status, FAILED, message, o.now), Event(FAILED, message, warning=True))
+
+
+def wait(snapshot: Snapshot) -> Plan:
+    """Ends the pods that still run, as after success: they could still write. Records the progress of the upload."""
+    o = snapshot.observed
+    since = min((output.start_time for output in o.status.outputs if output.start_time), default=o.now)
+    end = since + CLEANUP_GRACE
+    alive = [pod for pod in snapshot.pods.values() if not pod.ended]
+    services = topology.framework_of(o.job).long_running_roles(topology.sizes(o.job, o.status))
+    delete: list[Pod] = [pod for pod in alive if o.now >= end or pod.role in services]
+    status = changed(snapshot.final_summary, outputs=observed(o.status, o.uploads))
+    wake_at = end if alive and o.now < end else None
+    return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], wake_at=wake_at)
+
+
+def upload_after_failure(snapshot: Snapshot) -> Outcome:
+    """Begins the upload of outputs of a failed job that are wanted always, and records its result."""
+    o = snapshot.observed
+    if o.status.phase != "Failed":
+        return None
+    began = o.status.ever_ran or o.status.last_failure  # an invalid job has no output
+    always = {output.name for output in o.job.spec.outputs or () if began and output.when == "Always"}
+    outputs = [
+        changed(output, state="Uploading", start_time=o.now)
+        if output.state == "Pending" and output.name in always
+        else output
+        for output in observed(o.status, o.uploads)
+    ]
+    if outputs == o.status.outputs:
+        return None
+    events = [
+        Event(FAILED, f"output {new.name} is not uploaded: {new.message}", warning=True)
+        for old, new in zip(o.status.outputs, outputs, strict=True)
+        if (old.state, new.state) == ("Uploading", "Failed")
+    ]
+    return write(changed(o.status, outputs=outputs), *events)
+
+
+def observed(status: Status, uploads: Mapping[str, Upload]) -> list[OutputStatus]:
+    """`status.outputs` with the results of uploads."""
+    return [
+        changed(
+            output,
+            state=found.state,
+            bytes=found.bytes,
+            files=found.files,
+            message=found.message[:1024] or None,
+        )
+        if output.state == "Uploading" and (found := uploads.get(output.name))
+        else output
+        for output in status.outputs
+    ]
+
+
+def to_upload(job: Job, status: Status) -> list[str]:
+    """The names of the outputs whose upload was decided."""
+    names = {output.name for output in job.spec.outputs or ()}
+    return [output.name for output in status.outputs if output.state == "Uploading" and output.name in names]

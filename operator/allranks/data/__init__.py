@@ -1,0 +1,1 @@
+"""Fetches the inputs of jobs into a cache, and uploads their outputs. It knows neither jobs nor Kubernetes."""

@@ -1,0 +1,247 @@
+"""The cache of inputs: one directory for each address and revision, published as a whole.
+
+    KEY/            files/ and entry.json; it appears by one rename
+    KEY.partial/    what an unfinished fetch has, for the next one
+    KEY.lock        held exclusively by a fetch and by an eviction, shared by runs that read the data
+
+The kernel releases locks when a process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from allranks.errors import DataError
+
+DEFAULT_LIMIT = 100 << 30
+"""Bytes that the cache holds before it evicts what was used longest ago."""
+RESERVE = 64 << 20
+"""Bytes of the disk that stay free."""
+_ENTRY = "entry.json"
+_FILES = "files"
+_PARTIAL = ".partial"
+_EVICTED = ".evicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Data in the cache."""
+
+    uri: str
+    pin: str
+    """The revision, or `sha256:` and the sum, that is part of the key."""
+    revision: str
+    sha256: str
+    """Of the file, or of the list of files (`tree_sum`)."""
+    bytes: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Keeps an entry in the cache until `close`."""
+
+    entry: Entry
+    directory: Path
+    lock: IO[bytes]
+
+    def close(self) -> None:
+        self.lock.close()
+
+
+class Cache:
+    """One cache directory, which any number of processes use."""
+
+    def __init__(self, root: Path, limit: int = DEFAULT_LIMIT) -> None:
+        self.root = root
+        self.limit = limit
+
+    def lease(self, uri: str, pin: str) -> Lease | None:
+        """The entry, which nothing evicts until the lease is closed; None if it is not in the cache. Waits while it is
+        fetched or evicted."""
+        key = cache_key(uri, pin)
+        if not (self.root / key).is_dir():
+            return None
+        lock = self._lock(key, fcntl.LOCK_SH)
+        entry = self.read(key)
+        if entry is None or (entry.uri, entry.pin) != (uri, pin):
+            lock.close()
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(self.root / key / _ENTRY)
+        return Lease(entry, self.root / key / _FILES, lock)
+
+    @contextlib.contextmanager
+    def exclusive(self, uri: str, pin: str) -> Iterator[Staging]:
+        """For one fetch at a time. Waits for another one."""
+        key = cache_key(uri, pin)
+        lock = self._lock(key, fcntl.LOCK_EX)
+        try:
+            yield Staging(self.root / (key + _PARTIAL), self.root / key)
+        finally:
+            lock.close()
+
+    def make_room(self, uri: str, needed: int, staged: int) -> None:
+        """Evicts entries that no run uses, the one used longest ago first, until `needed` bytes fit into the limit and
+        on the disk; `staged` of them are there. Raises DataError if they do not fit on the disk."""
+        entries = sorted(self._stored(), key=lambda stored: stored[1])
+        total = sum(size for _, _, size in entries) - staged + needed
+        for key, _, size in entries:
+            free = shutil.disk_usage(self.root).free - RESERVE
+            if total <= self.limit and needed - staged <= free:
+                return
+            if self._evict(key):
+                total -= size
+        free = shutil.disk_usage(self.root).free - RESERVE
+        if needed - staged > free:
+            wanted, has = text_size(needed - staged), text_size(max(0, free))
+            raise DataError(
+                f"{uri}: the disk is full: {wanted} are needed, and {has} are free for {self.root}: make room, or "
+                "choose another directory with ALLRANKS_CACHE"
+            )
+
+    def _stored(self) -> Iterator[tuple[str, float, int]]:
+        """(name, time of the last use, bytes) of all entries and unfinished fetches."""
+        for path in self.root.iterdir() if self.root.is_dir() else ():
+            with contextlib.suppress(OSError):
+                if path.name.endswith(_EVICTED):
+                    shutil.rmtree(path, ignore_errors=True)  # of an eviction that was interrupted
+                elif path.name.endswith(_PARTIAL):
+                    yield path.name, path.stat().st_mtime, _disk_usage(path)
+                elif path.is_dir() and (entry := self.read(path.name)):
+                    yield path.name, (path / _ENTRY).stat().st_mtime, entry.bytes
+
+    def _evict(self, name: str) -> bool:
+        """False if a run or a fetch uses it."""
+        key = name.removesuffix(_PARTIAL)
+        try:
+            lock = self._lock(key, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        with lock:
+            gone = self.root / (name + _EVICTED)
+            try:
+                (self.root / name).rename(gone)
+            except OSError:
+                return False
+            shutil.rmtree(gone, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                (self.root / f"{key}.lock").unlink()
+        return True
+
+    def _lock(self, key: str, how: int) -> IO[bytes]:
+        """The open lock file. Raises BlockingIOError with LOCK_NB."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        path = self.root / f"{key}.lock"
+        while True:
+            file = open(path, "ab")  # noqa: SIM115
+            try:
+                fcntl.flock(file, how)
+                # An eviction removes the file that others may have opened before.
+                if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                    return file
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                file.close()
+                raise
+            file.close()
+
+    def read(self, key: str) -> Entry | None:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return Entry(**json.loads((self.root / key / _ENTRY).read_text(encoding="utf-8")))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The directory of a fetch, which becomes the entry."""
+
+    directory: Path
+    target: Path
+
+    @property
+    def files(self) -> Path:
+        return self.directory / _FILES
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that an earlier fetch left."""
+        return _disk_usage(self.directory)
+
+    @property
+    def published(self) -> bool:
+        return (self.target / _ENTRY).is_file()
+
+    def make(self) -> None:
+        self.files.mkdir(parents=True, exist_ok=True)
+
+    def discard(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def publish(self, entry: Entry) -> None:
+        """Makes the entry appear. Files become read-only, because all runs share them."""
+        for folder, _, names in os.walk(self.files):
+            for name in names:
+                (Path(folder) / name).chmod(0o444)
+        for path in self.directory.iterdir():
+            if path.name != _FILES:
+                path.unlink()
+        with open(self.directory / _ENTRY, "w", encoding="utf-8") as file:
+            json.dump(asdict(entry), file)
+            file.flush()
+            os.fsync(file.fileno())
+        if self.target.exists():  # without a readable entry.json
+            shutil.rmtree(self.target)
+        self.directory.rename(self.target)
+        sync_directory(self.target.parent)
+
+
+def cache_key(uri: str, pin: str) -> str:
+    return hashlib.sha256(json.dumps([uri, pin]).encode()).hexdigest()[:32]
+
+
+def tree_sum(files: dict[str, str]) -> str:
+    """SHA-256 of the data. `files`: name -> sum. Of one file it is its own sum, else that of the output of
+    `sha256sum`, sorted by name."""
+    if len(files) == 1:
+        return next(iter(files.values()))
+    lines = "".join(f"{files[name]}  {name}\n" for name in sorted(files))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames in a directory survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def text_size(count: int) -> str:
+    """`1.5 GB`."""
+    value, unit = float(count), "bytes"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "bytes" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def _disk_usage(path: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(folder) / name).stat().st_size
+    return total

@@ -1,0 +1,211 @@
+"""Fetches one input into the cache: resolve its revision, wait for other fetches, download, check, publish."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from allranks.data.cache import Cache, Entry, Staging, text_size, tree_sum
+from allranks.data.download import TRIES, Download, pause_before
+from allranks.data.errors import ChangedError, TemporaryError, explain
+from allranks.data.git_source import GitSource
+from allranks.data.http_source import HttpSource
+from allranks.data.hub_source import HubSource
+from allranks.data.object_source import ObjectSource
+from allranks.data.source import Listing, Source, TreeSource
+from allranks.errors import DataError
+
+Any_Source = Source | TreeSource
+T = TypeVar("T")
+
+
+class Wanted(NamedTuple):
+    """What a job says about an input."""
+
+    uri: str
+    revision: str | None = None
+    sha256: str | None = None
+
+
+class Result(NamedTuple):
+    entry: Entry
+    cached: bool
+    """Whether it was in the cache before."""
+
+
+class Report(Protocol):
+    """Receives progress, from any thread."""
+
+    def resolved(self, revision: str, total: int) -> None:
+        """`total`: bytes to fetch, 0 if unknown."""
+
+    def added(self, count: int) -> None:
+        """Bytes that are there now, besides those before."""
+
+
+class NoReport:
+    def resolved(self, revision: str, total: int) -> None: ...
+
+    def added(self, count: int) -> None: ...
+
+
+def connect(uri: str) -> Any_Source:
+    """Raises DataError if a package is missing, or nothing can fetch `uri`."""
+    scheme = uri.partition("://")[0]
+    if scheme in ("http", "https"):
+        return HttpSource(uri)
+    if scheme in ("s3", "gs", "az"):
+        return ObjectSource(uri)
+    if scheme == "hf":
+        return HubSource(uri)
+    if scheme in ("git+https", "git+http", "git+file"):
+        return GitSource(uri)
+    raise DataError(f"{uri}: nothing can fetch {scheme}://")
+
+
+def fetch(
+    wanted: Wanted,
+    cache: Cache,
+    report: Report | None = None,
+    *,
+    connect: Callable[[str], Any_Source] = connect,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Result:
+    """Returns when the data is in the cache. Raises DataError.
+
+    A revision or sum that the cache has needs no network.
+    """
+    uri, report = wanted.uri, report or NoReport()
+    pin = f"sha256:{wanted.sha256}" if wanted.sha256 else wanted.revision
+    if pin and (found := _found(cache, uri, pin)):
+        return Result(found, cached=True)
+    source = _with_tries(lambda: connect(uri), uri, sleep)
+    listing = _resolve(source, wanted, sleep)
+    pin = f"sha256:{wanted.sha256}" if wanted.sha256 else listing.revision
+    if found := _found(cache, uri, pin):
+        return Result(found, cached=True)
+    report.resolved(listing.revision, listing.size)
+    with _disk_errors(uri), cache.exclusive(uri, pin) as staging:
+        if staging.published and (found := _found_locked(cache, staging)):
+            return Result(found, cached=True)
+        cache.make_room(uri, listing.size, min(staging.bytes, listing.size))
+        staging.make()
+        sums = _fill(source, listing, staging, report, sleep)
+        entry = _checked(wanted, pin, listing, staging, sums)
+        _check_unchanged(source, wanted, listing, staging, sleep)
+        staging.publish(entry)
+    return Result(entry, cached=False)
+
+
+def _found(cache: Cache, uri: str, pin: str) -> Entry | None:
+    lease = cache.lease(uri, pin)
+    if lease is None:
+        return None
+    lease.close()
+    return lease.entry
+
+
+def _found_locked(cache: Cache, staging: Staging) -> Entry | None:
+    """The entry that another process published while this one waited for the lock."""
+    return cache.read(staging.target.name)
+
+
+def _resolve(source: Any_Source, wanted: Wanted, sleep: Callable[[float], None]) -> Listing:
+    listing = _with_tries(lambda: source.resolve(wanted.revision), wanted.uri, sleep)
+    if wanted.revision and not source.branches and listing.revision != wanted.revision:
+        raise DataError(
+            f"{wanted.uri}: the data was changed: its revision is {listing.revision}, and the job wants "
+            f"{wanted.revision}"
+        )
+    return listing
+
+
+def _fill(
+    source: Any_Source, listing: Listing, staging: Staging, report: Report, sleep: Callable[[float], None]
+) -> dict[str, str]:
+    """Name -> SHA-256 of all files."""
+    if isinstance(source, GitSource):
+        staging.discard()  # git cannot resume
+        staging.make()
+        _with_tries(lambda: source.fetch_all(listing, staging.files), source.uri, sleep)
+        return dict(_sums(staging.files, report))
+    assert not hasattr(source, "fetch_all")
+    return Download(source, listing, staging.directory, report.added, sleep).run()
+
+
+def _checked(wanted: Wanted, pin: str, listing: Listing, staging: Staging, sums: dict[str, str]) -> Entry:
+    """Raises DataError if the sum is another one than that of the job."""
+    found = tree_sum(sums)
+    if wanted.sha256 and found != wanted.sha256:
+        staging.discard()
+        what = "the file" if len(sums) == 1 else f"the list of its {len(sums)} files"
+        raise DataError(f"{wanted.uri}: the SHA-256 of {what} is {found}, and the job wants {wanted.sha256}")
+    _remove_others(staging.files, set(sums))
+    size = sum((staging.files / name).stat().st_size for name in sums)
+    return Entry(wanted.uri, pin, listing.revision, found, size, len(sums))
+
+
+def _remove_others(directory: Path, names: set[str]) -> None:
+    """Removes files that an earlier fetch left and the source does not have any more."""
+    for folder, _, files in os.walk(directory):
+        for file in files:
+            path = Path(folder) / file
+            if path.relative_to(directory).as_posix() not in names:
+                path.unlink()
+
+
+def _check_unchanged(
+    source: Any_Source, wanted: Wanted, listing: Listing, staging: Staging, sleep: Callable[[float], None]
+) -> None:
+    """A store without commits can change between two files: then they do not belong together."""
+    if source.branches or listing.revision.startswith("fetched:") or wanted.sha256:
+        return
+    after = _with_tries(lambda: source.resolve(None), wanted.uri, sleep)
+    if after.revision != listing.revision:
+        raise ChangedError(f"{wanted.uri}: the data was changed while it was fetched: run again")
+
+
+def _sums(directory: Path, report: Report) -> Iterator[tuple[str, str]]:
+    for folder, _, files in os.walk(directory):
+        for file in files:
+            path = Path(folder) / file
+            with open(path, "rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256")
+                os.fsync(opened.fileno())
+            report.added(path.stat().st_size)
+            yield path.relative_to(directory).as_posix(), digest.hexdigest()
+
+
+def _with_tries(act: Callable[[], T], uri: str, sleep: Callable[[float], None]) -> T:
+    for number in range(1, TRIES + 1):
+        try:
+            return act()
+        except Exception as error:
+            reason = explain(error, uri)
+            if not isinstance(reason, TemporaryError) or number == TRIES:
+                raise reason from error
+        sleep(pause_before(number))
+    raise AssertionError("the last try returns or raises")
+
+
+class _disk_errors:
+    """A context in which errors of the cache's directory become DataError."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError):
+            raise explain(error, self._uri) from error
+
+
+def summary(result: Result) -> str:
+    """`12.5 MB, 3 files`."""
+    entry = result.entry
+    return f"{text_size(entry.bytes)}, {entry.files} file{'s' * (entry.files != 1)}"

@@ -1,0 +1,60 @@
+"""Objects of S3, Google Cloud Storage and Azure, by fsspec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from allranks.data.errors import need
+from allranks.data.source import Listing, RemoteFile, checked, listing_revision
+from allranks.errors import DataError
+
+PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
+RANGE = 8 << 20
+"""Bytes of one request."""
+_TAGS = ("ETag", "etag", "generation", "md5Hash", "mtime", "last_modified", "LastModified")
+
+
+def filesystem(uri: str) -> Any:
+    """The fsspec file system for `uri`. Credentials come from the environment and the usual configuration files."""
+    scheme = uri.partition("://")[0]
+    need(uri, "fsspec", PACKAGES[scheme])
+    import fsspec
+
+    # Listings must not come from a cache: they decide about the revision.
+    return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)
+
+
+class ObjectSource:
+    """`s3://BUCKET/PREFIX`: one object, or all objects below the prefix."""
+
+    branches = False
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._root = uri.partition("://")[2].rstrip("/")
+        self._fs = filesystem(uri)
+        self._paths: dict[str, str] = {}
+
+    def resolve(self, revision: str | None) -> Listing:
+        found: dict[str, Mapping[str, Any]] = self._fs.find(self._root, detail=True)
+        files = checked(self.uri, (self._file(path, info) for path, info in found.items() if not path.endswith("/")))
+        if not files:
+            raise DataError(f"{self.uri}: there is no such object, and none below it")
+        return Listing(listing_revision(files), files)
+
+    def _file(self, path: str, info: Mapping[str, Any]) -> RemoteFile:
+        path = path.lstrip("/")
+        inside = path.startswith(self._root + "/")
+        name = path[len(self._root) + 1 :] if inside else path.rsplit("/", 1)[-1]
+        self._paths[name] = path
+        return RemoteFile(name, int(info["size"]), next((str(info[key]) for key in _TAGS if info.get(key)), ""))
+
+    def read(self, listing: Listing, file: RemoteFile, start: int) -> Iterator[bytes]:
+        size = file.size or 0
+        while start < size:
+            data = self._fs.cat_file(self._paths[file.name], start=start, end=min(start + RANGE, size))
+            if not data:
+                raise ConnectionError(f"{file.name} ends after {start} of {size} bytes")
+            start += len(data)
+            yield data

@@ -1,0 +1,81 @@
+"""`python -m allranks.data.program fetch|upload`: one transfer as a process of its own, which can be ended at any time.
+
+Standard input has the request as JSON. Standard output has one JSON object per line: progress, and the result or an
+error at the end. The exit status is 0, or 1 after an error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from allranks.data.cache import Cache
+from allranks.data.fetch import Wanted, fetch
+from allranks.data.upload import upload
+from allranks.errors import DataError
+
+INTERVAL_SECONDS = 0.5
+"""Minimum time between two lines of progress."""
+
+
+class Lines:
+    """Writes progress as JSON lines."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = self._total = 0
+        self._revision = ""
+        self._written = 0.0
+
+    def resolved(self, revision: str, total: int) -> None:
+        with self._lock:
+            self._revision, self._total = revision, total
+            self._write()
+
+    def added(self, count: int) -> None:
+        with self._lock:
+            self._bytes += count
+            if time.monotonic() - self._written >= INTERVAL_SECONDS:
+                self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        write({"revision": self._revision, "bytes": self._bytes, "total": self._total})
+
+
+def write(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def main(argv: list[str]) -> int:
+    request = json.load(sys.stdin)
+    lines = Lines()
+    try:
+        if argv == ["fetch"]:
+            cache = Cache(Path(request["cache"]), request["limit"])
+            result = fetch(Wanted(request["uri"], request.get("revision"), request.get("sha256")), cache, lines)
+            write({"entry": asdict(result.entry), "cached": result.cached})
+        elif argv == ["upload"]:
+            done = upload(
+                Path(request["directory"]), request["to"], Path(request["journal"]), request["provenance"], lines.added
+            )
+            write({"uploaded": asdict(done)})
+        else:
+            print("usage: python -m allranks.data.program fetch|upload < REQUEST", file=sys.stderr)
+            return 2
+    except DataError as error:
+        write({"error": str(error)})
+        return 1
+    except Exception as error:
+        write({"error": f"{request.get('uri') or request.get('to')}: {type(error).__name__}: {error}"})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,231 @@
+"""Uploads a directory to an object store or copies it to another directory, and writes a manifest with checksums last.
+
+A reader that finds `allranks-manifest.json` finds all files that it lists. An upload that was interrupted continues
+with the files that are not there yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from allranks.data.download import TRIES, pause_before
+from allranks.data.errors import TemporaryError, explain
+from allranks.data.object_source import PACKAGES, filesystem
+from allranks.errors import DataError
+
+MANIFEST = "allranks-manifest.json"
+PROVENANCE = "allranks-provenance.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """One file of an output."""
+
+    name: str
+    """Relative path with `/`."""
+    size: int
+    mtime: int
+    """Nanoseconds."""
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    files: int
+    bytes: int
+    sent: int
+    """Files that were not there before."""
+
+
+class Target(Protocol):
+    """Where files go."""
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file that is there; None without one."""
+        ...
+
+    def put(self, path: Path, name: str) -> None:
+        """Writes a file, which appears as a whole."""
+        ...
+
+    def remove(self, name: str) -> None: ...
+
+
+class ObjectTarget:
+    """`s3://BUCKET/PREFIX` and others of fsspec."""
+
+    def __init__(self, uri: str) -> None:
+        self._root = uri.partition("://")[2].rstrip("/")
+        self._fs = filesystem(uri)
+
+    def size(self, name: str) -> int | None:
+        try:
+            return int(self._fs.info(f"{self._root}/{name}")["size"])
+        except FileNotFoundError:
+            return None
+
+    def put(self, path: Path, name: str) -> None:
+        self._fs.put_file(str(path), f"{self._root}/{name}")
+
+    def remove(self, name: str) -> None:
+        if self.size(name) is not None:
+            self._fs.rm_file(f"{self._root}/{name}")
+
+
+class DirectoryTarget:
+    """A directory of this machine, or of a mounted claim."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def size(self, name: str) -> int | None:
+        path = self._directory / name
+        return path.stat().st_size if path.is_file() else None
+
+    def put(self, path: Path, name: str) -> None:
+        target = self._directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            with open(path, "rb") as source, open(temporary, "wb") as out:
+                shutil.copyfileobj(source, out, 1 << 20)
+                out.flush()
+                os.fsync(out.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        (self._directory / name).unlink(missing_ok=True)
+
+
+def target_of(to: str) -> Target:
+    """`to`: an address, or an absolute path. Raises DataError."""
+    if to.startswith("/"):
+        return DirectoryTarget(Path(to))
+    if to.partition("://")[0] in PACKAGES:
+        return ObjectTarget(to)
+    raise DataError(f"{to}: nothing can upload there")
+
+
+def upload(
+    directory: Path,
+    to: str,
+    journal: Path,
+    provenance: Mapping[str, Any],
+    add: Callable[[int], None] = lambda _: None,
+    *,
+    connect: Callable[[str], Target] = target_of,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Uploaded:
+    """Raises DataError. `journal`: a file that remembers what was uploaded before."""
+    try:
+        files = list(scan(directory))
+    except OSError as error:
+        raise DataError(f"{to}: {error.filename or directory} cannot be read: {error.strerror or error}") from error
+    if not files:
+        raise DataError(f"{to}: there is nothing to upload: the program wrote no file into {directory}")
+    if taken := next((file.name for file in files if file.name in (MANIFEST, PROVENANCE)), None):
+        raise DataError(f"{to}: allranks writes {taken} itself: the program must use another name")
+
+    def retry(act: Callable[[], Any]) -> Any:
+        for number in range(1, TRIES + 1):
+            try:
+                return act()
+            except Exception as error:
+                reason = explain(error, to)
+                if not isinstance(reason, TemporaryError) or number == TRIES:
+                    raise reason from error
+            sleep(pause_before(number))
+        raise AssertionError("the last try returns or raises")
+
+    target: Target = retry(lambda: connect(to))
+    # Another job may have replaced what an earlier one uploaded.
+    owner = [to, provenance.get("uid")]
+    there = _read_journal(journal, owner)
+    missing = [file for file in files if there.get(file.name) != _identity(file) or not _is_there(target, file, retry)]
+    if missing:
+        retry(lambda: target.remove(MANIFEST))  # it would list the files of an earlier upload
+    add(sum(file.size for file in files) - sum(file.size for file in missing))
+    try:
+        with open(journal, "a", encoding="utf-8") as notes:
+            for file in missing:
+                retry(partial(target.put, directory / file.name, file.name))
+                notes.write(json.dumps({"owner": owner, "name": file.name, "identity": _identity(file)}) + "\n")
+                notes.flush()
+                add(file.size)
+        if changed := next(
+            (file.name for file in files if _stat(directory / file.name) != (file.size, file.mtime)), ""
+        ):
+            raise DataError(f"{to}: {changed} was changed while it was uploaded")
+        for name, content in ((PROVENANCE, provenance), (MANIFEST, _manifest(files, provenance))):
+            _put_json(target, journal.with_name(f"{journal.stem}.{name}"), name, content, retry)
+    except OSError as error:
+        raise explain(error, to) from error
+    return Uploaded(len(files), sum(file.size for file in files), len(missing))
+
+
+def scan(directory: Path) -> Iterator[LocalFile]:
+    """All regular files, sorted by name. Links to files count as files; links to directories are not followed."""
+    for folder, folders, names in os.walk(directory):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(folder) / name
+            if not path.is_file():
+                continue  # a socket, or a link to nothing
+            with open(path, "rb") as file:
+                stat = os.fstat(file.fileno())
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            yield LocalFile(path.relative_to(directory).as_posix(), stat.st_size, stat.st_mtime_ns, digest)
+
+
+def _stat(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _identity(file: LocalFile) -> list[Any]:
+    return [file.size, file.sha256]
+
+
+def _is_there(target: Target, file: LocalFile, retry: Callable[[Callable[[], Any]], Any]) -> bool:
+    return bool(retry(lambda: target.size(file.name)) == file.size)
+
+
+def _read_journal(path: Path, owner: list[Any]) -> dict[str, list[Any]]:
+    out: dict[str, list[Any]] = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            line = json.loads(text)
+            if line["owner"] == owner:
+                out[line["name"]] = line["identity"]
+        except (ValueError, KeyError, TypeError):
+            continue  # the last line of a process that was killed
+    return out
+
+
+def _manifest(files: list[LocalFile], provenance: Mapping[str, Any]) -> dict[str, Any]:
+    listed = [{"name": file.name, "size": file.size, "sha256": file.sha256} for file in files]
+    return {"job": provenance.get("job"), "files": listed}
+
+
+def _put_json(
+    target: Target, path: Path, name: str, content: Mapping[str, Any], retry: Callable[[Callable[[], Any]], Any]
+) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    try:
+        retry(lambda: target.put(path, name))
+    finally:
+        path.unlink(missing_ok=True)

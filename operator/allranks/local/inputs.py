@@ -1,0 +1,178 @@
+"""The inputs of a job on this machine: fetched into a cache, and linked into the run directory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from allranks.api.data import Input, InputStatus
+from allranks.api.job import Job
+from allranks.core.manifests import data
+from allranks.core.model import Event
+from allranks.core.quantity import quantity
+from allranks.data.cache import DEFAULT_LIMIT, Cache, Entry, Lease, text_size
+from allranks.errors import CannotRun, DataError
+from allranks.local.code import CACHE
+from allranks.local.errors import explain
+from allranks.local.transfer import Transfer
+
+LIMIT = "ALLRANKS_INPUTS_SIZE"
+"""Variable with the size of the cache of inputs, for example 50Gi."""
+PROGRESS_SECONDS = 10.0
+"""Between two messages about an input."""
+
+
+def with_given_directories(job: Job, volumes: Mapping[str, Path]) -> Job:
+    """The job with the user's own directories in place of inputs, also of a directory in a claim."""
+    inputs = [
+        each.model_copy(update={"source": f"file://{volumes[each.name]}"}) if each.name in volumes else each
+        for each in job.spec.inputs or ()
+    ]
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"inputs": inputs})}) if inputs else job
+
+
+class LocalInputs:
+    """What one run needs of its inputs before its first pod."""
+
+    def __init__(self, job: Job, volumes: Mapping[str, Path], run_dir: Path, environ: Mapping[str, str]) -> None:
+        """`volumes`: the user's own directories by the name of an input or claim."""
+        self._job, self._given, self._environ = job, volumes, environ
+        self._directory = run_dir / "inputs"
+        self._root = Path(environ.get(CACHE) or Path.home() / ".cache" / "allranks") / "inputs"
+        self._inputs = list(job.spec.inputs or ())
+        self._fetched = [each for each in self._inputs if not each.mounted and each.name not in volumes]
+        self._transfers: list[Transfer] = []
+        self._leases: list[Lease] = []
+        self._stopped = False
+        self.directories: dict[str, Path] = {}
+        """Volume -> its directory, shared by all pods."""
+        for each in self._inputs:
+            if each.name in volumes:
+                self.directories[data.input_volume(each.name)] = volumes[each.name]
+            elif not each.mounted:
+                self.directories[data.input_volume(each.name)] = self._directory / each.name
+
+    @property
+    def names(self) -> set[str]:
+        return {each.name for each in self._inputs}
+
+    def check(self) -> None:
+        """Raises CannotRun if an input is not on this machine."""
+        problems = [text for each in enumerate(self._inputs) for text in self._problems(*each)]
+        if problems:
+            raise CannotRun("\n".join(problems))
+        if self._fetched:
+            self._limit()
+
+    def _problems(self, number: int, each: Input) -> Iterator[str]:
+        field, own = f"spec.inputs[{number}].from", f"--volume {each.name}=DIR"
+        if each.name in self._given:
+            directory = self._given[each.name]
+            if not directory.is_dir():
+                yield f"--volume {each.name}={directory}: there is no such directory"
+        elif each.scheme == "image":
+            yield f"{field}: an image cannot be mounted on this machine: give a directory with its files, {own}"
+        elif each.scheme == "claim":
+            claim = each.source.partition("://")[2].partition("/")[0]
+            if claim not in self._given:
+                yield f"{field}: claim {claim} is not on this machine: give a directory with its files, {own}"
+
+    def notes(self) -> Iterator[str]:
+        for each in self._inputs:
+            if each.name in self._given:
+                yield f"{each.path} (input {each.name}) is {self._given[each.name]}"
+            elif not each.mounted:
+                yield f"{each.path} (input {each.name}) is fetched from {each.source} (cache: {self._root})"
+                if each.secret:
+                    yield f"secret {each.secret} is not used here: your own credentials fetch input {each.name}"
+
+    async def provide(self, tell: Callable[[Event], None]) -> list[InputStatus]:
+        """Fetches the inputs, and returns `status.inputs`. Raises CannotRun; then a later run continues the fetch."""
+        tasks = {each.name: asyncio.create_task(self._fetch(each, tell)) for each in self._fetched}
+        try:
+            await asyncio.gather(*tasks.values())
+        except DataError as error:
+            if self._stopped:
+                return []
+            self.stop()
+            raise CannotRun(f"an input cannot be fetched: {error}") from error
+        except OSError as error:
+            raise CannotRun(f"the inputs cannot be linked into {self._directory}: {explain(error)}") from error
+        finally:
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+        return [
+            tasks[each.name].result() if each.name in tasks else InputStatus(name=each.name, state="Ready")
+            for each in self._inputs
+        ]
+
+    async def _fetch(self, each: Input, tell: Callable[[Event], None]) -> InputStatus:
+        began = reported_at = time.monotonic()
+        request = {
+            "uri": each.source,
+            "revision": each.revision,
+            "sha256": each.sha256,
+            "cache": str(self._root),
+            "limit": self._limit(),
+        }
+
+        def on_progress(line: dict[str, Any]) -> None:
+            nonlocal reported_at
+            now = time.monotonic()
+            if line["bytes"] and now - reported_at < PROGRESS_SECONDS:
+                return
+            reported_at = now
+            total, done = line["total"], line["bytes"]
+            share = f"{text_size(done)} of {text_size(total)}, {done * 100 // total} %" if total else text_size(done)
+            tell(Event("Fetching", f"input {each.name}: {share}" if done else f"input {each.name} is fetched: {share}"))
+
+        while True:
+            transfer = Transfer("fetch", request, self._environ)
+            self._transfers.append(transfer)
+            line = await transfer.run(on_progress)
+            entry = Entry(**line["entry"])
+            # Between the fetch and the lease another run may have evicted it.
+            if lease := await asyncio.to_thread(Cache(self._root).lease, entry.uri, entry.pin):
+                break
+        self._leases.append(lease)
+        self._link(self._directory / each.name, lease.directory)
+        size = f"{text_size(entry.bytes)}, revision {entry.revision}"
+        took = "was in the cache" if line["cached"] else f"was fetched in {time.monotonic() - began:.1f} s"
+        tell(Event("Fetched", f"input {each.name} {took}: {size}"))
+        return InputStatus(
+            name=each.name,
+            state="Ready",
+            revision=entry.revision[:256],
+            sha256=entry.sha256,
+            bytes=entry.bytes,
+            cached=line["cached"],
+        )
+
+    def _link(self, link: Path, target: Path) -> None:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)  # of an earlier run with the same --run-dir
+        link.symlink_to(target.absolute())
+
+    def _limit(self) -> int:
+        """Raises CannotRun."""
+        text = self._environ.get(LIMIT)
+        try:
+            limit = int(quantity(text)) if text else DEFAULT_LIMIT
+        except (ValueError, ArithmeticError):
+            limit = -1
+        if limit < 0:
+            raise CannotRun(f"{LIMIT}={text}: must be a size, for example 50Gi")
+        return limit
+
+    def stop(self) -> None:
+        """Ends the fetches. What they have stays for another run."""
+        self._stopped = True
+        for transfer in self._transfers:
+            transfer.stop()
+
+    def release(self) -> None:
+        """The run does not read the data any more."""
+        while self._leases:
+            self._leases.pop().close()

@@ -1,0 +1,36 @@
+"""The options of a local run, and its outcomes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from allranks.code.bundle import Bundle
+from allranks.local.pod import Backoff
+
+Outcome = Literal["finished", "suspended", "stopped", "settled"]
+"""Why the run ended: the job finished, `suspend: true`, `stop` was called, or no pod is left to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of one run."""
+
+    run_dir: Path
+    """Contains logs and volumes; created when the run starts."""
+    link_latest: bool = False
+    """Points the link `latest` beside the run directory at it."""
+    workdir: Path = field(default_factory=Path.cwd)
+    volumes: Mapping[str, Path] = field(default_factory=dict)
+    """Name of a volume or claim -> its directory."""
+    claims: dict[str, Path] = field(default_factory=dict)
+    """Directories of claims that are not in `volumes`, filled during the run. Jobs that share the dict share them."""
+    grace: float | None = None
+    """Seconds between SIGTERM and SIGKILL; replaces the value in the manifest."""
+    code: Bundle | None = None
+    """The code that the job's pods run; without it, `spec.code` must not name a ConfigMap."""
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    backoff: Backoff = field(default_factory=Backoff)

@@ -1,0 +1,111 @@
+"""The outputs of a job on this machine: directories of the run directory, uploaded when no rank runs any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from allranks.api.data import Output
+from allranks.api.job import Job
+from allranks.api.status import Status
+from allranks.core.manifests import data
+from allranks.core.provenance import provenance
+from allranks.core.rules import outputs as rule
+from allranks.core.uploads import Upload
+from allranks.errors import DataError
+from allranks.local.transfer import Transfer
+
+
+class LocalOutputs:
+    """The uploads of one run."""
+
+    def __init__(
+        self,
+        job: Job,
+        volumes: Mapping[str, Path],
+        claims: dict[str, Path],
+        run_dir: Path,
+        environ: Mapping[str, str],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`volumes`, `claims`: as in the options of a run. `on_change` is called when an upload ends."""
+        self._job, self._given, self._claims, self._run_dir = job, volumes, claims, run_dir
+        self._environ, self._on_change = environ, on_change
+        self._outputs = {each.name: each for each in job.spec.outputs or ()}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._transfers: list[Transfer] = []
+        self.uploads: dict[str, Upload] = {}
+        """Name -> its state, for the core."""
+        self.directories = {data.output_volume(name): self._directory(name) for name in self._outputs}
+        """Volume -> its directory, shared by all pods."""
+
+    @property
+    def names(self) -> set[str]:
+        claims = {self._claim(each)[0] for each in self._outputs.values() if each.scheme == "claim"}
+        return {*self._outputs, *claims}
+
+    def notes(self) -> Iterator[str]:
+        for each in self._outputs.values():
+            when = "when the program has ended" if each.when == "Always" else "when the program has completed"
+            yield f"{each.path} (output {each.name}) is {self._directory(each.name)}, copied to {self._to(each)} {when}"
+            if each.secret and not self._to(each).startswith("/"):
+                yield f"secret {each.secret} is not used here: your own credentials upload output {each.name}"
+
+    def start(self, status: Status) -> None:
+        """Starts the uploads that the status has decided."""
+        for name in rule.to_upload(self._job, status):
+            if name not in self._tasks:
+                self.uploads[name] = Upload("Uploading")
+                self._tasks[name] = asyncio.create_task(self._upload(self._outputs[name], status))
+
+    async def _upload(self, each: Output, status: Status) -> None:
+        directory = self._directory(each.name)
+        request = {
+            "directory": str(directory),
+            "to": self._to(each),
+            "journal": str(self._run_dir / f"upload-{each.name}.jsonl"),
+            "provenance": provenance(self._job, status),
+        }
+        transfer = Transfer("upload", request, self._environ)
+        self._transfers.append(transfer)
+        try:
+            line = await transfer.run(lambda _: None)
+            done = line["uploaded"]
+            self.uploads[each.name] = Upload("Uploaded", bytes=done["bytes"], files=done["files"])
+        except DataError as error:
+            self.uploads[each.name] = Upload("Failed", message=f"{error}; the files are in {directory}")
+        self._on_change()
+
+    @property
+    def busy(self) -> bool:
+        return any(not task.done() for task in self._tasks.values())
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes of uploads."""
+        return tuple(pid for transfer in self._transfers for pid in transfer.pids)
+
+    async def end(self) -> None:
+        """Ends uploads that still run."""
+        for transfer in self._transfers:
+            transfer.stop()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _directory(self, name: str) -> Path:
+        return self._run_dir / "outputs" / name
+
+    def _to(self, each: Output) -> str:
+        """The address, or the directory of this machine that takes its place."""
+        if each.name in self._given:
+            return str(self._given[each.name])
+        if each.scheme != "claim":
+            return each.to
+        claim, below = self._claim(each)
+        directory = self._given.get(claim) or self._claims.setdefault(claim, self._run_dir / "volumes" / claim)
+        return str(directory.absolute() / below)
+
+    def _claim(self, each: Output) -> tuple[str, str]:
+        """(claim, directory in it)"""
+        claim, _, below = each.to.partition("://")[2].partition("/")
+        return claim, below.strip("/")

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from allranks.data.cache import Cache
+from support.data_servers import Behaviour, http_server, s3_environment, s3_server
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "inputs")
+
+
+@pytest.fixture
+def web() -> Behaviour:
+    return Behaviour()
+
+
+@pytest.fixture
+def url(web: Behaviour) -> Iterator[str]:
+    with http_server(web) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def s3_url() -> Iterator[str]:
+    with s3_server() as found:
+        yield found
+
+
+@pytest.fixture
+def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object]:
+    """The client of an S3 server with an empty bucket `data`."""
+    import boto3
+
+    for name, value in s3_environment(s3_url).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="data")
+    yield client
+    for found in client.list_objects_v2(Bucket="data").get("Contents", ()):
+        client.delete_object(Bucket="data", Key=found["Key"])
+    client.delete_bucket(Bucket="data")
+    client.close()

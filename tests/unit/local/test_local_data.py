@@ -1,0 +1,209 @@
+"""`allranks run` with inputs and outputs: real processes, a web server and an S3 server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.builders import manifest
+from support.data_servers import Behaviour, http_server, s3_environment, s3_server
+
+SECONDS = 120.0
+TRAIN = """
+import os, pathlib
+data = pathlib.Path(os.environ["ALLRANKS_INPUT_DATA"])
+assert os.environ["SM_CHANNEL_DATA"] == str(data) and os.environ["SM_MODEL_DIR"] == os.environ["ALLRANKS_OUTPUT_MODEL"]
+text = (data / "train.csv").read_text()
+rank = os.environ["ALLRANKS_INDEX"]
+print("read", text, "from", data, flush=True)
+(pathlib.Path(os.environ["ALLRANKS_OUTPUT_MODEL"]) / f"rank-{rank}.txt").write_text(text.upper())
+"""
+
+
+@pytest.fixture
+def web():
+    return Behaviour(files={"/train.csv": b"penguins"})
+
+
+@pytest.fixture
+def url(web):
+    with http_server(web) as found:
+        yield found
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def write(folder: Path, **spec: object) -> None:
+    job = manifest("spmd", **{"command": [sys.executable, "train.py"], "restart": {"maxRestarts": 0}, **spec})
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+
+
+def start(folder: Path, *words: str, **environ: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "allranks", "run", "job.yaml", "--run-dir", "run", *words]
+    env = {**os.environ, "ALLRANKS_CACHE": str(folder / "cache"), "HOME": str(folder), **environ}
+    return subprocess.Popen(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def run(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    process = start(folder, *words, **environ)
+    out, err = process.communicate(timeout=SECONDS)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def status(folder: Path) -> dict:
+    return json.loads((folder / "run" / "job.json").read_text())["status"]
+
+
+def data(url: str, **fields: str) -> dict[str, str]:
+    return {"name": "data", "from": f"{url}/train.csv", "path": "/data", **fields}
+
+
+MODEL = {"name": "model", "path": "/out", "to": "claim://models/penguins"}
+
+
+def test_ranks_read_an_input_and_the_output_is_copied_with_its_provenance(project, web, url) -> None:
+    write(project, inputs=[data(url)], outputs=[MODEL])
+    first = run(project, "--volume", f"models={project}/models")
+    assert first.returncode == 0, first.stdout + first.stderr
+    link = project / "run" / "inputs" / "data"
+    assert f"worker-1 | read penguins from {link}" in first.stdout
+    assert "input data was fetched in" in first.stdout
+    model = project / "models" / "penguins"
+    assert (model / "rank-0.txt").read_text() == "PENGUINS"
+    listed = json.loads((model / "allranks-manifest.json").read_text())
+    assert [(file["name"], file["sha256"]) for file in listed["files"]] == [
+        (f"rank-{number}.txt", hashlib.sha256(b"PENGUINS").hexdigest()) for number in range(2)
+    ]
+    [found] = status(project)["inputs"]
+    assert (found["state"], found["sha256"]) == ("Ready", hashlib.sha256(b"penguins").hexdigest())
+    [uploaded] = status(project)["outputs"]
+    assert (uploaded["state"], uploaded["files"], uploaded["bytes"]) == ("Uploaded", 2, 16)
+    source = json.loads((model / "allranks-provenance.json").read_text())
+    assert source["inputs"] == [
+        {
+            "name": "data",
+            "from": f"{url}/train.csv",
+            "revision": found["revision"],
+            "sha256": found["sha256"],
+            "bytes": 8,
+        }
+    ]
+    assert source["programs"]["worker"]["command"][-1] == "train.py"
+    web.requests.clear()
+    again = run(project, "--volume", f"models={project}/models")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "input data was in the cache" in again.stdout
+    assert len(web.requests) == 1
+
+
+def test_a_directory_takes_the_place_of_an_input_and_of_a_destination(project) -> None:
+    (project / "mine").mkdir()
+    (project / "mine" / "train.csv").write_text("gulls")
+    write(
+        project,
+        inputs=[{"name": "data", "from": "claim://birds/2026", "path": "/data"}],
+        outputs=[{**MODEL, "to": "s3://b/m"}],
+    )
+    missing = run(project)
+    assert missing.returncode == 2
+    message = "spec.inputs[0].from: claim birds is not on this machine: give a directory with its files, --volume data="
+    assert message in missing.stderr
+    done = run(project, "--volume", "data=mine", "--volume", "model=kept")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (project / "kept" / "rank-1.txt").read_text() == "GULLS"
+
+
+def test_a_claim_with_a_directory_in_it(project) -> None:
+    (project / "claims" / "2026").mkdir(parents=True)
+    (project / "claims" / "2026" / "train.csv").write_text("gulls")
+    write(project, inputs=[{"name": "data", "from": "claim://birds/2026", "path": "/data"}], outputs=[MODEL])
+    done = run(project, "--volume", "birds=claims")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (project / "run" / "volumes" / "models" / "penguins" / "rank-1.txt").read_text() == "GULLS"
+
+
+def test_an_input_that_cannot_be_fetched_starts_nothing(project, web, url) -> None:
+    write(project, inputs=[data(url, sha256="0" * 64)])
+    done = run(project)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"error: an input cannot be fetched: {url}/train.csv: the SHA-256 of the file is " in done.stderr
+    assert not (project / "run" / "logs").is_dir() or not list((project / "run" / "logs").iterdir())
+
+
+def test_ctrl_c_ends_a_fetch(project, web, url) -> None:
+    web.gate = threading.Event()
+    write(project, inputs=[data(url)])
+    process = start(project)
+    try:
+        assert process.stdout
+        for line in process.stdout:
+            if "input data is fetched" in line:
+                break
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+        assert process.returncode == 130
+    finally:
+        process.kill()
+
+
+FAILS = 'import os; open(os.environ["ALLRANKS_OUTPUT_MODEL"] + "/log", "w").write("x"); raise SystemExit(3)'
+
+
+@pytest.mark.parametrize(("when", "state"), [("Always", "Uploaded"), ("Success", "Pending")])
+def test_the_output_of_a_failed_job(project, when, state) -> None:
+    write(project, command=[sys.executable, "-c", FAILS], outputs=[{**MODEL, "when": when}])
+    done = run(project, "--volume", f"models={project}/models")
+    assert done.returncode == 1
+    assert status(project)["phase"] == "Failed"
+    assert status(project)["outputs"][0]["state"] == state
+    assert (project / "models" / "penguins" / "log").exists() == (when == "Always")
+
+
+def test_a_program_that_writes_no_output_fails(project) -> None:
+    write(project, command=["true"], outputs=[MODEL])
+    done = run(project)
+    assert done.returncode == 1
+    complete = {condition["type"]: condition for condition in status(project)["conditions"]}["Failed"]
+    assert complete["reason"] == "OutputFailed"
+    assert "output model is not uploaded: " in complete["message"]
+    assert "the program wrote no file into" in complete["message"]
+
+
+def test_an_s3_server_has_the_output_when_the_job_succeeds_and_gives_it_to_the_next_job(project) -> None:
+    import boto3
+
+    with s3_server() as url:
+        env = s3_environment(url)
+        client = boto3.client(
+            "s3",
+            endpoint_url=url,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+            region_name="us-east-1",
+        )
+        client.create_bucket(Bucket="models")
+        client.put_object(Bucket="models", Key="in/train.csv", Body=b"terns")
+        inputs = [{"name": "data", "from": "s3://models/in", "path": "/data", "secret": "s3"}]
+        write(project, inputs=inputs, outputs=[{**MODEL, "to": "s3://models/out"}])
+        done = run(project, **env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "note: secret s3 is not used here: your own credentials fetch input data" in done.stdout
+        listed = client.list_objects_v2(Bucket="models", Prefix="out/")["Contents"]
+        client.close()
+    names = ["allranks-manifest.json", "allranks-provenance.json", "rank-0.txt", "rank-1.txt"]
+    assert [found["Key"] for found in listed] == [f"out/{name}" for name in names]
