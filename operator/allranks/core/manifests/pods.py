@@ -323,7 +323,8 @@ def _attachments(
         volume = job.spec.checkpoint.volume
         claim = {"persistentVolumeClaim": {"claimName": job.spec.checkpoint.claim}}
         source = volume.model_dump(by_alias=True, exclude_none=True, mode="json") if volume else claim
-        attach("checkpoint", job.spec.checkpoint.path, source)
+        folder = {"subPath": job.spec.checkpoint.sub_path} if job.spec.checkpoint.sub_path else {}
+        attach("checkpoint", job.spec.checkpoint.path, source, **folder)
     for name, path, source, mount in code.volumes(job):
         attach(name, path, source, **mount)
     if wiring.files:
