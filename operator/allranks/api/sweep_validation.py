@@ -13,7 +13,7 @@ from allranks.api.crd import root_schema
 from allranks.api.job import API_VERSION
 from allranks.api.sweep import KIND, MAX_TRIALS, Sweep, SweepSpec
 from allranks.api.validation import Problem
-from allranks.api.validation_messages import json_type, problem
+from allranks.api.validation_messages import json_type, path_step, problem
 from allranks.errors import InvalidManifest
 
 TEMPLATE = "spec.template.spec"
@@ -117,7 +117,7 @@ def _problems_of(spec: SweepSpec) -> Iterator[Problem]:
     """What neither the schema nor a rule of the CRD checks."""
     variables: dict[str, str] = {}
     for name, parameter in spec.parameters.items():
-        path = f"spec.parameters{validation.path_step(name)}"
+        path = f"spec.parameters{path_step(name)}"
         if not _NAME.fullmatch(name):
             yield path, "must be letters, digits, '_', '-' and '.', and begin with a letter: it is used as $(NAME)"
         other = variables.setdefault(sweep_values.variable(name), name)
