@@ -93,7 +93,7 @@ class Session:
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
         self.sweeps = (
             SweepController(
-                *(self.client, self.jobs, self.recorder, suggest),
+                *(self.client, self.jobs, self.recorder, suggest, self.queue.enqueue),
                 namespaces=self._namespaces,
                 renewed_after=settings.watch_timeout,
                 timing=timing,

@@ -55,6 +55,7 @@ class SweepController:
         jobs: JobCache,
         recorder: Recorder,
         suggest: Suggest,
+        enqueue_job: Callable[[JobKey], None],
         *,
         namespaces: tuple[str | None, ...],
         renewed_after: int,
@@ -62,7 +63,7 @@ class SweepController:
         clock: Clock,
     ) -> None:
         self._client, self._jobs, self._recorder, self._suggest = client, jobs, recorder, suggest
-        self._timing, self._clock = timing, clock
+        self._enqueue_job, self._timing, self._clock = enqueue_job, timing, clock
         self.queue: WorkQueue[JobKey] = WorkQueue(clock, lambda failed: min(timing.retry_max, 2.0 ** min(failed, 9)))
         self.sweeps = SweepCache(client, namespaces, renewed_after, self._enqueue)
         self._states: dict[JobKey, _State] = {}
@@ -179,9 +180,15 @@ class SweepController:
 
     async def _read_job(self, namespace: str, name: str) -> None:
         try:
-            self._jobs.upsert(compact_jobs.job(await self._client.get(paths.job(namespace, name))))
+            self._upsert_job(await self._client.get(paths.job(namespace, name)))
         except NotFound:
             return
+
+    def _upsert_job(self, answer: bytes) -> None:
+        """The watch of jobs will not report this version as news."""
+        job = compact_jobs.job(answer)
+        if self._jobs.upsert(job):
+            self._enqueue_job((job["metadata"]["namespace"], job["metadata"]["name"]))
 
     async def _ask(self, sweep: Sweep, request: Suggestion, raw: Manifest, state: _State) -> dict[str, str]:
         """Raises ApiError if there is no answer, so that it is asked again with a backoff."""
@@ -230,7 +237,7 @@ class SweepController:
             except (Refused, NotFound) as error:
                 state.rejected[name] = error.reason or "Refused", error.message
             else:
-                self._jobs.upsert(compact_jobs.job(answer))
+                self._upsert_job(answer)
 
     async def _stop(self, namespace: str, names: Iterable[str]) -> None:
         """Suspends jobs: their ranks are asked for a checkpoint, then their pods are deleted."""
@@ -240,7 +247,7 @@ class SweepController:
                 continue
             change = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": True}}
             try:
-                self._jobs.upsert(compact_jobs.job(await self._client.patch(paths.job(namespace, name), change)))
+                self._upsert_job(await self._client.patch(paths.job(namespace, name), change))
             except (Conflict, NotFound):
                 await self._read_job(namespace, name)
 
