@@ -40,7 +40,7 @@ from allranks.local.prepare import Machine, PodPlan, prepare
 from allranks.local.progress_log import ProgressLog
 from allranks.local.reaper import Reaper
 from allranks.local.report_server import EXAMPLE_URL, LocalReports
-from allranks.local.state_file import StateFile
+from allranks.local.state_file import WRITE_INTERVAL_SECONDS, StateFile
 from allranks.local.unsupported_fields import unsupported_field_notes
 from allranks.local.volumes import Volumes
 from allranks.open_files import more_open_files
@@ -96,6 +96,7 @@ class Options:
     """The code that the job's pods run; without it, `spec.code` must not name a ConfigMap."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     backoff: Backoff = field(default_factory=Backoff)
+    state_interval: float = WRITE_INTERVAL_SECONDS
 
 
 class LocalRun:
@@ -139,7 +140,7 @@ class LocalRun:
         self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
         self._reports = LocalReports(key, uid, self.node, options.run_dir.absolute(), self._wake.set)
-        self._state_file = StateFile(options.run_dir / run_directories.RUN_FILE, self.job)
+        self._state_file = StateFile(options.run_dir / run_directories.RUN_FILE, self.job, options.state_interval)
         self._progress_log = ProgressLog(options.run_dir / run_directories.PROGRESS_FILE)
 
     def preview(self) -> list[Manifest]:

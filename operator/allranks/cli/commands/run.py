@@ -124,6 +124,7 @@ _SIMILAR = 0.75
     help="Restart the job up to N times after failures of the program. [default: restart.maxRestarts, but without it "
     "in the manifest a job that fails before its first step is not restarted]",
 )
+@click.option("--state-interval", type=click.FloatRange(min=0), default=5.0, hidden=True)
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="Print the final status in this format.")
 @click.option("--no-logs", is_flag=True, help="Do not print the output of the ranks.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
@@ -148,6 +149,7 @@ def run(
     run_dir: Path | None,
     grace_period: float | None,
     restarts: int | None,
+    state_interval: float,
     output: str | None,
     no_logs: bool,
     quiet: bool,
@@ -201,6 +203,7 @@ def run(
                     claims=claims,
                     grace=grace_period,
                     code=_bundle(loaded, job),
+                    state_interval=state_interval,
                 ),
             )
             for job in loaded.jobs

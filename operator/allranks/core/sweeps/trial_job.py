@@ -26,21 +26,34 @@ def name(of: Sweep, number: int, runs: int) -> str:
 
 def manifest(of: Sweep, trial: Trial) -> Manifest:
     """The job of a trial, owned by the sweep. All runs of a trial share a folder for checkpoints."""
-    return {**standalone(of, trial), "metadata": {**_metadata(of, trial), "ownerReferences": [_owner(of)]}}
+    metadata = {**_metadata(of, trial), "ownerReferences": [_owner(of)]}
+    return _document(metadata, _spec(of, trial.parameters, name(of, trial.number, 0)))
 
 
-def standalone(of: Sweep, trial: Trial) -> Manifest:
-    """The job of a trial without an owner: a manifest that runs it again."""
+def best(of: Sweep, parameters: Mapping[str, str]) -> Manifest:
+    """A job with the parameters of the best trial, ready to run. It starts without checkpoints, in its own folder."""
+    called = f"{of.name}-best"
+    own = of.spec.template.metadata
+    metadata: Manifest = {"name": called} | ({"labels": dict(own.labels)} if own and own.labels else {})
+    return _document(metadata, _spec(of, parameters, called))
+
+
+def _document(metadata: Manifest, spec: Manifest) -> Manifest:
+    return {"apiVersion": API_VERSION, "kind": job.KIND, "metadata": metadata, "spec": spec}
+
+
+def _spec(of: Sweep, parameters: Mapping[str, str], folder: str) -> Manifest:
+    """The template with the values in `command`, `args` and `env`. `folder`: below that of the checkpoints."""
     spec = copy.deepcopy(of.template)
     for container in _containers(spec):
-        _substitute(container, trial.parameters)
-    variables = {sweep_values.variable(key): value for key, value in trial.parameters.items()}
+        _substitute(container, parameters)
+    variables = {sweep_values.variable(key): value for key, value in parameters.items()}
     env = [{"name": key, "value": _escaped(value)} for key, value in variables.items()]
     spec["env"] = [*env, *(each for each in spec.get("env") or () if each.get("name") not in variables)]
     if isinstance(checkpoint := spec.get("checkpoint"), dict):
-        folder = "/".join(part for part in (checkpoint.get("subPath"), name(of, trial.number, 0)) if part)
-        spec["checkpoint"] = {**checkpoint, "subPath": folder}
-    return {"apiVersion": API_VERSION, "kind": job.KIND, "metadata": _metadata(of, trial), "spec": spec}
+        below = "/".join(part for part in (checkpoint.get("subPath"), folder) if part)
+        spec["checkpoint"] = {**checkpoint, "subPath": below}
+    return spec
 
 
 def _metadata(of: Sweep, trial: Trial) -> Manifest:
