@@ -42,6 +42,9 @@ class _State:
     """(UID, generation, sweep)"""
     suggested: dict[int, dict[str, str]] = field(default_factory=dict)
     rejected: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Name of a job -> (reason, message) with which its creation was refused."""
+    retry_at: float = 0.0
+    """When refused jobs are tried again, on the monotonic clock."""
     wrote_at: float = float("-inf")
     invalid: str = ""
 
@@ -106,11 +109,11 @@ class SweepController:
     async def _work(self, key: JobKey) -> None:
         state = self._states.setdefault(key, _State())
         try:
-            if await self._reconcile(key, state):
+            tried = await self._reconcile(key, state)
+            if not state.rejected:
                 self.queue.forget(key)
-            else:
-                self.queue.add_rate_limited(key)
-                state.rejected = {}  # tried again then
+            elif tried:
+                state.retry_at = self._clock.monotonic() + self.queue.add_rate_limited(key)
         except (Fenced, Unavailable) as error:
             logger.warning("sweep %s: %s", "/".join(key), error)
             self.queue.add_rate_limited(key, self._timing.unavailable_retry_max)
@@ -127,16 +130,17 @@ class SweepController:
                 self.queue.forget(key)
 
     async def _reconcile(self, key: JobKey, state: _State) -> bool:
-        """False: something was rejected, and is tried again with a backoff."""
+        """Whether jobs were created, or refused."""
+        tried = False
         while True:
             raw = self.sweeps.get(key)
             if raw is None or raw["metadata"].get("deletionTimestamp"):
-                return True  # its jobs are deleted by the garbage collector
+                return tried  # its jobs are deleted by the garbage collector
             try:
                 sweep, status = self._decoded(raw, state), sweep_codec.status(raw)
             except DecodeError as error:
                 await self._report_invalid(key, raw, state, str(error))
-                return True
+                return tried
             state.invalid = ""
             await self._read_missing(key[0], status)
             wanted = plan(self._observe(key[0], sweep, status, state))
@@ -147,17 +151,22 @@ class SweepController:
                 state.wrote_at = self._clock.monotonic()
                 if written:
                     self._emit(raw, wanted.events)
+                    self._emit_refusals(raw, wanted.status, status)
                     state.suggested = {} if wanted.write_ahead else state.suggested
                 continue
             if wanted.write_ahead:
                 continue
-            await self._create(key[0], wanted.create, state)
+            create = [] if tried and state.rejected else self._due(wanted.create, state)
+            await self._create(key[0], create, state)
             await self._stop(key[0], wanted.stop)
-            if not (wanted.create or wanted.stop or wanted.ask):
-                return not state.rejected
-            if state.rejected and not wanted.ask:
-                await self._say_rejected(key, raw, sweep, status, state)
-                return False
+            tried = tried or bool(create)
+            if not (create or wanted.stop or wanted.ask):
+                return tried
+
+    def _due(self, manifests: Iterable[Manifest], state: _State) -> list[Manifest]:
+        """Jobs to create now: refused ones wait for their backoff."""
+        waits = self._clock.monotonic() < state.retry_at
+        return [each for each in manifests if not (waits and each["metadata"]["name"] in state.rejected)]
 
     def _decoded(self, raw: Manifest, state: _State) -> Sweep:
         """Raises DecodeError."""
@@ -251,12 +260,6 @@ class SweepController:
             except (Conflict, NotFound):
                 await self._read_job(namespace, name)
 
-    async def _say_rejected(self, key: JobKey, raw: Manifest, sweep: Sweep, status: SweepStatus, state: _State) -> None:
-        wanted = plan(self._observe(key[0], sweep, status, state))
-        if wanted.status is not None and await self._write(key, raw, wanted.status):
-            messages = [c.message for c in wanted.status.conditions if c.status == "False"]
-            self._emit(raw, [Event("TrialRefused", message, warning=True) for message in messages])
-
     async def _report_invalid(self, key: JobKey, raw: Manifest, state: _State, message: str) -> None:
         """A sweep that has no trials fails. One with trials waits until it can be decoded."""
         if state.invalid == message:
@@ -276,6 +279,11 @@ class SweepController:
             phase="Failed", conditions=[condition], start_time=now, completion_time=now, observed_generation=generation
         )
         await self._write(key, raw, failed)
+
+    def _emit_refusals(self, raw: Manifest, after: SweepStatus, before: SweepStatus) -> None:
+        running, was = after.condition("Running"), before.condition("Running")
+        if running and running.status == "False" and not after.finished and (not was or was.message != running.message):
+            self._emit(raw, [Event("TrialRefused", running.message, warning=True)])
 
     def _emit(self, raw: Manifest, events: Iterable[Event]) -> None:
         for event in events:
