@@ -209,8 +209,12 @@ class LocalSweep:
     def _save(self) -> None:
         """Raises LocalRunError: a sweep whose decisions cannot be stored must not carry them out."""
         self._wrote_at = time.monotonic()
+        self._write(SWEEP_FILE, json.dumps(self.document(), indent=1))
+
+    def document(self) -> Manifest:
+        """The sweep with its status, as the API server returns it."""
         status = self.status.model_dump(by_alias=True, exclude_none=True, mode="json")
-        self._write(SWEEP_FILE, json.dumps({**self._document(), "status": status}, indent=1))
+        return {**self._document(), "status": status}
 
     def _write(self, name: str, text: str) -> None:
         path = self.options.run_dir / name

@@ -183,7 +183,7 @@ def run(
     colour = use_colour(human) and not no_color
     reserved: list[Path] = []
     try:
-        mapped = _mapped(volumes)
+        mapped = mapped_volumes(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
         if script:
             loaded, texts = load_script(
@@ -191,6 +191,8 @@ def run(
             )
         else:
             loaded, texts = _load(given, sets, additions, code), []
+        if loaded.sweeps:
+            sys.exit(_run_sweep(loaded, run_dir, workdir, mapped, grace_period, output, dry_run, quiet, no_color))
         claims: dict[str, Path] = {}
         runs = [
             LocalRun(
@@ -236,6 +238,28 @@ def run(
             sys.exit(status)
 
 
+def _run_sweep(
+    loaded: Loaded,
+    run_dir: Path | None,
+    workdir: Path,
+    mapped: dict[str, Path],
+    grace: float | None,
+    output: str | None,
+    dry_run: bool,
+    quiet: bool,
+    no_color: bool,
+) -> int:
+    """As `allranks sweep`. Returns the exit status. Raises CannotRun."""
+    from allranks.cli.live.sweep_session import run_sweep
+    from allranks.errors import CannotRun
+
+    if loaded.jobs or len(loaded.sweeps) > 1 or dry_run:
+        what = "--dry-run prints the pods of jobs" if dry_run else "the files have more than one TrainingSweep or job"
+        raise CannotRun(f"{what}: run a sweep alone, with allranks sweep FILE")
+    how: dict[str, Any] = {"workdir": workdir, "volumes": mapped, "grace": grace, "quiet": quiet, "no_color": no_color}
+    return run_sweep(loaded.sweeps[0], run_dir=run_dir, output=output, **how)
+
+
 def _only_script(given: Sequence[str]) -> str | None:
     """The script; None if all files are manifests. Raises UsageError for no file, and for more than one script."""
     if not given:
@@ -269,9 +293,12 @@ _Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 
 
 def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code: Path | None) -> Loaded:
-    from allranks.cli.manifests import Additions, load
+    from allranks.cli.additions import Additions
+    from allranks.cli.manifests import load
 
-    return load(files, sets, additions=Additions(*additions), random_names=True, code=code, here=True)
+    return load(
+        files, sets, additions=Additions(*additions), random_names=True, code=code, here=True, sweeps_suffice=True
+    )
 
 
 def _bundle(loaded: Loaded, job: Job) -> Bundle | None:
@@ -292,7 +319,7 @@ def _pairs(items: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def _mapped(volumes: Sequence[str]) -> dict[str, Path]:
+def mapped_volumes(volumes: Sequence[str]) -> dict[str, Path]:
     """Volume name -> directory. Raises CannotRun for an item that is not NAME=DIR."""
     from allranks.errors import CannotRun
 
