@@ -148,7 +148,7 @@ def test_a_killed_sweep_leaves_no_process_and_continues_from_the_checkpoints(wor
     # The manifest differs in a variable, so this is another sweep.
     assert code == 2
     assert "has another sweep" in err
-    code, out, err = world.sweep(0.4, [0.3, 0.2, 0.1], parallel=2)
+    code, _out, err = world.sweep(0.4, [0.3, 0.2, 0.1], parallel=2)
     assert code == 0, err
     found = world.status()
     assert [trial["parameters"] for trial in found["trials"]][:2] == parameters
@@ -172,7 +172,7 @@ def test_ctrl_c_stops_all_trials_and_says_how_to_continue(world: World) -> None:
 
 @pytest.mark.slow
 def test_trials_that_are_worse_are_stopped_early(world: World) -> None:
-    code, out, err = world.sweep(0.8, [0.1, 5, 6, 7], parallel=4, stop={"rule": "ASHA", "minSteps": 2, "factor": 3})
+    code, _out, err = world.sweep(0.8, [0.1, 5, 6, 7], parallel=4, stop={"rule": "ASHA", "minSteps": 2, "factor": 3})
     assert code == 0, err
     found = world.status()
     assert found["counts"]["stopped"] >= 2, found
