@@ -144,7 +144,7 @@ NIGHT = (
         "frameworks-all",
         75,
         "every training program and example, faults of every kind in each framework, building Horovod",
-        [pytest("frameworks-all", "-m", "slow")],
+        [pytest("frameworks-all", "-m", "slow", *TWO_AT_A_TIME)],
         prepares=("system-packages.sh horovod", FRAMEWORKS, *HELM),
     ),
     Part(

@@ -255,13 +255,15 @@ class FaultyWorld(KubernetesWorld):
             return value
         if _TIME.fullmatch(value):
             return (datetime.fromisoformat(value) - self.began).total_seconds()
-        plain = re.sub(r"-(ssh|rendezvous)-[0-9a-f]{8}", r"-\1-UID", value.replace(self.namespace, "NAMESPACE"))
+        plain = _UID.sub("UID", value.replace(self.namespace, "NAMESPACE"))
+        plain = re.sub(r"\b(ssh|rendezvous|dt-demo)-[0-9a-f]{8}\b", r"\1-UID", plain)
         plain = _TIME_OF_DAY.sub(r"HOUR:\1 UTC", plain)
         # When a quota admits only some pods, the order of requests decides which ones.
         return re.sub(r"\bdemo-[a-z]+-\d+-", "demo-ROLE-N-", plain) if self._scarce else plain
 
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_UID = re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _TIME_OF_DAY = re.compile(r"\b\d\d:(\d\d:\d\d) UTC\b")
 
 

@@ -41,6 +41,8 @@ RESOURCES = {
     "MutatingAdmissionPolicy": ("apis/admissionregistration.k8s.io/v1", "mutatingadmissionpolicies"),
     "MutatingAdmissionPolicyBinding": ("apis/admissionregistration.k8s.io/v1", "mutatingadmissionpolicybindings"),
     "LimitRange": ("api/v1", "limitranges"),
+    "PersistentVolume": ("api/v1", "persistentvolumes"),
+    "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
     "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
     "DistributedTraining": ("apis/allranks.dev/v1alpha1", "distributedtrainings"),
     "TrainingPool": ("apis/allranks.dev/v1alpha1", "trainingpools"),

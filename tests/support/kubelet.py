@@ -154,8 +154,11 @@ class Kubelet:
         nodes: int = 10,
         concurrency: int = 32,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        binds: bool = True,
     ) -> None:
+        """`binds`: it assigns nodes itself, as no scheduler runs."""
         self._connection, self._program, self._namespace, self._now = connection, program, namespace, now
+        self._binds = binds
         self._nodes, self._concurrency = nodes, asyncio.Semaphore(concurrency)
         self._lives: dict[str, asyncio.Task[None]] = {}
         """By UID."""
@@ -225,7 +228,7 @@ class Kubelet:
                 if life := self._lives.pop(uid, None):
                     life.cancel()
                 self._deaths[uid] = asyncio.create_task(self._die(pod))
-        elif uid not in self._lives and not ended(pod["status"]):
+        elif uid not in self._lives and not ended(pod["status"]) and (self._binds or _is_bound(pod)):
             self._lives[uid] = asyncio.create_task(self._live(pod))
 
     def _forget(self, uid: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -133,7 +134,8 @@ class KubernetesWorld(World):
             raise Unsupported("removal of Kueue's API")
         with _INSTALLING:
             if self._api.find("CustomResourceDefinition", None, "workloads.kueue.x-k8s.io") is None:
-                install(self._api, definitions(Path(self._control_plane.folder)))
+                with tempfile.TemporaryDirectory() as folder:
+                    install(self._api, definitions(Path(folder)))
         self.stop_operator()
         self._queues = True
         self.start_operator()

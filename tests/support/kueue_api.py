@@ -30,7 +30,6 @@ def module() -> Path:
     return Path(json.loads(answer.stdout)["Dir"])
 
 
-@cache
 def definitions(folder: Path) -> tuple[Path, ...]:
     """Files with the definitions that allranks uses, written to that folder.
 

@@ -45,13 +45,24 @@ class ProcessKubelet(Kubelet):
     """Runs the pods of one namespace."""
 
     def __init__(
-        self, connection: Connection, api: Api, namespace: str, folder: Path, environ: Mapping[str, str]
+        self,
+        connection: Connection,
+        api: Api,
+        namespace: str,
+        folder: Path,
+        environ: Mapping[str, str],
+        binds: bool = True,
+        workdir: Path | None = None,
     ) -> None:
-        super().__init__(connection, lambda _: Program(), namespace=namespace)
+        """`workdir`: where the programs start, as that of an image. Without it, each pod has a folder of its own."""
+        super().__init__(connection, lambda _: Program(), namespace=namespace, binds=binds)
+        self.workdir = workdir
         self.logs = LogKubelet(api, folder)
         self._folder, self._environ = folder, environ
         self._ports: dict[str, str] = {}
         self._processes: dict[str, _Runner] = {}
+        self.claims: dict[str, Path] = {}
+        """Claim -> its directory, which all pods share."""
 
     async def _live(self, pod: Manifest) -> None:
         with contextlib.suppress(ApiError):  # deleted in the meantime, which the watch reports
@@ -156,9 +167,9 @@ class _Runner:
 
     async def run(self) -> None:
         kubelet, name = self._kubelet, self._manifest["metadata"]["name"]
-        volumes = Volumes(self._folder, {}, {})
+        volumes = Volumes(self._folder, {}, kubelet.claims)
         volumes.config_maps |= await kubelet.variables(self._manifest)
-        machine = Machine(machine_environment(kubelet._environ), volumes, self._folder)
+        machine = Machine(machine_environment(kubelet._environ), volumes, kubelet.workdir or self._folder)
         plan, problems = prepare(await kubelet.program(self._manifest), machine)
         assert plan is not None, problems
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -231,11 +242,16 @@ class _Runner:
 
 @contextlib.contextmanager
 def process_kubelet(
-    control_plane: ControlPlane, namespace: str, folder: Path, environ: Mapping[str, str] | None = None
+    control_plane: ControlPlane,
+    namespace: str,
+    folder: Path,
+    environ: Mapping[str, str] | None = None,
+    binds: bool = True,
+    workdir: Path | None = None,
 ) -> Iterator[ProcessKubelet]:
     """Runs it in a thread. At the end no process is left."""
     kubelet = ProcessKubelet(
-        live.connection(control_plane), control_plane.api, namespace, folder, environ or os.environ
+        live.connection(control_plane), control_plane.api, namespace, folder, environ or os.environ, binds, workdir
     )
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="process kubelet", daemon=True)

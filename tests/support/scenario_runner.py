@@ -463,7 +463,11 @@ def _differences(expect: Manifest, world: World, refusals: list[str], first: Map
         yield from _differ(f"spec of {name}", pods[name]["spec"] if name in pods else None, part)
     if "workload" in expect:
         workload = world.workload()
-        found = workload and {**workload, "status": {**workload.get("status", {}), "conditions": _conditions(workload)}}
+        found = workload and {
+            **workload,
+            "metadata": {"annotations": {}, **workload["metadata"]},
+            "status": {**workload.get("status", {}), "conditions": _conditions(workload)},
+        }
         yield from _differ("workload", found, expect["workload"])
     objects = world.objects() if "objects" in expect else []
     for name, part in expect.get("objects", {}).items():

@@ -99,6 +99,11 @@ def coscheduling(control_plane: ControlPlane, wait_seconds: int = 10) -> Schedul
 def add_node(api: Api, name: str, labels: Mapping[str, str] = {}, **resources: str) -> None:
     """A ready Node that no kubelet runs; `resources` as in its status, with `_` for `/` in "nvidia.com_gpu"."""
     api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": dict(labels)}})
+    make_ready(api, name, **resources)
+
+
+def make_ready(api: Api, name: str, **resources: str) -> None:
+    """A Node that exists has these resources, as for `add_node`, and takes pods."""
     capacity = {"pods": "110", **{key.replace("_", "/"): value for key, value in resources.items()}}
     ready: Manifest = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
     ready |= dict.fromkeys(("lastHeartbeatTime", "lastTransitionTime"), "2026-01-01T00:00:00Z")

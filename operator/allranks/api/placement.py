@@ -97,7 +97,7 @@ def _job_part(name: str, place: str, fields: frozenset[str]) -> str | None:
         return f"belongs under spec.restart.{_RESTARTS[name]}"
     if name in ("minReplicas", "maxReplicas"):
         return f"belongs under spec.elastic.{name}"
-    if name in ("queue", "topologyKey", "topology", "gang", "gangTimeoutSeconds"):
+    if name in ("queue", "topologyKey", "topology", "gang", "gangTimeoutSeconds", "preemption"):
         return f"belongs under spec.scheduling.{name}"
     if name == "logPattern":
         return "belongs under spec.progress.logPattern"

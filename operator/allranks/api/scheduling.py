@@ -25,6 +25,21 @@ class Topology(Model):
     )
 
 
+class Preemption(Model):
+    """Protection of a job in a queue of Kueue from preemption while that would lose work."""
+
+    boost_until_checkpoint: int = Field(
+        1,
+        ge=1,
+        le=1_000_000,
+        description="What is added to the job's priority while it is protected. Kueue reads it from an annotation of "
+        "the Workload if its feature PriorityBoost is on.",
+    )
+    min_run_seconds: Seconds = Field(
+        0, description="A job is protected for this time after all its pods run, also if its ranks report no steps."
+    )
+
+
 class Scheduling(Model):
     """How the pods are placed."""
 
@@ -41,6 +56,11 @@ class Scheduling(Model):
         "room as well. Then the job with the lower priority, or else the younger one, gives its pods up and tries "
         "again later. With Coscheduling, how long the scheduler reserves nodes for a part of the pods. 0: no limit. "
         "Default: 300.",
+    )
+    preemption: Preemption | None = Field(
+        None,
+        description="Raises the job's priority in its queue while a preemption would lose more than a minute of work, "
+        "by the steps and checkpoints that ranks report. Default: the priority does not change.",
     )
     priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
     queue: Name | None = Field(

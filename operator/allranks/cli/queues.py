@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,6 +12,8 @@ from allranks.core.quantity import quantity
 from allranks.kube.job_codec import status_of
 
 Manifest = Mapping[str, Any]
+
+_PREEMPTOR = re.compile(r"\(UID: ([0-9a-f-]{36})\b")
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,18 @@ class Running:
 
 
 @dataclass(frozen=True)
+class Preempted:
+    """A job that lost its quota to another one."""
+
+    job: str
+    by: str
+    """The other job. Empty if the namespace does not have its Workload."""
+    message: str
+    """Kueue's message."""
+    time: datetime
+
+
+@dataclass(frozen=True)
 class Queue:
     """A LocalQueue, with what waits and runs in it."""
 
@@ -48,8 +63,8 @@ class Queue:
     """Resource -> (in use by all jobs of the ClusterQueue, nominal quota)."""
     running: tuple[Running, ...] = ()
     waiting: tuple[Waiting, ...] = ()
-    preempted: tuple[tuple[str, str, datetime], ...] = ()
-    """(job, message with who preempted it, when)"""
+    preempted: tuple[Preempted, ...] = ()
+    """The last one first."""
 
 
 def describe(
@@ -60,7 +75,7 @@ def describe(
     positions: Mapping[str, int],
 ) -> Queue:
     """`workloads` and `jobs` (by name) are those of the namespace, `positions` those of Workloads that wait."""
-    name = queue["metadata"]["name"]
+    name, workloads = queue["metadata"]["name"], list(workloads)
     mine = [each for each in workloads if each.get("spec", {}).get("queueName") == name and not _is(each, "Finished")]
     running = tuple(_running(each, jobs) for each in mine if _is(each, "QuotaReserved"))
     waits = [each for each in mine if not _is(each, "QuotaReserved")]
@@ -77,7 +92,9 @@ def describe(
             _waiting(each, positions, ends[min(number, len(ends) - 1)] if ends else None)
             for number, each in enumerate(in_order)
         ),
-        preempted=tuple(sorted(_preempted(name, jobs), key=lambda each: each[2], reverse=True)),
+        preempted=tuple(
+            sorted(_preempted(name, jobs, workloads), key=lambda each: each.time, reverse=True),
+        ),
     )
 
 
@@ -102,11 +119,14 @@ def _waiting(workload: Manifest, positions: Mapping[str, int], starts_in: float 
     )
 
 
-def _preempted(queue: str, jobs: Mapping[str, Manifest]) -> Iterable[tuple[str, str, datetime]]:
+def _preempted(queue: str, jobs: Mapping[str, Manifest], workloads: Iterable[Manifest]) -> Iterable[Preempted]:
+    owners = {each["metadata"].get("uid"): _owner(each) for each in workloads}
     for name, job in jobs.items():
         of = status_of(dict(job)).queue
         if of and of.name == queue and of.last_eviction and of.last_eviction.reason == "Preempted":
-            yield name, of.last_eviction.message, of.last_eviction.time
+            message = of.last_eviction.message
+            uid = _PREEMPTOR.search(message)  # Kueue names it by the UID of its Workload
+            yield Preempted(name, owners.get(uid[1], "") if uid else "", message, of.last_eviction.time)
 
 
 def _quota(cluster_queue: Manifest) -> dict[str, tuple[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from allranks.api.scheduling import Preemption
 from allranks.api.status import Status
 
 ANNOTATION = "kueue.x-k8s.io/priority-boost"
@@ -22,13 +23,14 @@ class Boost:
     """When to compute it again if no rank reports a checkpoint until then."""
 
 
-def priority_boost(status: Status, min_run_seconds: int, until_checkpoint: int, now: datetime) -> Boost:
-    """The boost of a job that runs: `until_checkpoint` for `min_run_seconds` after all its pods run, and after that
+def priority_boost(preemption: Preemption | None, status: Status, now: datetime) -> Boost:
+    """The boost of a job that runs: `boostUntilCheckpoint` for `minRunSeconds` after all its pods run, and after that
     while a preemption would lose more than a minute of work. A job whose ranks store a checkpoint on request loses
     none."""
-    if status.running_time is None or status.phase != "Running":
+    if preemption is None or status.running_time is None or status.phase != "Running":
         return Boost(0)
-    protected_until = status.running_time + timedelta(seconds=min_run_seconds)
+    until_checkpoint = preemption.boost_until_checkpoint
+    protected_until = status.running_time + timedelta(seconds=preemption.min_run_seconds)
     unsaved_since = _unsaved_since(status)
     if unsaved_since is not None and now >= unsaved_since + UNSAVED:
         return Boost(until_checkpoint)

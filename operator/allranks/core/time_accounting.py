@@ -84,16 +84,17 @@ def _category(
     if status.running_time and not measures:
         return "Productive", status.running_time
     placed = [pod.placed_at or now for pod in pods if pod.node]
-    if _restarted(status):
+    if restarted(status.history):
         unplaced = bool(pods or refused) and not placed
         unplaceable = bool(refused) or any(pod.waiting_reason == "Unschedulable" for pod in pods)
         return ("Queued", now) if unplaced and unplaceable else ("Lost", now)
     return ("Starting", min(placed)) if placed else ("Queued", now)
 
 
-def _restarted(status: Status) -> bool:
-    """The attempt replaced one that ended; it was not a resume of the job. One that gave its pods up was queued."""
-    ran = [past.reason for past in status.history if past.reason != "GangTimeout"]
+def restarted(before: Iterable[PastAttempt]) -> bool:
+    """Whether an attempt replaces one of those before it; it does not resume the job. One that gave its pods up did not
+    run."""
+    ran = [past.reason for past in before if past.reason != "GangTimeout"]
     return bool(ran) and ran[-1] != "Suspended"
 
 
@@ -141,7 +142,7 @@ def _measured(status: Status, times: Times, now: datetime) -> Times:
     times = _advanced(times, now, _last_reason(status))
     first = status.progress.first_step_time if status.progress else None
     too_early = min(_seconds(times.productive_since or now, min(first or now, now)), times.productive)
-    kind: TimeKind = "Lost" if _restarted(status) else "Starting"
+    kind: TimeKind = "Lost" if restarted(status.history) else "Starting"
     moved = _moved(times, "Productive", kind, too_early, _last_reason(status))
     return changed(moved, productive_since=first) if first else changed(moved, productive_since=None, category=kind)
 

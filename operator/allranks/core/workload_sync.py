@@ -16,6 +16,8 @@ from allranks.core.manifests import companions
 from allranks.core.manifests import workload as manifest
 from allranks.core.model import Manifest, ObjectPatch, Observed, Plan, Pod
 from allranks.core.optional_kinds import WORKLOAD
+from allranks.core.priority_boost import ANNOTATION as BOOST
+from allranks.core.priority_boost import priority_boost
 from allranks.core.queueing import queue
 from allranks.core.queueing import workload as workloads
 from allranks.core.snapshot import Snapshot
@@ -110,7 +112,8 @@ def _while_queued(o: Observed, workload: Manifest, idle: bool) -> _Changes:
     spec = {**({"queueName": queue.queue_of(o.job)} if moved else {}), **_priority_change(o, workload)}
     if outdated:
         spec["podSets"] = manifest.pod_sets(o)
-    return _Changes(patch=(ObjectPatch(workload, {"spec": spec}),)) if spec else _Changes()
+    change = {**_spec(spec), **_boost_change(workload, 0)}
+    return _Changes(patch=(ObjectPatch(workload, change),)) if change else _Changes()
 
 
 def _while_admitted(snapshot: Snapshot, workload: Manifest) -> _Changes:
@@ -123,9 +126,24 @@ def _while_admitted(snapshot: Snapshot, workload: Manifest) -> _Changes:
     if reclaimable is not None:
         change["reclaimablePods"] = reclaimable
     patches = [ObjectPatch(workload, {"status": change}, "status")] if change else []
-    if not patches and not queue.is_prebuilt(o.job) and (spec := _priority_change(o, workload)):
-        patches = [ObjectPatch(workload, {"spec": spec})]
-    return _Changes(patch=tuple(patches), wake_at=due_at)
+    boost = priority_boost(o.job.spec.scheduling.preemption, o.status, o.now)
+    if not patches and not queue.is_prebuilt(o.job):
+        other = {**_spec(_priority_change(o, workload)), **_boost_change(workload, boost.value)}
+        patches = [ObjectPatch(workload, other)] if other else []
+    return _Changes(
+        patch=tuple(patches), wake_at=min((time for time in (due_at, boost.changes_at) if time), default=None)
+    )
+
+
+def _spec(change: Manifest) -> Manifest:
+    return {"spec": change} if change else {}
+
+
+def _boost_change(workload: Manifest, value: int) -> Manifest:
+    """The change of the annotation by which Kueue adds a value to the priority."""
+    before = (workload["metadata"].get("annotations") or {}).get(BOOST)
+    wanted = str(value) if value else None
+    return {"metadata": {"annotations": {BOOST: wanted}}} if wanted != before else {}
 
 
 def _priority_change(o: Observed, workload: Manifest) -> Manifest:

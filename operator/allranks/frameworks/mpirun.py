@@ -172,7 +172,7 @@ def _sshd() -> tuple[str, ...]:
 
 _OPEN_MPI = re.compile(
     r"first process to do so was:\s+Process name: \[\S*,(?P<failed>\d+)\]\s+Exit code:\s+(?P<code>\d+)"
-    r"|noticed that process rank (?P<killed>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)"
+    r"|noticed that process rank (?P<killed>\d+) with PID \d+\s+on node \S+\s+exited\s+on\s+signal (?P<signal>\d+)"
 )
 _INTEL = re.compile(
     r"=   RANK (?P<rank>\d+) PID \d+ RUNNING AT .*\n"

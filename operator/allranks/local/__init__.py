@@ -1,7 +1,8 @@
 """Runs a job on one machine: a pod is a process tree, a volume a directory, an endpoint a free port of 127.0.0.1."""
 
 from allranks.local.errors import LocalRunError
+from allranks.local.listener import Listener
 from allranks.local.pod import Backoff
-from allranks.local.runner import Listener, LocalRun, Options, Outcome
+from allranks.local.runner import LocalRun, Options, Outcome
 
 __all__ = ["Backoff", "Listener", "LocalRun", "LocalRunError", "Options", "Outcome"]

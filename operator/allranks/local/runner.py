@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.code.bundle import Bundle
 from allranks.core.manifests import pods
-from allranks.core.model import Event, Manifest, Observed, Plan, Platform, Pod
+from allranks.core.model import Manifest, Observed, Plan, Platform, Pod
 from allranks.core.reconcile import reconcile
 from allranks.core.rules import checkpoint
 from allranks.core.rules.cleanup import CLEANUP_GRACE
@@ -35,6 +35,7 @@ from allranks.local.code_version import CodeVersion
 from allranks.local.environment import machine_environment
 from allranks.local.errors import LocalRunError, explain
 from allranks.local.gpus import Gpus, list_gpus
+from allranks.local.listener import Listener, NullListener
 from allranks.local.pod import Backoff, LocalPod, initial_status
 from allranks.local.prepare import Machine, PodPlan, prepare
 from allranks.local.progress_log import ProgressLog
@@ -56,25 +57,6 @@ _MAX_WAIT = 86_400.0
 """Event loop timers do not accept arbitrarily long delays."""
 _ERROR_GRACE = 5.0
 """Grace period in seconds after an internal error of the run."""
-
-
-class Listener(Protocol):
-    """Receives the status, events and output of a run. Called on the event loop's thread: must not block."""
-
-    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
-
-    def event(self, event: Event) -> None: ...
-
-    def output(self, pod: Pod, container: str, data: bytes) -> None:
-        """A chunk of a container's output, not aligned to lines; empty at its end."""
-
-
-class _NullListener:
-    def status(self, status: Status, pods: Sequence[Pod]) -> None: ...
-
-    def event(self, event: Event) -> None: ...
-
-    def output(self, pod: Pod, container: str, data: bytes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +106,7 @@ class LocalRun:
         self.backoff = options.backoff
         self.start_lock = asyncio.Lock()
         self.files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._listener: Listener = _NullListener()
+        self._listener: Listener = NullListener()
         self._reconcile = reconcile
         self._listens = listens
         self._code = LocalCode(self.job, options.code, options.run_dir.absolute(), options.environ)
@@ -210,7 +192,7 @@ class LocalRun:
     def save_and_stop(self) -> int:
         """Asks the ranks for a checkpoint, and ends the run when it is stored, as for a suspension. Returns the longest
         wait in seconds; 0 if no rank stores checkpoints on request: then call `stop`."""
-        seconds = 0 if self.options.grace == 0 else checkpoint.longest_wait(self.job, self.status)
+        seconds = 0 if self.options.grace == 0 else checkpoint.longest_wait(self.job, self.status, datetime.now(UTC))
         if seconds and not self._stopping:
             self._saving = True
             self.job = self.job.model_copy(update={"spec": self.job.spec.model_copy(update={"suspend": True})})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 import time
-
-import torch  # type: ignore[import-not-found]
-import torch.distributed as dist  # type: ignore[import-not-found]
 
 from allranks import report
 
@@ -29,7 +27,8 @@ class Agreement:
         if self._answered:
             report.checkpoint_handled(self._answered)  # the program has continued after its checkpoint
         number = report.checkpoint_request()
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        dist = sys.modules.get("torch.distributed")  # a program that has not imported it has one process
+        if dist and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             if self._left:
                 self._left -= 1
                 return False
@@ -40,6 +39,8 @@ class Agreement:
         return True
 
     def _exchange(self, number: int) -> int:
+        torch = sys.modules["torch"]
+        dist = torch.distributed
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
         values = torch.tensor([number, self._next_calls()], dtype=torch.int64, device=device)
         with report.waiting():

@@ -20,8 +20,14 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SWEEPS = ("penguins-sweep",)
 """Their objects are jobs, which the operator creates one after the other."""
-EXAMPLES = [path for path in (ROOT / "examples").glob("*.yaml") if path.stem not in SWEEPS]
-MANIFESTS = sorted([*EXAMPLES, *(HERE / "manifests").glob("*.yaml")], key=lambda p: p.name)
+MANIFESTS = sorted(
+    [
+        *(path for path in (ROOT / "examples").glob("*.yaml") if path.stem not in SWEEPS),
+        ROOT / "examples" / "queues" / "penguins.yaml",
+        *(HERE / "manifests").glob("*.yaml"),
+    ],
+    key=lambda p: p.name,
+)
 UPDATE = "make golden"
 # Not the real image, whose tag is the version: a release must not change golden files.
 OPTIONS = ["--helper-image", "allranks/operator:golden"]

@@ -192,7 +192,7 @@ def _reuses_a_name(patch: Patch) -> None:
 
 
 def _asks_for_no_checkpoint(patch: Patch) -> None:
-    patch.setattr(checkpoint, "longest_wait", lambda job, status: 0)
+    patch.setattr(checkpoint, "longest_wait", lambda job, status, now: 0)
 
 
 def _waits_for_no_checkpoint(patch: Patch) -> None:

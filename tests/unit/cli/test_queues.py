@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,11 +26,19 @@ CLUSTER_QUEUE: dict[str, Any] = {
 }
 
 
+UID = "d82b12ae-56e8-494f-b89f-878684bc9ced"
+
+
 def workload(name: str, created: str, **conditions: str) -> dict[str, Any]:
     owner = {"kind": "DistributedTraining", "name": name, "controller": True}
     made = [{"type": kind, "status": status, "reason": "r", "message": "m"} for kind, status in conditions.items()]
     return {
-        "metadata": {"name": f"dt-{name}", "creationTimestamp": created, "ownerReferences": [owner]},
+        "metadata": {
+            "name": f"dt-{name}",
+            "uid": UID if name == "short" else f"uid-{name}",
+            "creationTimestamp": created,
+            "ownerReferences": [owner],
+        },
         "spec": {"queueName": "team-a", "priority": 5},
         "status": {"conditions": made},
     }
@@ -47,7 +56,11 @@ WORKLOADS = [
     workload("younger", "2026-01-01T00:00:04Z", QuotaReserved="False"),
     workload("older", "2026-01-01T00:00:03Z", QuotaReserved="False"),
 ]
-EVICTED = {"reason": "Preempted", "message": "by urgent", "time": "2026-01-01T01:00:00Z"}
+EVICTED = {
+    "reason": "Preempted",
+    "message": f"Preempted to accommodate a workload (UID: {UID}, JobUID: UNKNOWN) due to prioritization",
+    "time": "2026-01-01T01:00:00Z",
+}
 JOBS = {
     each["metadata"]["name"]: each
     for each in (job("long", 3600), job("short", 60), job("older", name="team-a", lastEviction=EVICTED))
@@ -78,7 +91,13 @@ def test_the_quota_is_the_sum_over_flavors_and_a_stopped_queue_is_named() -> Non
     assert found.stopped == "Hold"
     lines = _lines(found)
     assert lines[:2] == ["Queue team-a, ClusterQueue gpus (stopped: Hold)", "  nvidia.com/gpu 8 of 24 in use"]
-    assert any("older was preempted" in line and "by urgent" in line for line in lines)
+    assert re.fullmatch(r"  older was preempted \w+ ago by short", lines[-1])
+
+
+def test_a_preemptor_of_another_namespace_is_described_by_kueues_message() -> None:
+    found = describe(QUEUE, CLUSTER_QUEUE, [], JOBS, {})
+    assert [each.by for each in found.preempted] == [""]
+    assert re.fullmatch(rf"  older was preempted \w+ ago: {re.escape(EVICTED['message'])}", _lines(found)[-1])
 
 
 def test_json_has_the_same_in_camel_case() -> None:

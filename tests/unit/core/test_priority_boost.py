@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from allranks.api.scheduling import Preemption
 from allranks.api.status import ProgressStatus, Status
 from allranks.core.priority_boost import Boost, priority_boost
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+PREEMPTION = Preemption(min_run_seconds=300, boost_until_checkpoint=50)
 
 
 def at(seconds: float) -> datetime:
@@ -20,7 +22,7 @@ def at(seconds: float) -> datetime:
 def boost(seconds: float, progress: ProgressStatus | None = None, **status: Any) -> Boost:
     """The boost at this time after all pods run, for `minRunSeconds: 300` and `boostUntilCheckpoint: 50`."""
     running = {"phase": "Running", "running_time": START, "progress": progress, **status}
-    return priority_boost(Status(**running), 300, 50, at(seconds))
+    return priority_boost(PREEMPTION, Status(**running), at(seconds))
 
 
 @pytest.mark.parametrize(

@@ -178,3 +178,12 @@ def test_the_report_of_open_mpi_5_names_the_rank():
     found = FRAMEWORKS["mpi"].root_cause(f"first process to do so was:\n\n{text.partition(chr(10))[2]}")
     assert found is not None
     assert (found.rank, found.exit_code) == (1, 3)
+
+
+def test_the_report_of_open_mpi_5_names_a_killed_rank_in_two_lines():
+    line = "-" * 74
+    report = "prterun noticed that process rank 1 with PID 25153 on node vm exited on\nsignal 9 (Killed)."
+    text = f"epoch 3\n{line}\n{report}\n{line}\n"
+    found = FRAMEWORKS["mpi"].root_cause(text)
+    assert found is not None
+    assert (found.rank, found.signal, found.message) == (1, 9, "epoch 3")

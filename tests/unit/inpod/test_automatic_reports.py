@@ -82,7 +82,7 @@ from types import SimpleNamespace as Bag
 from transformers import trainer
 names = [kind.__name__ for kind in trainer.DEFAULT_CALLBACKS]
 print(names)
-args = Bag(train_batch_size=4, gradient_accumulation_steps=2)
+args = Bag(train_batch_size=4, gradient_accumulation_steps=2, save_strategy="steps", should_save=True)
 for kind in trainer.DEFAULT_CALLBACKS[1:]:
     callback, state = kind(), Bag(global_step=0, max_steps=3, epoch=0.0)
     callback.on_train_begin(args, state, None)

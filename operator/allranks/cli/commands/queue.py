@@ -123,10 +123,9 @@ def _lines(queue: Queue) -> list[str]:
             for each in queue.waiting
         ]
         lines += Table(("position", "waiting", "since", "starts in about", "why"), indent="  ").lines(waiting)
-    lines += [
-        f"  {job} was preempted {age(moment, datetime.now(UTC))} ago: {message}"
-        for job, message, moment in queue.preempted
-    ]
+    for each in queue.preempted:
+        by = f" by {each.by}" if each.by else f": {each.message}"
+        lines += [f"  {each.job} was preempted {age(each.time, datetime.now(UTC))} ago{by}"]
     return lines if len(lines) > 1 else [*lines, "  nothing runs or waits"]
 
 

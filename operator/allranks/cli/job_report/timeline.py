@@ -9,6 +9,7 @@ from datetime import datetime
 from allranks.api.status import FINISHED, WITHOUT_PODS, Failure, PastAttempt, Status
 from allranks.cli.format.outcome import ended_how
 from allranks.core.naming import replica_key
+from allranks.core.time_accounting import restarted
 
 FORGOTTEN = "forgotten"
 """Kind of the time of attempts that were dropped from the status, which keeps ten."""
@@ -48,6 +49,8 @@ class Attempt:
     over: bool
     reason: str
     counted: bool
+    waited: bool
+    """The job was suspended after it, or waited in a queue."""
     first_step: int | None
     last_step: int | None
     segments: tuple[Segment, ...]
@@ -65,9 +68,9 @@ class Timeline:
     def attempts(self) -> Iterator[Attempt]:
         status = self._status
         self._queued -= sum(self._seconds(a, b) for a, b in self._suspended())
-        before: PastAttempt | None = None
-        for past in status.history:
+        for position, past in enumerate(status.history):
             begin = past.start_time or past.end_time
+            before = status.history[:position]
             parts = self._parts(before, past.attempt, begin, past.end_time, *self._worked(past))
             yield Attempt(
                 number=past.attempt,
@@ -76,12 +79,12 @@ class Timeline:
                 over=True,
                 reason=past.reason,
                 counted=past.counted,
+                waited=_waited(past),
                 first_step=past.first_step if past.first_step is not None else self._step(past, "first_step"),
                 last_step=past.last_step if past.last_step is not None else self._step(past, "step"),
                 segments=tuple(parts),
                 cause=cause_of(past.failure) if past.failure else None,
             )
-            before = past
         if self._has_running_attempt():
             begin = status.attempt_time or self._began
             since = status.times.productive_since if status.times else status.running_time
@@ -94,9 +97,10 @@ class Timeline:
                 over=False,
                 reason="",
                 counted=False,
+                waited=False,
                 first_step=progress.first_step if progress else None,
                 last_step=progress.step if progress else None,
-                segments=tuple(self._parts(before, status.attempt, begin, self._until, productive, 0.0)),
+                segments=tuple(self._parts(status.history, status.attempt, begin, self._until, productive, 0.0)),
                 cause=None,
             )
 
@@ -107,15 +111,15 @@ class Timeline:
             if attempt.begin > place and not attempt.number:
                 yield Segment("queued", place, attempt.begin - place)
             elif attempt.begin > place:
-                suspended = number > 0 and attempts[number - 1].reason == "Suspended"
-                kind = "queued" if suspended else "lost" if number else FORGOTTEN
+                kind = "queued" if attempts[number - 1].waited else "lost"
+                kind = kind if number else FORGOTTEN
                 yield Segment(kind, place, attempt.begin - place)
             place = max(place, attempt.end)
         if (end := self._at(self._until)) > place and self._status.phase not in FINISHED:
             yield Segment("queued", place, end - place)
 
     def _parts(
-        self, before: PastAttempt | None, number: int, begin: datetime, end: datetime, productive: float, lost: float
+        self, before: list[PastAttempt], number: int, begin: datetime, end: datetime, productive: float, lost: float
     ) -> Iterator[Segment]:
         """Segments of one attempt: queued, then starting (lost after a failure), productive, lost."""
         place, whole = self._at(begin), self._seconds(begin, end)
@@ -123,8 +127,8 @@ class Timeline:
         early = place if not number else 0.0
         queued = min(front, max(0.0, self._queued - early)) if before or not number else 0.0
         self._queued = max(0.0, self._queued - early - queued)
-        restarted = before.reason != "Suspended" if before else number > 0
-        kinds = (("queued", queued), ("lost" if restarted else "starting", front - queued))
+        again = restarted(before) if before else number > 0
+        kinds = (("queued", queued), ("lost" if again else "starting", front - queued))
         for kind, seconds in (*kinds, ("productive", productive), ("lost", lost)):
             if seconds > 0:
                 yield Segment(kind, place, seconds)
@@ -151,7 +155,7 @@ class Timeline:
         begins = [past.start_time for past in history[1:]]
         begins.append(self._status.attempt_time if self._has_running_attempt() else self._until)
         for past, begin in zip(history, begins, strict=False):
-            if (past.reason == "Suspended" or past.requeued) and begin:
+            if _waited(past) and begin:
                 yield past.end_time, begin
 
     def _has_running_attempt(self) -> bool:
@@ -165,6 +169,11 @@ class Timeline:
     @staticmethod
     def _seconds(begin: datetime, end: datetime) -> float:
         return max(0.0, (end - begin).total_seconds())
+
+
+def _waited(past: PastAttempt) -> bool:
+    """Whether the job had no pods after the attempt until the next one."""
+    return past.reason == "Suspended" or bool(past.requeued)
 
 
 def cause_of(failure: Failure) -> Cause:

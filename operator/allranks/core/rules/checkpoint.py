@@ -7,10 +7,10 @@ size, or an eviction by a queue. The request is persisted, so a restarted operat
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.status import CheckpointRequest, Status
+from allranks.api.status import CheckpointRequest, ProgressStatus, Status
 from allranks.core import report_loss
 from allranks.core.manifests import pod_template
 from allranks.core.model import Event, Plan
@@ -36,7 +36,7 @@ def ask_first(snapshot: Snapshot, reason: str, why: str) -> Outcome:
     if request := status.checkpoint_request:
         waits = now < request.deadline and not _stored(request, snapshot)
         return WaitForCheckpoint(request.deadline) if waits else None
-    seconds = longest_wait(snapshot.observed.job, status)
+    seconds = longest_wait(snapshot.observed.job, status, now)
     if not seconds:
         return None
     request = CheckpointRequest(reason=reason, time=now, deadline=now + timedelta(seconds=seconds))
@@ -47,9 +47,9 @@ def ask_first(snapshot: Snapshot, reason: str, why: str) -> Outcome:
     return write(changed(status, checkpoint_request=request), Event(REQUESTED, message))
 
 
-def longest_wait(job: Job, status: Status) -> int:
+def longest_wait(job: Job, status: Status, now: datetime) -> int:
     """How many seconds a request waits at most; 0 if no rank can be asked, or there is nothing to save."""
-    return min(pod_template.longest_grace_period(job), LONGEST_WAIT) if _can_save(status) else 0
+    return min(pod_template.longest_grace_period(job), LONGEST_WAIT) if _can_save(status, now) else 0
 
 
 def result(snapshot: Snapshot) -> str:
@@ -84,14 +84,23 @@ def _number(request: CheckpointRequest) -> int:
     return int(request.time.timestamp() * 1000)
 
 
-def _can_save(status: Status) -> bool:
+def _can_save(status: Status, now: datetime) -> bool:
     """Whether ranks that store checkpoints on request have work that is in no checkpoint. The status says so, because a
     new operator has not received their reports yet."""
     progress, lost = status.progress, status.condition(report_loss.CONDITION)
     if progress is None or not progress.saves_on_request or (lost is not None and lost.status == "True"):
         return False
-    unsaved = progress.checkpoint_step is None or progress.checkpoint_step != progress.step
-    return progress.first_step_time is not None and unsaved
+    return progress.first_step_time is not None and (
+        progress.checkpoint_step is None or progress.checkpoint_step != progress.step or _made_a_step(progress, now)
+    )
+
+
+def _made_a_step(progress: ProgressStatus, now: datetime) -> bool:
+    """Whether a rank has probably made a step since the checkpoint, and not reported it yet."""
+    if progress.checkpoint_time is None or (progress.step is not None and progress.step == progress.total_steps):
+        return False
+    seconds = [rank.step_seconds for rank in progress.ranks if rank.step_seconds]
+    return bool(seconds) and now >= progress.checkpoint_time + timedelta(seconds=min(seconds))
 
 
 def _stored(request: CheckpointRequest, snapshot: Snapshot) -> bool:
