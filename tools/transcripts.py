@@ -1,4 +1,5 @@
-"""Records the output of commands in README.md, docs/start.md and docs/guides/sweeps.md, between `<!-- NAME -->` and `<!-- /NAME -->`.
+"""Records the output of commands in README.md, docs/start.md and docs/guides/sweeps.md, between `<!-- NAME -->` and
+`<!-- /NAME -->`.
 
 All frameworks:   PATH=$(tools/frameworks.sh)/bin:$PATH .venv/bin/python tools/transcripts.py
 Single sections:  .venv/bin/python tools/transcripts.py failure
