@@ -528,7 +528,7 @@ def test_crds_can_be_left_out_and_are_kept_by_default(helm: Helm) -> None:
         return [d["metadata"].get("annotations", {}).get("helm.sh/resource-policy") for d in definitions]
 
     assert policies({}) == ["keep", "keep", "keep"]
-    assert policies({"keep": False}) == [None, None]
+    assert policies({"keep": False}) == [None, None, None]
     assert policies({"enabled": False}) == []
 
 
