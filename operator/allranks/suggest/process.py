@@ -14,7 +14,7 @@ from allranks.errors import AllranksError
 from allranks.text import last_lines
 
 SECONDS = 120.0
-"""Time for one suggestion. It takes two seconds for 20 trials, most of it the start of Python."""
+"""Time for one suggestion. On an idle machine it takes less than a second."""
 _NOT_INSTALLED = 3
 
 
