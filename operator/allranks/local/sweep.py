@@ -98,6 +98,12 @@ class LocalSweep:
         if not same or stored["metadata"]["name"] != self.sweep.name:
             raise CannotRun(f"{path} has another sweep: use another --run-dir")
         self.status = status
+        unended = [trial.job for trial in status.trials if not trial.ended]
+        self._trials = {name: LocalTrial(name, self._folder) for name in unended}
+
+    @property
+    def _folder(self) -> Path:
+        return self.options.run_dir / "trials"
 
     async def run(self, listener: SweepListener) -> SweepStatus:
         """Runs the sweep to its end, or until `stop`. Then no process is left. Raises LocalRunError, CannotRun and
@@ -105,6 +111,8 @@ class LocalSweep:
         self._make_directory()
         try:
             with run_directories.in_use(self.options.run_dir):
+                for trial in self._trials.values():
+                    await trial.wait_until_unused()
                 while not self._stopping:
                     if not await self._step(listener) and self.status.finished:
                         break
@@ -158,7 +166,7 @@ class LocalSweep:
 
     async def _start(self, manifest: Manifest) -> None:
         name = manifest["metadata"]["name"]
-        trial = self._trials[name] = LocalTrial(name, self.options.run_dir / "trials")
+        trial = self._trials[name] = LocalTrial(name, self._folder)
         # A run here has no owner.
         metadata = {key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"}
         options = self.options

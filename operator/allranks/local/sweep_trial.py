@@ -49,7 +49,7 @@ class LocalTrial:
     async def start(self, manifest: Manifest, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         """Starts it from the beginning, in an empty directory. Raises LocalRunError."""
         try:
-            await self._wait_until_unused()
+            await self.wait_until_unused()
             shutil.rmtree(self.run_dir, ignore_errors=True)
             self.run_dir.parent.mkdir(parents=True, exist_ok=True)
             self._manifest.write_text(json.dumps(manifest, indent=1))
@@ -114,7 +114,7 @@ class LocalTrial:
             return _failed(text)
         return _failed("it did not start")
 
-    async def _wait_until_unused(self) -> None:
+    async def wait_until_unused(self) -> None:
         """The process of a sweep that was killed ends its ranks first."""
         while self.run_dir.is_dir():
             with contextlib.suppress(BlockingIOError), run_directories.lock(self.run_dir):
