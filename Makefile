@@ -42,6 +42,7 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter, wording
 generate: $(STAMP) ## Generate the CRDs, the reference pages and the chart's copies from the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining > $(STAMP).crd && mv $(STAMP).crd crds/distributedtrainings.yaml
 	@$(BIN)/python -m allranks.api.crd TrainingPool > $(STAMP).crd && mv $(STAMP).crd crds/trainingpools.yaml
+	@$(BIN)/python -m allranks.api.crd TrainingSweep > $(STAMP).crd && mv $(STAMP).crd crds/trainingsweeps.yaml
 	@$(BIN)/python tools/reference.py
 	@$(BIN)/python tools/chart.py
 	@$(BIN)/python tools/image_tags.py
@@ -63,6 +64,7 @@ golden: $(STAMP) ## Rewrite the golden files; review the difference before you c
 verify: $(STAMP) ## Fail if a generated file does not match the types
 	@$(BIN)/python -m allranks.api.crd DistributedTraining | diff -u crds/distributedtrainings.yaml - && \
 	  $(BIN)/python -m allranks.api.crd TrainingPool | diff -u crds/trainingpools.yaml - && \
+	  $(BIN)/python -m allranks.api.crd TrainingSweep | diff -u crds/trainingsweeps.yaml - && \
 	  $(BIN)/python tools/reference.py --check && $(BIN)/python tools/chart.py --check && \
 	  $(BIN)/python tools/image_tags.py --check && \
 	  $(BIN)/python tools/test.py --check || \

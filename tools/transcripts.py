@@ -1,4 +1,5 @@
-"""Records the output of commands in README.md and docs/start.md, between `<!-- NAME -->` and `<!-- /NAME -->`.
+"""Records the output of commands in README.md, docs/start.md and docs/guides/sweeps.md, between `<!-- NAME -->` and
+`<!-- /NAME -->`.
 
 All frameworks:   PATH=$(tools/frameworks.sh)/bin:$PATH .venv/bin/python tools/transcripts.py
 Single sections:  .venv/bin/python tools/transcripts.py failure
@@ -38,13 +39,13 @@ spec:
 """
 
 
-PAGES = {"first": "README.md"}
+PAGES = {"first": "README.md", "sweep": "docs/guides/sweeps.md"}
 """The page of each section that is not in docs/start.md."""
 
 
 def main() -> None:
     """Runs the commands of all sections, or of the given ones, then writes the pages."""
-    wanted = sys.argv[1:] or ["first", "demo", "failure", "frameworks"]
+    wanted = sys.argv[1:] or ["first", "demo", "failure", "frameworks", "sweep"]
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         (scratch / "broken.py").write_text(BROKEN)
@@ -54,6 +55,7 @@ def main() -> None:
             "demo": lambda: console("make demo", demo(scratch)),
             "failure": lambda: killed(scratch) + "\n\n" + broken(scratch),
             "frameworks": lambda: "\n\n".join(each(name, text, scratch) for name, text in FRAMEWORKS.items()),
+            "sweep": lambda: console("allranks sweep examples/penguins-sweep.yaml", sweep(scratch)),
         }
         sections = {name: makers[name]() for name in wanted}
     for section, content in sections.items():
@@ -119,6 +121,11 @@ def each(name: str, text: str, scratch: Path) -> str:
     return f"{text}\n\n" + console(f"allranks run examples/{name}.yaml", shown)
 
 
+def sweep(scratch: Path) -> list[str]:
+    program = (sys.executable, "-m", "allranks", "sweep")
+    return keep(run(["examples/penguins-sweep.yaml", "--run-dir", str(scratch / "sweep")], ROOT, program=program))
+
+
 TORCHRUN = re.compile(
     r"torch/distributed|Traceback|^\S+ +\|   |ChildFailed|\| [=-]{9}|Failures:|NO_OTHER|Root Cause|\| \[\d\]:|FAILED|"
     r"\| \*+$|^\S+ +\| *$|\[rank\d\]:|sys\.exit|SignalException|│|└|epoch 1  "
@@ -141,7 +148,7 @@ def run(arguments: list[str], directory: Path, kill_at: str = "", program: Seque
         if kill_at and kill_at in line:
             os.kill(rank_process("worker", "1", Path(arguments[-1])), signal.SIGKILL)
             kill_at = ""
-    process.wait(timeout=300)
+    process.wait(timeout=900)
     return lines
 
 

@@ -11,8 +11,8 @@ import pytest
 from .cluster import REPOSITORY, Cluster
 from .jobs import Team, example
 
-ELSEWHERE = ("kind: TrainingPool",)
-"""The pool has a test of its own below."""
+ELSEWHERE = ("kind: TrainingPool", "kind: TrainingSweep")
+"""The pool has a test of its own below, and sweeps have tests on one machine and on an API server."""
 JOBS = sorted(
     path.stem
     for path in (REPOSITORY / "examples").glob("*.yaml")

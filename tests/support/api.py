@@ -46,6 +46,7 @@ RESOURCES = {
     "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
     "DistributedTraining": ("apis/allranks.dev/v1alpha1", "distributedtrainings"),
     "TrainingPool": ("apis/allranks.dev/v1alpha1", "trainingpools"),
+    "TrainingSweep": ("apis/allranks.dev/v1alpha1", "trainingsweeps"),
     "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
     "LocalQueue": ("apis/kueue.x-k8s.io/v1beta2", "localqueues"),
     "ClusterQueue": ("apis/kueue.x-k8s.io/v1beta2", "clusterqueues"),

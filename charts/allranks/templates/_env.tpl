@@ -4,6 +4,8 @@
   value: {{ join "," .Values.namespaces | quote }}
 - name: ALLRANKS_POOLS
   value: {{ include "allranks.pools" . | default "false" | quote }}
+- name: ALLRANKS_SWEEPS
+  value: {{ .Values.sweeps.enabled | quote }}
 - name: ALLRANKS_QUEUES
   value: {{ .Values.queues.enabled | quote }}
 - name: ALLRANKS_GANGS

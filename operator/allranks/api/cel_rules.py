@@ -49,6 +49,26 @@ POOL_NAME = (
     ),
 )
 
+SWEEP_NAME = (
+    Rule(
+        rule="size(self.metadata.name) <= 34",
+        message="metadata.name: at most 34 characters: the jobs are named {name}-{trial}-r{run}, and the name of a job "
+        "has at most 42",
+    ),
+    NAME[1],
+)
+"""Rules of the whole object, as NAME."""
+
+RANGE = (Rule(rule="self.min < self.max", message="must be larger than min", field=".max"),)
+SWEEP = (
+    Rule(
+        rule="self.algorithm == 'Grid' || has(self.trials)",
+        message="is required for this algorithm: how many trials to run",
+        field=".trials",
+    ),
+)
+FROZEN = (Rule(rule="self == oldSelf", message="cannot be changed in an existing sweep: create a new sweep"),)
+
 LABEL_EXPRESSION = (
     Rule(
         rule="(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
@@ -59,7 +79,8 @@ LABEL_EXPRESSION = (
 
 ENVIRONMENT = (
     Rule(
-        rule="!has(self.env) || self.env.all(e, !e.name.startsWith('ALLRANKS_'))",
+        rule="!has(self.env) || self.env.all(e, !e.name.startsWith('ALLRANKS_') || "
+        "e.name.startsWith('ALLRANKS_PARAM_'))",
         message="variables that begin with ALLRANKS_ are set by allranks: choose another name",
         field=".env",
     ),
@@ -87,6 +108,11 @@ CHECKPOINT = (
         rule="!has(self.volume) || !has(self.volume.hostPath)",
         message="hostPath is refused: the next attempt may run on another node; use a claim or a CSI volume",
         field=".volume",
+    ),
+    Rule(
+        rule="!has(self.subPath) || !self.subPath.matches('^/|(^|/)[.][.](/|$)')",
+        message="must be a relative path that does not lead upwards",
+        field=".subPath",
     ),
 )
 

@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from allranks.api import cel_rules, job, pool
+from allranks.api import cel_rules, job, pool, sweep
 from allranks.api.job import API_VERSION, GROUP, VERSION
-from allranks.api.merged_rules import merged
+from allranks.api.merged_rules import RULES, merged
 from allranks.api.status import Status
+from allranks.api.sweep_status import SweepStatus
 from allranks.fields import Rule
 
 Schema = dict[str, Any]
@@ -51,6 +52,28 @@ _POOL_EXAMPLE = f"""\
     nodeSelector: {{gpu: h200}}
     gpu: {{count: 8}}
     sharedMemory: 64Gi
+"""
+_SWEEP_EXAMPLE = f"""\
+  apiVersion: {API_VERSION}
+  kind: {sweep.KIND}
+  metadata:
+    name: penguins
+  spec:
+    parameters:
+      lr: {{logUniform: {{min: 0.0001, max: 0.1}}}}
+      batch: {{values: [16, 32, 64]}}
+    objective: {{metric: loss, goal: Minimize}}
+    trials: 20
+    parallel: 4
+    stop: {{rule: ASHA, minSteps: 100}}
+    template:
+      spec:
+        framework: pytorch
+        image: example.org/penguins:1.0
+        command: [torchrun, train.py]
+        args: [--lr=$(lr), --batch-size=$(batch)]
+        roles:
+          worker: {{replicas: 2}}
 """
 
 
@@ -121,6 +144,28 @@ RESOURCES: Mapping[str, Resource] = {
         ),
         rules=cel_rules.POOL_NAME,
     ),
+    sweep.KIND: Resource(
+        kind=sweep.KIND,
+        plural=sweep.PLURAL,
+        short_name="tsw",
+        scope="Namespaced",
+        description="A search for the parameters with which a training gives the best result",
+        example=_SWEEP_EXAMPLE,
+        spec=sweep.SweepSpec,
+        columns=(
+            ("Algorithm", "string", ".spec.algorithm", "How values are chosen.", 0),
+            ("Phase", "string", ".status.phase", "State of the sweep.", 0),
+            ("Trials", "string", ".status.summary", "Trials that have ended, and all trials.", 0),
+            ("Stopped", "integer", ".status.counts.stopped", "Trials that were stopped early.", 0),
+            ("Best", "string", ".status.bestSummary", "The best value and its trial.", 0),
+            _AGE,
+            ("Reason", "string", '.status.conditions[?(@.type=="Running")].reason', "Reason of the phase.", 1),
+        ),
+        categories=("all",),
+        status=SweepStatus,
+        subresources={"status": {}},
+        rules=cel_rules.SWEEP_NAME,
+    ),
 }
 """Kind -> its definition."""
 
@@ -174,13 +219,34 @@ def root_schema(kind: str = job.KIND) -> Schema:
             "apiVersion": {"description": f"Version of the API: {API_VERSION}.", "type": "string", "maxLength": 64},
             "kind": {"description": f"Kind of the object: {resource.kind}.", "type": "string", "maxLength": 64},
             "metadata": {"type": "object"},  # the API server allows no more here, and adds its own schema
-            "spec": structural(resource.spec.model_json_schema(by_alias=True)),
+            "spec": _spec(resource),
             **status,
         },
     }
     return schema | (
         {"x-kubernetes-validations": [rule.as_schema() for rule in resource.rules]} if resource.rules else {}
     )
+
+
+def _spec(resource: Resource) -> Schema:
+    """The schema of a sweep contains that of the job, without rules for changes: the template cannot be changed."""
+    schema = structural(resource.spec.model_json_schema(by_alias=True))
+    if resource.kind == sweep.KIND:
+        template = schema["properties"]["template"]["properties"]
+        inner = _without_rules_for_changes(structural(job.Spec.model_json_schema(by_alias=True)))
+        template["spec"] = inner | {"description": template["spec"]["description"]}
+    return schema
+
+
+def _without_rules_for_changes(schema: Schema) -> Schema:
+    out = dict(schema)
+    rules = [rule for rule in out.pop(RULES, ()) if "oldSelf" not in rule["rule"]]
+    if "properties" in out:
+        out["properties"] = {name: _without_rules_for_changes(child) for name, child in out["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if isinstance(out.get(key), dict):
+            out[key] = _without_rules_for_changes(out[key])
+    return out | ({RULES: rules} if rules else {})
 
 
 def structural(schema: Schema) -> Schema:
@@ -211,6 +277,8 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
         out["format"] = "int64"
     if "exclusiveMinimum" in node:
         out |= {"minimum": node["exclusiveMinimum"], "exclusiveMinimum": True}
+    if node.get("x-kubernetes-preserve-unknown-fields") and node.get("type") == "number":
+        del out["type"]  # or a text
     if node.get("x-kubernetes-int-or-string"):
         return _int_or_string(out, node.get("anyOf", []))
     if "properties" in node:

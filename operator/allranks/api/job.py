@@ -172,6 +172,9 @@ class Checkpoint(Model):
     path: Path = Field("/checkpoints", description="Mount path. The program reads it from ALLRANKS_CHECKPOINT_DIR.")
     claim: Name | None = Field(None, description="Name of a PersistentVolumeClaim.")
     volume: Volume | None = Field(None, description="Any other volume source, for example {csi: ...} or {nfs: ...}.")
+    sub_path: Text | None = Field(
+        None, description="Folder of the volume that is mounted, which is created if it does not exist. Default: all."
+    )
 
 
 class Hang(Model):

@@ -17,6 +17,7 @@ from allranks.api import cel_rules, job, pod_template, pool
 from allranks.api.crd import Schema, root_schema
 from allranks.api.job import API_VERSION, Job, Metadata, Spec
 from allranks.api.pool import Pool, PoolSpec
+from allranks.api.sweep import SweepSpec
 from allranks.api.validation_messages import json_type, path_step, problem, unknown_roles
 from allranks.errors import InvalidManifest
 
@@ -46,6 +47,12 @@ class _PoolDocument(_Document):
     spec: PoolSpec
 
 
+class SweepDocument(_Document):
+    """A TrainingSweep, for `sweep_validation`."""
+
+    spec: SweepSpec
+
+
 def parse(document: Any) -> Job:
     """The job in a manifest (decoded YAML or JSON), with defaults.
 
@@ -64,7 +71,7 @@ def parse_pool(document: Any) -> Pool:
 def _parse(document: Any, kind: str, model: type[_Document]) -> Any:
     if not isinstance(document, dict):
         raise InvalidManifest([("", f"a manifest must be a mapping, not {json_type(document)}")])
-    problems = list(_wrong_kind(document, kind))
+    problems = list(wrong_kind(document, kind))
     if problems:
         raise InvalidManifest(problems)
     parsed: Any = None
@@ -195,7 +202,8 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return True
 
 
-def _wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:
+def wrong_kind(document: Mapping[str, Any], kind: str) -> Iterator[Problem]:
+    """Problems of `kind` and `apiVersion`."""
     for field, expected in (("kind", kind), ("apiVersion", API_VERSION)):
         found = document.get(field)
         if found is None:

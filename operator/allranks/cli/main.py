@@ -17,6 +17,7 @@ from allranks.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("allranks.cli.commands.run:run", "Run a job on this machine."),
+    "sweep": ("allranks.cli.commands.sweep:sweep", "Search for the best parameters of a job on this machine."),
     "runs": ("allranks.cli.commands.runs:runs", "List, print and remove the stored runs of this machine."),
     "init": ("allranks.cli.commands.init:init", "Write a commented manifest for a script."),
     "dev": ("allranks.cli.commands.dev:dev", "Run a job on this machine, and restart it when files change."),
@@ -59,7 +60,7 @@ IN_PODS = ("operator", "operator-frontend", "inject")
 """Commands that images and the chart run. The reference describes them."""
 
 SECTIONS = {
-    "On this machine": ("run", "runs", "init", "dev", "validate", "convert", "render"),
+    "On this machine": ("run", "sweep", "runs", "init", "dev", "validate", "convert", "render"),
     "On a cluster": (
         *("submit", "get", "describe", "queue", "top", "ui", "report", "logs", "debug", "wait"),
         *("exec", "attach", "port-forward", "cp"),
@@ -81,6 +82,7 @@ SYNONYMS = {
     **dict.fromkeys(("diagnose", "info", "env", "collect-env"), "doctor"),
     **dict.fromkeys(("ssh", "shell", "sh"), "exec"),
     **dict.fromkeys(("bundle", "dump", "support-bundle"), "debug"),
+    **dict.fromkeys(("tune", "search", "optimize", "hpo"), "sweep"),
     "forward": "port-forward",
     "copy": "cp",
     **dict.fromkeys(("new", "scaffold"), "init"),

@@ -11,16 +11,18 @@ from typing import Any
 
 import yaml
 
-from allranks.api import pool
+from allranks.api import pool, sweep, sweep_validation
 from allranks.api.job import KIND, Job
 from allranks.api.pool import Pool
 from allranks.api.validation import parse, parse_pool
 from allranks.api.validation_messages import json_type
 from allranks.cli import manifest_files
+from allranks.cli.additions import Additions
 from allranks.cli.checks import kinds
 from allranks.cli.checks import manifest as checks
 from allranks.cli.checks.problem import Problem, Severity
 from allranks.cli.shipping import Shipping
+from allranks.cli.sweep_manifests import LoadedSweep, load_sweep
 from allranks.code.bundle import Bundle
 from allranks.core.manifests import pods, pool_template
 from allranks.errors import InvalidManifest
@@ -90,6 +92,7 @@ class Loaded:
     jobs: tuple[Job, ...]
     others: tuple[Other, ...]
     pools: tuple[Pool, ...] = ()
+    sweeps: tuple[LoadedSweep, ...] = ()
     documents: tuple[dict[str, Any], ...] = ()
     """All documents as written, with the overrides applied to the jobs."""
     findings: tuple[Finding, ...] = ()
@@ -108,35 +111,12 @@ class Loaded:
         return [(one.problem.severity, f"{one.place}: {one.text}") for one in self.findings]
 
 
-@dataclass(frozen=True, slots=True)
-class Additions:
-    """What the command line adds to every job."""
-
-    arguments: tuple[str, ...] = ()
-    """Appended to `spec.args`."""
-    env: tuple[tuple[str, str], ...] = ()
-    """(name, value) pairs for `spec.env`; they replace variables of the same name."""
-
-    def apply(self, document: dict[str, Any]) -> None:
-        """Leaves fields of a wrong type as they are; validation reports them."""
-        spec = document.get("spec")
-        if not isinstance(spec, dict):
-            return
-        if self.arguments and isinstance(spec.get("args") or [], list):
-            spec["args"] = [*(spec.get("args") or []), *self.arguments]
-        if self.env and isinstance(spec.get("env") or [], list):
-            names = {name for name, _ in self.env}
-            kept = [
-                item for item in spec.get("env") or [] if not (isinstance(item, dict) and item.get("name") in names)
-            ]
-            spec["env"] = [*kept, *({"name": name, "value": value} for name, value in self.env)]
-
-
 def load(
     files: Iterable[str],
     sets: Sequence[str] = (),
     *,
     pools_suffice: bool = False,
+    sweeps_suffice: bool = False,
     additions: Additions | None = None,
     random_names: bool = False,
     code: Path | None = None,
@@ -147,9 +127,9 @@ def load(
     `code`: the directory with the code of all jobs, in place of what the manifests say. `here`: the code is not too
     large, whatever a ConfigMap holds, because the jobs run on this machine.
 
-    The files must contain a job; with `pools_suffice` a pool is enough. A job with `generateName` gets a name: with
-    `random_names` one that is probably new, otherwise always the same. Raises InvalidManifests with the problems of all
-    documents.
+    The files must contain a job; with `pools_suffice` or `sweeps_suffice` a pool or a sweep is enough. A job with
+    `generateName` gets a name: with `random_names` one that is probably new, otherwise always the same. Raises
+    InvalidManifests with the problems of all documents.
     """
     files = list(files)
     found: list[Finding] = []
@@ -157,7 +137,7 @@ def load(
     loaded = load_documents(
         documents, sets, found, additions=additions, random_names=random_names, code=code, here=here
     )
-    if not loaded.jobs and not (loaded.pools and pools_suffice):
+    if not (loaded.jobs or (loaded.pools and pools_suffice) or (loaded.sweeps and sweeps_suffice)):
         other = [str(document.get("kind")) for document in loaded.documents if document.get("kind") != pool.KIND]
         problem = Problem("", kinds.instead_of_jobs(other))
         raise InvalidManifests([Finding(manifest_files.sources(files), problem)])
@@ -206,6 +186,7 @@ class _Loading:
     """Each job with a finding that has its place."""
     others: list[Other] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
+    sweeps: list[LoadedSweep] = field(default_factory=list)
     written: list[dict[str, Any]] = field(default_factory=list)
     _generated: int = 0
     _numbers: dict[str, int] = field(default_factory=dict)
@@ -221,12 +202,14 @@ class _Loading:
             return
         self.written.append(document)
         kind = document.get("kind")
-        if kind not in (KIND, pool.KIND, None):
+        if kind not in (KIND, pool.KIND, sweep.KIND, None):
             if problem := kinds.misspelt(document):
                 self._report(place, [problem])
             self.others.append(Other(str(kind), name, source))
         elif kind == pool.KIND:
             self._report(place, self._add_pool(document))
+        elif kind == sweep.KIND:
+            self._report(place, self._add_sweep(document, place))
         else:
             self._report(place, self._add_job(document, place))
         self._check_name(document, place)
@@ -245,6 +228,7 @@ class _Loading:
             jobs,
             tuple(self.others),
             tuple(self.pools),
+            tuple(self.sweeps),
             tuple(self.written),
             tuple(self.findings),
             titles,
@@ -263,6 +247,18 @@ class _Loading:
         except InvalidManifest as error:
             problems = _problems(error)
         return _without_repetition(problems, checks.written_pool(document))
+
+    def _add_sweep(self, document: dict[str, Any], place: Finding) -> list[Problem]:
+        try:
+            for path, value in self.overrides:
+                _set(document, path, value)
+        except InvalidManifest as error:
+            return _problems(error)
+        if self.additions and (inner := sweep_validation.job_document(document)):
+            self.additions.apply(inner)  # it shares its spec with the sweep
+        loaded, problems = load_sweep(document, self.shipping, place.file)
+        self.sweeps += [loaded] if loaded else []
+        return problems
 
     def _add_job(self, document: dict[str, Any], place: Finding) -> list[Problem]:
         named = document

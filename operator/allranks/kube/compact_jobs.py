@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from allranks.api import sweep
 from allranks.api.job import API_VERSION, KIND
 from allranks.api.validation import MAX_TEMPLATE_BYTES, too_large
 from allranks.core.model import Manifest
@@ -20,6 +21,8 @@ from allranks.kube.watch import ListMeta
 _KEPT_PREFIX = "kueue.x-k8s.io/"
 """Labels and annotations with this prefix are kept: those by which Kueue and its tools address a job."""
 _METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+_OWNERS = "ownerReferences"
+"""Kept for the jobs of a sweep."""
 
 
 class RawSpec(msgspec.Struct, frozen=True, gc=False):
@@ -32,6 +35,13 @@ class RawSpec(msgspec.Struct, frozen=True, gc=False):
     """The templates are larger than allowed. Then `json` is null: such a job never runs."""
 
 
+class _Owner(msgspec.Struct, rename="camel", omit_defaults=True):
+    kind: str
+    name: str
+    uid: str
+    controller: bool = False
+
+
 class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
     name: str
     namespace: str = ""
@@ -42,6 +52,7 @@ class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
+    owner_references: list[_Owner] | None = None
 
 
 class _Job(msgspec.Struct):
@@ -121,7 +132,7 @@ def expanded(manifest: Manifest) -> Manifest:
 def _manifest(found: _Job, with_spec: bool = True) -> Manifest:
     metadata = msgspec.to_builtins(found.metadata)
     kept = _kept(metadata)
-    metadata = {name: value for name, value in metadata.items() if name not in _LABELS} | kept
+    metadata = {name: value for name, value in metadata.items() if name not in _KEPT_IN_PART} | kept
     out: Manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
     if with_spec:
         out["spec"] = _raw_spec(bytes(found.spec) or b"null")
@@ -181,11 +192,16 @@ def _template_bytes(raw: bytes) -> int:
 
 
 _LABELS = ("labels", "annotations")
+_KEPT_IN_PART = (*_LABELS, _OWNERS)
 
 
 def _kept(metadata: Manifest) -> Manifest:
-    """The labels and annotations that decisions may depend on."""
-    out = {}
+    """The labels, annotations and owners that decisions may depend on."""
+    out: Manifest = {}
+    owners = metadata.get(_OWNERS)
+    for owner in owners if isinstance(owners, list) else ():
+        if owner.get("controller") and owner.get("kind") == sweep.KIND:
+            out[_OWNERS] = [{name: owner.get(name) for name in ("kind", "name", "uid", "controller")}]
     for part in _LABELS:
         values = metadata.get(part)
         found = values.items() if isinstance(values, dict) else ()

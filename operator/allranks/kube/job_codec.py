@@ -61,7 +61,7 @@ def _status_without_unknown_fields(found: Any) -> Status:
             raise
         rest = copy.deepcopy(found)
         for detail in details:
-            _drop(rest, detail["loc"])
+            drop(rest, detail["loc"])
         return _status(rest)
 
 
@@ -171,9 +171,9 @@ def status_of(job: Manifest) -> Status:
             return restarted_indexes.unfold(_status(found))
         except ValidationError as error:
             for detail in reversed(error.errors(include_url=False)):  # from the end, because list items shift
-                _drop(found, detail["loc"])
+                drop(found, detail["loc"])
         except ValueError:
-            _drop(found, ("restartedIndexes",))
+            drop(found, ("restartedIndexes",))
     return Status()
 
 
@@ -215,7 +215,7 @@ def _owner(pod: Manifest) -> str:
     return next((owner["uid"] for owner in owners if owner.get("controller")), "")
 
 
-def _drop(value: Any, path: tuple[int | str, ...]) -> None:
+def drop(value: Any, path: tuple[int | str, ...]) -> None:
     """Removes the value at `path`, or the nearest one above it that exists: an object without a required field."""
     found: list[tuple[Any, int | str]] = []
     for step in path:

@@ -89,6 +89,11 @@ def pools() -> str:
     return _path(GROUP_VERSION, None, "trainingpools")
 
 
+def sweeps(namespace: str | None, name: str = "", subresource: str = "") -> str:
+    """The path of a sweep, or of all sweeps of a namespace; no namespace means all namespaces."""
+    return _path(GROUP_VERSION, namespace, "trainingsweeps", name, subresource)
+
+
 def namespace(name: str) -> str:
     return _path("/api/v1", name)
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from allranks.code.bundle import Bundle
 from allranks.local.pod import Backoff
+from allranks.local.state_file import WRITE_INTERVAL_SECONDS
 
 Outcome = Literal["finished", "suspended", "stopped", "settled"]
 """Why the run ended: the job finished, `suspend: true`, `stop` was called, or no pod is left to run."""
@@ -34,3 +35,4 @@ class Options:
     """The code that the job's pods run; without it, `spec.code` must not name a ConfigMap."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     backoff: Backoff = field(default_factory=Backoff)
+    state_interval: float = WRITE_INTERVAL_SECONDS

@@ -101,7 +101,7 @@ class LocalRun:
         self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
         self._reports = LocalReports(key, uid, self.node, options.run_dir.absolute(), self._wake.set)
-        self._state_file = StateFile(options.run_dir / run_directories.RUN_FILE, self.job)
+        self._state_file = StateFile(options.run_dir / run_directories.RUN_FILE, self.job, options.state_interval)
         self._progress_log = ProgressLog(options.run_dir / run_directories.PROGRESS_FILE)
 
     def preview(self) -> list[Manifest]:

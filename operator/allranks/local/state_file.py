@@ -16,14 +16,14 @@ WRITE_INTERVAL_SECONDS = 5.0
 class StateFile:
     """Errors are ignored: a full disk must not end the training because of this file."""
 
-    def __init__(self, path: Path, job: Job) -> None:
-        self._path, self._job, self._wrote_at = path, job, float("-inf")
+    def __init__(self, path: Path, job: Job, interval: float = WRITE_INTERVAL_SECONDS) -> None:
+        self._path, self._job, self._interval, self._wrote_at = path, job, interval, float("-inf")
         self._written: tuple[str, int] | None = None
 
     def write_throttled(self, status: Status) -> None:
         """Progress is written now and then, a new phase or attempt at once: nothing may follow it for hours."""
         changed = (status.phase, status.attempt) != self._written
-        if changed or time.monotonic() - self._wrote_at >= WRITE_INTERVAL_SECONDS:
+        if changed or time.monotonic() - self._wrote_at >= self._interval:
             self.write(status)
 
     def write(self, status: Status) -> None:

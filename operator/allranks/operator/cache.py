@@ -139,9 +139,15 @@ def _is_urgent(pod: Pod, deleted: bool = False) -> bool:
 
 
 class JobCache:
-    """Jobs by key, with specs that are not decoded."""
+    """Jobs by key, with specs that are not decoded. Calls `changed(job)` for each job that changes or is gone."""
 
-    def __init__(self, tombstone_ttl: float = TOMBSTONE_TTL, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        tombstone_ttl: float = TOMBSTONE_TTL,
+        clock: Clock | None = None,
+        changed: Callable[[Manifest], None] = lambda job: None,
+    ) -> None:
+        self._changed = changed
         self._jobs: dict[JobKey, Manifest] = {}
         self._versions = _Versions(tombstone_ttl, clock or Clock())
 
@@ -160,15 +166,18 @@ class JobCache:
         key = (metadata.get("namespace", ""), metadata["name"])
         if not self._versions.is_newer(key, int(metadata.get("resourceVersion") or 0), deleted):
             return False
+        compact = compact_jobs.compact(job)
         if deleted:
             self._jobs.pop(key, None)
         else:
-            self._jobs[key] = compact_jobs.compact(job)
+            self._jobs[key] = compact
+        self._changed(compact)
         return True
 
     def forget(self, key: JobKey) -> None:
         """The API server answered 404."""
-        self._jobs.pop(key, None)
+        if (gone := self._jobs.pop(key, None)) is not None:
+            self._changed(gone)
 
     def missing_from_list(self, present: Set[JobKey], version: int, namespace: str | None) -> list[Manifest]:
         """Cached jobs that a complete list (of that namespace) at `version` does not contain."""

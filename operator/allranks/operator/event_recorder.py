@@ -46,6 +46,7 @@ class Recorder:
         return self._queue.empty() and not self._sending
 
     def record(self, job: Manifest, event: Event, now: datetime, attempt: int) -> None:
+        """`job` is a job, or another object of ours."""
         if not self._allowed(job["metadata"]["uid"]) or self._queue.full():
             self.dropped += 1
             return
@@ -118,7 +119,7 @@ def _manifest(job: Manifest, event: Event, now: datetime, attempt: int) -> dict[
         },
         "involvedObject": {
             "apiVersion": API_VERSION,
-            "kind": KIND,
+            "kind": job.get("kind", KIND),
             "name": metadata["name"],
             "namespace": metadata["namespace"],
             "uid": metadata["uid"],

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from allranks.api.job import GROUP, KIND, PLURAL, Job
@@ -22,7 +22,7 @@ from allranks.kube.transport import Transport
 from allranks.kube.watch import Watch
 from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
-from allranks.operator.cache import JobCache, PodCache
+from allranks.operator.cache import JobCache, JobKey, PodCache
 from allranks.operator.contention_cache import Contenders
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
@@ -37,8 +37,10 @@ from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.pool_cache import Pools
 from allranks.operator.report_auth import Reviews, attempt_of
 from allranks.operator.settings import Settings
+from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.unlabelled_pods import UnlabelledPods
+from allranks.suggest.process import suggest
 from allranks.telemetry.store import ReportStore
 
 logger = logging.getLogger("allranks.operator")
@@ -74,7 +76,7 @@ class Session:
         )
         self.queue = JobQueue(timing, clock)
         tombstone_ttl = 4 * settings.request_timeout
-        self.jobs = JobCache(tombstone_ttl, clock)
+        self.jobs = JobCache(tombstone_ttl, clock, self._on_job)
         self.pods = PodCache(self.queue.enqueue_pod_event, tombstone_ttl, clock, self.queue.mark_changed)
         self.pools = Pools(self.client, settings, self.enqueue_users)
         self.namespaces = Namespaces(self.client, settings, self.enqueue_namespace, timing, clock)
@@ -88,6 +90,18 @@ class Session:
             self.client, lambda job: attempt_of(self.jobs.get(job) or {}), monotonic=clock.monotonic
         )
         self.recorder = Recorder(self.client)
+        self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
+        self.sweeps = (
+            SweepController(
+                *(self.client, self.jobs, self.recorder, suggest, self.queue.enqueue),
+                namespaces=self._namespaces,
+                renewed_after=settings.watch_timeout,
+                timing=timing,
+                clock=clock,
+            )
+            if settings.sweeps
+            else None
+        )
         self.gpus = GpuCounts()
         executor = Executor(self.client, self.pods, using.decode_pod, self.optional.remember, self.optional.forget)
         self.unlabelled = UnlabelledPods(executor, self.recorder, self.jobs, clock)
@@ -110,7 +124,6 @@ class Session:
             timing=timing,
             clock=clock,
         )
-        self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
         self.unreadable: set[str | None] = set()
         """Namespaces whose pods the API server does not let us list."""
         self.watches = {f"pods{f' in {ns}' if ns else ''}": self._watch(ns) for ns in self._namespaces}
@@ -139,7 +152,7 @@ class Session:
     @property
     def idle(self) -> bool:
         """Everything observed has been handled, including statuses and Events."""
-        return self.synced and self.controller.idle and self.recorder.idle
+        return self.synced and self.controller.idle and self.recorder.idle and (not self.sweeps or self.sweeps.idle)
 
     def ages(self) -> Iterator[tuple[str, float]]:
         """(watch, seconds since its last activity)."""
@@ -150,6 +163,8 @@ class Session:
         if self.pools.watch:
             yield "pools", self.pools.watch.age
         yield from ((name, watch.age) for name, watch in self.optional.watches())
+        if self.sweeps:
+            yield from ((name, watch.age) for name, watch in self.sweeps.sweeps.watches.items())
 
     async def run(self, stop: asyncio.Event, stopping: asyncio.Task[bool]) -> None:
         """Returns at shutdown or when the Lease is lost. Raises the error that ended the session otherwise."""
@@ -163,6 +178,8 @@ class Session:
             runs += [self.pools.run(), self.optional.run(), self.recorder.run(), self.controller.run()]
             runs += [self._begin(ns, watch) for ns, watch in self._by_namespace()]
             runs.append(self.namespaces.run(lambda: {namespace for namespace, _ in self.jobs}))
+            if self.sweeps:
+                runs.append(self.sweeps.run())
             if None in self._namespaces:  # Roles in single namespaces cannot have the right to read CRDs
                 runs.append(crd_check.run(self.client, self._using.metrics, self._using.timing.crd_check))
             self._tasks += [asyncio.create_task(run) for run in runs]
@@ -182,6 +199,8 @@ class Session:
         finally:
             self._stop.set()
             self.controller.close()
+            if self.sweeps:
+                self.sweeps.close()
             self.reviews.close()
             self.outcomes.close()
             self.unlabelled.close()
@@ -247,9 +266,17 @@ class Session:
             self._jobs_active_at = self._using.clock.monotonic()
 
         controller = self.controller
-        await job_watch.run(
-            self.client, self._settings, controller.on_job_event, controller.on_job_list, alive, self._stop
-        )
+
+        def listed(present: Set[JobKey], version: int, namespace: str | None) -> None:
+            controller.on_job_list(present, version, namespace)
+            if self.sweeps:
+                self.sweeps.open(namespace)
+
+        await job_watch.run(self.client, self._settings, controller.on_job_event, listed, alive, self._stop)
+
+    def _on_job(self, job: Manifest) -> None:
+        if self.sweeps:
+            self.sweeps.on_job(job)
 
     def _platform(self, job: Job) -> Platform:
         settings, policy = self._settings, self.namespaces.policy(job.namespace)

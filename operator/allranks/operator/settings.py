@@ -31,6 +31,10 @@ class Settings(BaseSettings):
         description="Serve TrainingPools. They are cluster-scoped, so the operator needs a ClusterRole to read them. "
         "When disabled, a job that names a pool waits with reason PoolsNotServed.",
     )
+    sweeps: bool = Field(
+        True,
+        description="Serve TrainingSweeps, for which the operator creates and suspends jobs. Needs rights to do so.",
+    )
     queues: bool = Field(
         False,
         description="Serve Kueue's queues: a job with `scheduling.queue` or the label kueue.x-k8s.io/queue-name waits "

@@ -17,12 +17,14 @@ PER_COMMIT = (
     *("penguins-mpi", "penguins-spmd"),
 )
 """One example for each framework and kind of job. The others run every night."""
+SWEEPS = ("penguins-sweep",)
+"""test_sweep.py runs them."""
 LOSS_ONLY = ("lm-transformers", "lora-trl")
 """They print no accuracy: test_strategies.py runs them."""
 MANIFESTS = [
     pytest.param(name, marks=() if name in PER_COMMIT else pytest.mark.nightly)
     for name in sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
-    if name not in LOSS_ONLY
+    if name not in (*LOSS_ONLY, *SWEEPS)
 ]
 RANKS = {"penguins-pytorch": 3, "rpc-parameter-server": 3}
 """Number of ranks that print an accuracy, if it is not two. With parameter servers only the chief does."""

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from allranks.api.crd import RESOURCES, crd, root_schema
+from allranks.api.sweep_validation import parse_sweep
 from allranks.api.validation import parse, parse_pool
 
 FILES = Path(__file__).parents[3] / "crds"
@@ -107,7 +108,12 @@ def test_kubectl_get_prints_gpu_count_age_of_a_pool():
 
 @pytest.mark.parametrize(
     ("kind", "place"),
-    [("DistributedTraining", "columns"), ("DistributedTraining", "scale"), ("TrainingPool", "columns")],
+    [
+        ("DistributedTraining", "columns"),
+        ("DistributedTraining", "scale"),
+        ("TrainingPool", "columns"),
+        ("TrainingSweep", "columns"),
+    ],
 )
 def test_every_path_that_kubectl_reads_is_that_of_a_field(kind, place):
     (version,) = crd(kind)["spec"]["versions"]
@@ -130,9 +136,11 @@ def test_every_path_that_kubectl_reads_is_that_of_a_field(kind, place):
 
 
 def test_every_schema_has_a_type():
-    """A structural schema needs `type` everywhere, except with int-or-string."""
+    """A structural schema needs `type` everywhere, except with int-or-string, and for values of any type."""
     for path, node in ALL:
-        if node.get("x-kubernetes-int-or-string"):
+        if re.fullmatch(r"\.spec\.parameters\{\}\.(values\[\]|(uniform|logUniform)\.(min|max))", path):
+            assert set(node) - {"description"} == {"x-kubernetes-preserve-unknown-fields"}
+        elif node.get("x-kubernetes-int-or-string"):
             assert "type" not in node, path
             assert node["anyOf"] == [{"type": "integer"}, {"type": "string"}], path
         else:
@@ -215,7 +223,7 @@ def test_every_field_has_a_description_for_kubectl_explain():
 def test_the_description_of_a_kind_has_an_example_that_is_valid(kind):
     """`kubectl explain` prints it."""
     example = yaml.safe_load(root_schema(kind)["description"].split("Example:")[1])
-    {"DistributedTraining": parse, "TrainingPool": parse_pool}[kind](example)
+    {"DistributedTraining": parse, "TrainingPool": parse_pool, "TrainingSweep": parse_sweep}[kind](example)
 
 
 def test_a_default_is_named_in_the_description_if_the_type_does_not_name_it():
@@ -236,8 +244,11 @@ def test_no_default_is_null():
 def test_only_parts_of_the_Kubernetes_API_are_opaque():
     assert sorted({path.rsplit(".", 1)[1] for path, node in ALL if opaque(node)}) == [
         "hostPath",
+        "max",
+        "min",
         "template",
         "valueFrom",
+        "values[]",
         "volume",
     ]
 

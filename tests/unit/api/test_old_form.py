@@ -96,7 +96,8 @@ def test_every_value_is_in_upper_camel_case_but_names_of_frameworks_and_roles():
     roles = {role for framework in FRAMEWORKS.values() for role in framework.roles}
     for kind in RESOURCES:
         for path, value in enums(root_schema(kind), ""):
-            if path == ".spec.framework" or (path == ".spec.success" and value in roles):
+            place = path.replace(".spec.template.spec", ".spec")  # the job of a sweep
+            if place == ".spec.framework" or (place == ".spec.success" and value in roles):
                 continue
             assert value[0].isupper(), path
             assert value.isalpha(), path

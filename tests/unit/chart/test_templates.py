@@ -184,10 +184,13 @@ def test_the_frontend_connects_to_the_socket_of_the_operator_and_cannot_replace_
 
 
 ALLOWED = {
-    ("allranks.dev", "distributedtrainings"): {"get", "list", "watch", "delete"},
+    ("allranks.dev", "distributedtrainings"): {"get", "list", "watch", "create", "patch", "delete"},
     ("allranks.dev", "distributedtrainings/status"): {"patch"},
     ("allranks.dev", "distributedtrainings/finalizers"): {"update"},
     ("allranks.dev", "trainingpools"): {"get", "list", "watch"},
+    ("allranks.dev", "trainingsweeps"): {"get", "list", "watch"},
+    ("allranks.dev", "trainingsweeps/status"): {"patch"},
+    ("allranks.dev", "trainingsweeps/finalizers"): {"update"},
     ("", "pods"): {"create", "get", "list", "watch", "delete"},
     ("", "services"): {"create", "get"},
     ("", "configmaps"): {"create", "get", "delete"},
@@ -386,6 +389,14 @@ def test_no_release_grants_more(release: list[Manifest]) -> None:
         assert verbs <= (ALLOWED | OPTIONAL)[key]
 
 
+def test_without_sweeps_the_operator_can_neither_create_nor_change_jobs(helm: Helm) -> None:
+    release = helm.template({"sweeps": {"enabled": False}})
+    rights = granted(release)
+    assert rights["allranks.dev", "distributedtrainings"] == {"get", "list", "watch", "delete"}
+    assert not [resource for _, resource in rights if "sweep" in resource]
+    assert environment(release)["ALLRANKS_SWEEPS"] == "false"
+
+
 def test_access_to_metrics_is_reviewed_only_with_authentication(release: list[Manifest]) -> None:
     reviews = ("authorization.k8s.io", "subjectaccessreviews") in granted(release)
     assert str(reviews).lower() == environment(release)["ALLRANKS_METRICS_AUTH"] or not of_kind(release, "ClusterRole")
@@ -418,7 +429,8 @@ def test_a_failure_of_the_frontend_does_not_restart_the_operator(release: list[M
 
 def test_the_operator_reads_no_other_crds(helm: Helm) -> None:
     [rule] = [r for r in rules(helm.template({})) if "customresourcedefinitions" in r["resources"]]
-    assert rule["resourceNames"] == ["distributedtrainings.allranks.dev", "trainingpools.allranks.dev"]
+    kinds = ("distributedtrainings", "trainingpools", "trainingsweeps")
+    assert rule["resourceNames"] == [f"{kind}.allranks.dev" for kind in kinds]
 
 
 def test_rights_for_the_lease_exist_only_with_leader_election_and_for_this_lease(release: list[Manifest]) -> None:
@@ -515,8 +527,8 @@ def test_crds_can_be_left_out_and_are_kept_by_default(helm: Helm) -> None:
         definitions = of_kind(helm.template({"crds": crds}), "CustomResourceDefinition")
         return [d["metadata"].get("annotations", {}).get("helm.sh/resource-policy") for d in definitions]
 
-    assert policies({}) == ["keep", "keep"]
-    assert policies({"keep": False}) == [None, None]
+    assert policies({}) == ["keep", "keep", "keep"]
+    assert policies({"keep": False}) == [None, None, None]
     assert policies({"enabled": False}) == []
 
 

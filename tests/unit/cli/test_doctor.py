@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from allranks.api.crd import crd
 from allranks.api.job import KIND
 from allranks.api.pool import KIND as POOL_KIND
+from allranks.api.sweep import KIND as SWEEP_KIND
 from allranks.cli.commands import doctor as command
 from allranks.cli.doctor import cluster as of_cluster
 from allranks.cli.doctor import machine as of_machine
@@ -238,6 +239,7 @@ def healthy() -> dict[str, Any]:
         "/version": {"gitVersion": "v1.34.1"},
         f"{crds}/distributedtrainings.allranks.dev": crd(KIND),
         f"{crds}/trainingpools.allranks.dev": crd(POOL_KIND),
+        f"{crds}/trainingsweeps.allranks.dev": crd(SWEEP_KIND),
         "/apis/apps/v1/deployments": {"items": [operator]},
         "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": {"status": {"allowed": True}},
         "/api/v1/nodes": {"items": [h200, node("b"), node("c", ready=False)]},
@@ -298,7 +300,7 @@ def test_a_cluster_without_a_problem():
     found = examined()
     assert {check: (status, message) for check, (status, message, _) in found.items()} == {
         "api server": ("ok", "https://api:6443 (context prod) is Kubernetes v1.34.1, namespace team"),
-        "crds": ("ok", "TrainingPool has the fields of this client"),
+        "crds": ("ok", "TrainingSweep has the fields of this client"),
         "operator": ("ok", f"allranks-system/allranks, version {__version__}, 2/2 replicas ready"),
         "rights": ("ok", "you may create, watch and delete jobs, and read pods, logs and events in namespace team"),
         "nodes": ("ok", "2 of 3 nodes are ready; 8 nvidia.com/gpu on 1 node"),
@@ -312,7 +314,8 @@ def test_a_cluster_without_a_problem():
 def test_every_missing_right_is_a_note_and_hides_nothing_else():
     answers = dict.fromkeys(
         (
-            *("distributedtrainings.allranks.dev", "trainingpools.allranks.dev", "deployments", "nodes"),
+            *("distributedtrainings.allranks.dev", "trainingpools.allranks.dev", "trainingsweeps.allranks.dev"),
+            *("deployments", "nodes"),
             *("v1alpha1/trainingpools", "storageclasses", "endpointslices", "/apis"),
         ),
         403,
@@ -376,9 +379,9 @@ def only(findings: list[Finding], text: str) -> Finding:
     return found
 
 
-def crd_findings(definition: Any) -> list[Finding]:
+def crd_findings(definition: Any, plural: str = "distributedtrainings") -> list[Finding]:
     answers = healthy()
-    (path,) = [path for path in answers if path.endswith("distributedtrainings.allranks.dev")]
+    (path,) = [path for path in answers if path.endswith(f"{plural}.allranks.dev")]
     answers[path] = definition
     return asyncio.run(of_cluster._crds(FakeCluster(answers)))  # type: ignore[arg-type]
 
@@ -393,7 +396,8 @@ def test_definitions_that_are_absent_older_or_newer():
     newer = only(crd_findings(changed_crd(lambda fields: fields.update(extra={"type": "string"}))), "newer")
     assert newer.status == "note"
     assert newer.message.endswith("is newer than this client, which has no DistributedTraining.spec.extra")
-    assert examined(**{"trainingpools.allranks.dev": 404})["crds"][0] == "note"
+    assert only(crd_findings(404, "trainingpools"), "TrainingPool is not installed").status == "note"
+    assert only(crd_findings(404, "trainingsweeps"), "TrainingSweep is not installed").status == "note"
 
 
 def test_an_operator_that_is_absent_or_not_ready_is_a_problem():

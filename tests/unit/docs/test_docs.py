@@ -12,6 +12,7 @@ import click
 import pytest
 import yaml
 
+from allranks.api.sweep_validation import parse_sweep
 from allranks.api.validation import parse, parse_pool
 from allranks.cli.main import COMMANDS, HIDDEN, LazyGroup
 from allranks.core.manifests import pods, pool_template
@@ -89,6 +90,13 @@ def test_every_pool_in_the_documentation_is_valid() -> None:
     assert found
     for document in found:
         assert pool_template.problems(parse_pool(document).spec) == []
+
+
+def test_every_sweep_in_the_documentation_is_valid() -> None:
+    found = [doc for _, doc in manifests() if doc["kind"] == "TrainingSweep"]
+    assert found
+    for document in found:
+        parse_sweep(document)
 
 
 def test_every_allranks_command_in_the_documentation_exists_with_its_options() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from allranks.api.job import GROUP, KIND
 from allranks.api.pool import KIND as POOL
+from allranks.api.sweep import KIND as SWEEP
 from allranks.cli.checks.problem import Problem
 
 MIGRATION = "docs/guides/migrate.md"
@@ -18,13 +19,13 @@ OTHER_JOBS = frozenset({"PyTorchJob", "TFJob", "MPIJob", "JAXJob", "TrainJob", "
 def misspelt(document: Mapping[str, Any]) -> Problem | None:
     """The problem of a document whose kind is probably meant as one of ours."""
     kind = str(document.get("kind"))
-    ours = {name.lower(): name for name in (KIND, POOL)}
+    ours = {name.lower(): name for name in (KIND, POOL, SWEEP)}
     if kind in ours.values():
         return None
     if near := difflib.get_close_matches(kind.lower(), ours, n=1, cutoff=0.8):
         return Problem("kind", f"there is no kind {kind}, did you mean {ours[near[0]]}?")
     if str(document.get("apiVersion", "")).partition("/")[0] == GROUP:
-        return Problem("kind", f"there is no kind {kind} in {GROUP}: use {KIND} or {POOL}")
+        return Problem("kind", f"there is no kind {kind} in {GROUP}: use {KIND}, {SWEEP} or {POOL}")
     return None
 
 

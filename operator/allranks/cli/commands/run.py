@@ -124,6 +124,7 @@ _SIMILAR = 0.75
     help="Restart the job up to N times after failures of the program. [default: restart.maxRestarts, but without it "
     "in the manifest a job that fails before its first step is not restarted]",
 )
+@click.option("--state-interval", type=click.FloatRange(min=0), default=5.0, hidden=True)
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="Print the final status in this format.")
 @click.option("--no-logs", is_flag=True, help="Do not print the output of the ranks.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
@@ -148,6 +149,7 @@ def run(
     run_dir: Path | None,
     grace_period: float | None,
     restarts: int | None,
+    state_interval: float,
     output: str | None,
     no_logs: bool,
     quiet: bool,
@@ -181,7 +183,7 @@ def run(
     colour = use_colour(human) and not no_color
     reserved: list[Path] = []
     try:
-        mapped = _mapped(volumes)
+        mapped = mapped_volumes(volumes)
         additions = ctx.meta[_ARGUMENTS], _pairs(env)
         if script:
             loaded, texts = load_script(
@@ -189,6 +191,8 @@ def run(
             )
         else:
             loaded, texts = _load(given, sets, additions, code), []
+        if loaded.sweeps:
+            sys.exit(_run_sweep(loaded, run_dir, workdir, mapped, grace_period, output, dry_run, quiet, no_color))
         claims: dict[str, Path] = {}
         runs = [
             LocalRun(
@@ -201,6 +205,7 @@ def run(
                     claims=claims,
                     grace=grace_period,
                     code=_bundle(loaded, job),
+                    state_interval=state_interval,
                 ),
             )
             for job in loaded.jobs
@@ -231,6 +236,28 @@ def run(
             if left:
                 click.echo(f"not run: {left}", file=human)
             sys.exit(status)
+
+
+def _run_sweep(
+    loaded: Loaded,
+    run_dir: Path | None,
+    workdir: Path,
+    mapped: dict[str, Path],
+    grace: float | None,
+    output: str | None,
+    dry_run: bool,
+    quiet: bool,
+    no_color: bool,
+) -> int:
+    """As `allranks sweep`. Returns the exit status. Raises CannotRun."""
+    from allranks.cli.live.sweep_session import run_sweep
+    from allranks.errors import CannotRun
+
+    if loaded.jobs or len(loaded.sweeps) > 1 or dry_run:
+        what = "--dry-run prints the pods of jobs" if dry_run else "the files have more than one TrainingSweep or job"
+        raise CannotRun(f"{what}: run a sweep alone, with allranks sweep FILE")
+    how: dict[str, Any] = {"workdir": workdir, "volumes": mapped, "grace": grace, "quiet": quiet, "no_color": no_color}
+    return run_sweep(loaded.sweeps[0], run_dir=run_dir, output=output, **how)
 
 
 def _only_script(given: Sequence[str]) -> str | None:
@@ -266,9 +293,12 @@ _Additions = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 
 
 def _load(files: Sequence[str], sets: Sequence[str], additions: _Additions, code: Path | None) -> Loaded:
-    from allranks.cli.manifests import Additions, load
+    from allranks.cli.additions import Additions
+    from allranks.cli.manifests import load
 
-    return load(files, sets, additions=Additions(*additions), random_names=True, code=code, here=True)
+    return load(
+        files, sets, additions=Additions(*additions), random_names=True, code=code, here=True, sweeps_suffice=True
+    )
 
 
 def _bundle(loaded: Loaded, job: Job) -> Bundle | None:
@@ -289,7 +319,7 @@ def _pairs(items: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def _mapped(volumes: Sequence[str]) -> dict[str, Path]:
+def mapped_volumes(volumes: Sequence[str]) -> dict[str, Path]:
     """Volume name -> directory. Raises CannotRun for an item that is not NAME=DIR."""
     from allranks.errors import CannotRun
 

@@ -42,7 +42,7 @@ def validate(files: tuple[str, ...], sets: tuple[str, ...], output: str, strict:
     from allranks.cli.manifests import InvalidManifests, load
 
     try:
-        loaded = load(files, sets, pools_suffice=True)
+        loaded = load(files, sets, pools_suffice=True, sweeps_suffice=True)
     except InvalidManifests as error:
         _print(None, error.findings, output)
         sys.exit(BAD_MANIFEST)
@@ -57,13 +57,19 @@ def _print(loaded: Loaded | None, findings: Sequence[Finding], output: str) -> N
     if output == "json":
         problems = [one.as_json() for one in findings]
         names = {"jobs": list(loaded.titles), "pools": [pool.name for pool in loaded.pools]} if loaded else {}
+        names |= {"sweeps": [one.sweep.name for one in loaded.sweeps]} if loaded and loaded.sweeps else {}
         click.echo(json.dumps({"valid": loaded is not None, **names, "problems": problems}, indent=2))
         return
     for one in sorted(findings, key=lambda one: ("error", "warning", "note").index(one.problem.severity)):
         print_problem(one.problem.severity, f"{one.place}: {one.text}")
     if loaded:
+        from allranks.api import sweep_values
+
         for pool in loaded.pools:
             click.echo(f"{pool.name} is valid: a TrainingPool")
+        for searched in loaded.sweeps:
+            trials = sweep_values.number_of_trials(searched.sweep.spec)
+            click.echo(f"{searched.sweep.name} is valid: a TrainingSweep of {trials} trials")
         for job, title in zip(loaded.jobs, loaded.titles, strict=True):
             pods = sum(role.replicas for _, role in job.spec.roles.items())
             click.echo(f"{title} is valid: {job.spec.framework}, {pods} pod{'' if pods == 1 else 's'}")

@@ -11,6 +11,7 @@ from allranks.api.crd import RESOURCES, root_schema
 from allranks.api.job import GROUP, PLURAL, VERSION
 from allranks.api.pool import KIND as POOL_KIND
 from allranks.api.schema_differences import differences
+from allranks.api.sweep import KIND as SWEEP_KIND
 from allranks.cli.doctor.findings import Finding, describe_error, not_checked, note, ok, problem
 from allranks.core import gpu_count
 from allranks.core.quantity import quantity
@@ -123,11 +124,15 @@ async def _crds(cluster: Cluster) -> list[Finding]:
     return out
 
 
+_OPTIONAL = {POOL_KIND: "jobs cannot name a pool", SWEEP_KIND: "sweeps run only with allranks sweep, on one machine"}
+"""Kind -> what does not work without it."""
+
+
 def _crd(kind: str, plural: str, found: Manifest | None) -> Finding:
     apply = f"kubectl apply --server-side -f crds/{plural}.yaml, or upgrade the Helm release"
     if found is None:
-        if kind == POOL_KIND:
-            return note("crds", f"{kind} is not installed: jobs cannot name a pool", apply)
+        if kind in _OPTIONAL:
+            return note("crds", f"{kind} is not installed: {_OPTIONAL[kind]}", apply)
         return problem("crds", f"{kind} is not installed: the cluster does not accept jobs", INSTALL)
     label = (found["metadata"].get("labels") or {}).get("app.kubernetes.io/version")
     version = f" (version {label})" if label else ""

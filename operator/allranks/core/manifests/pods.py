@@ -13,6 +13,7 @@ from typing import Any
 from allranks.api import job as api_job
 from allranks.api.job import Job
 from allranks.api.status import Status
+from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.api.validation import template_problems
 from allranks.core import naming, topology
 from allranks.core.gangs import mistakes
@@ -155,7 +156,7 @@ def problems(job: Job) -> list[tuple[str, str]]:
         out += data.problems(job, trainer)
         for variable in trainer.get("env", []):
             name = variable.get("name", "")
-            if name in framework.reserved_env or name.startswith("ALLRANKS_"):
+            if name in framework.reserved_env or _is_ours(name):
                 out.append((f"{where}.spec.containers[trainer].env", f"{name} is set by allranks: remove it"))
         out += pool_template.restart_policy_problems(template, where)
     return list(dict.fromkeys(out))
@@ -300,6 +301,11 @@ def _environment(job: Job, status: Status, replica: Replica, wiring: Wiring, sha
     return [*_literal(own), *common, *_literal({**wiring.env, **defaults}), *user]
 
 
+def _is_ours(name: str) -> bool:
+    """Whether allranks sets the variable. Those with parameters are in the jobs of a sweep."""
+    return name.startswith("ALLRANKS_") and not name.startswith(VARIABLE_PREFIX)
+
+
 def _literal(variables: Mapping[str, str]) -> list[Manifest]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
@@ -325,7 +331,8 @@ def _attachments(
         volume = job.spec.checkpoint.volume
         claim = {"persistentVolumeClaim": {"claimName": job.spec.checkpoint.claim}}
         source = volume.model_dump(by_alias=True, exclude_none=True, mode="json") if volume else claim
-        attach("checkpoint", job.spec.checkpoint.path, source)
+        folder = {"subPath": job.spec.checkpoint.sub_path} if job.spec.checkpoint.sub_path else {}
+        attach("checkpoint", job.spec.checkpoint.path, source, **folder)
     for name, path, source, mount in (*code.volumes(job), *data.volumes(job)):
         attach(name, path, source, **mount)
     if wiring.files:

@@ -1,0 +1,140 @@
+"""Parses a TrainingSweep and reports all problems at once with their field paths, also those of the job in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from allranks.api import job, sweep_values, validation
+from allranks.api.crd import root_schema
+from allranks.api.job import API_VERSION
+from allranks.api.sweep import KIND, MAX_TRIALS, Sweep, SweepSpec
+from allranks.api.validation import Problem
+from allranks.api.validation_messages import json_type, path_step, problem
+from allranks.errors import InvalidManifest
+
+TEMPLATE = "spec.template.spec"
+_NAME = re.compile(r"[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_NESTED = "a sweep of sweeps is refused: the template is a DistributedTraining"
+
+
+def parse_sweep(document: Any) -> Sweep:
+    """The sweep in a manifest (decoded YAML or JSON), with defaults. Raises InvalidManifest with all problems."""
+    if not isinstance(document, dict):
+        raise InvalidManifest([("", f"a manifest must be a mapping, not {json_type(document)}")])
+    if wrong := list(validation.wrong_kind(document, KIND)):
+        raise InvalidManifest(wrong)
+    if _contains_sweep(document):
+        raise InvalidManifest([("spec.template", _NESTED)])
+    problems: list[Problem] = []
+    parsed: Any = None
+    try:
+        parsed = validation.SweepDocument.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        problems = [problem(detail, root_schema(KIND)) for detail in error.errors(include_url=False)]
+    problems += _broken_rules(document, parsed, [path for path, _ in problems])
+    if parsed is not None:
+        problems += _problems_of(parsed.spec)
+    problems += template_problems(document)
+    if problems or parsed is None:
+        raise InvalidManifest(list(dict.fromkeys(problems)))
+    return Sweep(parsed.metadata, parsed.spec)
+
+
+def job_document(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The DistributedTraining in the template, with the name of the sweep. None: the template has none."""
+    spec = document.get("spec")
+    template = spec.get("template") if isinstance(spec, dict) else None
+    if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
+        return None
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    own = template.get("metadata")
+    labels = {key: own[key] for key in ("labels", "annotations") if own.get(key)} if isinstance(own, dict) else {}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": job.KIND,
+        "metadata": {"name": name if isinstance(name, str) else "sweep", **labels},
+        "spec": template["spec"],
+    }
+
+
+def in_template(path: str) -> str:
+    """The path in the sweep of a field of its job."""
+    if path.startswith("metadata"):
+        return f"spec.template.{path}"
+    return TEMPLATE + path.removeprefix("spec")
+
+
+def template_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of the job in the template, and fields that only the sweep may set."""
+    inner = job_document(document)
+    if inner is None:
+        return
+    for field, why in _OF_THE_SWEEP.items():
+        if inner["spec"].get(field):
+            yield f"{TEMPLATE}.{field}", why
+    try:
+        validation.parse(inner)
+    except InvalidManifest as error:
+        # The name is that of the sweep, whose own rule is stricter.
+        yield from ((in_template(path), text) for path, text in error.problems if path != "metadata.name")
+
+
+_OF_THE_SWEEP = {
+    "suspend": "the sweep suspends a trial to stop it: remove suspend",
+    "managedBy": "the sweep needs this operator: remove managedBy",
+    "ttlSecondsAfterFinished": "the jobs of a sweep are deleted with it: remove ttlSecondsAfterFinished",
+}
+
+
+def _contains_sweep(document: Mapping[str, Any]) -> bool:
+    spec = document.get("spec")
+    template = spec.get("template") if isinstance(spec, dict) else None
+    if not isinstance(template, dict):
+        return False
+    inner = template.get("spec")
+    return template.get("kind") == KIND or (isinstance(inner, dict) and {"parameters", "objective"} <= inner.keys())
+
+
+def _broken_rules(document: Mapping[str, Any], parsed: Any, wrong: list[str]) -> Iterator[Problem]:
+    """The rules of the sweep itself, with the paths where a problem is reported already left out."""
+    spec = document.get("spec")
+    if parsed is not None:
+        spec = parsed.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
+    if not isinstance(spec, dict):
+        return
+    own = {**document, "spec": {name: value for name, value in spec.items() if name != "template"}}
+    for path, text in validation.rule_problems(own, wrong, lenient=parsed is None, kind=KIND):
+        if not any(other == path or other.startswith((f"{path}.", f"{path}[")) for other in wrong):
+            yield path, text
+
+
+def _problems_of(spec: SweepSpec) -> Iterator[Problem]:
+    """What neither the schema nor a rule of the CRD checks."""
+    variables: dict[str, str] = {}
+    for name, parameter in spec.parameters.items():
+        path = f"spec.parameters{path_step(name)}"
+        if not _NAME.fullmatch(name):
+            yield path, "must be letters, digits, '_', '-' and '.', and begin with a letter: it is used as $(NAME)"
+        other = variables.setdefault(sweep_values.variable(name), name)
+        if other != name:
+            yield path, f"has the same variable as {other}, {sweep_values.variable(name)}: rename one of them"
+        if len(parameter.model_fields_set) != 1:
+            yield path, "set exactly one of uniform, logUniform, int and values"
+        for kind, bounds in (("uniform", parameter.uniform), ("logUniform", parameter.log_uniform)):
+            if bounds and bounds.min >= bounds.max:
+                yield f"{path}.{kind}.max", "must be larger than min"
+            elif bounds and kind == "logUniform" and bounds.min <= 0:
+                yield f"{path}.{kind}.min", "must be larger than 0: it has a logarithm"
+        if spec.algorithm == "Grid" and sweep_values.grid_size(parameter) is None:
+            kind = "uniform" if parameter.uniform else "logUniform"
+            yield f"{path}.{kind}.points", "is required for algorithm Grid: how many values to try"
+    size = sweep_values.combinations(spec) if spec.algorithm == "Grid" else None
+    if size and size > MAX_TRIALS and not spec.trials:
+        yield "spec.parameters", f"have {size} combinations, but a sweep has at most {MAX_TRIALS} trials: set trials"
+    if size and spec.trials and spec.trials > size:
+        yield "spec.trials", f"there are only {size} combinations: remove trials"

@@ -1,0 +1,161 @@
+"""`allranks sweep`: searches for the best parameters of a job on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from allranks.cli.completers import complete_files
+from allranks.cli.options import BAD_MANIFEST, Count, code_option, print_error, set_option
+
+EXAMPLES = """\b
+Examples:
+  allranks sweep examples/penguins-sweep.yaml
+  allranks sweep job.yaml --param lr=log:1e-4..1e-1 --param batch=32,64 --metric loss --goal min --trials 20
+  allranks sweep job.yaml --param lr=0.1,0.01 --metric accuracy --goal max --algorithm grid > best.yaml
+  allranks sweep job.yaml --param lr=log:1e-4..1e-1 --metric loss --trials 20 --parallel 4 --stop asha
+  allranks sweep job.yaml --param lr=0.1,0.01 --metric loss --trials 2 --dry-run | kubectl apply -f -
+\b
+Exit status:
+  0 a trial succeeded, 1 none did, 2 nothing was started, 130 interrupted by Ctrl-C, 143 terminated by SIGTERM.
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("file", shell_complete=complete_files)
+@click.option(
+    "--param",
+    "params",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Values of a parameter: log:LOW..HIGH, LOW..HIGH, int:LOW..HIGH, or A,B,C. /N after a range is the number of "
+    "values for a grid. Repeatable.",
+)
+@click.option("--metric", metavar="NAME", help="Metric that the trials are compared by, for example loss.")
+@click.option("--goal", type=click.Choice(["min", "max"]), help="Whether smaller values are better. [default: min]")
+@click.option("--trials", type=Count(min=1), metavar="N", help="Number of trials. [default for a grid: all]")
+@click.option("--parallel", type=Count(min=1), metavar="N", help="Trials at the same time. [default: 1]")
+@click.option(
+    "--algorithm", type=click.Choice(["random", "grid", "tpe"]), help="How values are chosen. [default: random]"
+)
+@click.option("--seed", type=Count(min=0), metavar="N", help="Seed of random values. [default: 0]")
+@click.option("--stop", type=click.Choice(["asha", "median"]), help="Stop trials that are worse than others early.")
+@click.option("--min-steps", type=Count(min=1), metavar="N", help="Steps before the first comparison.")
+@click.option(
+    "--factor", type=Count(min=2), metavar="N", help="With --stop: steps between comparisons grow by it. [default: 3]"
+)
+@set_option
+@code_option
+@click.option(
+    "--volume", "volumes", multiple=True, metavar="NAME=DIR", help="Use DIR for the volume or claim NAME. Repeatable."
+)
+@click.option(
+    "--workdir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+    help="Working directory of the programs. [default: the current directory]",
+)
+@click.option(
+    "--run-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for the state, the trials and their logs. The directory of an interrupted sweep continues it. "
+    "[default: runs/SWEEP/TIME]",
+)
+@click.option(
+    "--grace-period", type=click.FloatRange(min=0), metavar="SECONDS", help="Time between SIGTERM and SIGKILL."
+)
+@click.option("--dry-run", is_flag=True, help="Print the TrainingSweep as YAML without running it.")
+@click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="Print the sweep with its status at the end.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
+@click.option("--no-color", "--no-colour", is_flag=True, help="Do not use colours.")
+def sweep(file: str, dry_run: bool, sets: tuple[str, ...], code: Path | None, **options: Any) -> None:
+    """Search for the best parameters of a job on this machine.
+
+    FILE is a manifest of a TrainingSweep, or of a job with the options that describe the sweep. Each trial is a job
+    with other values of the parameters: $(NAME) in its command, args and env is replaced by the value, which is also in
+    the variable ALLRANKS_PARAM_NAME. A parameter that the job does not name is added to args as --NAME=VALUE.
+
+    The manifest of the best trial is printed to stdout, ready to run. On a cluster, kubectl apply runs a TrainingSweep.
+    """
+    from allranks.cli.commands.run import mapped_volumes
+    from allranks.cli.format.yaml import dump
+    from allranks.cli.live.sweep_session import run_sweep
+    from allranks.errors import AllranksError
+
+    try:
+        loaded, document = _load(file, sets, code, options)
+        if dry_run:
+            click.echo(dump([document]), nl=False)
+            return
+        volumes = mapped_volumes(options["volumes"])
+    except AllranksError as error:
+        print_error(error)
+        sys.exit(BAD_MANIFEST)
+    sys.exit(
+        run_sweep(
+            loaded,
+            run_dir=options["run_dir"],
+            workdir=options["workdir"],
+            volumes=volumes,
+            grace=options["grace_period"],
+            output=options["output"],
+            quiet=options["quiet"],
+            no_color=options["no_color"],
+        )
+    )
+
+
+_OF_A_SWEEP = ("params", "metric", "goal", "trials", "parallel", "algorithm", "seed", "stop", "min_steps", "factor")
+_GOALS = {"min": "Minimize", "max": "Maximize"}
+_NAMES = {"random": "Random", "grid": "Grid", "tpe": "TPE", "asha": "ASHA", "median": "Median"}
+
+
+def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str, Any]) -> Any:
+    """(the loaded sweep, its document). Raises AllranksError."""
+    from allranks.cli import manifest_files
+    from allranks.cli.manifests import load, load_documents
+    from allranks.cli.sweep_options import is_job, parameter, sweep_document
+    from allranks.errors import InvalidManifest
+
+    content = manifest_files.read(file)
+    documents = content if isinstance(content, list) else []
+    jobs = [document for document in documents if is_job(document)]
+    given = [name for name in _OF_A_SWEEP if options[name]]
+    if not jobs or any(isinstance(one, dict) and one.get("kind") == "TrainingSweep" for one in documents):
+        if given:
+            option = given[0].removesuffix("s") if given[0] == "params" else given[0].replace("_", "-")
+            text = "describes the sweep of a job; change a TrainingSweep with --set, for example --set trials=20"
+            raise InvalidManifest([(f"--{option}", text)])
+        found = load([file], sets, sweeps_suffice=True, code=code, here=True)
+    else:
+        if len(jobs) > 1:
+            raise InvalidManifest([(file, "has several jobs: a sweep has one")])
+        if not options["params"] or not options["metric"]:
+            raise InvalidManifest(
+                [(file, "has no TrainingSweep: describe the sweep of its job with --param and --metric")]
+            )
+        made = sweep_document(
+            jobs[0],
+            [parameter(text) for text in options["params"]],
+            objective={"metric": options["metric"], "goal": _GOALS[options["goal"] or "min"]},
+            algorithm=_NAMES.get(options["algorithm"] or "random"),
+            seed=options["seed"],
+            trials=options["trials"],
+            parallel=options["parallel"],
+            stop=_stop(options),
+        )
+        found = load_documents([(file, made)], sets, code=code, here=True)
+    if len(found.sweeps) != 1:
+        raise InvalidManifest([(file, f"has {len(found.sweeps)} sweeps: it must have one")])
+    [written] = [one for one in found.documents if one.get("kind") == "TrainingSweep"]
+    return found.sweeps[0], written
+
+
+def _stop(options: dict[str, Any]) -> dict[str, Any] | None:
+    if options["stop"] is None:
+        return None
+    more = {"minSteps": options["min_steps"], "factor": options["factor"]}
+    return {"rule": _NAMES[options["stop"]], **{name: value for name, value in more.items() if value is not None}}

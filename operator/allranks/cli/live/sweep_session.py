@@ -1,0 +1,121 @@
+"""Runs a sweep on this machine with its view, passes signals on, and prints the result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from allranks.cli.format.yaml import dump
+from allranks.cli.live.session import NOT_STARTED, exit_on_ctrl_c
+from allranks.cli.live.sweep_view import SweepView
+from allranks.cli.options import FAILED, OK, print_error
+from allranks.cli.safe_output import use_colour
+
+if TYPE_CHECKING:
+    from allranks.cli.sweep_manifests import LoadedSweep
+    from allranks.local.sweep import LocalSweep
+
+
+def run_sweep(
+    loaded: LoadedSweep,
+    *,
+    run_dir: Path | None,
+    workdir: Path,
+    volumes: Mapping[str, Path],
+    grace: float | None,
+    output: str | None,
+    quiet: bool,
+    no_color: bool,
+) -> int:
+    """Returns the exit status. stdout gets the manifest of the best trial, or with `output` the sweep."""
+    from allranks.errors import AllranksError
+    from allranks.local import run_directories
+    from allranks.local.sweep import LocalSweep, SweepOptions
+
+    sweep = loaded.sweep
+    folder = run_dir or run_directories.reserve_directory(sweep.name, [])
+    human = sys.stdout if sys.stdout.isatty() and not output else sys.stderr
+    try:
+        options = SweepOptions(folder, workdir.absolute(), volumes, grace, loaded.code)
+        local = LocalSweep(sweep, loaded.job, options)
+        _check(sweep.spec.algorithm)
+        local.load()
+        if local.continues:
+            click.echo(f"{sweep.name} continues: {local.status.summary} trials have ended", file=human)
+        colour = use_colour(human) and not no_color
+        view = SweepView(sweep, human, live=human.isatty() and colour, quiet=quiet, colour=colour)
+        received: list[int] = []
+        try:
+            asyncio.run(_drive(local, view, received))
+        finally:
+            exit_on_ctrl_c()
+            view.end(local.status)
+    except AllranksError as error:
+        print_error(error)
+        return NOT_STARTED
+    return _print_result(local, folder, output, human is sys.stdout, received)
+
+
+def _check(algorithm: str) -> None:
+    """Raises CannotRun before any trial runs."""
+    from importlib.util import find_spec
+
+    from allranks.errors import CannotRun
+    from allranks.extras import install_command
+
+    if algorithm == "TPE" and find_spec("optuna") is None:
+        raise CannotRun(
+            f"algorithm TPE needs the Python package optuna, which is not installed: {install_command('sweeps')}"
+        )
+
+
+async def _drive(local: LocalSweep, view: SweepView, received: list[int]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        again = bool(received)
+        received.append(number)
+        if number == signal.SIGINT:
+            how = "again: the ranks are killed" if again else "the trials store a checkpoint and stop"
+            view.message(f"Ctrl-C: {how}{'' if again else '. Press Ctrl-C again to kill them immediately.'}")
+            local.stop()
+        else:
+            local.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop, number)
+    await local.run(view)
+
+
+def _print_result(local: LocalSweep, folder: Path, output: str | None, to_stdout: bool, received: list[int]) -> int:
+    from allranks.core.sweeps import trial_job
+
+    status, sweep = local.status, local.sweep
+    if output:
+        shown = local.document()
+        click.echo(json.dumps(shown, indent=2) if output == "json" else dump([shown]).rstrip("\n"))
+    human = sys.stdout if to_stdout else sys.stderr
+    if received and not status.finished:
+        again = f"--run-dir {shlex.quote(str(folder))}"
+        click.echo(f"{sweep.name} was interrupted: the same command with {again} continues it", file=human)
+        return 128 + received[0]
+    for condition in status.conditions:
+        if condition.status == "True":
+            click.echo(f"{sweep.name} {status.phase}: {condition.message}", file=human)
+    click.echo(f"Trials: {folder / 'trials'}", file=human)
+    if status.best and not output:
+        with contextlib.suppress(BrokenPipeError):
+            best = trial_job.best(sweep, status.best.parameters)
+            click.echo(f"# The job with the parameters of the best trial, {status.best.trial}.")
+            click.echo(dump([best]), nl=False)
+    return OK if status.phase == "Succeeded" else FAILED

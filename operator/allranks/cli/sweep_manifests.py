@@ -1,0 +1,69 @@
+"""Loads TrainingSweeps from manifests: the sweep, and the job of its template with all checks of a job."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allranks.api import sweep_validation
+from allranks.api.job import Job
+from allranks.api.sweep import Sweep
+from allranks.api.sweep_validation import in_template, parse_sweep
+from allranks.api.validation import parse
+from allranks.cli.checks import manifest as checks
+from allranks.cli.checks.problem import Problem
+from allranks.cli.shipping import Shipping
+from allranks.core.manifests import pods
+from allranks.errors import InvalidManifest
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSweep:
+    """A sweep and the job of its template."""
+
+    sweep: Sweep
+    job: Job
+    code: Path | None = None
+    """The directory that the template names as its code."""
+
+
+def load_sweep(document: dict[str, Any], shipping: Shipping, file: str) -> tuple[LoadedSweep | None, list[Problem]]:
+    """The sweep, None if there are errors; and its problems with the paths in the sweep."""
+    document = copy.deepcopy(document)
+    inner = sweep_validation.job_document(document)
+    code = _code(inner, shipping, file)
+    problems: list[Problem] = []
+    if inner is not None:
+        try:
+            problems += [_placed(note) for note in shipping.apply(inner, file)]
+        except InvalidManifest as error:
+            return None, [_placed(Problem(*problem)) for problem in error.problems]
+    try:
+        sweep = parse_sweep(document)
+    except InvalidManifest as error:
+        wrong = [Problem(*problem) for problem in error.problems]
+        reported = {problem.path for problem in wrong}
+        more = checks.written(inner) if inner is not None else []
+        return None, [*wrong, *(found for each in more if (found := _placed(each)).path not in reported)]
+    job = parse(inner)
+    of_job = [Problem(*problem) for problem in pods.problems(job)]
+    of_job += checks.written(inner or {}, None if of_job else job)
+    problems += [_placed(problem) for problem in of_job]
+    if any(problem.severity == "error" for problem in problems):
+        return None, problems
+    problems += [_placed(problem) for problem in checks.finished(job, None)]
+    return LoadedSweep(sweep, job, code), problems
+
+
+def _placed(problem: Problem) -> Problem:
+    return problem._replace(path=in_template(problem.path))
+
+
+def _code(inner: dict[str, Any] | None, shipping: Shipping, file: str) -> Path | None:
+    """The directory with the code, if the manifest or the command line names one."""
+    if isinstance(shipping.code, Path):
+        return shipping.code.absolute()
+    written = inner["spec"].get("code") if inner else None
+    return (Path(file).parent / Path(written).expanduser()).absolute() if isinstance(written, str) else None

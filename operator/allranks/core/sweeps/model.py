@@ -1,0 +1,84 @@
+"""What the decisions of a sweep read, and what they result in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from allranks.api.status import Status
+from allranks.api.sweep import Sweep
+from allranks.api.sweep_status import SweepStatus, Trial
+from allranks.core.model import Event, Manifest
+from allranks.core.root_cause import is_uncounted
+
+
+@dataclass(frozen=True, slots=True)
+class TrialJob:
+    """The job of a trial, as observed."""
+
+    name: str
+    status: Status
+    owned: bool = True
+    """Whether it belongs to this sweep."""
+    suspended: bool = False
+    """`spec.suspend`."""
+    deleting: bool = False
+
+    @property
+    def disrupted(self) -> bool:
+        """Whether it failed for reasons outside of the program."""
+        failed = self.status.condition("Failed")
+        if self.status.phase != "Failed" or failed is None:
+            return False
+        cause = self.status.last_failure
+        return is_uncounted(failed.reason) or (
+            failed.reason == "NoProgress" and cause is not None and is_uncounted(cause.reason)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A request for the parameters of one trial, for an algorithm that runs outside of the core."""
+
+    number: int
+    ended: tuple[Trial, ...]
+    """The trials that it learns from, by number."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepObserved:
+    """One observation of a sweep and of its jobs."""
+
+    sweep: Sweep
+    status: SweepStatus
+    jobs: Mapping[str, TrialJob]
+    """By name."""
+    now: datetime
+    suggested: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """Parameters by number of the trial, for requests of the plan before."""
+    rejected: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Name of a job -> (reason, message) with which the API server refused to create it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """What to do. If `write_ahead`, only the status is written, and the rest is decided again after that."""
+
+    status: SweepStatus | None = None
+    """None: unchanged."""
+    write_ahead: bool = False
+    create: tuple[Manifest, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Names of jobs to suspend."""
+    ask: Suggestion | None = None
+    events: tuple[Event, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return self.status is None and not self.create and not self.stop and self.ask is None
+
+
+Parameters = dict[str, str]
+Document = dict[str, Any]

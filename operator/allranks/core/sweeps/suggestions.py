@@ -1,0 +1,62 @@
+"""The parameters of a trial: a function of the seed and the number, and for TPE of the trials that have ended.
+
+Random numbers are hashes, so they are the same on every machine and for every version of Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from allranks.api import sweep_values
+from allranks.api.sweep import Parameter, SweepSpec
+from allranks.api.sweep_status import Trial
+from allranks.core.sweeps.model import Parameters, Suggestion
+
+STARTUP_TRIALS = 10
+"""The first trials of TPE are random, as in Optuna: there is nothing to learn from yet."""
+
+
+def suggest(
+    spec: SweepSpec, number: int, trials: Sequence[Trial], suggested: Mapping[int, Mapping[str, str]]
+) -> Parameters | Suggestion:
+    """The parameters of trial `number`, or the request for them."""
+    if spec.algorithm == "Grid":
+        return grid(spec, number)
+    learned = tuple(trial for trial in trials if trial.phase in ("Succeeded", "Stopped") and trial.value is not None)
+    if spec.algorithm == "Random" or number < STARTUP_TRIALS or not learned:
+        return random(spec, number)
+    if number in suggested:
+        return dict(suggested[number])
+    return Suggestion(number, learned)
+
+
+def grid(spec: SweepSpec, number: int) -> Parameters:
+    """The combination with this number; the last parameter by name changes fastest."""
+    chosen: Parameters = {}
+    for name in reversed(sweep_values.names(spec)):
+        size = sweep_values.grid_size(spec.parameters[name]) or 1
+        number, index = divmod(number, size)
+        chosen[name] = sweep_values.grid_value(spec.parameters[name], index)
+    return {name: chosen[name] for name in sweep_values.names(spec)}
+
+
+def random(spec: SweepSpec, number: int) -> Parameters:
+    """Independent values for each trial and parameter."""
+    return {name: _value(spec.parameters[name], _share(spec.seed, number, name)) for name in sweep_values.names(spec)}
+
+
+def _value(parameter: Parameter, share: float) -> str:
+    """`share`: from 0, less than 1."""
+    if parameter.values is not None:
+        return sweep_values.text(parameter.values[int(share * len(parameter.values))])
+    if (whole := parameter.whole) is not None:
+        return sweep_values.text(whole.min + int(share * sweep_values.whole_size(whole)) * whole.step)
+    bounds = parameter.log_uniform or parameter.uniform
+    assert bounds is not None
+    return sweep_values.number_text(sweep_values.at(bounds, share), bounds)
+
+
+def _share(seed: int, number: int, name: str) -> float:
+    digest = hashlib.sha256(f"{seed}/{number}/{name}".encode()).digest()
+    return (int.from_bytes(digest[:8]) >> 11) / 2**53

@@ -1,0 +1,120 @@
+"""The state of each trial after an observation of its job, and which trials are stopped early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from allranks.api.sweep_status import Trial
+from allranks.core.sweeps import early_stopping, trial_job
+from allranks.core.sweeps.model import SweepObserved, TrialJob
+from allranks.text import last_lines
+
+MAX_RUNS_AGAIN = 3
+"""How often a trial is run again after disruptions ended its job. Then it counts as lost."""
+_MESSAGE = 1000
+
+
+def changed(trial: Trial, **changes: Any) -> Trial:
+    """The trial with other values, which are validated."""
+    return Trial(**{**dict(trial), **changes})
+
+
+def observe(observed: SweepObserved, min_steps: int | None) -> list[Trial]:
+    """All trials with what is observed of their jobs, and without those that must stop."""
+    trials = [_observe(observed, trial, min_steps) for trial in observed.status.trials]
+    if min_steps is None or observed.sweep.spec.stop is None:
+        return trials
+    return list(_stop_early(observed, trials))
+
+
+def _observe(observed: SweepObserved, trial: Trial, min_steps: int | None) -> Trial:
+    if trial.ended:
+        return trial
+    job = observed.jobs.get(trial.job)
+    if job is not None and not job.owned:
+        return trial
+    if job is None:
+        return _disrupted(observed, trial, "its job was deleted") if trial.observed else trial
+    if job.deleting:
+        return trial  # it is judged when it is gone
+    trial = _with_progress(observed, trial, job, min_steps)
+    match job.status.phase:
+        case "Succeeded":
+            return _succeeded(observed, trial, job)
+        case "Failed" if job.disrupted:
+            condition = job.status.condition("Failed")
+            return _disrupted(observed, trial, condition.message if condition else "")
+        case "Failed":
+            return _failed(observed, trial, job)
+        case "Running" | "Restarting":
+            return changed(trial, phase="Running") if trial.phase != "Running" else trial
+    return trial
+
+
+def _with_progress(observed: SweepObserved, trial: Trial, job: TrialJob, min_steps: int | None) -> Trial:
+    changes: dict[str, Any] = {} if trial.observed else {"observed": True}
+    if progress := job.status.progress:
+        value = progress.metrics.get(observed.sweep.spec.objective.metric)
+        if progress.step is not None and progress.step != trial.step:
+            changes["step"] = progress.step
+        if value is not None and value != trial.value:
+            changes["value"] = value
+        if min_steps and (found := early_stopping.new_checks(trial, progress, observed.sweep.spec, min_steps)):
+            changes["checks"] = [*trial.checks, *found]
+    return changed(trial, **changes) if changes else trial
+
+
+def _succeeded(observed: SweepObserved, trial: Trial, job: TrialJob) -> Trial:
+    metric = observed.sweep.spec.objective.metric
+    if trial.value is not None:
+        return changed(trial, phase="Succeeded", end_time=observed.now)
+    reported = sorted(job.status.progress.metrics) if job.status.progress else []
+    found = f"the program reported {', '.join(reported)}" if reported else "the program reported no metrics"
+    message = f"there is no value of {metric}: {found}"
+    return changed(trial, phase="Failed", reason="MetricMissing", message=message, end_time=observed.now)
+
+
+def _failed(observed: SweepObserved, trial: Trial, job: TrialJob) -> Trial:
+    condition, cause = job.status.condition("Failed"), job.status.last_failure
+    reason = cause.reason if cause else condition.reason if condition else "Error"
+    if cause and cause.exit_code is not None:
+        reason = f"{reason}({cause.exit_code})"
+    message = (last_lines(cause.message, 1, _MESSAGE) if cause else "") or (condition.message if condition else "")
+    return changed(trial, phase="Failed", reason=reason[:128], message=message[:_MESSAGE], end_time=observed.now)
+
+
+def _disrupted(observed: SweepObserved, trial: Trial, why: str) -> Trial:
+    """The trial is run again, or lost. It keeps its parameters and checks: it continues from its checkpoint."""
+    if trial.runs >= MAX_RUNS_AGAIN:
+        message = f"{MAX_RUNS_AGAIN + 1} jobs were ended by disruptions: {why}"[:_MESSAGE]
+        return changed(trial, phase="Lost", reason="Disrupted", message=message, end_time=observed.now)
+    runs = trial.runs + 1
+    job = trial_job.name(observed.sweep, trial.number, runs)
+    return changed(trial, phase="Pending", runs=runs, job=job, observed=False)
+
+
+def _stop_early(observed: SweepObserved, trials: Sequence[Trial]) -> Iterable[Trial]:
+    """Trials are compared when they pass a check, in the order of their numbers."""
+    for before, trial in zip(observed.status.trials, trials, strict=True):
+        new = trial.checks[len(before.checks) :]
+        job = observed.jobs.get(trial.job)
+        progress = job.status.progress if job else None
+        at_end = progress and progress.total_steps is not None and (progress.step or 0) >= progress.total_steps
+        if not new or trial.ended or at_end:
+            yield trial
+            continue
+        check = early_stopping.is_worse(trial, new, trials, observed.sweep.spec)
+        yield trial if check is None else stopped(observed, trial, *_why(observed, check.step, check.value))
+
+
+def _why(observed: SweepObserved, step: int, value: float) -> tuple[str, str]:
+    spec = observed.sweep.spec
+    assert spec.stop is not None
+    share = "the median" if spec.stop.rule == "Median" else f"the best 1/{spec.stop.factor}"
+    return spec.stop.rule, f"{spec.objective.metric} {value:.4g} at step {step} is worse than that of {share}"
+
+
+def stopped(observed: SweepObserved, trial: Trial, reason: str, message: str) -> Trial:
+    """The job is suspended, so it stores a checkpoint, and can be resumed."""
+    return changed(trial, phase="Stopped", reason=reason, message=message, end_time=observed.now)

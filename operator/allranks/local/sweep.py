@@ -1,0 +1,247 @@
+"""Runs a sweep on this machine: its trials are processes of `allranks run`, a few at a time.
+
+The status in the run directory takes the place of that on the API server, and is written before each decision is
+carried out. A sweep that was killed continues in the same run directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from allranks.api.job import API_VERSION, Job
+from allranks.api.sweep import KIND, Sweep, SweepSpec
+from allranks.api.sweep_status import SweepStatus
+from allranks.core import gpu_count
+from allranks.core.model import Event, Manifest
+from allranks.core.sweeps import trial_job
+from allranks.core.sweeps.model import Suggestion, SweepObserved
+from allranks.core.sweeps.plan import plan
+from allranks.errors import CannotRun
+from allranks.local import run_directories
+from allranks.local.errors import LocalRunError
+from allranks.local.gpus import list_gpus
+from allranks.local.sweep_trial import LocalTrial, environment
+from allranks.suggest.process import suggest
+
+SWEEP_FILE = "sweep.json"
+BEST_FILE = "best.yaml"
+POLL_SECONDS = 0.2
+_WRITE_SECONDS = 1.0
+
+
+class SweepListener(Protocol):
+    """Receives the status and the events. Called on the event loop's thread: must not block."""
+
+    def status(self, status: SweepStatus) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """Options of one sweep."""
+
+    run_dir: Path
+    workdir: Path = field(default_factory=Path.cwd)
+    volumes: Mapping[str, Path] = field(default_factory=dict)
+    grace: float | None = None
+    code: Path | None = None
+    """The directory with the code of all trials."""
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    suggest: Callable[[SweepSpec, Suggestion], Awaitable[dict[str, str]]] = suggest
+
+
+class LocalSweep:
+    """One sweep on this machine. `job` is the job of its template."""
+
+    def __init__(self, sweep: Sweep, job: Job, options: SweepOptions) -> None:
+        self.options = options
+        self._gpus_of_trial = _gpus(job)
+        self._gpus = list_gpus(options.environ) if self._gpus_of_trial else []
+        self.sweep = self._fitting(sweep)
+        self.status = SweepStatus()
+        self._trials: dict[str, LocalTrial] = {}
+        self._held: dict[str, list[str]] = {}
+        self._suggested: dict[int, dict[str, str]] = {}
+        self._stopping = False
+        self._wake = asyncio.Event()
+        self._wrote_at = float("-inf")
+
+    @property
+    def continues(self) -> bool:
+        """Whether the run directory has the trials of an earlier run."""
+        return bool(self.status.trials)
+
+    def load(self) -> None:
+        """Reads what an earlier run left. Raises CannotRun if the directory has another sweep."""
+        path = self.options.run_dir / SWEEP_FILE
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            status = SweepStatus.model_validate(stored["status"], by_alias=True, by_name=False)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, ValidationError) as error:
+            raise CannotRun(f"{path} cannot be read ({error}): use another --run-dir") from error
+        fixed = ("parameters", "objective", "algorithm", "seed", "template")
+        same = all(stored["spec"].get(name) == self._document()["spec"].get(name) for name in fixed)
+        if not same or stored["metadata"]["name"] != self.sweep.name:
+            raise CannotRun(f"{path} has another sweep: use another --run-dir")
+        self.status = status
+        unended = [trial.job for trial in status.trials if not trial.ended]
+        self._trials = {name: LocalTrial(name, self._folder) for name in unended}
+
+    @property
+    def _folder(self) -> Path:
+        return self.options.run_dir / "trials"
+
+    async def run(self, listener: SweepListener) -> SweepStatus:
+        """Runs the sweep to its end, or until `stop`. Then no process is left. Raises LocalRunError, CannotRun and
+        CannotSuggest."""
+        self._make_directory()
+        try:
+            with run_directories.in_use(self.options.run_dir):
+                for trial in self._trials.values():
+                    await trial.wait_until_unused()
+                while not self._stopping:
+                    if not await self._step(listener) and self.status.finished:
+                        break
+        finally:
+            await self._end(listener)
+        if best := self.status.best:
+            self._write(BEST_FILE, json.dumps(trial_job.best(self.sweep, best.parameters), indent=1) + "\n")
+        return self.status
+
+    def stop(self) -> None:
+        """Stops all trials as Ctrl-C does: after a checkpoint. A second call kills their ranks."""
+        self._stopping = True
+        for trial in self._trials.values():
+            trial.stop()
+        self._wake.set()
+
+    def terminate(self) -> None:
+        """Stops all trials by SIGTERM."""
+        self._stopping = True
+        for trial in self._trials.values():
+            trial.terminate()
+        self._wake.set()
+
+    async def _step(self, listener: SweepListener) -> bool:
+        """One observation and its plan. False: nothing is left to do for now."""
+        jobs = {name: job for name, trial in self._trials.items() if (job := trial.observe()) is not None}
+        wanted = plan(SweepObserved(self.sweep, self.status, jobs, datetime.now(UTC), self._suggested))
+        if wanted.status is not None:
+            self.status = wanted.status
+            if wanted.write_ahead or time.monotonic() - self._wrote_at > _WRITE_SECONDS:
+                self._save()
+            listener.status(self.status)
+        for event in wanted.events:
+            listener.event(event)
+        if wanted.write_ahead:
+            return True
+        for manifest in wanted.create:
+            await self._start(manifest)
+        for name in wanted.stop:
+            self._trials[name].stop()
+        if wanted.ask:
+            self._suggested[wanted.ask.number] = await self.options.suggest(self.sweep.spec, wanted.ask)
+            return True
+        if wanted.create or wanted.stop:
+            return True
+        if self.status.finished and not any(trial.alive for trial in self._trials.values()):
+            return False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+        return True
+
+    async def _start(self, manifest: Manifest) -> None:
+        name = manifest["metadata"]["name"]
+        trial = self._trials[name] = LocalTrial(name, self._folder)
+        # A run here has no owner.
+        metadata = {key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"}
+        options = self.options
+        volumes = {**self._checkpoints(), **options.volumes}
+        arguments = ["--workdir", str(options.workdir)]
+        arguments += [part for key, path in volumes.items() for part in ("--volume", f"{key}={path}")]
+        arguments += [] if options.grace is None else ["--grace-period", str(options.grace)]
+        arguments += [] if options.code is None else ["--code", str(options.code)]
+        environ = environment(self._take_gpus(name), options.environ)
+        await trial.start({**manifest, "metadata": metadata}, arguments, environ)
+
+    def _checkpoints(self) -> dict[str, Path]:
+        """One directory for all trials, so that a trial that is run again finds its checkpoints."""
+        claim = (self.sweep.template.get("checkpoint") or {}).get("claim")
+        return {claim: self.options.run_dir.absolute() / "volumes" / claim} if claim else {}
+
+    def _take_gpus(self, name: str) -> list[str]:
+        if len(self._gpus) < self._gpus_of_trial:
+            return []  # `allranks run` says so
+        held = {gpu for other, gpus in self._held.items() if self._trials[other].alive for gpu in gpus}
+        free = [gpu for gpu in self._gpus if gpu not in held]
+        self._held[name] = free[: self._gpus_of_trial]
+        return self._held[name]
+
+    def _fitting(self, sweep: Sweep) -> Sweep:
+        """The sweep with as many parallel trials as there are GPUs for."""
+        if not self._gpus_of_trial or len(self._gpus) < self._gpus_of_trial:
+            return sweep
+        parallel = min(sweep.spec.parallel, len(self._gpus) // self._gpus_of_trial)
+        return Sweep(sweep.metadata, sweep.spec.model_copy(update={"parallel": parallel}))
+
+    async def _end(self, listener: SweepListener) -> None:
+        """No trial outlives the sweep."""
+        if any(trial.alive for trial in self._trials.values()) and not self._stopping:
+            self.terminate()
+        for trial in self._trials.values():
+            await trial.wait()
+        self._save()
+        listener.status(self.status)
+
+    def _make_directory(self) -> None:
+        try:
+            self.options.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalRunError.from_os(error, f"{self.options.run_dir} cannot be created") from error
+        self._save()
+
+    def _save(self) -> None:
+        """Raises LocalRunError: a sweep whose decisions cannot be stored must not carry them out."""
+        self._wrote_at = time.monotonic()
+        self._write(SWEEP_FILE, json.dumps(self.document(), indent=1))
+
+    def document(self) -> Manifest:
+        """The sweep with its status, as the API server returns it."""
+        status = self.status.model_dump(by_alias=True, exclude_none=True, mode="json")
+        return {**self._document(), "status": status}
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.options.run_dir / name
+        unfinished = path.with_name(f".{name}.tmp")
+        try:
+            unfinished.write_text(text)
+            unfinished.replace(path)
+        except OSError as error:
+            raise LocalRunError.from_os(error, f"{path} cannot be written") from error
+
+    def _document(self) -> Manifest:
+        spec = self.sweep.spec.model_dump(by_alias=True, exclude_unset=True, mode="json")
+        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.sweep.name}, "spec": spec}
+
+
+def _gpus(job: Job) -> int:
+    """GPUs of all ranks of a trial, as far as `resources` say."""
+    spec, total = job.spec, 0
+    for role in spec.roles.values():
+        resources = role.resources or spec.resources
+        total += role.replicas * gpu_count.gpus(resources.model_dump() if resources else None)
+    return total

@@ -1,0 +1,292 @@
+"""Reconciles sweeps: observe (caches), decide (pure core), write the status, create and suspend jobs.
+
+Nothing kept here is needed for correctness: after a crash, the status and the jobs suffice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from allranks.api.sweep import Sweep, SweepSpec
+from allranks.api.sweep_status import SweepCondition, SweepStatus
+from allranks.core.model import Event, Manifest
+from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan
+from allranks.core.sweeps.plan import plan
+from allranks.kube import compact_jobs, paths, sweep_codec
+from allranks.kube.client import Client
+from allranks.kube.errors import ApiError, Conflict, Fenced, NotFound, Refused, Unavailable
+from allranks.kube.job_codec import DecodeError
+from allranks.kube.merge_patch import diff
+from allranks.operator.cache import JobCache, JobKey
+from allranks.operator.event_recorder import Recorder
+from allranks.operator.sweep_cache import SweepCache
+from allranks.operator.timing import Clock, Timing
+from allranks.operator.workqueue import ShutDown, WorkQueue
+from allranks.suggest.process import CannotSuggest
+
+Suggest = Callable[[SweepSpec, Suggestion], Awaitable[dict[str, str]]]
+logger = logging.getLogger("allranks.sweeps")
+
+
+@dataclass
+class _State:
+    """What is remembered of one sweep between two reconciles."""
+
+    decoded: tuple[str, int, Sweep] | None = None
+    """(UID, generation, sweep)"""
+    suggested: dict[int, dict[str, str]] = field(default_factory=dict)
+    rejected: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Name of a job -> (reason, message) with which its creation was refused."""
+    retry_at: float = 0.0
+    """When refused jobs are tried again, on the monotonic clock."""
+    wrote_at: float = float("-inf")
+    invalid: str = ""
+
+
+class SweepController:
+    """Runs a worker for each sweep in the queue."""
+
+    def __init__(
+        self,
+        client: Client,
+        jobs: JobCache,
+        recorder: Recorder,
+        suggest: Suggest,
+        enqueue_job: Callable[[JobKey], None],
+        *,
+        namespaces: tuple[str | None, ...],
+        renewed_after: int,
+        timing: Timing,
+        clock: Clock,
+    ) -> None:
+        self._client, self._jobs, self._recorder, self._suggest = client, jobs, recorder, suggest
+        self._enqueue_job, self._timing, self._clock = enqueue_job, timing, clock
+        self.queue: WorkQueue[JobKey] = WorkQueue(clock, lambda failed: min(timing.retry_max, 2.0 ** min(failed, 9)))
+        self.sweeps = SweepCache(client, namespaces, renewed_after, self._enqueue)
+        self._states: dict[JobKey, _State] = {}
+        self._open: set[str | None] = set()
+
+    @property
+    def idle(self) -> bool:
+        return not len(self.queue)
+
+    def open(self, namespace: str | None) -> None:
+        """The jobs of the namespace (None: of all) are listed. Before that, trials would seem to have no job."""
+        self._open.add(namespace)
+        for key in self.sweeps:
+            self._enqueue(key)
+
+    def on_job(self, job: Manifest) -> None:
+        """A job changed, or is gone."""
+        if name := sweep_codec.sweep_of(job):
+            self._enqueue((job["metadata"].get("namespace", ""), name))
+
+    async def run(self) -> None:
+        """Runs until `close`."""
+        async with asyncio.TaskGroup() as group:
+            watches = [group.create_task(watch.run()) for watch in self.sweeps.watches.values()]
+            try:
+                while True:
+                    key = await self.queue.get()
+                    group.create_task(self._work(key), name=f"sweep {'/'.join(key)}")
+            except ShutDown:
+                for watch in watches:
+                    watch.cancel()
+
+    def close(self) -> None:
+        self.queue.shut_down()
+
+    def _enqueue(self, key: JobKey) -> None:
+        if None in self._open or key[0] in self._open:
+            self.queue.add(key)
+
+    async def _work(self, key: JobKey) -> None:
+        state = self._states.setdefault(key, _State())
+        try:
+            tried = await self._reconcile(key, state)
+            if not state.rejected:
+                self.queue.forget(key)
+            elif tried:
+                state.retry_at = self._clock.monotonic() + self.queue.add_rate_limited(key)
+        except (Fenced, Unavailable) as error:
+            logger.warning("sweep %s: %s", "/".join(key), error)
+            self.queue.add_rate_limited(key, self._timing.unavailable_retry_max)
+        except ApiError as error:
+            logger.error("sweep %s: API request rejected: %s", "/".join(key), error)
+            self.queue.add_rate_limited(key)
+        except Exception:
+            logger.exception("sweep %s: reconcile failed", "/".join(key))
+            self.queue.add_rate_limited(key)
+        finally:
+            self.queue.done(key)
+            if self.sweeps.get(key) is None:
+                self._states.pop(key, None)
+                self.queue.forget(key)
+
+    async def _reconcile(self, key: JobKey, state: _State) -> bool:
+        """Whether jobs were created, or refused."""
+        tried = False
+        while True:
+            raw = self.sweeps.get(key)
+            if raw is None or raw["metadata"].get("deletionTimestamp"):
+                return tried  # its jobs are deleted by the garbage collector
+            try:
+                sweep, status = self._decoded(raw, state), sweep_codec.status(raw)
+            except DecodeError as error:
+                await self._report_invalid(key, raw, state, str(error))
+                return tried
+            state.invalid = ""
+            await self._read_missing(key[0], status)
+            wanted = plan(self._observe(key[0], sweep, status, state))
+            if wanted.ask:
+                state.suggested[wanted.ask.number] = await self._ask(sweep, wanted.ask, raw, state)
+            if wanted.status is not None and not self._postponed(key, wanted, state):
+                written = await self._write(key, raw, wanted.status)
+                state.wrote_at = self._clock.monotonic()
+                if written:
+                    self._emit(raw, wanted.events)
+                    self._emit_refusals(raw, wanted.status, status)
+                    state.suggested = {} if wanted.write_ahead else state.suggested
+                continue
+            if wanted.write_ahead:
+                continue
+            create = [] if tried and state.rejected else self._due(wanted.create, state)
+            await self._create(key[0], create, state)
+            await self._stop(key[0], wanted.stop)
+            tried = tried or bool(create)
+            if not (create or wanted.stop or wanted.ask):
+                return tried
+
+    def _due(self, manifests: Iterable[Manifest], state: _State) -> list[Manifest]:
+        """Jobs to create now: refused ones wait for their backoff."""
+        waits = self._clock.monotonic() < state.retry_at
+        return [each for each in manifests if not (waits and each["metadata"]["name"] in state.rejected)]
+
+    def _decoded(self, raw: Manifest, state: _State) -> Sweep:
+        """Raises DecodeError."""
+        uid, generation = raw["metadata"]["uid"], raw["metadata"].get("generation", 1)
+        if state.decoded is None or state.decoded[:2] != (uid, generation):
+            state.decoded = uid, generation, sweep_codec.sweep(raw)
+        return state.decoded[2]
+
+    def _observe(self, namespace: str, sweep: Sweep, status: SweepStatus, state: _State) -> SweepObserved:
+        names = {trial.job for trial in status.trials}
+        found = {name: job for name in names if (job := self._jobs.get((namespace, name))) is not None}
+        jobs = {name: sweep_codec.trial_job(job, sweep.metadata.uid) for name, job in found.items()}
+        return SweepObserved(sweep, status, jobs, self._clock.now(), state.suggested, state.rejected)
+
+    async def _read_missing(self, namespace: str, status: SweepStatus) -> None:
+        """A job that is not cached may only not be watched yet: it counts as deleted if the API server has none."""
+        for trial in status.trials:
+            if trial.observed and not trial.ended and self._jobs.get((namespace, trial.job)) is None:
+                await self._read_job(namespace, trial.job)
+
+    async def _read_job(self, namespace: str, name: str) -> None:
+        try:
+            self._upsert_job(await self._client.get(paths.job(namespace, name)))
+        except NotFound:
+            return
+
+    def _upsert_job(self, answer: bytes) -> None:
+        """The watch of jobs will not report this version as news."""
+        job = compact_jobs.job(answer)
+        if self._jobs.upsert(job):
+            self._enqueue_job((job["metadata"]["namespace"], job["metadata"]["name"]))
+
+    async def _ask(self, sweep: Sweep, request: Suggestion, raw: Manifest, state: _State) -> dict[str, str]:
+        """Raises ApiError if there is no answer, so that it is asked again with a backoff."""
+        try:
+            return await self._suggest(sweep.spec, request)
+        except CannotSuggest as error:
+            self._emit(raw, [Event("CannotSuggest", str(error), warning=True)])
+            raise ApiError(f"trial {request.number} has no parameters: {error}") from error
+
+    def _postponed(self, key: JobKey, wanted: SweepPlan, state: _State) -> bool:
+        """Progress is written at most every few seconds, decisions at once."""
+        due = state.wrote_at + self._timing.progress_min_interval - self._clock.monotonic()
+        if wanted.write_ahead or due <= 0:
+            return False
+        self.queue.add_after(key, due)
+        return True
+
+    async def _write(self, key: JobKey, raw: Manifest, status: SweepStatus) -> bool:
+        """False: the sweep changed in the meantime; then it is read."""
+        metadata = raw["metadata"]
+        change = diff(raw.get("status") or {}, sweep_codec.encode(status))
+        guard = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
+        try:
+            answer = await self._client.patch(paths.sweeps(*key, "status"), {"metadata": guard, "status": change})
+        except (Conflict, NotFound):
+            try:
+                answer = await self._client.get(paths.sweeps(*key))
+            except NotFound:
+                self.sweeps.forget(key)
+                return False
+            self.sweeps.upsert(msgspec.json.decode(answer))
+            return False
+        self.sweeps.upsert(msgspec.json.decode(answer))
+        return True
+
+    async def _create(self, namespace: str, manifests: Iterable[Manifest], state: _State) -> None:
+        for manifest in manifests:
+            name = manifest["metadata"]["name"]
+            state.rejected.pop(name, None)
+            try:
+                answer = await self._client.create(paths.jobs(namespace), manifest)
+            except Conflict as error:
+                await self._read_job(namespace, name)
+                if self._jobs.get((namespace, name)) is None:
+                    state.rejected[name] = error.reason or "Conflict", str(error)
+            except (Refused, NotFound) as error:
+                state.rejected[name] = error.reason or "Refused", error.message
+            else:
+                self._upsert_job(answer)
+
+    async def _stop(self, namespace: str, names: Iterable[str]) -> None:
+        """Suspends jobs: their ranks are asked for a checkpoint, then their pods are deleted."""
+        for name in names:
+            job = self._jobs.get((namespace, name))
+            if job is None:
+                continue
+            change = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": True}}
+            try:
+                self._upsert_job(await self._client.patch(paths.job(namespace, name), change))
+            except (Conflict, NotFound):
+                await self._read_job(namespace, name)
+
+    async def _report_invalid(self, key: JobKey, raw: Manifest, state: _State, message: str) -> None:
+        """A sweep that has no trials fails. One with trials waits until it can be decoded."""
+        if state.invalid == message:
+            return
+        state.invalid = message
+        now = self._clock.now()
+        before: Any = raw.get("status") or {}
+        self._emit(raw, [Event("InvalidSpec", message, warning=True)])
+        if before.get("trials") or before.get("phase") in ("Succeeded", "Failed"):
+            logger.error("sweep %s is invalid: %s", "/".join(key), message)
+            return
+        condition = SweepCondition(
+            type="Failed", status="True", reason="InvalidSpec", message=message[:4096], last_transition_time=now
+        )
+        generation = raw["metadata"].get("generation", 0)
+        failed = SweepStatus(
+            phase="Failed", conditions=[condition], start_time=now, completion_time=now, observed_generation=generation
+        )
+        await self._write(key, raw, failed)
+
+    def _emit_refusals(self, raw: Manifest, after: SweepStatus, before: SweepStatus) -> None:
+        running, was = after.condition("Running"), before.condition("Running")
+        if running and running.status == "False" and not after.finished and (not was or was.message != running.message):
+            self._emit(raw, [Event("TrialRefused", running.message, warning=True)])
+
+    def _emit(self, raw: Manifest, events: Iterable[Event]) -> None:
+        for event in events:
+            self._recorder.record(raw, event, self._clock.now(), 0)
+            fields = {"sweep": f"{raw['metadata'].get('namespace')}/{raw['metadata']['name']}", "event": event.reason}
+            logger.log(logging.WARNING if event.warning else logging.INFO, "%s", event.message, extra=fields)

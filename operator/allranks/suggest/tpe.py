@@ -1,0 +1,87 @@
+"""`python -m allranks.suggest.tpe`: the parameters of one trial by Optuna's TPE, from JSON on stdin to JSON on stdout.
+
+The study is built from the trials that have ended each time, so there is no database. The result is a function of the
+seed, the number and these trials.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from typing import Any
+
+from allranks.api import sweep_values
+from allranks.api.sweep import Parameter
+from allranks.api.sweep_status import Trial
+
+
+def main() -> None:
+    """Exits with 3 if Optuna is not installed."""
+    request = json.load(sys.stdin)
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        sys.exit(3)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    json.dump(suggest(request), sys.stdout)
+
+
+def suggest(request: dict[str, Any]) -> dict[str, str]:
+    """`request`: seed, number, goal, parameters by name, and the trials that have ended."""
+    import optuna
+
+    parameters = {name: Parameter.model_validate(of) for name, of in request["parameters"].items()}
+    space = {name: _distribution(parameters[name]) for name in sorted(parameters)}
+    seed = int.from_bytes(hashlib.sha256(f"{request['seed']}/{request['number']}".encode()).digest()[:4])
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)
+    study = optuna.create_study(direction=request["goal"].lower(), sampler=sampler)
+    for entry in request["trials"]:
+        if (ended := _ended(Trial.model_validate(entry), parameters, space)) is not None:
+            study.add_trial(ended)
+    asked = study.ask(space)
+    return {name: _text(parameters[name], asked.params[name]) for name in space}
+
+
+def _distribution(parameter: Parameter) -> Any:
+    from optuna import distributions
+
+    if parameter.values is not None:
+        return distributions.CategoricalDistribution([sweep_values.text(value) for value in parameter.values])
+    if (whole := parameter.whole) is not None:
+        return distributions.IntDistribution(whole.min, whole.max, step=whole.step)
+    bounds = parameter.log_uniform or parameter.uniform
+    assert bounds is not None
+    return distributions.FloatDistribution(bounds.min, bounds.max, log=parameter.log_uniform is not None)
+
+
+def _ended(trial: Trial, parameters: dict[str, Parameter], space: dict[str, Any]) -> Any:
+    """The trial as Optuna has it: a stopped one is pruned. None: its values are not in the ranges of today."""
+    import optuna
+
+    stopped = trial.phase == "Stopped"
+    try:
+        return optuna.trial.create_trial(
+            state=optuna.trial.TrialState.PRUNED if stopped else optuna.trial.TrialState.COMPLETE,
+            value=trial.value,
+            params={name: _value(parameters[name], trial.parameters[name]) for name in space},
+            distributions=space,
+            intermediate_values={check.step: check.value for check in trial.checks},
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _value(parameter: Parameter, text: str) -> str | int | float:
+    if parameter.values is not None:
+        return text
+    return int(text) if parameter.whole is not None else float(text)
+
+
+def _text(parameter: Parameter, value: Any) -> str:
+    bounds = parameter.log_uniform or parameter.uniform
+    return sweep_values.number_text(float(value), bounds) if bounds else sweep_values.text(value)
+
+
+if __name__ == "__main__":
+    main()
