@@ -23,6 +23,8 @@ from allranks.report import report
 lr = float(sys.argv[1])
 for step in range(1, 13):
     report(step=step, total_steps=12, loss=lr + 1 / step)
+    while lr >= 5 and step == 4:
+        time.sleep(1)  # until it is stopped
     time.sleep(float(sys.argv[2]))
 """
 
