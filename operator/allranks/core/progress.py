@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
-from allranks.api.status import CurvePoint, ProgressStatus, RankProgress, Status
+from allranks.api.status import WITHOUT_PODS, CurvePoint, ProgressStatus, RankProgress, Status
 from allranks.core import topology
 from allranks.core.model import Pod, RankReport, Reports
 from allranks.core.naming import replica_key
@@ -58,12 +58,15 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
     before = status.progress or ProgressStatus()
     ranks = reports.ranks
     stepped = [rank for rank in ranks if rank.step is not None]
+    step = max((rank.step for rank in stepped if rank.step is not None), default=before.step)
+    if status.phase in WITHOUT_PODS and (step or 0) < (before.step or 0):
+        return status  # late reports of some ranks do not take back what the ended attempt has reached
     firsts = [(rank.first_step_at, rank.step or 0) for rank in ranks if rank.first_step_at]
     last_report = max((rank.stepped_at or rank.received_at for rank in stepped), default=before.last_report)
     if before.last_report and last_report and abs(last_report - before.last_report) <= _JITTER:
         last_report = before.last_report
     changes: ProgressChanges = {
-        "step": max((rank.step for rank in stepped if rank.step is not None), default=before.step),
+        "step": step,
         "total_steps": max((rank.total_steps for rank in ranks if rank.total_steps is not None), default=None),
         "epoch": max((rank.epoch for rank in ranks if rank.epoch is not None), default=before.epoch),
         "metrics": _metrics(ranks) or before.metrics,

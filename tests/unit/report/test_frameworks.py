@@ -211,6 +211,7 @@ model = torch.nn.Linear(2, 1)
 trainer = types.SimpleNamespace(
     model=model, global_step=0, current_epoch=0, estimated_stepping_batches=6,
     callback_metrics={"val/loss": torch.tensor(0.5)},
+    checkpoint_callbacks=[],
 )
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 callback.on_train_start(trainer, None)
