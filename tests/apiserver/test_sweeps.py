@@ -23,6 +23,8 @@ from allranks.report import report
 lr = float(sys.argv[1])
 for step in range(1, 13):
     report(step=step, total_steps=12, loss=lr + 1 / step)
+    while lr >= 5 and step == 4:
+        time.sleep(1)  # until it is stopped
     time.sleep(float(sys.argv[2]))
 """
 
@@ -146,6 +148,7 @@ def test_the_same_bug_in_the_first_trials_ends_the_sweep(world: World) -> None:
     assert found["counts"]["failed"] >= 3
 
 
+@pytest.mark.nightly
 def test_a_job_that_is_deleted_is_run_again(world: World) -> None:
     with world.operator(), world.kubelet():
         world.create(seconds=0.3, parameters={"lr": {"values": [0.1]}})
@@ -164,6 +167,7 @@ def test_a_sweep_with_a_mistake_that_the_API_server_does_not_find_fails_with_the
     assert condition["message"] == "spec.parameters.lr.uniform.max: must be larger than min"
 
 
+@pytest.mark.nightly
 def test_a_job_that_a_quota_refuses_is_named_and_created_when_the_quota_is_gone(world: World) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
     limits = {"hard": {"count/distributedtrainings.allranks.dev": "0"}}

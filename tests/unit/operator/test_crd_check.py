@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from allranks.api.crd import crd
+from allranks.api.crd import RESOURCES, crd
 from allranks.api.job import KIND
 from allranks.api.pool import KIND as POOL
 from allranks.operator import crd_check
@@ -20,7 +20,7 @@ from support.scripted import Answer, client_of, says, status
 
 def serves(definitions: dict[str, Any]) -> Answer:
     async def answer(request: web.Request) -> web.StreamResponse:
-        kind = KIND if "distributedtrainings" in request.path else POOL
+        kind = next(kind for kind, resource in RESOURCES.items() if resource.plural in request.path)
         found = definitions.get(kind)
         return await (says(found) if found else status(404, "NotFound"))(request)
 
@@ -36,7 +36,7 @@ def missing(definitions: dict[str, Any]) -> list[str]:
 
 
 def installed() -> dict[str, Any]:
-    return {kind: json.loads(json.dumps(crd(kind))) for kind in (KIND, POOL)}
+    return {kind: json.loads(json.dumps(crd(kind))) for kind in RESOURCES}
 
 
 def schema(definitions: dict[str, Any]) -> Any:

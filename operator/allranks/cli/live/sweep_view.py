@@ -27,11 +27,11 @@ class SweepView:
         self._sweep, self._out, self._quiet, self._colour = sweep, out, quiet, colour
         self._live: Live | None = None
         if live and not quiet:
-            from rich.console import Console
             from rich.live import Live as RichLive
 
-            console = Console(file=out, no_color=not colour)
-            self._live = RichLive(console=console, auto_refresh=False, transient=True)
+            from allranks.cli.safe_output import console
+
+            self._live = RichLive(console=console(out, colour), auto_refresh=False, transient=True)
             self._live.start()
 
     def status(self, status: SweepStatus) -> None:

@@ -187,7 +187,7 @@ def _without_trials(status: SweepStatus) -> Any:
 
 
 def _decisions(trial: Trial) -> Trial:
-    return trial.model_copy(update={"step": None, "value": None})
+    return of_trials.changed(trial, step=None, value=None)
 
 
 def _to_create(observed: SweepObserved) -> tuple[Any, ...]:
