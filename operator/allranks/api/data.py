@@ -13,9 +13,11 @@ from allranks.fields import Model, Name, Path, Sha256, Text, rules
 DataName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 """Becomes a part of the name of a volume, and of variables."""
 Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
-Revision = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Revision = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 InputState = Literal["Pending", "Fetching", "Ready", "Failed"]
 OutputState = Literal["Pending", "Uploading", "Uploaded", "Failed"]
+MESSAGE_LENGTH = 256
+"""Of the message of an output, so that the status stays small."""
 MOUNTED: tuple[str, ...] = ("claim", "image")
 """Schemes of inputs that are mounted as volumes."""
 
@@ -95,8 +97,8 @@ class Output(Model):
         return self.to.partition("://")[0]
 
 
-Inputs = Annotated[list[Input], Field(min_length=1, max_length=16, json_schema_extra=rules(*cel.DATA_NAMES))]
-Outputs = Annotated[list[Output], Field(min_length=1, max_length=16, json_schema_extra=rules(*cel.DATA_NAMES))]
+Inputs = Annotated[list[Input], Field(min_length=1, max_length=8, json_schema_extra=rules(*cel.DATA_NAMES))]
+Outputs = Annotated[list[Output], Field(min_length=1, max_length=8, json_schema_extra=rules(*cel.DATA_NAMES))]
 
 
 class InputStatus(Model):
@@ -124,4 +126,6 @@ class OutputStatus(Model):
     )
     bytes: Bytes | None = Field(None, description="Size of all files of the directory.")
     files: Bytes | None = Field(None, description="Number of files in the directory.")
-    message: Text | None = Field(None, description="Why the upload of the files failed.")
+    message: Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)] | None = Field(
+        None, description="Why the upload of the files failed."
+    )

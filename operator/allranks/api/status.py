@@ -348,10 +348,10 @@ class Status(Model):
         None, description="The checkpoint that ranks are asked for before their pods are deleted."
     )
     code: CodeStatus | None = Field(None, description="The code that the current attempt runs, if spec.code names it.")
-    inputs: Annotated[list[InputStatus], Field(max_length=16)] = Field(
+    inputs: Annotated[list[InputStatus], Field(max_length=8)] = Field(
         default_factory=list, description="The inputs with the revisions that the ranks read."
     )
-    outputs: Annotated[list[OutputStatus], Field(max_length=16)] = Field(
+    outputs: Annotated[list[OutputStatus], Field(max_length=8)] = Field(
         default_factory=list, description="The outputs, and whether they are uploaded."
     )
     selector: Annotated[str, StringConstraints(max_length=512)] = Field(

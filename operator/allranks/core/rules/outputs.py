@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from allranks.api.data import OutputStatus
+from allranks.api.data import MESSAGE_LENGTH, OutputStatus
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import topology, transitions
@@ -104,7 +104,7 @@ def observed(status: Status, uploads: Mapping[str, Upload]) -> list[OutputStatus
             state=found.state,
             bytes=found.bytes,
             files=found.files,
-            message=found.message[:1024] or None,
+            message=found.message[:MESSAGE_LENGTH] or None,
         )
         if output.state == "Uploading" and (found := uploads.get(output.name))
         else output
