@@ -16,8 +16,8 @@ Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 InputState = Literal["Pending", "Fetching", "Ready", "Failed"]
 OutputState = Literal["Pending", "Uploading", "Uploaded", "Failed"]
-MESSAGE_LENGTH = 256
-"""Of the message of an output, so that the status stays small."""
+MESSAGE_LENGTH = 128
+"""Of the message of an output, so that the status stays small. The condition has the whole message."""
 MOUNTED: tuple[str, ...] = ("claim", "image")
 """Schemes of inputs that are mounted as volumes."""
 

@@ -55,7 +55,7 @@ def finish(snapshot: Snapshot) -> Outcome:
     if not failed:
         return write(transitions.succeed(o.job, status, o.now), Event("Succeeded", "training completed"))
     message = "the program completed, but " + "; ".join(
-        f"output {output.name} is not uploaded: {output.message or 'unknown reason'}" for output in failed
+        f"output {output.name} is not uploaded: {_why(output, o.uploads)}" for output in failed
     )
     return write(transitions.fail(o.job, status, FAILED, message, o.now), Event(FAILED, message, warning=True))
 
@@ -89,11 +89,17 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
     if outputs == o.status.outputs:
         return None
     events = [
-        Event(FAILED, f"output {new.name} is not uploaded: {new.message}", warning=True)
+        Event(FAILED, f"output {new.name} is not uploaded: {_why(new, o.uploads)}", warning=True)
         for old, new in zip(o.status.outputs, outputs, strict=True)
         if (old.state, new.state) == ("Uploading", "Failed")
     ]
     return write(changed(o.status, outputs=outputs), *events)
+
+
+def _why(output: OutputStatus, uploads: Mapping[str, Upload]) -> str:
+    """The whole message; that of the status is its begin."""
+    found = uploads.get(output.name)
+    return (found.message if found else "") or output.message or "unknown reason"
 
 
 def observed(status: Status, uploads: Mapping[str, Upload]) -> list[OutputStatus]:
