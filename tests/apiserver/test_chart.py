@@ -176,7 +176,7 @@ def test_objects_of_users_survive_an_uninstall_and_serve_the_next_release(
     before = api.get("DistributedTraining", team, "penguins")["metadata"]["uid"]
 
     helm("uninstall", "allranks", f"--namespace={sys_}")
-    assert len(api.list("CustomResourceDefinition")) == 2
+    assert len(api.list("CustomResourceDefinition")) == 3
     assert counts(api) == {"a100": 8, "h100": 8}
     assert not [role for role in api.list("ClusterRole") if "allranks" in role["metadata"]["name"]]
 
@@ -289,10 +289,24 @@ FORBIDDEN = [
 ]
 
 
-def test_the_operator_has_exactly_the_permissions_that_it_needs(
+WITHOUT_SWEEPS = {"sweeps": {"enabled": False}}
+"""For sweeps the operator creates and patches jobs."""
+
+
+def test_with_sweeps_the_operator_may_create_and_patch_jobs(
     helm: Helm, bare: ControlPlane, sys_: str, team: str
 ) -> None:
     install(helm, sys_)
+    operator = f"system:serviceaccount:{sys_}:allranks"
+    eventually(lambda: may(bare, operator, "create", JOBS, team))
+    assert may(bare, operator, "patch", JOBS, team)
+    assert not may(bare, operator, "create", "trainingsweeps.allranks.dev", team)
+
+
+def test_the_operator_has_exactly_the_permissions_that_it_needs(
+    helm: Helm, bare: ControlPlane, sys_: str, team: str
+) -> None:
+    install(helm, sys_, WITHOUT_SWEEPS)
     operator = f"system:serviceaccount:{sys_}:allranks"
     eventually(lambda: may(bare, operator, "list", JOBS))  # the authorizer's cache follows
     assert [needed for needed in NEEDED if not may(bare, operator, *needed, team)] == []
@@ -305,7 +319,7 @@ def test_the_operator_has_exactly_the_permissions_that_it_needs(
 def test_a_release_for_namespaces_has_permissions_only_there(
     helm: Helm, bare: ControlPlane, sys_: str, team: str
 ) -> None:
-    install(helm, sys_, {"namespaces": [team]})
+    install(helm, sys_, {"namespaces": [team], **WITHOUT_SWEEPS})
     operator = f"system:serviceaccount:{sys_}:allranks"
     eventually(lambda: may(bare, operator, "list", JOBS, team))
     assert [needed for needed in NEEDED if not may(bare, operator, *needed, team)] == []

@@ -18,7 +18,7 @@ def test_an_administrator_sees_what_the_cluster_needs(allranks, control_plane, n
     assert found["api server"][0] == "ok"
     assert found["api server"][1].startswith(f"{control_plane.url} (context tests) is Kubernetes v1.")
     assert found["api server"][1].endswith(f", namespace {namespace}")
-    assert found["crds"] == ("ok", "TrainingPool has the fields of this client")
+    assert found["crds"] == ("ok", "TrainingSweep has the fields of this client")
     assert found["operator"] == (
         "problem",
         "no Deployment of the operator: jobs are accepted, but nothing runs them",

@@ -12,7 +12,8 @@ from allranks.fields import Model, Name, Path, Sha256, Text, rules
 
 DataName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 """Becomes a part of the name of a volume, and of variables."""
-Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Bytes = Annotated[int, Field(ge=0, le=2**53 - 1)]
+"""JSON numbers are exact up to this value."""
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 InputState = Literal["Pending", "Fetching", "Ready", "Failed"]
 OutputState = Literal["Pending", "Uploading", "Uploaded", "Failed"]
