@@ -78,7 +78,7 @@ class World:
         return self.api.get("TrainingSweep", self.namespace, "search").get("status") or {}
 
     def ended(self, phase: str) -> Manifest:
-        eventually(lambda: self.status().get("phase") in ("Succeeded", "Failed"), 60, "the end of the sweep")
+        eventually(lambda: self.status().get("phase") in ("Succeeded", "Failed"), 120, "the end of the sweep")
         found = self.status()
         assert found["phase"] == phase, found["conditions"]
         return found
@@ -122,6 +122,7 @@ def test_an_operator_that_dies_continues_with_the_same_trials(world: World) -> N
     assert found["disruptions"] == 0
 
 
+@pytest.mark.nightly
 def test_a_worse_trial_is_stopped_while_it_runs_and_keeps_its_job(world: World) -> None:
     with world.operator(), world.kubelet():
         values = {"values": [0.1, 5, 6, 0.2]}
