@@ -18,10 +18,14 @@ from support.live import eventually
 from support.process_kubelet import process_kubelet
 
 PROGRAM = """
-import sys, time
+import pathlib, sys, time
 from allranks.report import report
-lr = float(sys.argv[1])
+lr, folder = float(sys.argv[1]), pathlib.Path(sys.argv[0]).parent
 for step in range(1, 13):
+    while lr >= 5 and step == 2 and len(list(folder.glob("*.good"))) < 2:
+        time.sleep(0.05)  # two good trials are past the first check: without others, a trial passes it
+    if lr < 5 and step == 4:
+        (folder / f"{lr}.good").touch()
     report(step=step, total_steps=12, loss=lr + 1 / step)
     while lr >= 5 and step == 4:
         time.sleep(1)  # until it is stopped

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from allranks.api.status import Message, Time
+from allranks.api.status import Condition, Time
 from allranks.fields import Count, Model, Name, Reason, Text
 
 SweepPhase = Literal["Pending", "Running", "Succeeded", "Failed"]
@@ -19,19 +19,12 @@ ENDED: frozenset[str] = frozenset({"Succeeded", "Failed", "Stopped", "Lost"})
 Parameters = Annotated[dict[Name, Annotated[str, StringConstraints(max_length=8192)]], Field(max_length=32)]
 
 
-class SweepCondition(Model):
+class SweepCondition(Condition):
     """A condition, as everywhere in Kubernetes."""
 
     type: Literal["Running", "Complete", "Failed"] = Field(
         description="Type of the condition; Complete and Failed are final."
     )
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
-    reason: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
-        description="The reason in one word, for programs."
-    )
-    message: Message = Field(description="The reason in a sentence, for people.")
-    last_transition_time: Time = Field(description="When status changed last.")
-    observed_generation: Count = Field(0, description="Generation of spec that the condition is based on.")
 
 
 class Check(Model):
