@@ -25,6 +25,7 @@ import yaml
 from support.api import Api, ApiError
 from support.controlplane import ControlPlane, free_ports
 from support.helm import CHART, ROOT, Helm, HelmError, Manifest, built
+from support.live import wait_until_served
 
 JOB: Manifest = {
     "apiVersion": "allranks.dev/v1alpha1",
@@ -61,25 +62,6 @@ def api(bare: ControlPlane) -> Iterator[Api]:
         with contextlib.suppress(ApiError):  # the test may have deleted it
             bare.api.delete("CustomResourceDefinition", None, definition["metadata"]["name"])
     eventually(lambda: not bare.api.list("CustomResourceDefinition"))
-
-
-def wait_until_served(api: Api) -> None:
-    """A CRD that is deleted before its objects were listed may stay Terminating forever (Kubernetes 1.36:
-    "could not list instances: storage is (re)initializing")."""
-
-    def listed(name: str, kind: str) -> bool:
-        present = api.find("CustomResourceDefinition", None, name)
-        if present is None or "deletionTimestamp" in present["metadata"]:
-            return True  # it is terminating
-        try:
-            api.list(kind)
-        except ApiError:
-            return False
-        return True
-
-    for definition in api.list("CustomResourceDefinition"):
-        name, kind = definition["metadata"]["name"], definition["spec"]["names"]["kind"]
-        eventually(lambda name=name, kind=kind: listed(name, kind))
 
 
 @pytest.fixture

@@ -167,9 +167,11 @@ def test_the_operator_waits_for_the_crds(
         monkeypatch.setattr(sessions, "wait_for_crds", return_once)
     connection = live.connection(control_plane)
     names = [yaml.safe_load(path.read_text())["metadata"]["name"] for path in DEFINITIONS]
+    live.wait_until_served(control_plane.api)
     for name in names:
         control_plane.api.delete("CustomResourceDefinition", None, name)
-    eventually(lambda: not control_plane.api.list("CustomResourceDefinition"))
+    definitions = [("CustomResourceDefinition", None, name) for name in names]
+    eventually(lambda: not any(control_plane.api.find(*each) for each in definitions))
     with live.operator(connection, namespace, pools=False) as operator:
         eventually(lambda: operator.session)
         time.sleep(0.5)

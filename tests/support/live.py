@@ -15,7 +15,7 @@ from allranks.operator.app import Operator
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing
 
-from .api import Manifest
+from .api import Api, ApiError, Manifest
 from .controlplane import ControlPlane
 from .kubelet import Kubelet, Program
 from .kubernetes_world import SETTINGS
@@ -84,3 +84,24 @@ def eventually(condition: Callable[[], Any], seconds: float = 120, what: str = "
 def phase(control_plane: ControlPlane, namespace: str, name: str = "demo") -> str:
     found = control_plane.api.find(KIND, namespace, name) or {}
     return found.get("status", {}).get("phase", "")
+
+
+def wait_until_served(api: Api) -> None:
+    """A CRD that is deleted before its objects were listed may stay Terminating forever (Kubernetes 1.36 and 1.37:
+    "could not list instances: storage is (re)initializing")."""
+
+    def listed(name: str, objects: str) -> bool:
+        present = api.find("CustomResourceDefinition", None, name)
+        if present is None or "deletionTimestamp" in present["metadata"]:
+            return True  # it is terminating
+        try:
+            api.request("GET", objects)
+        except ApiError:
+            return False
+        return True
+
+    for definition in api.list("CustomResourceDefinition"):
+        name, spec = definition["metadata"]["name"], definition["spec"]
+        version = next(each["name"] for each in spec["versions"] if each["served"])
+        objects = f"/apis/{spec['group']}/{version}/{spec['names']['plural']}"
+        eventually(lambda name=name, objects=objects: listed(name, objects), what=f"{name} is served")  # type: ignore[misc]
