@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -247,6 +249,8 @@ def _holds(rule: str, value: Any, lenient: bool) -> bool:
 
 @cache
 def _program(rule: str) -> Any:
+    # The package also imports its command line, which takes 0.2 s: a third of `allranks validate`.
+    sys.modules.setdefault("cel.cli", ModuleType("cel.cli"))
     import cel
 
     return cel.compile(rule)
