@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import json
+
 
 def last_lines(text: str, lines: int, characters: int) -> str:
     """The last `lines` lines of `text`, and of these at most the last `characters` characters."""
     return "\n".join(text.rstrip().splitlines()[-lines:])[-characters:]
+
+
+def stored_bytes(text: str) -> int:
+    """Bytes of the text in a stored object, which is JSON. Go's encoder escapes more characters than Python's."""
+    encoded = len(json.dumps(text, ensure_ascii=False).encode()) - len('""')
+    return encoded + sum(text.count(each) * (6 - len(each.encode())) for each in "<>&\u2028\u2029")
+
+
+def beginning(text: str, limit: int) -> str:
+    """The beginning of a text that takes at most `limit` bytes in a stored object."""
+    if len(text) * 6 <= limit or stored_bytes(text) <= limit:
+        return text
+    taken = 0
+    for index, character in enumerate(text):
+        taken += stored_bytes(character)
+        if taken > limit:
+            return text[:index]
+    return text
 
 
 def size(number: float) -> str:

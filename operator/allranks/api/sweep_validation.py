@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +16,12 @@ from allranks.api.sweep import KIND, MAX_TRIALS, Sweep, SweepSpec
 from allranks.api.validation import Problem
 from allranks.api.validation_messages import json_type, path_step, problem
 from allranks.errors import InvalidManifest
+from allranks.text import stored_bytes
 
+MAX_SPEC_BYTES = 256 * 1024
+"""JSON text of a sweep's spec."""
+MAX_PARAMETER_BYTES = 256 * 1024
+"""Names and values of the parameters of all trials, which the status holds."""
 TEMPLATE = "spec.template.spec"
 _NAME = re.compile(r"[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _NESTED = "a sweep of sweeps is refused: the template is a DistributedTraining"
@@ -29,6 +35,8 @@ def parse_sweep(document: Any) -> Sweep:
         raise InvalidManifest(wrong)
     if _contains_sweep(document):
         raise InvalidManifest([("spec.template", _NESTED)])
+    if _is_too_large(document.get("spec")):
+        raise InvalidManifest([too_large()])
     problems: list[Problem] = []
     parsed: Any = None
     try:
@@ -42,6 +50,19 @@ def parse_sweep(document: Any) -> Sweep:
     if problems or parsed is None:
         raise InvalidManifest(list(dict.fromkeys(problems)))
     return Sweep(parsed.metadata, parsed.spec)
+
+
+def _is_too_large(spec: Any) -> bool:
+    try:
+        text = json.dumps(spec, separators=(",", ":"), ensure_ascii=False, default=str)
+    except RecursionError:
+        return True
+    return len(text) > MAX_SPEC_BYTES or len(text.encode(errors="replace")) > MAX_SPEC_BYTES
+
+
+def too_large() -> Problem:
+    limit = f"{MAX_SPEC_BYTES // 1024} KiB"
+    return "spec", f"has more than {limit} as JSON, or is nested too deeply: move data to a ConfigMap or image"
 
 
 def job_document(document: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -82,6 +103,9 @@ def template_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
     except InvalidManifest as error:
         # The name is that of the sweep, whose own rule is stricter.
         yield from ((in_template(path), text) for path, text in error.problems if path != "metadata.name")
+
+
+_PUNCTUATION = len('"":"",')
 
 
 _OF_THE_SWEEP = {
@@ -138,3 +162,11 @@ def _problems_of(spec: SweepSpec) -> Iterator[Problem]:
         yield "spec.parameters", f"have {size} combinations, but a sweep has at most {MAX_TRIALS} trials: set trials"
     if size and spec.trials and spec.trials > size:
         yield "spec.trials", f"there are only {size} combinations: remove trials"
+    largest = sum(
+        stored_bytes(name) + sweep_values.longest(parameter) + _PUNCTUATION
+        for name, parameter in spec.parameters.items()
+    )
+    fits = max(0, MAX_PARAMETER_BYTES // largest - 1)  # the status has the best trial twice
+    if sweep_values.number_of_trials(spec) > fits:
+        # Not at trials, which may be absent.
+        yield "spec.parameters", f"take up to {largest} bytes per trial, of which {fits} trials fit into the status"

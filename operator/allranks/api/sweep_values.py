@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 
 from allranks.api.sweep import MAX_TRIALS, IntRange, LogRange, Parameter, Range, SweepSpec
+from allranks.text import stored_bytes
 
 VARIABLE_PREFIX = "ALLRANKS_PARAM_"
 _DIGITS = 6
@@ -45,6 +47,15 @@ def grid_size(parameter: Parameter) -> int | None:
 
 def whole_size(of: IntRange) -> int:
     return (of.max - of.min) // of.step + 1
+
+
+def longest(parameter: Parameter) -> int:
+    """Largest number of bytes that a value of the parameter takes in the status."""
+    if parameter.values is not None:
+        return max(stored_bytes(text(value)) for value in parameter.values)
+    if parameter.whole is not None:
+        return max(len(text(parameter.whole.min)), len(text(parameter.whole.max)))
+    return len(text(-sys.float_info.max))
 
 
 def grid_value(parameter: Parameter, index: int) -> str:

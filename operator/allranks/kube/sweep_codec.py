@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from datetime import datetime
 from typing import Any
 
 import msgspec
 from pydantic import ValidationError
 
 from allranks.api import sweep as api
+from allranks.api.job import API_VERSION
 from allranks.api.status import Status
 from allranks.api.sweep import Sweep
-from allranks.api.sweep_status import SweepStatus
-from allranks.api.sweep_validation import parse_sweep
+from allranks.api.sweep_status import SweepCondition, SweepStatus
+from allranks.api.sweep_validation import MAX_SPEC_BYTES, parse_sweep, too_large
 from allranks.core.model import Manifest
 from allranks.core.sweeps.model import TrialJob
 from allranks.errors import InvalidManifest
@@ -21,8 +24,59 @@ from allranks.kube.job_codec import DecodeError
 from allranks.kube.json_decoder import decoder
 
 
+class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
+    """What the operator uses of the metadata of a sweep."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class RawSweep(msgspec.Struct):
+    """A sweep whose spec and status are JSON text."""
+
+    metadata: _Metadata
+    spec: msgspec.Raw = msgspec.Raw(b"null")
+    status: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def version(self) -> int:
+        return int(self.metadata.resource_version or 0)
+
+    def compact(self) -> RawSweep:
+        """The same sweep, which does not hold the memory of the response that it was a part of. A spec that is larger
+        than allowed is dropped: such a sweep never runs."""
+        too_large = len(bytes(self.spec)) > MAX_SPEC_BYTES
+        spec = msgspec.Raw(b"null") if too_large else self.spec.copy()
+        return RawSweep(self.metadata, spec, self.status.copy())
+
+    def manifest(self) -> Manifest:
+        """Decoded. `spec` is None if it was dropped, or is nested too deeply."""
+        spec: Any = None
+        with contextlib.suppress(msgspec.DecodeError):
+            spec = _any(self.spec)
+        return {
+            "apiVersion": API_VERSION,
+            "kind": api.KIND,
+            "metadata": msgspec.to_builtins(self.metadata),
+            "spec": spec,
+            "status": _any(self.status) or {},
+        }
+
+
+_any = decoder(Any)
+raw_sweep = decoder(RawSweep)
+"""The sweep in a response of the API server."""
+
+
 def sweep(manifest: Manifest) -> Sweep:
     """Raises DecodeError, with the paths of the fields."""
+    if manifest.get("spec") is None:  # the schema requires it
+        raise DecodeError(": ".join(too_large()))
     try:
         return parse_sweep({name: value for name, value in manifest.items() if name != "status"})
     except InvalidManifest as error:
@@ -50,6 +104,30 @@ def status(manifest: Manifest) -> SweepStatus:
 
 def encode(of: SweepStatus) -> Manifest:
     return of.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+def invalid_patch(manifest: Manifest, message: str, now: datetime) -> Manifest | None:
+    """The change of the status of a sweep that cannot be evaluated. Without trials it fails. None: it has ended."""
+    before: Any = manifest.get("status") or {}
+    if before.get("phase") in ("Succeeded", "Failed"):
+        return None
+    generation = manifest["metadata"].get("generation", 0)
+    kind, value = ("Running", "False") if before.get("trials") else ("Failed", "True")
+    condition = SweepCondition(
+        type=kind,  # type: ignore[arg-type]
+        status=value,  # type: ignore[arg-type]
+        reason="InvalidSpec",
+        message=message,
+        last_transition_time=now,
+        observed_generation=generation,
+    )
+    if kind == "Running":
+        return {"conditions": [condition.model_dump(by_alias=True, exclude_none=True, mode="json")]}
+    return encode(
+        SweepStatus(
+            phase="Failed", conditions=[condition], start_time=now, completion_time=now, observed_generation=generation
+        )
+    )
 
 
 class _Spec(msgspec.Struct):

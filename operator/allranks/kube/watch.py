@@ -22,6 +22,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 PAGE = 500
+PAGE_OF_LARGE_OBJECTS = 100
+"""150 MB, if each has the largest size that the API server stores."""
 FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 15.0
 BRIEF_SECONDS = 1.0
@@ -66,7 +68,8 @@ class Watch(Generic[T]):
 
     `forbidden(message)` is called when the API server rejects the watch. `on_error(error, failures)` replaces the log:
     it is called for each failure, with the number of failures in a row, and what it raises ends the watch.
-    `on_open()` is called when the API server has accepted the watch, also after a lost connection.
+    `on_open()` is called when the API server has accepted the watch, also after a lost connection. `page` is the number
+    of objects that one request lists.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Watch(Generic[T]):
         forbidden: Callable[[str], None] | None = None,
         on_error: Callable[[ApiError | msgspec.DecodeError, int], None] | None = None,
         on_open: Callable[[], None] = lambda: None,
+        page: int = PAGE,
     ) -> None:
         self.path = path
         self.synced = asyncio.Event()
@@ -98,6 +102,7 @@ class Watch(Generic[T]):
         self._parameters, self._accept = dict(parameters or {}), accept
         self._renewed_after = renewed_after
         self._silence = SILENCE_SECONDS if silence is None else silence
+        self._page_size = page
         self._version = ""
 
     @property
@@ -150,7 +155,9 @@ class Watch(Generic[T]):
         objects: list[T] = []
         further, version = "", "0"
         while True:
-            parameters = {**self._parameters, "limit": str(PAGE)} | ({"continue": further} if further else {})
+            parameters = {**self._parameters, "limit": str(self._page_size)} | (
+                {"continue": further} if further else {}
+            )
             page = _page(await self._client.request("GET", self.path, None, parameters, accept=self._accept))
             self.alive_at = time.monotonic()
             version, further = page.metadata.resource_version, page.metadata.further

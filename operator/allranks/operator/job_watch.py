@@ -47,9 +47,6 @@ _OPEN_SESSIONS = 4
 """When a token is rejected, kopf closes the HTTP session while its other requests still use it. aiohttp then raises an
 AssertionError, which ends kopf. So a session is closed only when there are this many newer ones."""
 
-_PAGE = 100
-"""Jobs in a page of a list: 150 MB, if each has the largest size that the API server stores."""
-
 Listed = Callable[[Set[JobKey], int, str | None], None]
 """Called with all jobs (in a namespace; None: in all) at a resourceVersion."""
 
@@ -245,7 +242,7 @@ def kopf_settings(ours: Settings) -> kopf.OperatorSettings:
     out.networking.request_timeout = ours.request_timeout
     out.watching.server_timeout = ours.watch_timeout
     out.watching.inactivity_timeout = watch.SILENCE_SECONDS
-    out.watching.chunk_size = _PAGE
+    out.watching.chunk_size = watch.PAGE_OF_LARGE_OBJECTS
     out.queueing.idle_timeout = 1.0
     out.queueing.exit_timeout = 1.0
     out.process.ultimate_exiting_timeout = None

@@ -19,7 +19,7 @@ from allranks.kube.auth import Connection
 from allranks.kube.client import Client
 from allranks.kube.errors import NotFound
 from allranks.kube.transport import Transport
-from allranks.kube.watch import Watch
+from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey, PodCache
@@ -256,6 +256,7 @@ class Session:
             parameters={"labelSelector": JOB_LABEL},
             renewed_after=self._settings.watch_timeout,
             forbidden=lambda _: self.unreadable.add(namespace),
+            page=PAGE_OF_LARGE_OBJECTS,
         )
 
     async def _watch_jobs(self, stop: asyncio.Event) -> None:

@@ -1,20 +1,26 @@
-"""Cache of TrainingSweeps, fed by a watch in each namespace and by the responses to our own writes."""
+"""Cache of TrainingSweeps, fed by a watch in each namespace and by the responses to our own writes.
+
+Spec and status stay JSON text until they are needed: as Python objects they take up to sixty times their size.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-from allranks.api.job import API_VERSION
-from allranks.api.sweep import KIND
+from allranks.api.sweep import Sweep
 from allranks.core.model import Manifest
 from allranks.kube import paths
 from allranks.kube.client import Client
-from allranks.kube.watch import Watch
+from allranks.kube.sweep_codec import RawSweep
+from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator.cache import JobKey
 
 logger = logging.getLogger(__name__)
+
+MAX_DECODED_BYTES = 2**20
+"""JSON text of all sweeps that are kept decoded: about 60 MB as Python objects."""
 
 
 class SweepCache:
@@ -23,7 +29,7 @@ class SweepCache:
     def __init__(
         self, client: Client, namespaces: Sequence[str | None], renewed_after: int, changed: Callable[[JobKey], None]
     ) -> None:
-        self._sweeps: dict[JobKey, Manifest] = {}
+        self._sweeps: dict[JobKey, RawSweep] = {}
         self._changed = changed
         self._unavailable: set[str] = set()
         self.watches = {
@@ -34,35 +40,44 @@ class SweepCache:
     def __iter__(self) -> Iterator[JobKey]:
         return iter(list(self._sweeps))
 
-    def get(self, key: JobKey) -> Manifest | None:
-        return self._sweeps.get(key)
+    def __contains__(self, key: JobKey) -> bool:
+        return key in self._sweeps
 
-    def upsert(self, sweep: Manifest, deleted: bool = False) -> None:
+    def get(self, key: JobKey) -> Manifest | None:
+        """The sweep, decoded. `spec` is None if it is larger than allowed."""
+        found = self._sweeps.get(key)
+        return found.manifest() if found else None
+
+    def upsert(self, sweep: RawSweep, deleted: bool = False) -> None:
         """Older versions never replace newer ones."""
         key = _key(sweep)
         cached = self._sweeps.get(key)
-        if cached is not None and _version(sweep) < _version(cached):
+        if cached is not None and sweep.version < cached.version:
             return
         if deleted:
             self._sweeps.pop(key, None)
         else:
-            metadata = {name: value for name, value in sweep["metadata"].items() if name != "managedFields"}
-            self._sweeps[key] = {**sweep, "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
-        if cached is None or deleted or _version(sweep) > _version(cached):
+            self._sweeps[key] = sweep.compact()
+        if cached is None or deleted or sweep.version > cached.version:
             self._changed(key)
+
+    def size(self, key: JobKey) -> int:
+        """Bytes of the spec as JSON text."""
+        found = self._sweeps.get(key)
+        return len(found.spec) if found else 0
 
     def forget(self, key: JobKey) -> None:
         """The API server answered 404."""
         self._sweeps.pop(key, None)
 
-    def _watch(self, client: Client, namespace: str | None, renewed_after: int) -> Watch[dict[str, Any]]:
-        def listed(found: Sequence[Manifest], version: int) -> None:
+    def _watch(self, client: Client, namespace: str | None, renewed_after: int) -> Watch[RawSweep]:
+        def listed(found: Sequence[RawSweep], version: int) -> None:
             present = {_key(sweep) for sweep in found}
             for sweep in found:
                 self.upsert(sweep)
             for key in self:
                 stale = key not in present and namespace in (None, key[0])
-                if stale and _version(self._sweeps[key]) <= version:
+                if stale and self._sweeps[key].version <= version:
                     del self._sweeps[key]
 
         def forbidden(message: str) -> None:
@@ -71,17 +86,44 @@ class SweepCache:
         return Watch(
             client,
             paths.sweeps(namespace),
-            dict[str, Any],
+            RawSweep,
             listed=listed,
             changed=self.upsert,
             renewed_after=renewed_after,
             forbidden=forbidden,
+            page=PAGE_OF_LARGE_OBJECTS,
         )
 
 
-def _key(sweep: Manifest) -> JobKey:
-    return sweep["metadata"].get("namespace", ""), sweep["metadata"]["name"]
+class DecodedSweeps:
+    """The sweeps that were decoded last, of at most `MAX_DECODED_BYTES` of JSON text together."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[JobKey, tuple[str, int, int, Sweep]] = OrderedDict()
+        """(UID, generation, bytes, sweep); the one that was used last is the last one."""
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: JobKey, uid: str, generation: int) -> Sweep | None:
+        kept = self._kept.get(key)
+        if kept is None or kept[:2] != (uid, generation):
+            return None
+        self._kept.move_to_end(key)
+        return kept[3]
+
+    def keep(self, key: JobKey, uid: str, generation: int, size: int, sweep: Sweep) -> None:
+        self.forget(key)
+        self._kept[key] = uid, generation, size, sweep
+        self._bytes += size
+        while self._bytes > MAX_DECODED_BYTES:
+            self.forget(next(iter(self._kept)))
+
+    def forget(self, key: JobKey) -> None:
+        if kept := self._kept.pop(key, None):
+            self._bytes -= kept[2]
 
 
-def _version(sweep: Manifest) -> int:
-    return int(sweep["metadata"].get("resourceVersion") or 0)
+def _key(sweep: RawSweep) -> JobKey:
+    return sweep.metadata.namespace, sweep.metadata.name

@@ -9,12 +9,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
-
-import msgspec
 
 from allranks.api.sweep import Sweep, SweepSpec
-from allranks.api.sweep_status import SweepCondition, SweepStatus
+from allranks.api.sweep_status import SweepStatus
 from allranks.core.model import Event, Manifest
 from allranks.core.sweeps.model import Suggestion, SweepObserved, SweepPlan
 from allranks.core.sweeps.plan import plan
@@ -25,21 +22,24 @@ from allranks.kube.job_codec import DecodeError
 from allranks.kube.merge_patch import diff
 from allranks.operator.cache import JobCache, JobKey
 from allranks.operator.event_recorder import Recorder
-from allranks.operator.sweep_cache import SweepCache
+from allranks.operator.sweep_cache import DecodedSweeps, SweepCache
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import ShutDown, WorkQueue
 from allranks.suggest.process import CannotSuggest
+from allranks.text import beginning
 
 Suggest = Callable[[SweepSpec, Suggestion], Awaitable[dict[str, str]]]
+Decide = Callable[[SweepObserved], SweepPlan]
 logger = logging.getLogger("allranks.sweeps")
+
+MAX_INVALID_BYTES = 4096
+"""Of a condition's message."""
 
 
 @dataclass
 class _State:
     """What is remembered of one sweep between two reconciles."""
 
-    decoded: tuple[str, int, Sweep] | None = None
-    """(UID, generation, sweep)"""
     suggested: dict[int, dict[str, str]] = field(default_factory=dict)
     rejected: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Name of a job -> (reason, message) with which its creation was refused."""
@@ -64,11 +64,14 @@ class SweepController:
         renewed_after: int,
         timing: Timing,
         clock: Clock,
+        decide: Decide = plan,
     ) -> None:
+        self._decide = decide
         self._client, self._jobs, self._recorder, self._suggest = client, jobs, recorder, suggest
         self._enqueue_job, self._timing, self._clock = enqueue_job, timing, clock
         self.queue: WorkQueue[JobKey] = WorkQueue(clock, lambda failed: min(timing.retry_max, 2.0 ** min(failed, 9)))
         self.sweeps = SweepCache(client, namespaces, renewed_after, self._enqueue)
+        self._decoded = DecodedSweeps()
         self._states: dict[JobKey, _State] = {}
         self._open: set[str | None] = set()
 
@@ -125,8 +128,9 @@ class SweepController:
             self.queue.add_rate_limited(key)
         finally:
             self.queue.done(key)
-            if self.sweeps.get(key) is None:
+            if key not in self.sweeps:
                 self._states.pop(key, None)
+                self._decoded.forget(key)
                 self.queue.forget(key)
 
     async def _reconcile(self, key: JobKey, state: _State) -> bool:
@@ -137,13 +141,20 @@ class SweepController:
             if raw is None or raw["metadata"].get("deletionTimestamp"):
                 return tried  # its jobs are deleted by the garbage collector
             try:
-                sweep, status = self._decoded(raw, state), sweep_codec.status(raw)
+                sweep, status = self._decode(key, raw), sweep_codec.status(raw)
+                await self._read_missing(key[0], status)
+                wanted = self._decide(self._observe(key[0], sweep, status, state))
             except DecodeError as error:
                 await self._report_invalid(key, raw, state, str(error))
                 return tried
+            except ApiError:
+                raise
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}"
+                message = f"the operator cannot evaluate this sweep ({what}): correct its spec, or report a bug"
+                await self._report_invalid(key, raw, state, message, error)
+                return tried
             state.invalid = ""
-            await self._read_missing(key[0], status)
-            wanted = plan(self._observe(key[0], sweep, status, state))
             if wanted.ask:
                 state.suggested[wanted.ask.number] = await self._ask(sweep, wanted.ask, raw, state)
             if wanted.status is not None and not self._postponed(key, wanted, state):
@@ -168,12 +179,14 @@ class SweepController:
         waits = self._clock.monotonic() < state.retry_at
         return [each for each in manifests if not (waits and each["metadata"]["name"] in state.rejected)]
 
-    def _decoded(self, raw: Manifest, state: _State) -> Sweep:
+    def _decode(self, key: JobKey, raw: Manifest) -> Sweep:
         """Raises DecodeError."""
         uid, generation = raw["metadata"]["uid"], raw["metadata"].get("generation", 1)
-        if state.decoded is None or state.decoded[:2] != (uid, generation):
-            state.decoded = uid, generation, sweep_codec.sweep(raw)
-        return state.decoded[2]
+        found = self._decoded.get(key, uid, generation)
+        if found is None:
+            found = sweep_codec.sweep(raw)
+            self._decoded.keep(key, uid, generation, self.sweeps.size(key), found)
+        return found
 
     def _observe(self, namespace: str, sweep: Sweep, status: SweepStatus, state: _State) -> SweepObserved:
         names = {trial.job for trial in status.trials}
@@ -217,21 +230,24 @@ class SweepController:
 
     async def _write(self, key: JobKey, raw: Manifest, status: SweepStatus) -> bool:
         """False: the sweep changed in the meantime; then it is read."""
+        return await self._patch(key, raw, diff(raw.get("status") or {}, sweep_codec.encode(status)))
+
+    async def _patch(self, key: JobKey, raw: Manifest, change: Manifest) -> bool:
+        """Patches the status."""
         metadata = raw["metadata"]
-        change = diff(raw.get("status") or {}, sweep_codec.encode(status))
         guard = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
+        written = True
         try:
             answer = await self._client.patch(paths.sweeps(*key, "status"), {"metadata": guard, "status": change})
         except (Conflict, NotFound):
+            written = False
             try:
                 answer = await self._client.get(paths.sweeps(*key))
             except NotFound:
                 self.sweeps.forget(key)
                 return False
-            self.sweeps.upsert(msgspec.json.decode(answer))
-            return False
-        self.sweeps.upsert(msgspec.json.decode(answer))
-        return True
+        self.sweeps.upsert(sweep_codec.raw_sweep(answer))
+        return written
 
     async def _create(self, namespace: str, manifests: Iterable[Manifest], state: _State) -> None:
         for manifest in manifests:
@@ -260,25 +276,20 @@ class SweepController:
             except (Conflict, NotFound):
                 await self._read_job(namespace, name)
 
-    async def _report_invalid(self, key: JobKey, raw: Manifest, state: _State, message: str) -> None:
-        """A sweep that has no trials fails. One with trials waits until it can be decoded."""
+    async def _report_invalid(
+        self, key: JobKey, raw: Manifest, state: _State, message: str, error: Exception | None = None
+    ) -> None:
+        """A sweep that has no trials fails. One with trials waits until it can be decoded and evaluated."""
+        message = beginning(message, MAX_INVALID_BYTES)
         if state.invalid == message:
             return
-        state.invalid = message
-        now = self._clock.now()
-        before: Any = raw.get("status") or {}
+        logger.error("sweep %s is invalid: %s", "/".join(key), message, exc_info=error)
         self._emit(raw, [Event("InvalidSpec", message, warning=True)])
-        if before.get("trials") or before.get("phase") in ("Succeeded", "Failed"):
-            logger.error("sweep %s is invalid: %s", "/".join(key), message)
-            return
-        condition = SweepCondition(
-            type="Failed", status="True", reason="InvalidSpec", message=message[:4096], last_transition_time=now
-        )
-        generation = raw["metadata"].get("generation", 0)
-        failed = SweepStatus(
-            phase="Failed", conditions=[condition], start_time=now, completion_time=now, observed_generation=generation
-        )
-        await self._write(key, raw, failed)
+        change = sweep_codec.invalid_patch(raw, message, self._clock.now())
+        if change is None or await self._patch(key, raw, change):
+            state.invalid = message
+        else:
+            self.queue.add(key)
 
     def _emit_refusals(self, raw: Manifest, after: SweepStatus, before: SweepStatus) -> None:
         running, was = after.condition("Running"), before.condition("Running")

@@ -21,21 +21,23 @@ from allranks.core.rules import Act, failure
 from allranks.core.snapshot import Snapshot
 from support.builders import at, failed, job, preempted, started, succeeded
 
-SCENES = 60
+SCENES = 90
 CODES = [(1, "ValueError: no data"), (1, "ConnectionError: peer 17 closed"), (137, ""), (3, "OSError: disk"), (139, "")]
 
 
 @pytest.mark.parametrize("limit", [3, failure.MAX_DECISIONS])
 def test_the_decisions_of_a_write_are_those_of_one_failure_at_a_time(limit: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failure, "MAX_DECISIONS", limit)
-    several = 0
+    several = upstream = 0
     for seed in range(SCENES):
         snapshot = _scene(random.Random(seed))
         wanted = _one_by_one(snapshot, limit)
         outcome = failure.handle_failures(snapshot)
         assert (outcome.plan if isinstance(outcome, Act) else None) == wanted, seed
         several += wanted is not None and len(wanted.events) > 2
+        upstream += wanted is not None and any("caused by an earlier failure" in each.message for each in wanted.events)
     assert several > SCENES / 4, "the scenes have several failures each"
+    assert upstream > 2, "and some that an earlier failure caused"
 
 
 def _scene(dice: random.Random) -> Snapshot:
@@ -68,12 +70,16 @@ def _scene(dice: random.Random) -> Snapshot:
             del life.pods[name]
             life.pods[f"{name}-{count}"] = replace(each, name=f"{name}-{count}", restart=count, started_at=at(96))
     life.status = life.status.model_copy(update={"replica_restarts": entries})
+    chief_first = dice.random() < 0.15
     for name, each in sorted(life.pods.items()):
         event, after = dice.random(), dice.choice([100, 101, 130, 150, 151])
         changes: dict[str, Any] = {"restart": each.restart, "name": each.name, "started_at": each.started_at}
-        if each.role == "chief" and dice.random() < 0.7:
+        if each.role == "chief" and chief_first:
+            # All other ranks restart with the chief, and a parameter server may have caused its failure.
+            end = failed(each.role, each.index, after=99, code=1, message="ConnectionError: peer 17 closed")
+        elif each.role == "chief" and dice.random() < 0.7:
             continue
-        if event < 0.5:
+        elif event < 0.5:
             code, message = dice.choice(CODES)
             reason = "OOMKilled" if code == 137 and dice.random() < 0.3 else "Error"
             end = failed(each.role, each.index, after=after, code=code, message=message, reason=reason)
@@ -141,7 +147,7 @@ def _first(snapshot: Snapshot) -> tuple[str, Status, list[Any]]:
 
 def _upstream(of: Job, status: Status, found: Failure) -> ReplicaRestarts | None:
     noticed = found.reason == "Error" and found.exit_code is not None and found.signal != 9
-    if not noticed or topology.scope(of, found.role, found.index) != "group":
+    if not noticed or topology.scope(of, found.role, found.index) != "Group":
         return None
     if status.attempt_failure and same_way(status.attempt_failure, found):
         return None

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
-from allranks.operator.sweep_cache import SweepCache
+import pytest
+
+from allranks.api.sweep import Sweep
+from allranks.kube import sweep_codec
+from allranks.kube.job_codec import DecodeError
+from allranks.kube.sweep_codec import MAX_SPEC_BYTES, RawSweep
+from allranks.operator import sweep_cache
+from allranks.operator.sweep_cache import DecodedSweeps, SweepCache
+
+TESTS = Path(__file__).parents[2]
+KEY = ("team", "search")
 
 
-def sweep(name: str = "search", version: int = 1) -> dict[str, Any]:
+def sweep(name: str = "search", version: int = 1, spec: Any = None, status: Any = None) -> RawSweep:
     metadata = {"namespace": "team", "name": name, "resourceVersion": str(version), "managedFields": [{"manager": "x"}]}
-    return {"metadata": metadata, "spec": {}}
+    return sweep_codec.raw_sweep(json.dumps({"metadata": metadata, "spec": spec or {}, "status": status}))
 
 
 class World:
@@ -27,6 +41,7 @@ def test_an_older_version_does_not_replace_a_newer_one():
     found = world.cache.get(("team", "search"))
     assert found is not None
     assert found["metadata"] == {"namespace": "team", "name": "search", "resourceVersion": "5"}
+    assert found["kind"] == "TrainingSweep"
     assert world.changed == ["search"]
 
 
@@ -44,3 +59,76 @@ def test_a_list_forgets_what_it_does_not_have_unless_it_is_newer():
     world.cache.upsert(sweep("new", 9))
     world.watch._listed([sweep("there", 5)], 7)
     assert sorted(name for _, name in world.cache) == ["new", "there"]
+
+
+def test_a_sweep_that_is_too_large_is_kept_without_its_spec_and_is_invalid():
+    world = World()
+    world.cache.upsert(sweep(spec={"parameters": "x" * MAX_SPEC_BYTES}, status={"phase": "Running"}))
+    found = world.cache.get(KEY)
+    assert found is not None
+    assert (found["spec"], found["status"], world.cache.size(KEY)) == (None, {"phase": "Running"}, 4)
+    with pytest.raises(DecodeError, match="spec: has more than 256 KiB as JSON"):
+        sweep_codec.sweep(found)
+
+
+def test_a_sweep_that_is_nested_too_deeply_is_invalid_alone():
+    world = World()
+    deep: Any = {}
+    for _ in range(500):
+        deep = [deep]
+    world.cache.upsert(sweep(spec={"template": {"spec": deep}}))
+    found = world.cache.get(KEY)
+    assert found is not None
+    with pytest.raises(DecodeError):
+        sweep_codec.sweep(found)
+
+
+def test_decoded_sweeps_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sweep_cache, "MAX_DECODED_BYTES", 100)
+    kept, some = DecodedSweeps(), Sweep.__new__(Sweep)
+    for name in ("a", "b"):
+        kept.keep(("team", name), "uid", 1, 40, some)
+    assert kept.get(("team", "a"), "uid", 1) is some
+    kept.keep(("team", "c"), "uid", 1, 40, some)
+    assert kept.get(("team", "b"), "uid", 1) is None, "it was not used for the longest time"
+    assert kept.get(("team", "a"), "uid", 1) is some
+    assert kept.get(("team", "a"), "uid", 2) is None, "another generation"
+    assert kept.get(("team", "a"), "other", 1) is None, "another sweep of the same name"
+    kept.keep(("team", "a"), "uid", 2, 90, some)
+    assert len(kept) == 1
+    kept.keep(("team", "d"), "uid", 1, 101, some)
+    assert len(kept) == 0
+
+
+_PROGRAM = """
+import gc, json, sys
+sys.path.insert(0, {tests!r})
+from unit.operator.test_sweep_cache import World, sweep
+
+def resident():
+    gc.collect()
+    return int(next(l for l in open("/proc/self/status") if l.startswith("VmRSS")).split()[1]) * 1024
+
+spec, world = json.load(sys.stdin), World()
+world.cache.upsert(sweep(spec=spec))
+before = resident()
+for number in range(20):
+    world.cache.upsert(sweep(f"search-{{number}}", 2, spec))
+    world.cache.get(("team", f"search-{{number}}"))
+print((resident() - before) / 20)
+"""
+
+
+@pytest.mark.parametrize(("items", "most"), [(60_000, 1_000_000), (320_000, 400_000)], ids=["allowed", "too large"])
+def test_a_sweep_takes_little_memory_whatever_its_template(items: int, most: int) -> None:
+    """As Python objects, the larger one takes 45 MB."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM.format(tests=str(TESTS))],
+        input=json.dumps({"template": {"spec": {"template": {"x": [{}] * items}}}}),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < most

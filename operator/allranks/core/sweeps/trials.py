@@ -8,11 +8,14 @@ from typing import Any
 from allranks.api.sweep_status import Trial
 from allranks.core.sweeps import early_stopping, trial_job
 from allranks.core.sweeps.model import SweepObserved, TrialJob
-from allranks.text import last_lines
+from allranks.text import beginning, last_lines
 
 MAX_RUNS_AGAIN = 3
 """How often a trial is run again after disruptions ended its job. Then it counts as lost."""
-_MESSAGE = 1000
+_LINE = 1000
+"""Characters of a program's last line that are read."""
+MESSAGE_BYTES, REASON_BYTES = 300, 64
+"""Of each trial, in the stored status: it holds up to 500 trials."""
 
 
 def changed(trial: Trial, **changes: Any) -> Trial:
@@ -72,7 +75,7 @@ def _succeeded(observed: SweepObserved, trial: Trial, job: TrialJob) -> Trial:
     reported = sorted(job.status.progress.metrics) if job.status.progress else []
     found = f"the program reported {', '.join(reported)}" if reported else "the program reported no metrics"
     message = f"there is no value of {metric}: {found}"
-    return changed(trial, phase="Failed", reason="MetricMissing", message=message, end_time=observed.now)
+    return ended(observed, trial, "Failed", "MetricMissing", message)
 
 
 def _failed(observed: SweepObserved, trial: Trial, job: TrialJob) -> Trial:
@@ -80,15 +83,16 @@ def _failed(observed: SweepObserved, trial: Trial, job: TrialJob) -> Trial:
     reason = cause.reason if cause else condition.reason if condition else "Error"
     if cause and cause.exit_code is not None:
         reason = f"{reason}({cause.exit_code})"
-    message = (last_lines(cause.message, 1, _MESSAGE) if cause else "") or (condition.message if condition else "")
-    return changed(trial, phase="Failed", reason=reason[:128], message=message[:_MESSAGE], end_time=observed.now)
+    message = (last_lines(cause.message, 1, _LINE) if cause else "") or (condition.message if condition else "")
+    return ended(observed, trial, "Failed", reason, message)
 
 
 def _disrupted(observed: SweepObserved, trial: Trial, why: str) -> Trial:
     """The trial is run again, or lost. It keeps its parameters and checks: it continues from its checkpoint."""
     if trial.runs >= MAX_RUNS_AGAIN:
-        message = f"{MAX_RUNS_AGAIN + 1} jobs were ended by disruptions: {why}"[:_MESSAGE]
-        return changed(trial, phase="Lost", reason="Disrupted", message=message, end_time=observed.now)
+        return ended(
+            observed, trial, "Lost", "Disrupted", f"{MAX_RUNS_AGAIN + 1} jobs were ended by disruptions: {why}"
+        )
     runs = trial.runs + 1
     job = trial_job.name(observed.sweep, trial.number, runs)
     return changed(trial, phase="Pending", runs=runs, job=job, observed=False)
@@ -117,4 +121,10 @@ def _why(observed: SweepObserved, step: int, value: float) -> tuple[str, str]:
 
 def stopped(observed: SweepObserved, trial: Trial, reason: str, message: str) -> Trial:
     """The job is suspended, so it stores a checkpoint, and can be resumed."""
-    return changed(trial, phase="Stopped", reason=reason, message=message, end_time=observed.now)
+    return ended(observed, trial, "Stopped", reason, message)
+
+
+def ended(observed: SweepObserved, trial: Trial, phase: str, reason: str, message: str) -> Trial:
+    """The trial has ended without success."""
+    reason, message = beginning(reason, REASON_BYTES), beginning(message, MESSAGE_BYTES)
+    return changed(trial, phase=phase, reason=reason, message=message, end_time=observed.now)
