@@ -2,10 +2,13 @@
 
     python -m bench.soak --minutes 60 [--jobs 20] [--seed 1]
 
-Jobs of every framework run, end, expire and are submitted again. Meanwhile pods fail, are deleted and evicted, jobs are
-suspended and deleted, and the API server is restarted. Prints a JSON object, and exits with 1 if a bound is exceeded:
+Jobs of every framework run, end, expire and are submitted again, and so does a sweep. Meanwhile pods fail, are deleted
+and evicted, jobs are suspended and deleted, and the API server is restarted. Prints a JSON object, and exits with 1 if
+a bound is exceeded:
 
 - memory of the operator in the last quarter: at most 1.3 times that of the second quarter, plus 10 MB;
+- bytes that etcd uses, which include all changes since its last compaction: at most 2 times, plus 100 MB;
+- Events: at most 20 per job;
 - at the end, when all jobs are deleted: no pod, Service, ConfigMap or Secret of a job is left.
 """
 
@@ -32,9 +35,10 @@ from support.api import ApiError
 from support.controlplane import ControlPlane
 from support.kubelet import Hand
 
-KIND = "DistributedTraining"
+KIND, SWEEP = "DistributedTraining", "TrainingSweep"
 OWNED = ("Pod", "Service", "ConfigMap", "Secret")
 SAMPLES = 24
+EVENTS_PER_JOB = 20
 FRAMEWORKS: tuple[dict[str, Any], ...] = (
     {},
     {"framework": "tensorflow", "roles": {"worker": {"replicas": 2}, "ps": {"replicas": 1}}},
@@ -57,7 +61,7 @@ class Chaos:
 
     def __init__(self, of: ControlPlane, jobs: int, seed: int) -> None:
         self.plane, self.api, self.jobs, self.random = of, of.api, jobs, random.Random(seed)
-        self.namespace, self.submitted, self.done = "soak", 0, 0
+        self.namespace, self.submitted, self.sweeps, self.done = "soak", 0, 0, 0
         self._hand = Hand(self.api, self.namespace, lambda: datetime.now(UTC), lambda _: datetime.now(UTC))
         self.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
         with contextlib.suppress(ApiError):
@@ -66,6 +70,7 @@ class Chaos:
 
     def turn(self) -> None:
         """Submits jobs up to the wanted number, and does one thing to a random job or pod."""
+        self._search()
         present = self.names(KIND)
         for _ in range(self.jobs - len(present)):
             kind = FRAMEWORKS[self.submitted % len(FRAMEWORKS)]
@@ -78,6 +83,24 @@ class Chaos:
         with contextlib.suppress(ApiError):  # it has gone in the meantime
             action()
             self.done += 1
+
+    def _search(self) -> None:
+        """A sweep, which is replaced by the next one when it has ended."""
+        for sweep in self.api.list(SWEEP, self.namespace):
+            if sweep.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+                return
+            self.api.delete(SWEEP, self.namespace, sweep["metadata"]["name"])
+        self.sweeps += 1
+        of = job("trial", 2, restart={"maxRestarts": 1, "backoff": {"initialSeconds": 1, "maxSeconds": 2}})
+        spec = {
+            "parameters": {"lr": {"uniform": {"min": 0, "max": 1}}},
+            "objective": {"metric": "loss", "goal": "Minimize"},
+            "trials": 6,
+            "parallel": 2,
+            "template": {"spec": of["spec"]},
+        }
+        metadata = {"name": f"search-{self.sweeps}"}
+        self.api.create({**of, "kind": SWEEP, "metadata": metadata, "spec": spec}, self.namespace)
 
     def names(self, kind: str) -> list[str]:
         return [item["metadata"]["name"] for item in self.api.list(kind, self.namespace)]
@@ -134,24 +157,29 @@ def soak(minutes: float, jobs: int, seed: int) -> dict[str, Any]:
                     samples.append(_sample(system, fresh, chaos, passed))
                     log_progress(f"soak: {samples[-1]}")
                 time.sleep(0.3)
-            for name in chaos.names(KIND):
-                with contextlib.suppress(ApiError):
-                    chaos.api.delete(KIND, chaos.namespace, name)
+            for kind in (SWEEP, KIND):
+                for name in chaos.names(kind):
+                    with contextlib.suppress(ApiError):
+                        chaos.api.delete(kind, chaos.namespace, name)
             with contextlib.suppress(TimeoutError):
                 until(lambda: not any(chaos.left().values()), 180, "")
             left = chaos.left()
     quarter = max(1, len(samples) // 4)
-    early = median(one["memory_mb"] for one in samples[quarter : 2 * quarter])
-    late = median(one["memory_mb"] for one in samples[-quarter:])
-    problems = [f"memory grew from {early} to {late} MB"] if late > 1.3 * early + 10 else []
-    problems += [f"{count} {kind}s are left" for kind, count in left.items() if count]
+    quarters = samples[quarter : 2 * quarter], samples[-quarter:]
+    early, late = (median(one["memory_mb"] for one in part) for part in quarters)
+    stored = [max(one["etcd_mb"] for one in part) for part in quarters]
     events = max(one["events"] for one in samples)  # the API server keeps them for an hour
+    problems = [f"memory grew from {early} to {late} MB"] if late > 1.3 * early + 10 else []
+    problems += [f"etcd grew from {stored[0]} to {stored[1]} MB"] if stored[1] > 2 * stored[0] + 100 else []
+    problems += [f"{events} Events of {chaos.submitted} jobs"] if events > EVENTS_PER_JOB * chaos.submitted else []
+    problems += [f"{count} {kind}s are left" for kind, count in left.items() if count]
     return {
         "minutes": minutes,
         "jobs_submitted": chaos.submitted,
+        "sweeps": chaos.sweeps,
         "actions": chaos.done,
         "memory_mb": [early, late],
-        "etcd_mb": [samples[0]["etcd_mb"], samples[-1]["etcd_mb"]],
+        "etcd_mb": stored,
         "events_per_hour": round(events / min(minutes / 60, 1)),
         "most": {name: max(one[name] for one in samples) for name in ("pods", "services", "configmaps", "secrets")},
         "left": left,

@@ -39,8 +39,22 @@ _STARTING = {"Created", "PodsCreated", "PodsPending", "Restarting", ""}
 """Reasons that do not say why a job does not run."""
 
 
-def base() -> dict[str, Any]:
-    spec: dict[str, Any] = job(roles={"master": {"replicas": 1}})["spec"]
+ROLES = {
+    "tensorflow": "worker",
+    "horovod": "worker",
+    "jax": "worker",
+    "ray": "head",
+    "mpi": "launcher",
+    "spmd": "worker",
+}
+"""The role of a job of one pod."""
+
+
+def base(change: Change | None = None) -> dict[str, Any]:
+    """A valid job, of the framework whose settings the change is about."""
+    framework = str(change.path[0]) if change and change.path[0] in ROLES else "pytorch"
+    roles = {ROLES.get(framework, "master"): {"replicas": 1}}
+    spec: dict[str, Any] = job(framework=framework, roles=roles)["spec"]
     return spec
 
 
@@ -83,15 +97,15 @@ class Fields:
             if found["metadata"]["name"] in names and found["metadata"]["name"] not in warned and not explained(found)
         }
 
-    def replace(self, name: str) -> None:
+    def replace(self, name: str, change: Change) -> None:
         """Deletes the job and creates it again, with all fields as they should be."""
         self._api.delete(KIND, self._namespace, name)
         eventually(lambda: not self._api.find(KIND, self._namespace, name), WITHIN)
-        assert not self.create(name, base())
+        assert not self.create(name, base(change))
 
     def update(self, name: str, change: Change, *, undo: bool = False) -> str:
         """Changes the field of an existing job, or sets it back. The API server's message if it refuses."""
-        value, before = change.value, base()
+        value, before = change.value, base(change)
         for key in change.path if undo else ():
             value = before = before.get(key) if isinstance(before, dict) else None
         for key in reversed(change.path):
@@ -140,7 +154,7 @@ def check(control_plane: ControlPlane, namespace: str, caplog: pytest.LogCapture
             named: dict[str, Change] = {}
             for place, change in enumerate(batch):
                 name = f"j{number}-{place}"
-                message = fields.create(name, change.applied(base()))
+                message = fields.create(name, change.applied(base(change)))
                 if not message:
                     named[name] = change
                 elif str(change.path[0]) not in message:
@@ -154,7 +168,7 @@ def check(control_plane: ControlPlane, namespace: str, caplog: pytest.LogCapture
             eventually(lambda name=witness: phase(control_plane, namespace, name) == "Running", WITHIN, "the witness")
             mended = [name for name in named if phase(control_plane, namespace, name) not in ("Running", "Succeeded")]
             for name in mended:
-                fields.replace(name)
+                fields.replace(name, named[name])
             deadline = time.monotonic() + WITHIN
             while time.monotonic() < deadline and any(phase(control_plane, namespace, n) != "Running" for n in mended):
                 time.sleep(0.2)

@@ -37,6 +37,10 @@ ROLES: list[tuple[str, dict[str, int]]] = [
     ("pytorch", {"master": 1, "worker": 1}),
     ("tensorflow", {"chief": 1, "worker": 1, "ps": 1}),
     ("horovod", {"worker": 2}),
+    ("jax", {"worker": 2}),
+    ("mpi", {"launcher": 1, "worker": 1}),
+    ("ray", {"head": 1, "worker": 1}),
+    ("spmd", {"worker": 1, "data": 1}),
 ]
 
 RUNS = Program()
@@ -105,7 +109,12 @@ class World:
     def _program(self, pod: Manifest) -> Program:
         place, attempt, restart = _of(pod)
         wave = self._waves[min(attempt + restart, len(self._waves) - 1)]
-        return wave[self._places.index(place) % len(wave)]
+        program = wave[self._places.index(place) % len(wave)]
+        spec = pod["spec"]
+        names = {container["name"] for container in (*spec["containers"], *spec.get("initContainers", ()))}
+        if program.obstacle and program.obstacle.container and program.obstacle.container not in names:
+            return RUNS  # workers of an MPI job have no helper
+        return program
 
     def _changed(self, change: Change) -> None:
         if change.key[0] != "Pod":

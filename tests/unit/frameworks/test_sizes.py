@@ -25,6 +25,7 @@ from support.largest import ALL, LARGEST, LONGEST_NAME, LONGEST_NAMESPACE, MAX_R
 
 every_shape = pytest.mark.parametrize("shape", ALL, ids=str)
 every_largest = pytest.mark.parametrize("shape", LARGEST, ids=str)
+POD_BYTES = 5_000
 LOOK_MB = 300
 """Memory of the process that looks at the largest job. The interpreter and the imports need about 60."""
 
@@ -56,6 +57,13 @@ def test_the_bytes_of_an_attempt_are_linear_in_its_pods(shape):
     assert sum(size(companion) for companion in many.companions) <= 4.4 * sum(size(c) for c in few.companions) + 100
     if len(few.pods) > len(shape.roles):
         assert size(*many.pods, *many.companions) <= 4.4 * size(*few.pods, *few.companions)
+
+
+@every_shape
+def test_a_pod_has_a_bounded_size(shape):
+    """Without the parts that its author writes."""
+    of_each = max(size(pod) for pod in made(shape, 200).pods)
+    assert of_each < POD_BYTES, of_each
 
 
 @every_shape
