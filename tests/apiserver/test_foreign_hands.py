@@ -22,7 +22,9 @@ from .test_admission import MPI, explained, failed_container, pods
 
 LONG = Program(seconds=None)
 TIMING = replace(live.TIMING, retry_max=1.0, deletion_retry_max=1.0, companion_check=1.0)
-COMPANIONS = ("Service", "ConfigMap", "Secret")
+COMPANIONS = ("Service", "ConfigMap", "Secret", "NetworkPolicy", "PodDisruptionBudget")
+ALL_COMPANIONS = {"network_policies": True, "disruption_budgets": True}
+"""Settings of the operator."""
 
 
 def companion(api: Api, namespace: str, kind: str, name: str) -> str:
@@ -34,7 +36,7 @@ def companion(api: Api, namespace: str, kind: str, name: str) -> str:
 def test_a_companion_that_is_deleted_comes_back(control_plane: ControlPlane, namespace: str) -> None:
     api, connection = control_plane.api, live.connection(control_plane)
     with (
-        live.operator(connection, namespace, timing=TIMING),
+        live.operator(connection, namespace, timing=TIMING, **ALL_COMPANIONS),
         live.kubelet(connection, LONG, namespace=namespace),
     ):
         api.create(job(**MPI), namespace)
@@ -172,7 +174,7 @@ def finish(api: Api, namespace: str, name: str) -> None:
 def test_each_object_at_each_step(control_plane: ControlPlane, namespace: str, step: str) -> None:
     api, connection = control_plane.api, live.connection(control_plane)
     touched: dict[str, tuple[str, str] | None] = {}
-    with live.operator(connection, namespace, timing=TIMING):
+    with live.operator(connection, namespace, timing=TIMING, **ALL_COMPANIONS):
 
         def touch() -> None:
             for name, hand in HANDS.items():
