@@ -55,6 +55,8 @@ def rejecting(expression: str) -> Manifest:
     """The spec of a policy that rejects requests unless the expression is true."""
     rules = [
         rule("", "v1", ["CREATE"], "pods", "services", "configmaps", "secrets"),
+        rule("networking.k8s.io", "v1", ["CREATE"], "networkpolicies"),
+        rule("policy", "v1", ["CREATE"], "poddisruptionbudgets"),
         rule("", "v1", ["DELETE"], "pods"),
         rule("allranks.dev", "v1alpha1", ["UPDATE"], "distributedtrainings/status"),
     ]
@@ -112,6 +114,8 @@ def test_each_rejected_verb_is_explained_and_the_job_continues_when_the_policy_i
         "no-services": {},
         "no-configmaps": MPI,
         "no-secrets": MPI,
+        "no-networkpolicies": {},
+        "no-poddisruptionbudgets": {},
         "no-distributedtrainings": {},
     }
 
@@ -119,7 +123,7 @@ def test_each_rejected_verb_is_explained_and_the_job_continues_when_the_policy_i
         return phase(control_plane, namespace, name) == "Running"
 
     with (
-        live.operator(connection, namespace, timing=TIMING),
+        live.operator(connection, namespace, timing=TIMING, network_policies=True, disruption_budgets=True),
         live.kubelet(connection, LONG, namespace=namespace),
     ):
         for name in ("keep-restarted", "keep-suspended"):
