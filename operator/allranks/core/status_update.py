@@ -63,6 +63,7 @@ class StatusChanges(TypedDict, total=False):
     gang: GangStatus | None
     queue: QueueStatus | None
     checkpoint_request: CheckpointRequest | None
+    resumed_from: str | None
     code: CodeStatus | None
     inputs: list[InputStatus]
     outputs: list[OutputStatus]
