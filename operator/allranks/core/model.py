@@ -245,6 +245,8 @@ class RankReport:
     """Mean duration of the steps since the previous report."""
     busy_seconds: float | None = None
     """Share of `step_seconds` without waiting for other ranks; None if the program does not measure it."""
+    load_seconds: float | None = None
+    """Share of `step_seconds` in which the program waits for data; None if it does not measure it."""
     checkpoint_step: int | None = None
     checkpoint_at: datetime | None = None
     saves_on_request: bool = False

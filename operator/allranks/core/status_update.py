@@ -76,6 +76,7 @@ class ProgressChanges(TypedDict, total=False):
     epoch: int | None
     metrics: dict[str, float]
     samples_per_second: float | None
+    loading: float | None
     eta_seconds: float | None
     last_report: datetime | None
     first_step_time: datetime | None
