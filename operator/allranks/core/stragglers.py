@@ -43,9 +43,7 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
         if seconds > peers * factor * (_RELEASE if (replica, rank.rank) in previous else 1.0):
             loading = _waits_for_data(rank, loads, seconds - peers) or None
             slowdown = round(seconds / peers, 1)
-            found.append(
-                Straggler(rank=rank.rank, replica=replica, node=rank.node, slowdown=slowdown, loading=loading)
-            )
+            found.append(Straggler(rank=rank.rank, replica=replica, node=rank.node, slowdown=slowdown, loading=loading))
     found.sort(key=lambda straggler: (-straggler.slowdown, straggler.replica, straggler.rank or 0))
     return found[:STRAGGLERS]
 

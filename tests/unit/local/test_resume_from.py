@@ -51,7 +51,7 @@ def document(name: str, of: dict[str, Any], kind: str = "DistributedTraining") -
 def allranks(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "KUBECONFIG": str(folder / "none")}
     return subprocess.run(
-        [*ALLRANKS, *arguments], cwd=folder, input=text, capture_output=True, text=True, timeout=120, env=environ
+        [*ALLRANKS, *arguments], cwd=folder, input=text, capture_output=True, text=True, timeout=300, env=environ
     )
 
 

@@ -138,7 +138,12 @@ def line(status: Status) -> str:
 def stragglers(progress: ProgressStatus | None, no_node: str = "") -> Iterator[tuple[object, str, str, str]]:
     """(rank, replica, node or `no_node`, slowdown) of each straggler."""
     for one in progress.stragglers if progress else ():
-        yield "-" if one.rank is None else one.rank, one.replica, one.node or no_node, f"{one.slowdown:.2g}x{', waits for data' if one.loading else ''}"
+        yield (
+            "-" if one.rank is None else one.rank,
+            one.replica,
+            one.node or no_node,
+            f"{one.slowdown:.2g}x{', waits for data' if one.loading else ''}",
+        )
 
 
 def values(progress: ProgressStatus | None) -> list[float | None]:
