@@ -108,10 +108,10 @@ async def _find(state: State, source: Source, group: str, name: str) -> SweepRep
     """Raises Problem, ClusterError."""
     try:
         if source == "runs":
-            known = {(path.parent.name, path.name): path for path in await asyncio.to_thread(_directories, state)}
-            if (group, name) not in known:
+            stored = {(path.parent.name, path.name): path for path in await asyncio.to_thread(_directories, state)}
+            if (group, name) not in stored:
                 raise Problem(404, f"there is no sweep {group}/{name} in {state.runs.root}")
-            return sweep_report.build(await asyncio.to_thread(read_sweep, known[group, name]))
+            return sweep_report.build(await asyncio.to_thread(read_sweep, stored[group, name]))
         jobs = state.cluster()
         if jobs.namespace not in (None, group):
             raise Problem(404, f"this server shows namespace {jobs.namespace}: allranks ui -n {group} shows {name}")
