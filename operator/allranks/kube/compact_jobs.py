@@ -155,10 +155,12 @@ def _raw_spec(text: bytes) -> RawSpec:
         fields = _fields(text)
     except msgspec.DecodeError:
         return RawSpec(text)  # no object: stored without a schema
-    names = [name if isinstance(name, str) else "" for name in (fields.framework, fields.pool, fields.resume_from)]
+    framework, pool, resume_from = (
+        name if isinstance(name, str) else "" for name in (fields.framework, fields.pool, fields.resume_from)
+    )
     if len(text) > MAX_TEMPLATE_BYTES and _template_bytes(text) > MAX_TEMPLATE_BYTES:
-        return RawSpec(b"null", *names, too_large=True)
-    return RawSpec(text, *names)
+        return RawSpec(b"null", framework, pool, resume_from, too_large=True)
+    return RawSpec(text, framework, pool, resume_from)
 
 
 class _Variable(msgspec.Struct, rename="camel"):

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
 
 from allranks.cli.format.duration import age
+from allranks.cli.job_report import html
 from allranks.cli.job_report import sweep as sweep_report
 from allranks.cli.job_report.sweep import SweepReport
 from allranks.errors import AllranksError, ClusterError
@@ -43,7 +44,7 @@ async def one(state: StateOf, source: Source, group: str, name: str) -> Object:
 @rest.get(ITEM + "/report.html", response_class=HTMLResponse, summary="The report on a sweep as a page")
 async def report_page(state: StateOf, source: Source, group: str, name: str) -> HTMLResponse:
     page = sweep_report.page(await _find(state, source, group, name))
-    policy = f"{sweep_report.html.POLICY}; frame-ancestors 'none'; sandbox"
+    policy = f"{html.POLICY}; frame-ancestors 'none'; sandbox"
     return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
 
