@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from allranks.api.sweep import KIND
 from allranks.errors import ClusterError
 from allranks.kube import paths
 from allranks.kube.cluster import Cluster, Manifest
@@ -12,6 +13,7 @@ async def sweep_instead(cluster: Cluster, name: str, error: ClusterError) -> Man
     if error.status != 404:
         return None
     try:
-        return await cluster.get(paths.sweeps(cluster.namespace, name))
+        found = await cluster.get(paths.sweeps(cluster.namespace, name))
     except ClusterError:
         return None
+    return found if found.get("kind") == KIND else None
