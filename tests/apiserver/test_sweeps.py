@@ -194,3 +194,38 @@ def test_a_deleted_sweep_takes_its_jobs_with_it(world: World) -> None:
         eventually(world.jobs)
         world.api.delete("TrainingSweep", world.namespace, "search", propagation="Background")
         eventually(lambda: not world.jobs())
+
+
+def test_a_suspended_sweep_suspends_its_jobs_and_a_resumed_one_continues_them(world: World) -> None:
+    def suspended() -> list[bool]:
+        return [bool(job["spec"].get("suspend")) for job in world.jobs().values()]
+
+    with world.operator():
+        world.create()
+        eventually(lambda: len(world.jobs()) == 2)
+        world.api.patch("TrainingSweep", world.namespace, "search", {"spec": {"suspend": True}})
+        eventually(lambda: world.status().get("phase") == "Suspended" and suspended() == [True, True])
+        world.api.patch("TrainingSweep", world.namespace, "search", {"spec": {"suspend": False}})
+        eventually(lambda: world.status().get("phase") == "Running" and suspended() == [False, False])
+
+
+def test_a_job_that_resumes_from_another_one_writes_where_its_checkpoints_are(world: World) -> None:
+    def job(name: str, **spec: Any) -> None:
+        program = {"framework": "spmd", "image": "example.org/x:1", "command": ["python3"]}
+        manifest = {"apiVersion": "allranks.dev/v1alpha1", "kind": "DistributedTraining", "metadata": {"name": name}}
+        whole = {**program, "roles": {"worker": {"replicas": 1}}, "checkpoint": {"claim": "c", "subPath": name}, **spec}
+        world.api.create({**manifest, "spec": whole}, world.namespace)
+
+    with world.operator():
+        job("first", suspend=True)
+        eventually(lambda: world.jobs()["first"].get("status", {}).get("phase") == "Suspended")
+        job("second", resumeFrom="first")
+        job("third", resumeFrom="none")
+        eventually(lambda: world.jobs()["third"].get("status", {}).get("phase") == "Failed")
+        eventually(lambda: len(world.api.list("Pod", world.namespace)) == 1)
+    assert world.jobs()["second"]["status"]["resumedFrom"] == "claim://c/first"
+    [pod] = world.api.list("Pod", world.namespace)
+    assert "allranks-resume" in {container["name"] for container in pod["spec"]["initContainers"]}
+    [failed] = [each for each in world.jobs()["third"]["status"]["conditions"] if each["type"] == "Failed"]
+    where = f"there is no DistributedTraining none in namespace {world.namespace}"
+    assert failed["message"] == f"spec.resumeFrom: {where}"

@@ -98,10 +98,13 @@ class World:
         for name in wanted.stop:
             self.jobs[name] = replace(self.jobs[name], suspended=True)
             self._wrote()
+        for name in wanted.resume:
+            self.jobs[name] = replace(self.jobs[name], suspended=False)
+            self._wrote()
         if wanted.ask:
             self.suggested[wanted.ask.number] = fake_tpe(wanted.ask)
             return True
-        return bool(wanted.create or wanted.stop or wanted.status)
+        return bool(wanted.create or wanted.stop or wanted.resume or wanted.status)
 
     def _wrote(self) -> None:
         self.writes += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import AfterValidator, Field, StringConstraints, create_model
 
 from allranks.api import cel_rules as cel
 from allranks.api.code import Code, Packages
@@ -177,6 +177,12 @@ class Checkpoint(Model):
     )
 
 
+ResumeFrom = Annotated[
+    str, StringConstraints(max_length=82, pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(/[0-9]{1,18})?$")
+]
+"""JOB or JOB/STEP."""
+
+
 class Hang(Model):
     """Hang detection."""
 
@@ -291,6 +297,11 @@ class SpecBase(Container):
         json_schema_extra={"default": {}} | rules(*cel.SCHEDULING, *cel.FIXED),
     )
     checkpoint: Checkpoint | None = Field(None, description="The volume for checkpoints. Default: no volume.")
+    resume_from: ResumeFrom | None = Field(
+        None,
+        description="Another job of the namespace, JOB or JOB/STEP, from whose checkpoints this one starts: they are "
+        "copied into its own folder first. It needs checkpoint.",
+    )
     code: Code | None = Field(
         None,
         description="The code of the program. A manifest for allranks may name a directory instead, for example "

@@ -191,6 +191,7 @@ class Straggler(Model):
     replica: Name = Field(description="Replica of the rank (role-index).")
     node: Name | None = Field(None, description="Node on which the rank runs.")
     slowdown: Annotated[float, Field(ge=0)] = Field(description="Its step time divided by the median of its peers.")
+    loading: bool | None = Field(None, description="Whether it is slow because it waits for data.")
 
 
 class RankProgress(Model):
@@ -229,6 +230,9 @@ class ProgressStatus(Model):
     )
     samples_per_second: Annotated[float, Field(ge=0)] | None = Field(
         None, description="Throughput of all ranks together."
+    )
+    loading: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Share of a step in which ranks wait for data."
     )
     eta_seconds: Annotated[float, Field(ge=0)] | None = Field(None, description="Estimated time to the last step.")
     last_report: Time | None = Field(None, description="Time of the latest report of any rank.")
@@ -346,6 +350,9 @@ class Status(Model):
     queue: QueueStatus | None = Field(None, description="The job's place in a queue, if it has one.")
     checkpoint_request: CheckpointRequest | None = Field(
         None, description="The checkpoint that ranks are asked for before their pods are deleted."
+    )
+    resumed_from: Annotated[str, StringConstraints(max_length=512)] | None = Field(
+        None, description="Where the checkpoints are that spec.resumeFrom names: claim://CLAIM/FOLDER."
     )
     code: CodeStatus | None = Field(None, description="The code that the current attempt runs, if spec.code names it.")
     inputs: Annotated[list[InputStatus], Field(max_length=8)] = Field(

@@ -159,6 +159,11 @@ class SweepSpec(Model):
     parallel: Annotated[int, Field(ge=1, le=100)] = Field(
         1, description="Number of trials that exist at the same time; it may be changed later."
     )
+    suspend: bool = Field(
+        False,
+        description="While true, no trial starts and the running ones are suspended. The same trials continue when it "
+        "is false again.",
+    )
     stop: Stop | None = Field(
         None, description="When trials that are worse than others are stopped early. Default: never."
     )

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints
 from allranks.api.status import Condition, Time
 from allranks.fields import Count, Model, Name, Reason, Text
 
-SweepPhase = Literal["Pending", "Running", "Succeeded", "Failed"]
+SweepPhase = Literal["Pending", "Running", "Suspended", "Succeeded", "Failed"]
 TrialPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Stopped", "Lost"]
 ENDED: frozenset[str] = frozenset({"Succeeded", "Failed", "Stopped", "Lost"})
 """Phases of a trial that do not change any more."""
@@ -46,6 +46,7 @@ class Trial(Model):
         "as no result.",
     )
     observed: bool = Field(False, description="Whether its job was observed. If it is missing then, it was deleted.")
+    suspended: bool = Field(False, description="Whether the sweep suspended its job, because of spec.suspend.")
     runs: Count = Field(0, description="How often it was run again after a disruption ended its job.")
     step: Count | None = Field(None, description="Number of completed steps.")
     value: float | None = Field(None, description="Latest value of the objective's metric.")

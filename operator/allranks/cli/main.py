@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cp": ("allranks.cli.commands.cp:cp", "Copy files from or to the pod of a rank."),
     "suspend": ("allranks.cli.commands.suspend:suspend", "Suspend jobs: delete their pods and keep the jobs."),
     "resume": ("allranks.cli.commands.resume:resume", "Resume suspended jobs."),
+    "promote": ("allranks.cli.commands.promote:promote", "Print the job that continues a trial of a sweep."),
     "scale": ("allranks.cli.commands.scale:scale", "Change the number of workers of a job."),
     "delete": ("allranks.cli.commands.delete:delete", "Delete jobs and everything they own."),
     "doctor": ("allranks.cli.commands.doctor:doctor", "Find what is missing on this machine and on the cluster."),
@@ -64,7 +65,7 @@ SECTIONS = {
     "On a cluster": (
         *("submit", "get", "describe", "queue", "top", "ui", "report", "logs", "debug", "wait"),
         *("exec", "attach", "port-forward", "cp"),
-        *("suspend", "resume", "scale", "delete"),
+        *("suspend", "resume", "promote", "scale", "delete"),
     ),
     "About allranks": ("doctor", "completion", "version"),
 }

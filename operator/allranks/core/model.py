@@ -16,6 +16,7 @@ from allranks.api.status import Status
 from allranks.core.contenders import Contention
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
+from allranks.core.resume_source import ResumeSource
 from allranks.core.uploads import Upload
 
 Manifest = dict[str, Any]
@@ -244,6 +245,8 @@ class RankReport:
     """Mean duration of the steps since the previous report."""
     busy_seconds: float | None = None
     """Share of `step_seconds` without waiting for other ranks; None if the program does not measure it."""
+    load_seconds: float | None = None
+    """Share of `step_seconds` in which the program waits for data; None if it does not measure it."""
     checkpoint_step: int | None = None
     checkpoint_at: datetime | None = None
     saves_on_request: bool = False
@@ -316,6 +319,8 @@ class Observed:
     optional: OptionalObjects = field(default_factory=OptionalObjects)
     """Objects of kinds that a cluster may or may not serve."""
     contention: Contention = field(default_factory=Contention)
+    resume_source: ResumeSource | None = None
+    """The job that `resumeFrom` names, until this one has a status; None if it does not exist."""
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     """Name of an output -> its upload, if one was begun."""
 

@@ -71,6 +71,7 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
         "epoch": max((rank.epoch for rank in ranks if rank.epoch is not None), default=before.epoch),
         "metrics": _metrics(ranks) or before.metrics,
         "samples_per_second": _sum(rank.samples_per_second for rank in ranks if not rank.done),
+        "loading": _loading(ranks) or before.loading,
         "last_report": last_report,
         "stragglers": stragglers(job, before, ranks),
         "ranks": _slowest(ranks),
@@ -128,6 +129,13 @@ def _metrics(ranks: Iterable[RankReport]) -> dict[str, float]:
     reporting = [rank for rank in ranks if rank.metrics]
     first = min(reporting, key=lambda r: (r.rank is None, r.rank or 0, r.role, r.index, r.local_rank), default=None)
     return {key: _digits(value) for key, value in sorted(first.metrics.items())[:32]} if first else {}
+
+
+def _loading(ranks: Iterable[RankReport]) -> float | None:
+    """The mean of all ranks that measure it, in percent: a smaller change is not worth a write."""
+    measured = [(r.load_seconds, r.step_seconds) for r in ranks if r.load_seconds is not None and not r.done]
+    shares = [min(1.0, load / step) for load, step in measured if load is not None and step]
+    return round(statistics.fmean(shares), 2) if shares else None
 
 
 def _slowest(ranks: Iterable[RankReport]) -> list[RankProgress]:

@@ -63,6 +63,7 @@ class StatusChanges(TypedDict, total=False):
     gang: GangStatus | None
     queue: QueueStatus | None
     checkpoint_request: CheckpointRequest | None
+    resumed_from: str | None
     code: CodeStatus | None
     inputs: list[InputStatus]
     outputs: list[OutputStatus]
@@ -75,6 +76,7 @@ class ProgressChanges(TypedDict, total=False):
     epoch: int | None
     metrics: dict[str, float]
     samples_per_second: float | None
+    loading: float | None
     eta_seconds: float | None
     last_report: datetime | None
     first_step_time: datetime | None

@@ -33,6 +33,7 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
     if len(times) < 2:
         return []
     found = []
+    loads = sorted(rank.load_seconds for rank in active if rank.load_seconds is not None)
     ordered = sorted(seconds for _, seconds in times)
     for rank, seconds in times:
         peers = _median_without(ordered, seconds)
@@ -40,9 +41,18 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
             continue
         replica = replica_key(rank.role, rank.index)
         if seconds > peers * factor * (_RELEASE if (replica, rank.rank) in previous else 1.0):
-            found.append(Straggler(rank=rank.rank, replica=replica, node=rank.node, slowdown=round(seconds / peers, 1)))
+            loading = _waits_for_data(rank, loads, seconds - peers) or None
+            slowdown = round(seconds / peers, 1)
+            found.append(Straggler(rank=rank.rank, replica=replica, node=rank.node, slowdown=slowdown, loading=loading))
     found.sort(key=lambda straggler: (-straggler.slowdown, straggler.replica, straggler.rank or 0))
     return found[:STRAGGLERS]
+
+
+def _waits_for_data(rank: RankReport, loads: Sequence[float], excess: float) -> bool:
+    """Whether at least half of what it takes longer than its peers is a longer wait for data."""
+    if rank.load_seconds is None or len(loads) < 2:
+        return False
+    return rank.load_seconds - _median_without(loads, rank.load_seconds) >= excess / 2
 
 
 def newly_slow(before: ProgressStatus | None, after: ProgressStatus | None) -> list[str]:
@@ -54,7 +64,8 @@ def newly_slow(before: ProgressStatus | None, after: ProgressStatus | None) -> l
 def _sentence(straggler: Straggler) -> str:
     where = straggler.replica + (f" on {straggler.node}" if straggler.node else "")
     who = where if straggler.rank is None else f"rank {straggler.rank} ({where})"
-    return f"{who} takes {straggler.slowdown} times as long as its peers"
+    why = ", because it waits for data" if straggler.loading else ""
+    return f"{who} takes {straggler.slowdown} times as long as its peers{why}"
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:

@@ -26,11 +26,13 @@ _OWNERS = "ownerReferences"
 
 
 class RawSpec(msgspec.Struct, frozen=True, gc=False):
-    """The spec of a job, not decoded. `framework` and `pool` are empty if they are absent or no text."""
+    """The spec of a job, not decoded. `framework`, `pool` and `resume_from` are empty if they are absent or no
+    text."""
 
     json: bytes
     framework: str = ""
     pool: str = ""
+    resume_from: str = ""
     too_large: bool = False
     """The templates are larger than allowed. Then `json` is null: such a job never runs."""
 
@@ -139,9 +141,10 @@ def _manifest(found: _Job, with_spec: bool = True) -> Manifest:
     return out if found.status is None else {**out, "status": found.status}
 
 
-class _Fields(msgspec.Struct):
+class _Fields(msgspec.Struct, rename="camel"):
     framework: Any = None
     pool: Any = None
+    resume_from: Any = None
 
 
 _fields = decoder(_Fields)
@@ -152,10 +155,12 @@ def _raw_spec(text: bytes) -> RawSpec:
         fields = _fields(text)
     except msgspec.DecodeError:
         return RawSpec(text)  # no object: stored without a schema
-    framework, pool = (name if isinstance(name, str) else "" for name in (fields.framework, fields.pool))
+    framework, pool, resume_from = (
+        name if isinstance(name, str) else "" for name in (fields.framework, fields.pool, fields.resume_from)
+    )
     if len(text) > MAX_TEMPLATE_BYTES and _template_bytes(text) > MAX_TEMPLATE_BYTES:
-        return RawSpec(b"null", framework, pool, too_large=True)
-    return RawSpec(text, framework, pool)
+        return RawSpec(b"null", framework, pool, resume_from, too_large=True)
+    return RawSpec(text, framework, pool, resume_from)
 
 
 class _Variable(msgspec.Struct, rename="camel"):

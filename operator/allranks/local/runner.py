@@ -40,6 +40,7 @@ from allranks.local.prepare import Machine, PodPlan, prepare
 from allranks.local.progress_log import ProgressLog
 from allranks.local.reaper import Reaper
 from allranks.local.report_server import EXAMPLE_URL, LocalReports
+from allranks.local.resume import LocalCheckpoints
 from allranks.local.state_file import StateFile
 from allranks.local.unsupported_fields import unsupported_field_notes
 from allranks.local.volumes import Volumes
@@ -90,8 +91,8 @@ class LocalRun:
         wake = self._wake = asyncio.Event()
         self._outputs = LocalOutputs(self.job, options.volumes, options.claims, run_dir, environ, wake.set)
         own = self._code.directories | self._inputs.directories | self._outputs.directories
-        mapped = {**own, **options.volumes}
-        self._volumes = Volumes(options.run_dir.absolute(), mapped, options.claims)
+        self._volumes = Volumes(run_dir, {**own, **options.volumes}, options.claims)
+        self._checkpoints = LocalCheckpoints(self.job, self._volumes, run_dir)
         self._machine = Machine(machine_environment(options.environ), self._volumes, options.workdir)
         self._gpus: Gpus | None = None
         self._pods: dict[str, LocalPod] = {}
@@ -116,6 +117,7 @@ class LocalRun:
         """Notes on settings that have no effect here. Raises CannotRun if the first attempt cannot run here."""
         self._code.check()
         self._inputs.check()
+        self._checkpoints.check()
         self._gpus = Gpus(list_gpus(self._machine.environ), self._machine.environ)
         objects = self._first_objects(self.job, {})
         for manifest in objects:
@@ -158,6 +160,7 @@ class LocalRun:
 
     async def _run_with_inputs(self) -> Outcome:
         self.status = changed(self.status, inputs=await self._inputs.provide(self._listener.event))
+        await self._checkpoints.provide(self._listener.event)
         if self._stopping:
             return "stopped"
         # Its process must exist before the reaper, which kills later ones.

@@ -31,10 +31,10 @@ from allranks.errors import CannotRun
 from allranks.local import run_directories
 from allranks.local.errors import LocalRunError
 from allranks.local.gpus import list_gpus
+from allranks.local.sweep_files import SWEEP_FILE
 from allranks.local.sweep_trial import LocalTrial, environment
 from allranks.suggest.process import suggest
 
-SWEEP_FILE = "sweep.json"
 BEST_FILE = "best.yaml"
 POLL_SECONDS = 0.2
 _WRITE_SECONDS = 1.0

@@ -13,6 +13,7 @@ from allranks.core.contenders import Contention
 from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
+from allranks.core.resume_source import ResumeSource
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.timing import Clock
@@ -40,6 +41,13 @@ class GpuMeter(Protocol):
 
     def note(self, key: JobKey, observed: Observed) -> None: ...
     def forget(self, key: JobKey) -> None: ...
+
+
+class SourceReader(Protocol):
+    """Jobs that others name in `resumeFrom`."""
+
+    async def read(self, job: Manifest) -> None: ...
+    def get(self, job: Manifest) -> ResumeSource | None: ...
 
 
 class ContentionReader(Protocol):
@@ -77,12 +85,16 @@ class Observer:
     optional: Callable[[str], OptionalObjects] = lambda uid: OptionalObjects()
     """Objects of optional kinds for the job with this UID."""
     contenders: ContentionReader | None = None
+    sources: SourceReader | None = None
+    """Jobs that others name in `resumeFrom`."""
 
     async def prepare(self, raw: Manifest) -> None:
         """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
         if self.read_namespace:
             status, namespace = raw.get("status"), raw["metadata"].get("namespace", "")
             await self.read_namespace(namespace, not (isinstance(status, dict) and status.get("startTime")))
+        if self.sources:
+            await self.sources.read(raw)
 
     def observe(
         self,
@@ -121,6 +133,7 @@ class Observer:
             refused_deletions=rejected_deletions,
             check_companions=check_companions,
             optional=self.optional(metadata["uid"]),
+            resume_source=self.sources.get(raw) if self.sources else None,
         )
         if self.gpus:
             self.gpus.note(key, observed)

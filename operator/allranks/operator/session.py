@@ -36,6 +36,7 @@ from allranks.operator.optional_apis import OptionalApis
 from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.pool_cache import Pools
 from allranks.operator.report_auth import Reviews, attempt_of
+from allranks.operator.resume_sources import ResumeSources
 from allranks.operator.settings import Settings
 from allranks.operator.sweep_controller import SweepController
 from allranks.operator.timing import Clock, Timing
@@ -117,6 +118,7 @@ class Session:
                 self.gpus,
                 self.optional.observe,
                 Contenders(lambda key: self.queue.enqueue_pod_event(key, True)),
+                ResumeSources(self.client, self.jobs),
             ),
             executor,
             self.recorder,

@@ -169,9 +169,10 @@ class SweepController:
                 continue
             create = [] if tried and state.rejected else self._due(wanted.create, state)
             await self._create(key[0], create, state)
-            await self._stop(key[0], wanted.stop)
+            await self._suspend(key[0], wanted.stop, True)
+            await self._suspend(key[0], wanted.resume, False)
             tried = tried or bool(create)
-            if not (create or wanted.stop or wanted.ask):
+            if not (create or wanted.stop or wanted.resume or wanted.ask):
                 return tried
 
     def _due(self, manifests: Iterable[Manifest], state: _State) -> list[Manifest]:
@@ -264,13 +265,13 @@ class SweepController:
             else:
                 self._upsert_job(answer)
 
-    async def _stop(self, namespace: str, names: Iterable[str]) -> None:
+    async def _suspend(self, namespace: str, names: Iterable[str], suspend: bool) -> None:
         """Suspends jobs: their ranks are asked for a checkpoint, then their pods are deleted."""
         for name in names:
             job = self._jobs.get((namespace, name))
             if job is None:
                 continue
-            change = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": True}}
+            change = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": suspend}}
             try:
                 self._upsert_job(await self._client.patch(paths.job(namespace, name), change))
             except (Conflict, NotFound):

@@ -8,6 +8,7 @@ a job (without ALLRANKS_REPORT_URL and ALLRANKS_REPORT_TOKEN_FILE) every call do
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from allranks.report.client import Client
     from allranks.report.meter import Meter
 
-__all__ = ["checkpoint_requested", "finish", "report", "waiting"]
+__all__ = ["checkpoint_requested", "finish", "loading", "report", "waiting"]
 
 _client: Client | None = None
 _meter: Meter | None = None
@@ -103,6 +104,30 @@ def is_enabled() -> bool:
 def waiting() -> Any:
     """`with waiting(): dist.all_reduce(totals)`: excludes this time from `busy`, because the rank waits for others."""
     return _NOTHING if _meter is None else _meter.wait
+
+
+def loading(batches: Any) -> Any:
+    """`for batch in loading(loader):` measures how long the program waits for its data. `batches` is any iterable; the
+    items are passed on as they are."""
+    iterator = iter(batches)
+    while True:
+        began = time.perf_counter()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        loaded(time.perf_counter() - began)
+        yield batch
+
+
+def loaded(seconds: float) -> None:
+    """For the helpers: the program has waited so long for data."""
+    try:
+        client = _client if _initialized else _initialize()
+        if client is not None:
+            client.loaded = (client.loaded or 0.0) + seconds
+    except Exception as error:
+        _warn_of_error(error)
 
 
 def finish(timeout: float = 1.0) -> None:

@@ -41,6 +41,8 @@ class Client:
 
     def __init__(self, url: str, token_file: str) -> None:
         self.meter: Meter | None = None
+        self.loaded: float | None = None
+        """Seconds that the program has waited for data; None if nothing measures them."""
         self.program_reports = False
         """Whether the program itself reports its steps. Then automatic callbacks do not."""
         self.answer_stacks: Callable[[str], None] = dump_stacks
@@ -238,7 +240,7 @@ class Client:
     def _message(self, done: bool) -> dict[str, Any]:
         self._fetch()
         meter, state = self.meter, self._state
-        self._means.update(state, (0.0, 0) if meter is None else meter.totals)
+        self._means.update(state, (0.0, 0) if meter is None else meter.totals, self.loaded)
         self._sent_at = time.monotonic()
         # A copy: another thread may be changing it.
         waiting = None if meter is None else meter.waits()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 from allranks import report
@@ -32,6 +33,7 @@ class ReportCallback(Callback):  # type: ignore[misc]
     def __init__(self, samples: int | None = None, checkpoints: bool = True) -> None:
         self._samples, self._checkpoints = samples, checkpoints
         self._saving = False
+        self._loading_since: float | None = None
 
     def _measure(self, trainer: Any) -> None:
         instrument(trainer.model)
@@ -48,6 +50,9 @@ class ReportCallback(Callback):  # type: ignore[misc]
 
     @guarded
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self._loading_since is not None:
+            report.loaded(time.perf_counter() - self._loading_since)
+        self._loading_since = None
         self._saved(trainer)
 
     @guarded
@@ -58,6 +63,11 @@ class ReportCallback(Callback):  # type: ignore[misc]
         if path is not None and checkpoint_requested():
             trainer.save_checkpoint(path)
             self._saved(trainer)
+        self._loading_since = time.perf_counter()  # the trainer asks for the next batch
+
+    @guarded
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._loading_since = time.perf_counter()
 
     @guarded
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -67,6 +77,7 @@ class ReportCallback(Callback):  # type: ignore[misc]
     @guarded
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         self._saving = self._checkpoints  # the trainer is about to write it
+        self._loading_since = None
 
     @guarded
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

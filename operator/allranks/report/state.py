@@ -81,10 +81,16 @@ class Means:
         self.samples_per_second: float | None = None
         self.step_seconds: float | None = None
         self.busy_seconds: float | None = None
-        self._steps = self._samples = self._busy = (0.0, 0.0)
+        self.load_seconds: float | None = None
+        self._steps = self._samples = self._busy = self._loads = (0.0, 0.0)
 
-    def update(self, state: State, metered: tuple[float, int]) -> None:
-        """`metered`: the totals of a meter, used if the program itself reports no busy time."""
+    def update(self, state: State, metered: tuple[float, int], loaded: float | None = None) -> None:
+        """`metered`: the totals of a meter, used if the program itself reports no busy time. `loaded`: seconds that the
+        program has waited for data; None if it does not measure them."""
+        if loaded is not None and state.steps == 0:
+            self._loads = (loaded, 0.0)  # what comes before the first step belongs to no step
+        elif loaded is not None:
+            self.load_seconds, self._loads = mean(loaded, state.steps, self._loads, self.load_seconds)
         busy = (state.busy_seconds, state.busy_steps) if state.busy_steps else metered
         self.step_seconds, self._steps = mean(state.step_seconds, state.steps, self._steps, self.step_seconds)
         self.busy_seconds, self._busy = mean(busy[0], busy[1], self._busy, self.busy_seconds)
@@ -126,6 +132,7 @@ def message(
         "samplesPerSecond": rounded(means.samples_per_second),
         "stepSeconds": rounded(means.step_seconds),
         "busySeconds": rounded(means.busy_seconds),
+        "loadSeconds": rounded(means.load_seconds),
         "checkpoint": checkpoint,
         "savesOnRequest": saves_on_request,
         "handledRequest": handled_request,

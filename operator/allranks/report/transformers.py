@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback  # type: ignore[import-not-found]
@@ -16,6 +17,17 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
     trainer saves a checkpoint when the operator requests one, unless its `save_strategy` is `no`."""
 
     _report = staticmethod(report.report)
+    _loading_since: float | None = None
+
+    @guarded
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._loading_since is not None:  # the batches of a step are fetched before it begins
+            report.loaded(time.perf_counter() - self._loading_since)
+        self._loading_since = None
+
+    @guarded
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._loading_since = time.perf_counter()
 
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -31,10 +43,12 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
         )
         if args.save_strategy != "no" and checkpoint_requested():
             control.should_save = True
+        self._loading_since = time.perf_counter()
 
     @guarded
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self._report(**named(logs or {}))
+        self._loading_since = time.perf_counter()
 
     @guarded
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -44,6 +58,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The other ranks continue before the rank that writes it, except with shards, whose ranks wait for each other.
         self._report(step=state.global_step, checkpoint=bool(args.should_save))
+        self._loading_since = time.perf_counter()
 
     @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

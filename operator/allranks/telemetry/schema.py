@@ -79,6 +79,7 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     samples_per_second: Rate | None = None
     step_seconds: Seconds | None = None
     busy_seconds: Seconds | None = None
+    load_seconds: Seconds | None = None
     checkpoint: Checkpoint | None = None
     saves_on_request: bool = False
     handled_request: Count = 0

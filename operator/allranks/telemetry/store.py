@@ -331,6 +331,7 @@ def _report(
     same: the transfer time of each message would move it a little."""
     stepped_at = checkpoint_at = first_step_at = None
     samples, seconds, busy = message.samples_per_second, message.step_seconds, message.busy_seconds
+    load = message.load_seconds
     if message.step is not None:
         stepped_at = now - timedelta(seconds=message.idle or 0.0)
         first_step_at = stepped_at
@@ -342,6 +343,7 @@ def _report(
                 samples = before.samples_per_second if samples is None else samples
                 seconds = before.step_seconds if seconds is None else seconds
                 busy = before.busy_seconds if busy is None else busy
+                load = before.load_seconds if load is None else load
     checkpoint = message.checkpoint.step if message.checkpoint else None
     if message.checkpoint is not None:
         checkpoint_at = now - timedelta(seconds=message.checkpoint.ago)
@@ -361,6 +363,7 @@ def _report(
         samples_per_second=samples,
         step_seconds=seconds,
         busy_seconds=busy,
+        load_seconds=load,
         checkpoint_step=checkpoint,
         checkpoint_at=checkpoint_at,
         saves_on_request=message.saves_on_request,

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Where
-from allranks.ui import pages, rest
+from allranks.ui import pages, rest, sweeps
 from allranks.ui.access import Access
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
@@ -74,6 +74,8 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str) -
         docs_url=None,  # it would load scripts of another host
         redoc_url=None,
     )
+    app.include_router(sweeps.rest)
+    app.include_router(sweeps.pages)
     app.include_router(rest.router)
     app.include_router(pages.router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)

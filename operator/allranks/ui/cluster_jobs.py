@@ -149,6 +149,18 @@ class ClusterJobs:
         found: list[Manifest] = await self._readings.get(("events", entry.metadata.get("uid")), read)
         return found
 
+    async def read_shared(self, path: str) -> list[Manifest]:
+        """The objects at a path, without their managed fields. Raises ClusterError."""
+
+        async def read() -> list[Manifest]:
+            found: list[Manifest] = (await self.cluster.get(path))["items"]
+            for each in found:
+                each["metadata"].pop("managedFields", None)
+            return found
+
+        found: list[Manifest] = await self._readings.get(("objects", path), read)
+        return list(found)
+
     async def queues(self, namespace: str) -> list[Queue]:
         """Raises ClusterError."""
 

@@ -21,6 +21,7 @@ from allranks.cli.format.yaml import dump
 from allranks.cli.job_report import html
 from allranks.core.naming import replica_key
 from allranks.core.quantity import quantity
+from allranks.core.sweeps.trial_job import SWEEP_LABEL
 from allranks.errors import ClusterError
 from allranks.ui import job_rows, rest
 from allranks.ui import logs as job_logs
@@ -48,7 +49,7 @@ def _environment() -> Environment:
     return made
 
 
-def _page(name: str, **values: Any) -> HTMLResponse:
+def page_of(name: str, **values: Any) -> HTMLResponse:
     return HTMLResponse(_environment().get_template(f"{name}.html.j2").render(**values))
 
 
@@ -83,9 +84,9 @@ async def overview(
         values = {**dict(request.query_params), "page": str(number)}
         return f"?{urlencode({key: value for key, value in values.items() if value})}"
 
-    return _page(
+    return page_of(
         "jobs",
-        live=_stream(namespace=namespace),
+        live=stream_of(namespace=namespace),
         warning=state.problem if state.jobs else "",
         no_cluster=state.no_cluster,
         rows=[job_rows.job_row(entry, now) for entry in found[begin : begin + PAGE]],
@@ -112,7 +113,7 @@ def _totals(found: list[Entry]) -> str:
     return f"{len(found)} job{'s' * (len(found) != 1)}" + (f": {words}" if words else "")
 
 
-def _stream(**query: str) -> str:
+def stream_of(**query: str) -> str:
     """The address of the changes that concern a page."""
     given = {key: value for key, value in query.items() if value}
     return f"/api/v1/stream?{urlencode(given)}"
@@ -146,7 +147,8 @@ def _about(state: State, entry: Entry, tab: str) -> dict[str, Any]:
     return {
         "entry": entry,
         "tab": tab,
-        "live": _stream(source=entry.source, group=entry.group, name=entry.name),
+        "sweep": (entry.metadata.get("labels") or {}).get(SWEEP_LABEL, ""),
+        "live": stream_of(source=entry.source, group=entry.group, name=entry.name),
         "warning": state.problem if entry.source == "jobs" else "",
         "actions": actions(entry, state.now()),
     }
@@ -159,7 +161,7 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
     ranks, hidden = await state.ranks(entry)
     now = state.now()
     failure = entry.status.last_failure
-    return _page(
+    return page_of(
         "job",
         **_about(state, entry, ""),
         report=report,
@@ -210,7 +212,7 @@ async def logs(
     follows = entry.active and entry.phase not in FINISHED and (number is None or number == entry.status.attempt)
     query = {"follow": "true", "replica": replica, "attempt": attempt, "search": search, "after": found.after}
     about = _about(state, entry, "logs")
-    return _page(
+    return page_of(
         "logs",
         **{**about, "live": ""},
         found=found,
@@ -242,7 +244,7 @@ async def events(state: StateOf, entry: EntryOf) -> Response:
         )
         for one in groups
     ]
-    return _page("events", **_about(state, entry, "events"), rows=rows, note=note)
+    return page_of("events", **_about(state, entry, "events"), rows=rows, note=note)
 
 
 @router.get(Item + "/manifest")
@@ -250,7 +252,7 @@ async def manifest(state: StateOf, entry: EntryOf) -> Response:
     """The job as YAML: its spec first, then its status."""
     status = entry.manifest.get("status")
     spec = {key: value for key, value in entry.manifest.items() if key != "status"}
-    return _page(
+    return page_of(
         "manifest",
         **_about(state, entry, "manifest"),
         spec=dump([spec]),
@@ -273,7 +275,7 @@ def _action(state: State, entry: Entry, name: str) -> Action:
 async def confirm(state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
     """Says what an action will do, and asks."""
     about = _about(state, entry, "actions")
-    return _page("confirm", **{**about, "live": ""}, action=_action(state, entry, name_of_action))
+    return page_of("confirm", **{**about, "live": ""}, action=_action(state, entry, name_of_action))
 
 
 @router.post(Item + "/actions/{name_of_action}")
@@ -322,9 +324,9 @@ async def queues(state: StateOf, namespace: str = "") -> Response:
         except ClusterError as error:
             note = str(error)
     now = state.now()
-    return _page(
+    return page_of(
         "queues",
-        live=_stream(source="jobs", namespace=namespace) if state.jobs else "",
+        live=stream_of(source="jobs", namespace=namespace) if state.jobs else "",
         warning=state.problem if state.jobs else "",
         queues=found,
         note=note,

@@ -37,6 +37,7 @@ class Rank(BaseModel):
     lag: int | None = Field(None, description="Steps behind the most advanced rank.")
     step_seconds: float | None = None
     busy_seconds: float | None = Field(None, description="Seconds of a step in which it computed and did not wait.")
+    loading: bool | None = Field(None, description="Of a straggler: whether it is slow because it waits for data.")
     slowdown: float | None = Field(None, description="Of a straggler: its step time divided by that of its peers.")
 
 
@@ -52,6 +53,7 @@ def ranks(entry: Entry, pods: Sequence[Manifest]) -> list[Rank]:
     first = replica_key(failure.role, failure.index) if failure and failure.attempt == status.attempt else ""
     reports = {one.replica: one for one in status.progress.ranks} if status.progress else {}
     slow = {one.replica: one.slowdown for one in status.progress.stragglers} if status.progress else {}
+    loading = {one.replica for one in status.progress.stragglers if one.loading} if status.progress else set()
     made = []
     for key, number in entry.ranks.items():
         role, _, index = key.rpartition("-")
@@ -75,6 +77,7 @@ def ranks(entry: Entry, pods: Sequence[Manifest]) -> list[Rank]:
                 restarts=alone.count if alone else 0,
                 failed_first=key == first,
                 slowdown=slow.get(key),
+                loading=True if key in loading else None,
                 **values,
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -72,3 +73,24 @@ def test_never_more_trials_than_parallel_are_active(algorithm):
         most = max(most, sum(not trial.ended for trial in one.status.trials))
         one._train()
     assert most == one.sweep.spec.parallel
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sweep_that_is_suspended_now_and_then_has_the_same_trials_whatever_write_kills_its_operator(seed):
+    print(f"seed {SEED + seed}")
+    rng = random.Random(SEED + seed)
+    expected, one = world("Random", seed, trials=30).run(), world("Random", seed, trials=30, dies_after=0)
+    for _ in range(60):
+        spec = one.sweep.spec.model_copy(update={"suspend": rng.random() < 0.4})
+        one.sweep = replace(one.sweep, spec=spec)
+        one.settle()
+        created = len(one.creates)
+        one._train()
+        one.settle()
+        if spec.suspend:
+            assert len(one.creates) == created
+            assert all(job.suspended or job.status.phase in ("Succeeded", "Failed") for job in one.jobs.values())
+    one.sweep = replace(one.sweep, spec=one.sweep.spec.model_copy(update={"suspend": False}))
+    found = one.run()
+    assert [trial.parameters for trial in found.trials] == [trial.parameters for trial in expected.trials]
+    assert set(one.creates.values()) == {1}

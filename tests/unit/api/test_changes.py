@@ -133,6 +133,12 @@ FIXED = [
     ("inputs", {"inputs": [DATA]}, {"inputs": [DATA | {"path": "/x"}]}, "inputs"),
     ("outputs", {}, {"outputs": [{"name": "m", "path": "/m", "to": "claim://m"}]}, "outputs"),
     ("the checkpoint", {"checkpoint": {"claim": "a"}}, {"checkpoint": {"claim": "b"}}, "checkpoint"),
+    (
+        "what it starts from",
+        {"checkpoint": {"claim": "a"}, "resumeFrom": "b"},
+        {"checkpoint": {"claim": "a"}, "resumeFrom": "c/5"},
+        "resumeFrom",
+    ),
 ]
 
 

@@ -61,6 +61,7 @@ def test_every_field_is_parsed():
             trials=None,
             seed=7,
             parallel=3,
+            suspend=True,
             stop={"rule": "Median", "minSteps": 10, "factor": 2},
         )
     ).spec

@@ -314,6 +314,12 @@ RULES = [
         ("spec.restart.rules[1]", ONE_OF),
         {"restart": {"rules": [{"signals": [9], "action": "Fail"}, {"reasons": ["x"], "action": "Fail"}]}},
     ),
+    (
+        "what it starts from needs a folder",
+        {"resumeFrom": "a"},
+        ("spec.resumeFrom", "needs checkpoint: the folder of this job, into which the checkpoints are copied"),
+        {"resumeFrom": "a/500", "checkpoint": {"claim": "a"}},
+    ),
     ("a checkpoint has a volume", {"checkpoint": {}}, ("spec.checkpoint", ONE_VOLUME), {"checkpoint": {"claim": "a"}}),
     (
         "a checkpoint has one volume",

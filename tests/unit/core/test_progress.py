@@ -183,3 +183,34 @@ def test_the_largest_float_stays_finite():
     after = progress.observe(job(), BEGUN, Reports(NOW, (rank(0, 1, metrics={"best_loss": largest}),)))
     assert after.progress
     assert after.progress.metrics == {"best_loss": largest}
+
+
+def test_the_share_of_a_step_that_waits_for_data_is_the_mean_of_the_ranks_that_measure_it() -> None:
+    found = progress_of(
+        rank(0, 5, step_seconds=2.0, load_seconds=0.5),
+        rank(1, 5, step_seconds=2.0, load_seconds=1.0),
+        rank(2, 5, step_seconds=2.0),
+    )
+    assert found.loading == 0.38
+    assert progress_of(rank(0, 5, step_seconds=2.0)).loading is None
+    assert progress_of(rank(0, 5, step_seconds=2.0, load_seconds=9.0)).loading == 1.0
+
+
+@table(
+    ("its data come late", [0.1, 0.1, 2.0], True),
+    ("its own work is slow", [0.1, 0.1, 0.1], None),
+    ("less than half is the wait for data", [0.1, 0.1, 0.8], None),
+    ("all wait for data alike", [0.9, 0.9, 0.9], None),
+    ("it does not measure it", [0.1, 0.1, None], None),
+)
+def test_a_straggler_that_waits_for_data_is_named_as_such(case: Any) -> None:
+    loads, expected = case
+    busy = (1.0, 1.0, 3.0)
+    ranks = [
+        rank(number, 5, step_seconds=3.0, busy_seconds=busy[number], load_seconds=load)
+        for number, load in enumerate(loads)
+    ]
+    found = progress_of(*ranks)
+    assert [(one.rank, one.loading) for one in found.stragglers] == [(2, expected)]
+    [sentence] = newly_slow(None, found)
+    assert sentence.endswith("as its peers, because it waits for data" if expected else "as its peers")

@@ -319,3 +319,72 @@ def test_the_first_ten_trials_of_TPE_are_those_of_Random(algorithm):
     assert [each.parameters for each in done.trials] == [
         suggestions.random(parse_sweep(sweep()).spec, n) for n in range(10)
     ]
+
+
+def with_suspend(one: World, suspend: bool) -> None:
+    one.sweep = replace(one.sweep, spec=one.sweep.spec.model_copy(update={"suspend": suspend}))
+
+
+def test_a_suspended_sweep_suspends_its_trials_and_starts_none():
+    one = world(trials=5, parallel=2)
+    one.settle()
+    with_suspend(one, True)
+    one.settle()
+    assert (one.status.phase, len(one.status.trials)) == ("Suspended", 2)
+    assert all(job.suspended for job in one.jobs.values())
+    running = one.status.condition("Running")
+    assert running is not None
+    assert (running.status, running.reason) == ("False", "Suspended")
+    for _ in range(20):
+        one._train()
+        one.settle()
+    assert (one.status.phase, len(one.jobs)) == ("Suspended", 2)
+
+
+def test_a_resumed_sweep_continues_with_the_same_trials():
+    undisturbed, one = world(trials=5, parallel=2).run(), world(trials=5, parallel=2)
+    one.settle()
+    one._train()
+    with_suspend(one, True)
+    one.settle()
+    with_suspend(one, False)
+    one.settle()
+    assert not any(job.suspended for job in one.jobs.values())
+    assert not any(trial.suspended for trial in one.status.trials)
+    done = one.run()
+    assert [trial.parameters for trial in done.trials] == [trial.parameters for trial in undisturbed.trials]
+    assert set(one.creates.values()) == {1}
+    assert done.best == undisturbed.best
+
+
+def test_a_trial_that_a_user_suspended_is_not_resumed_with_the_sweep():
+    one = world(trials=2, parallel=2)
+    one.settle()
+    one.jobs["search-1"] = replace(one.jobs["search-1"], suspended=True)
+    with_suspend(one, True)
+    one.settle()
+    with_suspend(one, False)
+    one.settle()
+    assert [one.jobs[name].suspended for name in ("search-0", "search-1")] == [False, True]
+
+
+def test_a_job_that_was_not_created_yet_is_created_after_the_suspension():
+    one = world(trials=2, parallel=2)
+    one._step()  # the parameters are stored
+    with_suspend(one, True)
+    one.settle()
+    assert one.jobs == {}
+    with_suspend(one, False)
+    assert one.run().counts.succeeded == 2
+
+
+def test_a_promoted_trial_starts_from_the_checkpoints_of_its_job_and_stores_its_own_elsewhere():
+    document = sweep(trials=2)
+    document["spec"]["template"]["spec"]["checkpoint"] = {"claim": "models", "subPath": "team"}
+    one = World(parse_sweep(document))
+    trial = one.run().trials[1]
+    made = trial_job.promoted(one.sweep, trial, "search-1-promoted")
+    assert made["spec"]["resumeFrom"] == "search-1"
+    assert made["spec"]["checkpoint"] == {"claim": "models", "subPath": "team/search-1-promoted"}
+    assert "ownerReferences" not in made["metadata"]
+    assert trial_job.manifest(one.sweep, trial)["spec"]["checkpoint"]["subPath"] == "team/search-1"

@@ -79,6 +79,7 @@ SNIPPETS = [
         "class dist:\n    flags = []\n    all_reduce = flags.append\nflag = True",
         "assert dist.flags == [True]",
     ),
+    Snippet("in loading(loader):", "loader = [1, 2]", "assert batch == 2"),
     Snippet(
         'sorted(root.glob("attempt-*/*.pt")',
         "import os, tempfile\nfrom pathlib import Path\nclaim = Path(tempfile.mkdtemp(dir='.'))\n"

@@ -35,6 +35,7 @@ def test_a_rank_without_reports(monkeypatch):
         "samplesPerSecond": None,
         "stepSeconds": None,
         "busySeconds": None,
+        "loadSeconds": None,
         "checkpoint": None,
         "savesOnRequest": False,
         "handledRequest": 0,
@@ -175,3 +176,27 @@ def test_steps_that_are_reported_together_have_no_busy_time(clock):
     meter.work_done()
     meter.step_over(10)
     assert meter.totals == (0.0, 0)
+
+
+def test_the_wait_for_data_is_that_of_the_steps_since_the_last_message():
+    means = Means()
+    state = advance(State(), 10.0, 1, None, None, None, False, None)
+    means.update(state, (0.0, 0), loaded=3.0)  # before the first step
+    assert means.load_seconds is None
+    state = advance(state, 14.0, 3, None, None, None, False, None)
+    means.update(state, (0.0, 0), loaded=4.0)
+    assert (means.step_seconds, means.load_seconds) == (2.0, 0.5)
+    means.update(state, (0.0, 0), loaded=4.2)
+    assert means.load_seconds == 0.5, "no step since"
+    assert message_of(state, 15.0, means)["loadSeconds"] == 0.5
+
+
+def test_loading_passes_items_on_and_counts_only_the_wait_for_them(monkeypatch):
+    from allranks import report
+
+    waits: list[float] = []
+    clock = iter([0.0, 2.0, 10.0, 13.0, 20.0])
+    monkeypatch.setattr(report, "loaded", waits.append)
+    monkeypatch.setattr(report.time, "perf_counter", lambda: next(clock))
+    assert list(report.loading(["a", "b"])) == ["a", "b"]
+    assert waits == [2.0, 3.0]

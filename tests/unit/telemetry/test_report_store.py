@@ -91,14 +91,15 @@ def test_a_complete_message_is_kept_with_timestamps_of_the_operators_clock(world
     world.clock.advance(100)
     answer = world.say(
         rank=3, localRank=1, step=120, totalSteps=1000, epoch=2, metrics={"loss": 0.25, "lr": 1},
-        samplesPerSecond=810.5, stepSeconds=0.12, busySeconds=0.11, checkpoint={"step": 100, "ago": 12.5}, idle=0.5,
-        done=False, waiting=True,
+        samplesPerSecond=810.5, stepSeconds=0.12, busySeconds=0.11, loadSeconds=0.02, idle=0.5,
+        checkpoint={"step": 100, "ago": 12.5}, done=False, waiting=True,
     )  # fmt: skip
     now = world.clock.now()
     assert answer == Answer(200, {"interval": 5.0, "stacks": "", "checkpoint": 0})
     assert world.rank() == RankReport(
         role="worker", index=0, local_rank=1, rank=3, pod="demo-worker-0-0", node="node-a", step=120, total_steps=1000,
         epoch=2, metrics={"loss": 0.25, "lr": 1.0}, samples_per_second=810.5, step_seconds=0.12, busy_seconds=0.11,
+        load_seconds=0.02,
         checkpoint_step=100, checkpoint_at=now - timedelta(seconds=12.5), stepped_at=now - timedelta(seconds=0.5),
         first_step_at=now - timedelta(seconds=0.5), received_at=now, done=False, waiting=True,
     )  # fmt: skip

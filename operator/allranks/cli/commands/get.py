@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -14,6 +14,7 @@ from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.format.table import Table
 from allranks.cli.options import OK, get_job, names_callback, on_cluster, with_suggestion
 from allranks.errors import ClusterError
+from allranks.kube import paths
 from allranks.kube.cluster import TABLE, Change, Cluster, Manifest, Watch, metadata
 from allranks.kube.paths import job_path
 
@@ -27,6 +28,7 @@ Examples:
   allranks get penguins -w
   allranks get -A -l team=nlp -o wide
   allranks get penguins -o json | jq -r .status.phase
+  allranks get --sweeps -w
 \b
 Exit status:
   0 printed, also when there are no jobs, 1 a named job does not exist or the API server rejected the request.
@@ -37,6 +39,7 @@ Exit status:
 @click.option("-o", "--output", type=click.Choice(OUTPUTS), help="The output format. [default: a table]")
 @click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels, for example team=nlp.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
+@click.option("--sweeps", is_flag=True, help="Print sweeps instead of jobs.")
 @click.option("--no-headers", is_flag=True, help="Print the table without headers.")
 @on_cluster
 async def get(cluster: Cluster, names: tuple[str, ...], all_namespaces: bool, **options: Any) -> int:
@@ -59,26 +62,29 @@ async def print_jobs(
     output: str | None,
     watch: bool,
     no_headers: bool,
+    sweeps: bool = False,
 ) -> int:
     """`namespace` None: all namespaces. Returns the exit status."""
+    path = paths.sweeps if sweeps else job_path
+    read = _get_sweep if sweeps else get_job
     query = {"labelSelector": selector}
     if watch:
         if names:
-            await get_job(cluster, names[0])  # its error suggests similar names
+            await read(cluster, names[0])  # its error suggests similar names
             query["fieldSelector"] = f"metadata.name={names[0]}"
-        await _follow(cluster, job_path(namespace), query, output, namespace is None, no_headers)
+        await _follow(cluster, path(namespace), query, output, namespace is None, no_headers)
         return OK
     if output in ("yaml", "json", "name"):
-        items = [await get_job(cluster, name) for name in names] if names else []
+        items = [await read(cluster, name) for name in names] if names else []
         if not names:
-            items = (await cluster.get(job_path(namespace), query))["items"]
+            items = (await cluster.get(path(namespace), query))["items"]
         click.echo(render_objects(items, output, single=len(names) == 1), nl=False)
         return OK
-    columns, rows = await _rows(cluster, namespace, names, query)
+    columns, rows = await _rows(cluster, namespace, names, query, path)
     if not rows:
         where = f"namespace {namespace}" if namespace else "any namespace"
         with_labels = f" with {selector}" if selector else ""
-        click.echo(f"No jobs{with_labels} in {where}.", err=True)
+        click.echo(f"No {'sweeps' if sweeps else 'jobs'}{with_labels} in {where}.", err=True)
         return OK
     shown = _Rows(columns, wide=output == "wide", namespaces=namespace is None, headers=not no_headers)
     for line in shown.lines(rows):
@@ -86,15 +92,19 @@ async def print_jobs(
     return OK
 
 
+async def _get_sweep(cluster: Cluster, name: str) -> Manifest:
+    return await cluster.get(paths.sweeps(cluster.namespace, name))
+
+
 async def _rows(
-    cluster: Cluster, namespace: str | None, names: tuple[str, ...], query: dict[str, Any]
+    cluster: Cluster, namespace: str | None, names: tuple[str, ...], query: dict[str, Any], path: Callable[..., str]
 ) -> tuple[list[Manifest], list[Manifest]]:
     """Columns and rows as the API server defines them."""
     columns: list[Manifest] = []
     rows: list[Manifest] = []
     for name in names or ("",):
         try:
-            answer = await cluster.get(job_path(namespace, name), query, TABLE)
+            answer = await cluster.get(path(namespace, name), query, TABLE)
         except ClusterError as error:
             raise (await with_suggestion(cluster, name, error) if name else error) from error
         columns = answer["columnDefinitions"]

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,8 @@ from click.shell_completion import CompletionItem
 from allranks.api.job import KIND
 from allranks.cli.completers import complete_files, complete_jobs_and_runs
 from allranks.cli.options import FAILED, OK, cluster_options, get_job, name_callback, print_error, run_on_cluster
-from allranks.errors import AllranksError
+from allranks.cli.sweep_objects import sweep_instead
+from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.local.run_directories import LATEST, RUN_FILE
 
@@ -110,7 +111,8 @@ def report(
     run_dir: Path | None,
     source: str | None,
 ) -> None:
-    """Print a one-page report on a job: attempts, progress, throughput, lost time, restarts and outcome.
+    """Print a one-page report on a job: attempts, progress, throughput, lost time, restarts and outcome; or on a sweep:
+    trials, the best one, the importance of parameters, and parallel coordinates.
 
     The report is text, one self-contained HTML file, or JSON. For an unfinished job on a cluster it covers the time
     until now, for a job in a file the time until the last timestamp in the file.
@@ -133,15 +135,25 @@ def report(
 
 
 async def _from_cluster(cluster: Cluster, name: str, output: Output) -> int:
-    write(await get_job(cluster, name), output)
+    try:
+        write(await get_job(cluster, name), output)
+    except ClusterError as error:
+        if (sweep := await sweep_instead(cluster, name, error)) is None:
+            raise
+        _write_sweep(sweep, output)
     return OK
 
 
 def _from_runs(error: AllranksError, name: str, output: Output) -> int:
     """Reports on the newest local run of the job if the cluster has none. Returns the exit status."""
     from allranks.local.run_directories import ROOT, RunsError, find_run
+    from allranks.local.sweep_files import find_sweep, read_sweep
 
     try:
+        if sweep := find_sweep(name):
+            click.echo(f"The newest local run of {name} is shown ({sweep}).", err=True)
+            _write_sweep(read_sweep(sweep), output)
+            return OK
         run = find_run(name)
         click.echo(f"The newest local run of {name} is shown ({run.directory}).", err=True)
         write_of_run(run.directory, output)
@@ -158,6 +170,11 @@ def _from_runs(error: AllranksError, name: str, output: Output) -> int:
 
 def write_of_run(run_dir: Path, output: Output, name: str | None = None) -> None:
     """Reports on a run directory, or on the newest one in a job's directory `runs/JOB`. Raises NoReport."""
+    from allranks.local.sweep_files import SWEEP_FILE, read_sweep
+
+    if (run_dir / SWEEP_FILE).exists():
+        _write_sweep(read_sweep(run_dir, name or ""), output)
+        return
     newest = run_dir / LATEST
     directory = newest if not (run_dir / RUN_FILE).exists() and newest.exists() else run_dir
     _write_of_file(str(directory / RUN_FILE), name, str(run_dir), output, directory.resolve())
@@ -166,8 +183,13 @@ def write_of_run(run_dir: Path, output: Output, name: str | None = None) -> None
 def _write_of_file(source: str, name: str | None, shown: str, output: Output, run_dir: Path | None = None) -> None:
     from allranks.cli.job_report.model import last_update
     from allranks.cli.job_report.run_files import read_run_files
+    from allranks.cli.job_report.sweep import is_sweep
 
-    job = select_job(_read(source), name, shown)
+    documents = _read(source)
+    if sweep := is_sweep(documents):
+        _write_sweep(sweep, output)
+        return
+    job = select_job(documents, name, shown)
     write(job, output, last_update(job), read_run_files(run_dir) if run_dir else None)
 
 
@@ -179,6 +201,16 @@ def write(job: Manifest, output: Output, now: datetime | None = None, run: RunFi
     width = max(60, min(shutil.get_terminal_size().columns, 140)) if sys.stdout.isatty() and not file else WIDTH
     unicode = bool(file) or supports_unicode(getattr(sys.stdout, "encoding", None))
     made = rendered(job, output.form, now or datetime.now(UTC), width, unicode, run, file.parent if file else None)
+    _put(made, file)
+
+
+def _write_sweep(sweep: Mapping[str, Any], output: Output) -> None:
+    from allranks.cli.job_report.sweep import rendered as rendered_sweep
+
+    _put(rendered_sweep(sweep, output.form), output.file)
+
+
+def _put(made: str, file: Path | None) -> None:
     if file is None:
         click.echo(made, nl=False)
         return

@@ -18,6 +18,8 @@ from allranks.core.model import Pod
 
 KINDS = ("queued", "starting", "productive", "lost")
 NOT_MEASURED = "not measured"
+LOADING_SHOWN = 0.05
+"""A smaller share of a step is not shown beside the rates."""
 
 
 def times(status: Status, now: datetime) -> dict[str, float]:
@@ -102,6 +104,15 @@ def rates(progress: ProgressStatus) -> Iterator[str]:
         yield f"{number(rate)} steps/s" if rate >= 0.1 else f"{number(1 / rate)} s/step"
     if progress.samples_per_second is not None:
         yield f"{number(progress.samples_per_second)} samples/s"
+    if progress.loading is not None and progress.loading >= LOADING_SHOWN:
+        yield loading(progress)
+
+
+def loading(progress: ProgressStatus | None) -> str:
+    """`35% waiting for data`; empty if no rank measures it."""
+    if progress is None or progress.loading is None:
+        return ""
+    return f"{progress.loading:.0%} waiting for data"
 
 
 def metrics(progress: ProgressStatus) -> Iterator[str]:
@@ -127,7 +138,12 @@ def line(status: Status) -> str:
 def stragglers(progress: ProgressStatus | None, no_node: str = "") -> Iterator[tuple[object, str, str, str]]:
     """(rank, replica, node or `no_node`, slowdown) of each straggler."""
     for one in progress.stragglers if progress else ():
-        yield "-" if one.rank is None else one.rank, one.replica, one.node or no_node, f"{one.slowdown:.2g}x"
+        yield (
+            "-" if one.rank is None else one.rank,
+            one.replica,
+            one.node or no_node,
+            f"{one.slowdown:.2g}x{', waits for data' if one.loading else ''}",
+        )
 
 
 def values(progress: ProgressStatus | None) -> list[float | None]:

@@ -148,6 +148,8 @@ def tiles(report: JobReport) -> Iterator[tuple[str, str, str]]:
     unit, _ = report.throughput()
     if mean := text.mean_rate(report):
         yield unit, mean.split()[0], "on average while training"
+    if progress and progress.loading is not None:
+        yield "Waiting for data", f"{progress.loading:.0%}", "of a step"
     yield "Duration", elapsed(report.seconds), "" if report.over else "so far"
     restarts = report.counted + report.disruptions
     yield "Restarts", str(restarts), text.restarts(report) if restarts else ""

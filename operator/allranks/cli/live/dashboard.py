@@ -308,7 +308,13 @@ def _facts(status: Status, now: datetime) -> Iterator[Line]:
         who = cell(slow.replica) if slow.rank is None else f"rank {slow.rank} ({cell(slow.replica)})"
         where = f" on {cell(slow.node)}" if slow.node else ""
         title = "slow        " if not place else " " * 12
-        yield [(title, "dim"), (f"{who}{where}: {slow.slowdown:.2g}x the time of its peers", "yellow")]
+        yield [
+            (title, "dim"),
+            (
+                f"{who}{where}: {slow.slowdown:.2g}x the time of its peers{', waits for data' if slow.loading else ''}",
+                "yellow",
+            ),
+        ]
 
 
 def _ranks(progress: ProgressStatus, room: int) -> Iterator[Line | Grid]:

@@ -21,6 +21,7 @@ from allranks.cli.options import FAILED, OK, print_error
 from allranks.cli.safe_output import use_colour
 
 if TYPE_CHECKING:
+    from allranks.api.sweep import Sweep
     from allranks.cli.sweep_manifests import LoadedSweep
     from allranks.local.sweep import LocalSweep
 
@@ -47,7 +48,7 @@ def run_sweep(
     try:
         options = SweepOptions(folder, workdir.absolute(), volumes, grace, loaded.code)
         local = LocalSweep(sweep, loaded.job, options)
-        _check(sweep.spec.algorithm)
+        _check(sweep)
         local.load()
         if local.continues:
             click.echo(f"{sweep.name} continues: {local.status.summary} trials have ended", file=human)
@@ -65,14 +66,16 @@ def run_sweep(
     return _print_result(local, folder, output, human is sys.stdout, received)
 
 
-def _check(algorithm: str) -> None:
+def _check(sweep: Sweep) -> None:
     """Raises CannotRun before any trial runs."""
     from importlib.util import find_spec
 
     from allranks.errors import CannotRun
     from allranks.extras import install_command
 
-    if algorithm == "TPE" and find_spec("optuna") is None:
+    if sweep.spec.suspend:
+        raise CannotRun("spec.suspend: a suspended sweep starts no trials: remove it, or set it to false")
+    if sweep.spec.algorithm == "TPE" and find_spec("optuna") is None:
         raise CannotRun(
             f"algorithm TPE needs the Python package optuna, which is not installed: {install_command('sweeps')}"
         )

@@ -15,7 +15,7 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.api.validation import template_problems
-from allranks.core import naming, topology
+from allranks.core import naming, resume_source, topology
 from allranks.core.gangs import mistakes
 from allranks.core.gangs import objects as gang_objects
 from allranks.core.gangs.base import PodPart
@@ -28,6 +28,7 @@ from allranks.core.manifests import (
     pod_template,
     pool_template,
     report_env,
+    resume,
     scheduling,
     sizes,
 )
@@ -133,6 +134,7 @@ def problems(job: Job) -> list[tuple[str, str]]:
         *mistakes.problems(job),
         *report_env.problems(job),
         *sizes.problems(framework, context),
+        *resume_source.problems(job),
     ]
     wire = framework.wire(context)
     for replica in sizes.outermost(context):
@@ -213,7 +215,7 @@ def _pods(
         )
         if key not in shared:
             gang = gang_objects.pod_part(job, status, replica.role, templates, platform)
-            shared[key] = _shared_part(job, status, wiring, template, platform, gang)
+            shared[key] = _shared_part(job, status, replica.role, wiring, template, platform, gang)
         out.append(_pod(job, status, replica, wiring, template, shared[key]))
     return out
 
@@ -240,9 +242,9 @@ def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, template: M
 
 
 def _shared_part(
-    job: Job, status: Status, wiring: Wiring, template: Manifest, platform: Platform, gang: PodPart
+    job: Job, status: Status, role: str, wiring: Wiring, template: Manifest, platform: Platform, gang: PodPart
 ) -> _Shared:
-    mounts, volumes, init = _attachments(job, status, wiring, template, platform)
+    mounts, volumes, init = _attachments(job, status, wiring, template, platform, role)
     user = pod_template.trainer(template)
     trainer = {"name": naming.TRAINER, **merge(_TRAINER_DEFAULTS, user)}
     if wiring.command is not None:
@@ -311,7 +313,7 @@ def _literal(variables: Mapping[str, str]) -> list[Manifest]:
 
 
 def _attachments(
-    job: Job, status: Status, wiring: Wiring, template: Manifest, platform: Platform
+    job: Job, status: Status, wiring: Wiring, template: Manifest, platform: Platform, role: str
 ) -> tuple[list[Manifest], list[Manifest], list[Manifest]]:
     """(volume mounts, volumes, init containers) that allranks adds to those of the user."""
     mounts: list[Manifest] = []
@@ -332,7 +334,7 @@ def _attachments(
         claim = {"persistentVolumeClaim": {"claimName": job.spec.checkpoint.claim}}
         source = volume.model_dump(by_alias=True, exclude_none=True, mode="json") if volume else claim
         folder = {"subPath": job.spec.checkpoint.sub_path} if job.spec.checkpoint.sub_path else {}
-        attach("checkpoint", job.spec.checkpoint.path, source, **folder)
+        attach(resume.CHECKPOINT_VOLUME, job.spec.checkpoint.path, source, **folder)
     for name, path, source, mount in (*code.volumes(job), *data.volumes(job)):
         attach(name, path, source, **mount)
     if wiring.files:
@@ -347,14 +349,17 @@ def _attachments(
         attach("allranks-rendezvous", SECRET_DIR, {"secret": secret}, readOnly=True)
     if token := report_env.token_volume(platform):
         attach("allranks-token", report_env.TOKEN_DIR, token, readOnly=True)
-    with_code = code.needs_helper(job, platform)
-    if with_code or wiring.helper or report_env.needs_helper(job, wiring, user.get("command"), platform):
+    with_code, resumes = code.needs_helper(job, platform), resume.needed(job, status, platform)
+    if with_code or wiring.helper or resumes or report_env.needs_helper(job, wiring, user.get("command"), platform):
         attach(HELPER, HELPER_DIR, {"emptyDir": {"sizeLimit": "4Mi"}})
         init.append(_helper_init_container(job, user, platform, unpacks=with_code))
     if with_code:
         volumes += [{"name": name, **source} for name, source in code.helper_volumes(job)]
+    security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
+    if resumes:
+        volumes += resume.volumes(status)
+        init.append(resume.container(job, status, role, user, security, _compute_resources(user)))
     if with_code and job.spec.packages:
-        security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
         init.append(code.packages_container(job, user, security, _compute_resources(user)))
     return mounts, volumes, init
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import gang_choice, limits, naming, places, topology, transitions
+from allranks.core import gang_choice, limits, naming, places, resume_source, topology, transitions
 from allranks.core.gangs import registry
 from allranks.core.manifests import data
 from allranks.core.manifests import pods as pod_manifests
@@ -15,6 +15,7 @@ from allranks.core.model import Event, Observed, Platform, Pod
 from allranks.core.queueing.queue import queue_of
 from allranks.core.rules import Outcome, WaitUntil, checkpoint, outputs, write
 from allranks.core.snapshot import Snapshot
+from allranks.core.status_update import changed
 
 SMALL_JOB_PODS = 256
 """A job of at most this many pods begins with their creation: the API server needs about a second for them, and the
@@ -27,7 +28,12 @@ def begin(snapshot: Snapshot) -> Outcome:
     if status.start_time:
         return None
     begun = transitions.begin(job, status, now)
-    return reject(job, begun, now, snapshot.observed.platform) or write(begun)
+    if rejected := reject(job, begun, now, snapshot.observed.platform):
+        return rejected
+    if job.spec.resume_from and not snapshot.observed.platform.local:
+        address, wrong = resume_source.locate(job, snapshot.observed.resume_source)
+        return _refuse(job, begun, now, "InvalidSpec", wrong) or write(changed(begun, resumed_from=address))
+    return write(begun)
 
 
 def reject(job: Job, status: Status, now: datetime, platform: Platform) -> Outcome:
@@ -38,6 +44,10 @@ def reject(job: Job, status: Status, now: datetime, platform: Platform) -> Outco
         problems = data.problems_on_clusters(job)
     if not problems:
         reason, problems = limits.REASON, limits.violations(job, platform)
+    return _refuse(job, status, now, reason, problems)
+
+
+def _refuse(job: Job, status: Status, now: datetime, reason: str, problems: Sequence[tuple[str, str]]) -> Outcome:
     if not problems:
         return None
     message = "; ".join(f"{path}: {text}" for path, text in problems)
@@ -52,7 +62,7 @@ def begin_small(observed: Observed) -> Status | None:
     attempt that is persisted is number 1 (`transitions.begin`).
     """
     job, status = observed.job, observed.status
-    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or queue_of(job):
+    if status.start_time or job.metadata.generation != 1 or job.spec.suspend or queue_of(job) or job.spec.resume_from:
         return None
     begun = transitions.begin(job, status, observed.now)
     if registry.requested(job) or gang_choice.choose(job, begun, observed.platform, observed.optional):

@@ -72,12 +72,14 @@ class SweepPlan:
     create: tuple[Manifest, ...] = ()
     stop: tuple[str, ...] = ()
     """Names of jobs to suspend."""
+    resume: tuple[str, ...] = ()
+    """Names of jobs whose suspension ends."""
     ask: Suggestion | None = None
     events: tuple[Event, ...] = ()
 
     @property
     def empty(self) -> bool:
-        return self.status is None and not self.create and not self.stop and self.ask is None
+        return self.status is None and not (self.create or self.stop or self.resume) and self.ask is None
 
 
 Parameters = dict[str, str]

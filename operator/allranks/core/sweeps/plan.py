@@ -33,11 +33,14 @@ def plan(observed: SweepObserved) -> SweepPlan:
     if failure := _same_failure(trials, sweep_values.number_of_trials(observed.sweep.spec)):
         trials = list(_stop_all(observed, trials))
     else:
-        trials, ask = _with_new(observed, trials)
+        if not observed.sweep.spec.suspend:
+            trials, ask = _with_new(observed, trials)
+        trials = of_trials.with_suspension(observed, trials)
     after = _status(observed, trials, failure, min_steps)
     if _decided(before, after):
         return SweepPlan(after, write_ahead=True, events=tuple(_events(observed, after)))
-    return SweepPlan(None if after == before else after, False, _to_create(observed), _to_stop(observed), ask)
+    new = None if after == before else after
+    return SweepPlan(new, False, _to_create(observed), _to_stop(observed), _to_resume(observed), ask)
 
 
 def _min_steps(observed: SweepObserved) -> int | None:
@@ -131,6 +134,8 @@ def _conditions(
 ) -> tuple[str, list[SweepCondition]]:
     metric = observed.sweep.spec.objective.metric
     if not finished:
+        if observed.sweep.spec.suspend:
+            return "Suspended", _set(observed, ("Running", "False", "Suspended", "spec.suspend is true"))
         if waits := _not_created(observed, trials):
             return "Running", _set(observed, ("Running", "False", *waits))
         return "Running", _set(observed, ("Running", "True", "TrialsRunning", "trials are running"))
@@ -191,6 +196,8 @@ def _decisions(trial: Trial) -> Trial:
 
 
 def _to_create(observed: SweepObserved) -> tuple[Any, ...]:
+    if observed.sweep.spec.suspend:
+        return ()
     return tuple(
         trial_job.manifest(observed.sweep, trial)
         for trial in observed.status.trials
@@ -199,15 +206,27 @@ def _to_create(observed: SweepObserved) -> tuple[Any, ...]:
 
 
 def _to_stop(observed: SweepObserved) -> tuple[str, ...]:
-    """Jobs of stopped trials that are not suspended yet and have not ended by themselves."""
+    """Jobs of stopped and suspended trials that are not suspended yet and have not ended by themselves."""
     out = []
     for trial in observed.status.trials:
         job = observed.jobs.get(trial.job)
-        if trial.phase != "Stopped" or job is None or not job.owned or job.deleting:
+        wanted = trial.phase == "Stopped" or (trial.suspended and not trial.ended and observed.sweep.spec.suspend)
+        if not wanted or job is None or not job.owned or job.deleting:
             continue
         if not job.suspended and job.status.phase not in ("Succeeded", "Failed"):
             out.append(trial.job)
     return tuple(out)
+
+
+def _to_resume(observed: SweepObserved) -> tuple[str, ...]:
+    """Jobs that the sweep suspended, which is not suspended any more."""
+    if observed.sweep.spec.suspend:
+        return ()
+    return tuple(
+        trial.job
+        for trial in observed.status.trials
+        if trial.suspended and not trial.ended and (job := observed.jobs.get(trial.job)) and job.suspended
+    )
 
 
 def _events(observed: SweepObserved, after: SweepStatus) -> Iterable[Event]:
@@ -225,6 +244,8 @@ def _events(observed: SweepObserved, after: SweepStatus) -> Iterable[Event]:
             why = f": {trial.message}" if trial.message else value
             failed = trial.phase in ("Failed", "Lost")
             yield Event(f"Trial{trial.phase}", f"trial {trial.number} {trial.phase.lower()}{why}", warning=failed)
+    if "Suspended" in (observed.status.phase, after.phase) and observed.status.phase != after.phase:
+        yield Event("Suspended", "suspended") if after.phase == "Suspended" else Event("Resumed", "resumed")
     for condition in after.conditions:
         if after.finished and condition.status == "True":
             yield Event(condition.reason, condition.message, warning=condition.type == "Failed")

@@ -38,6 +38,14 @@ def best(of: Sweep, parameters: Mapping[str, str]) -> Manifest:
     return _document(metadata, _spec(of, parameters, called))
 
 
+def promoted(of: Sweep, trial: Trial, called: str) -> Manifest:
+    """A job that continues a trial from its checkpoints, in a folder of its own."""
+    own = of.spec.template.metadata
+    metadata: Manifest = {"name": called} | ({"labels": dict(own.labels)} if own and own.labels else {})
+    spec = _spec(of, trial.parameters, called)
+    return _document(metadata, {**spec, "resumeFrom": trial.job})
+
+
 def _document(metadata: Manifest, spec: Manifest) -> Manifest:
     return {"apiVersion": API_VERSION, "kind": job.KIND, "metadata": metadata, "spec": spec}
 

@@ -50,9 +50,26 @@ def _observe(observed: SweepObserved, trial: Trial, min_steps: int | None) -> Tr
             return _disrupted(observed, trial, condition.message if condition else "")
         case "Failed":
             return _failed(observed, trial, job)
+        case "Suspended" if trial.suspended:
+            return changed(trial, phase="Pending") if trial.phase != "Pending" else trial
         case "Running" | "Restarting":
             return changed(trial, phase="Running") if trial.phase != "Running" else trial
     return trial
+
+
+def with_suspension(observed: SweepObserved, trials: Iterable[Trial]) -> list[Trial]:
+    """`suspended` is set before the jobs are suspended, and removed when they are not suspended any more: then a trial
+    that a user suspended stays so."""
+    wanted = observed.sweep.spec.suspend
+    out = []
+    for trial in trials:
+        job = observed.jobs.get(trial.job)
+        if trial.ended or job is None or not job.owned:
+            suspended = trial.suspended and not trial.ended and wanted
+        else:
+            suspended = (wanted and (trial.suspended or not job.suspended)) or (trial.suspended and job.suspended)
+        out.append(trial if suspended == trial.suspended else changed(trial, suspended=suspended))
+    return out
 
 
 def _with_progress(observed: SweepObserved, trial: Trial, job: TrialJob, min_steps: int | None) -> Trial:

@@ -1,0 +1,106 @@
+"""Copies the checkpoints of another job into the folder of this one, once, before the program starts.
+
+All ranks may share the folder: one of them copies, and the others wait for its marker. A copy that was interrupted is
+begun again. Nothing is written to the source. Runs in the image of the program, with its Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+MARKER = ".allranks-resumed"
+"""In the folder of this job: the checkpoints that it starts from are complete."""
+UNFINISHED = ".allranks-copy"
+_POLL_SECONDS = 0.5
+
+
+class Unusable(Exception):
+    """There is nothing to start from. The message is a sentence for the user."""
+
+
+def copy(source: Path, target: Path, name: str, step: int | None = None) -> str:
+    """Copies all checkpoints, or those of one step. Returns what was done. Raises Unusable and OSError.
+
+    A folder that has checkpoints already stays as it is: the job continues from its own.
+    """
+    marker, unfinished = target / MARKER, target / UNFINISHED
+    if marker.exists():
+        return ""
+    if not unfinished.exists() and any(not path.name.startswith(".") for path in target.iterdir()):
+        marker.write_text(f"own checkpoints, not those of {name}\n")
+        return f"{target} has checkpoints already: the job continues from these, not from {name}"
+    chosen = _choose(source, name, step)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    for path in chosen:
+        _copy_one(path, unfinished / path.name)
+    for path in chosen:
+        _replace(unfinished / path.name, target / path.name)
+    marker.write_text(f"{name}\n")
+    unfinished.rmdir()
+    return f"the checkpoints of {name} are copied: {', '.join(path.name for path in chosen[:8])}"
+
+
+def _choose(source: Path, name: str, step: int | None) -> list[Path]:
+    job = name.partition("/")[0]
+    found = sorted(path for path in source.iterdir() if path.name not in (MARKER, UNFINISHED, "lost+found"))
+    if not found:
+        raise Unusable(f"{job} has no checkpoints: its folder is empty")
+    if step is None:
+        return found
+    chosen = [path for path in found if step in steps_in(path.name)]
+    if not chosen:
+        names = ", ".join(path.name for path in found[:8]) + (", ..." if len(found) > 8 else "")
+        raise Unusable(f"{job} has no checkpoint whose name contains step {step}: it has {names}")
+    return chosen
+
+
+def steps_in(name: str) -> set[int]:
+    """The numbers in the name of a checkpoint: checkpoint-500, step=500.ckpt, 0000500."""
+    return {int(digits) for digits in re.findall(r"\d{1,18}", name)}
+
+
+def _copy_one(source: Path, target: Path) -> None:
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+    elif source.is_dir():
+        shutil.copytree(source, target, symlinks=True)
+    else:
+        shutil.copy2(source, target)
+
+
+def _replace(source: Path, target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    source.replace(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--name", default="", help="JOB or JOB/STEP, for messages")
+    parser.add_argument("--step", type=int)
+    parser.add_argument("--copier", type=int, help="1: the pod with index 0 copies; 0: wait; absent: copy")
+    options = parser.parse_args()
+    if options.copier is not None and not (options.copier and os.environ.get("ALLRANKS_INDEX", "0") == "0"):
+        while not (options.target / MARKER).exists():
+            time.sleep(_POLL_SECONDS)
+        return
+    try:
+        if done := copy(options.source, options.target, options.name, options.step):
+            print(done, flush=True)
+    except Unusable as error:
+        sys.exit(f"spec.resumeFrom: {error}")
+    except OSError as error:
+        sys.exit(f"the checkpoints of {options.name} cannot be copied: {error}")
+
+
+if __name__ == "__main__":
+    main()

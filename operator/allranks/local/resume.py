@@ -1,0 +1,101 @@
+"""The checkpoints of a job on this machine, and those of an earlier run from which it starts (`resumeFrom`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from allranks.api.job import Job
+from allranks.core import resume_source
+from allranks.core.model import Event
+from allranks.errors import CannotRun
+from allranks.inpod import copy_checkpoint
+from allranks.local import run_directories
+from allranks.local.errors import explain
+from allranks.local.run_directories import StoredRun
+from allranks.local.volumes import Volumes
+
+LINK = "checkpoint"
+"""In a run directory: a link to the folder with the checkpoints, wherever it is."""
+
+
+class LocalCheckpoints:
+    """What one run needs of its checkpoints before its first pod."""
+
+    def __init__(self, job: Job, volumes: Volumes, run_dir: Path, root: Path = run_directories.ROOT) -> None:
+        """`root`: where earlier runs are."""
+        self._job, self._volumes, self._run_dir, self._root = job, volumes, run_dir, root
+
+    def check(self) -> None:
+        """Raises CannotRun if there is nothing to start from."""
+        if self._job.spec.resume_from:
+            self._source()
+            self._target()
+
+    async def provide(self, tell: Callable[[Event], None]) -> None:
+        """Copies the checkpoints of the earlier run, and links the folder of this one. Raises CannotRun."""
+        if self._job.spec.resume_from:
+            source, target = self._source(), self._target()
+            _, step = resume_source.split(self._job.spec.resume_from)
+            try:
+                target.mkdir(parents=True, exist_ok=True)
+                done = await asyncio.to_thread(copy_checkpoint.copy, source, target, self._job.spec.resume_from, step)
+            except copy_checkpoint.Unusable as error:
+                raise CannotRun(f"spec.resumeFrom: {error}") from error
+            except OSError as error:
+                raise CannotRun(f"the checkpoints in {source} cannot be copied: {explain(error)}") from error
+            if done:
+                tell(Event("Resumed", done))
+        if folder := self._folder():
+            with contextlib.suppress(OSError):  # the link is a convenience
+                link = self._run_dir / LINK
+                link.unlink(missing_ok=True)
+                link.symlink_to(os.path.relpath(folder, self._run_dir))
+
+    def _folder(self) -> Path | None:
+        """None if there is none, or one for each pod."""
+        checkpoint = self._job.spec.checkpoint
+        if checkpoint is None:
+            return None
+        volume = checkpoint.volume.model_dump(by_alias=True, exclude_none=True) if checkpoint.volume else {}
+        if {"emptyDir", "ephemeral"} & volume.keys():
+            return None
+        claim = {"persistentVolumeClaim": {"claimName": checkpoint.claim}} if checkpoint.claim else {}
+        found = self._volumes.locate("", {"name": "checkpoint", **volume, **claim})
+        return None if isinstance(found, str) else found / (checkpoint.sub_path or "")
+
+    def _target(self) -> Path:
+        folder = self._folder()
+        if folder is None:
+            raise CannotRun("spec.resumeFrom: the checkpoints of this job have no folder that all its pods share here")
+        source = self._source().resolve()
+        if source.is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(source):
+            raise CannotRun(
+                f"spec.checkpoint: {folder} overlaps {source}, whose checkpoints must not change: choose another folder"
+            )
+        return folder
+
+    def _source(self) -> Path:
+        """The folder with the checkpoints of the newest run of the job. Raises CannotRun."""
+        name, step = resume_source.split(self._job.spec.resume_from or "")
+        runs = [run for run in find_runs(name, self._root) if run.directory.resolve() != self._run_dir.resolve()]
+        if not runs:
+            raise CannotRun(f"spec.resumeFrom: there is no run of {name} in {self._root}")
+        found = [run for run in runs if (run.directory / LINK).is_dir()]
+        if not found:
+            raise CannotRun(f"spec.resumeFrom: {runs[-1].directory} has no checkpoints")
+        if step is None and found[-1].running:
+            text = f"{found[-1].directory} still runs and may be writing its newest checkpoint"
+            raise CannotRun(f"spec.resumeFrom: {text}: name one of its steps, {name}/STEP, or end it first")
+        return found[-1].directory / LINK
+
+
+def find_runs(job: str, root: Path) -> list[StoredRun]:
+    """The runs of a job below `root`, and those of a trial of a sweep with this name, the oldest first."""
+    paths = [*root.glob(f"{job}/*"), *root.glob(f"*/*/trials/{job}")]
+    files = {path: path / run_directories.RUN_FILE for path in paths if not path.is_symlink()}
+    found = [path for path, file in files.items() if file.is_file()]
+    return [StoredRun(path) for path in sorted(found, key=lambda path: (files[path].stat().st_mtime_ns, path.name))]

@@ -1,0 +1,95 @@
+"""The report on a sweep: text, HTML and JSON, from a file and from a run directory."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from allranks.api.sweep import Parameter
+from allranks.api.sweep_validation import parse_sweep
+from allranks.cli.job_report import sweep as sweep_report
+from allranks.cli.main import cli
+from allranks.kube import sweep_codec
+from support.builders import table
+from support.sweep_world import World
+from unit.api.test_sweep import sweep
+
+
+def finished(trials: int = 12) -> dict[str, Any]:
+    document = sweep(trials=trials, parallel=3)
+    status = World(parse_sweep(document)).run()
+    return {**document, "status": sweep_codec.encode(status)}
+
+
+class Page(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str]] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag == "polyline":
+            found = dict(attrs)
+            self.lines.append((str(found["class"]), str(found["points"])))
+
+
+def test_the_page_has_a_line_for_each_trial_and_the_best_one_on_top():
+    page = Page(sweep_report.rendered(finished(), "html"))
+    assert len(page.lines) == 12
+    assert [kind for kind, _ in page.lines].count("trial best") == 1
+    assert page.lines[-1][0] == "trial best"
+    best = page.lines[-1][1].split()
+    assert best[-1].endswith(",260.0"), "the smallest loss is at the bottom of its axis"
+    assert "script" not in page.tags
+
+
+def test_text_of_a_user_is_no_markup():
+    document = finished(3)
+    document["status"]["conditions"][-1]["message"] = "<script>alert(1)</script>"
+    page = sweep_report.rendered(document, "html")
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_the_text_has_the_trials_and_the_importance():
+    text = sweep_report.rendered(finished(), "text")
+    assert "Importance" in text
+    assert "between 12 trials" in text
+    assert "Shown from 10 trials" in sweep_report.rendered(finished(3), "text")
+
+
+@pytest.mark.parametrize("form", ["text", "html", "json"])
+def test_a_sweep_that_has_not_begun_has_a_report(form: str):
+    assert "search" in sweep_report.rendered(sweep(trials=3), form)
+
+
+@table(
+    ("a logarithm", {"logUniform": {"min": 0.0001, "max": 0.01}}, "0.001", 0.5),
+    ("a range", {"uniform": {"min": 0, "max": 4}}, "1", 0.25),
+    ("whole numbers", {"int": {"min": 8, "max": 16}}, "16", 1.0),
+    ("a list", {"values": ["adam", "sgd", "lion"]}, "sgd", 0.5),
+    ("one value", {"values": ["adam"]}, "adam", 0.5),
+)
+def test_the_place_of_a_value_on_its_axis(case: Any):
+    parameter, value, expected = case
+    parsed = Parameter.model_validate(parameter, by_alias=True, by_name=False)
+    assert sweep_report.share(parsed, value) == pytest.approx(expected)
+
+
+def test_the_command_reports_on_a_file_and_on_a_run_directory(tmp_path: Path):
+    directory = tmp_path / "runs" / "search" / "20260304-100000"
+    directory.mkdir(parents=True)
+    (directory / "sweep.json").write_text(json.dumps(finished()))
+    for option in (["-f", str(directory / "sweep.json")], ["--run-dir", str(directory)]):
+        done = CliRunner().invoke(cli, ["report", *option, "-o", "json"])
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        assert found["kind"] == "TrainingSweep"
+        assert set(found["importances"]) == set(found["spec"]["parameters"])
