@@ -29,7 +29,7 @@ from allranks.ui.entries import Entry, in_order, selection
 from allranks.ui.log_files import log_files
 from allranks.ui.problems import Problem, ProblemDetails
 from allranks.ui.rest import EntryOf, Item, StateOf
-from allranks.ui.state import State
+from allranks.ui.state import USER, State
 from allranks.version import __version__
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -44,7 +44,7 @@ MOST_FORM_BYTES = 4096
 @functools.cache
 def _environment() -> Environment:
     made = html.environment("allranks.ui")
-    made.globals["version"] = __version__
+    made.globals |= {"version": __version__, "user": USER.get}
     return made
 
 
@@ -52,10 +52,18 @@ def _page(name: str, **values: Any) -> HTMLResponse:
     return HTMLResponse(_environment().get_template(f"{name}.html.j2").render(**values))
 
 
-def problem_page(problem: ProblemDetails) -> HTMLResponse:
+def problem_page(problem: ProblemDetails, *, choose_namespace: bool = False) -> HTMLResponse:
     """An error, for a person."""
-    text = _environment().get_template("problem.html.j2").render(problem=problem, live="", warning="")
-    return HTMLResponse(text, problem.status)
+    page = _page("problem", problem=problem, live="", warning="", choose_namespace=choose_namespace)
+    page.status_code = problem.status
+    return page
+
+
+def sign_in_page(problem: ProblemDetails | None, target: str) -> HTMLResponse:
+    """Asks for a token. `target`: the address of the page that is shown afterwards."""
+    page = _page("sign_in", problem=problem, target=target, live="", warning="")
+    page.status_code = 401
+    return page
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -100,6 +108,7 @@ async def overview(
         chosen={"namespace": namespace, "phase": phase, "label": label, "text": text},
         root=str(state.runs.root),
         one_namespace=state.jobs.namespace if state.jobs else None,
+        choices=state.choices,
     )
 
 

@@ -28,8 +28,9 @@ from allranks.ui.state import State
 router = APIRouter(prefix="/api/v1", responses=RESPONSES)
 
 
-def _state(request: Request) -> State:
-    state: State = request.app.state.allranks
+async def _state(request: Request) -> State:
+    """On a user's machine always the same; in a cluster that of the user. Raises Problem."""
+    state: State = await request.app.state.find_state(request)
     return state
 
 
