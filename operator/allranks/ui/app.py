@@ -96,7 +96,7 @@ def in_cluster(api: Connection, namespaces: Sequence[str] = ()) -> FastAPI:
             await users.close()
 
     app = build(lifespan, "Send a token for the API server as a bearer token.")
-    app.state.close_streams = users.close_streams
+    app.state.users, app.state.close_streams = users, users.close_streams
     app.state.find_state = users.state
     app.add_middleware(SignIn, users=users)
     return app

@@ -158,7 +158,8 @@ class User:
             for namespace, scope in list(self.scopes.items()):
                 idle = self.idle or (not scope.state.hub.viewers and time.monotonic() - scope.used > IDLE_SECONDS)
                 allowed = self._every if namespace is None else await self.may_list(namespace)
-                if (idle or not allowed) and self.scopes.pop(namespace, None):
+                if idle or not allowed:
+                    self.scopes.pop(namespace, None)
                     await scope.close()
 
     async def close(self) -> None:
