@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from allranks.ui import users
 from support.commands import JobOnCluster
 from support.live import connection, eventually
 from support.ui_in_cluster import Browser, ClusterUi
@@ -63,26 +64,25 @@ def test_two_users_see_and_change_what_each_may(ui, control_plane, namespace, ot
     allow(control_plane, namespace, "reader", ["get", "list", "watch"])
     allow(control_plane, other, "editor", ["get", "list", "watch", "patch", "delete"])
     mine, foreign = f"/api/v1/jobs/{namespace}/penguins", f"/api/v1/jobs/{other}/whales"
-    eventually(lambda: ui.get(mine, reader).status == 200, what="the right of the reader")
-    eventually(lambda: ui.get(foreign, editor).status == 200, what="the right of the editor")
-    assert ui.get(mine, reader).json["metadata"]["uid"] == job.uid
-    assert ui.get(foreign, editor).json["metadata"]["uid"] == theirs.uid
+    eventually(lambda: ui.by(reader, "GET", mine).status == 200, what="the right of the reader")
+    eventually(lambda: ui.by(editor, "GET", foreign).status == 200, what="the right of the editor")
+    assert ui.by(reader, "GET", mine).json["metadata"]["uid"] == job.uid
+    assert ui.by(editor, "GET", foreign).json["metadata"]["uid"] == theirs.uid
 
     # Neither sees the jobs of the other.
     for path, token, where in ((foreign, reader, other), (mine, editor, namespace)):
-        answer = ui.get(path, token)
+        answer = ui.by(token, "GET", path)
         assert (answer.status, answer.json["status"]) == (403, 403)
         assert f"may not list {JOBS}.allranks.dev in namespace {where}: ask its admin for the role view" in answer.text
-        assert ui.get(f"/api/v1/stream?namespace={where}", token).status == 403
-        assert ui.get(f"/api/v1/jobs?namespace={where}", token).status == 403
+        assert ui.by(token, "GET", f"/api/v1/stream?namespace={where}").status == 403
+        assert ui.by(token, "GET", f"/api/v1/jobs?namespace={where}").status == 403
 
     # The reader may not change what it sees, the editor may.
-    form = {"Authorization": f"Bearer {reader}", "Content-Type": "application/json"}
-    refused = ui.request("POST", f"{mine}/suspend", form, "{}")
+    refused = ui.by(reader, "POST", f"{mine}/suspend", {})
     assert refused.status == 403
     assert f"may not patch {JOBS} in namespace {namespace}" in refused.json["detail"]
     assert "suspend" not in control_plane.api.find("DistributedTraining", namespace, "penguins")["spec"]
-    done = ui.request("POST", f"{foreign}/suspend", form | {"Authorization": f"Bearer {editor}"}, "{}")
+    done = ui.by(editor, "POST", f"{foreign}/suspend", {})
     assert done.json["message"] == "whales suspended"
     assert control_plane.api.find("DistributedTraining", other, "whales")["spec"]["suspend"] is True
 
@@ -90,7 +90,7 @@ def test_two_users_see_and_change_what_each_may(ui, control_plane, namespace, ot
 def test_an_admin_sees_all_namespaces(ui, control_plane, namespace, other, job):
     JobOnCluster(control_plane.api, other, "whales")
     answer = eventually(
-        lambda: len((found := ui.get("/api/v1/jobs", control_plane.admin_token)).json["items"]) >= 2 and found
+        lambda: len((found := ui.by(control_plane.admin_token, "GET", "/api/v1/jobs")).json["items"]) >= 2 and found
     )
     assert {(namespace, "penguins"), (other, "whales")} <= {
         (item["metadata"]["namespace"], item["metadata"]["name"]) for item in answer.json["items"]
@@ -137,19 +137,16 @@ def test_somebody_signs_in_looks_acts_and_signs_out(ui, control_plane, namespace
     assert browser.get(target).status == 401
 
 
-def test_rights_that_are_taken_away_end_at_the_next_check(ui, control_plane, namespace, job):
+def test_rights_that_are_taken_away_end_at_the_next_check(control_plane, namespace, job, monkeypatch):
+    monkeypatch.setattr(users, "CHECK_SECONDS", 0.2)
     allow(control_plane, namespace, "reader", ["get", "list", "watch"])
     token = token_of(control_plane, namespace, "reader")
     path = f"/api/v1/jobs/{namespace}/penguins"
-    eventually(lambda: ui.get(path, token).status == 200, what="the right")
-    base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings/reader"
-    control_plane.api.request("DELETE", base)
-
-    def gone() -> bool:
-        ui.check()
-        return ui.get(path, token).status == 403
-
-    eventually(gone, what="the end of the right")
-    # A deleted account has no valid token.
-    control_plane.api.delete("ServiceAccount", namespace, "reader")
-    eventually(lambda: gone() or ui.get(path, token).status == 401, what="the end of the token")
+    with ClusterUi(replace(connection(control_plane), token=None)) as checking:
+        eventually(lambda: checking.by(token, "GET", path).status == 200, what="the right")
+        base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings/reader"
+        control_plane.api.request("DELETE", base)
+        eventually(lambda: checking.by(token, "GET", path).status == 403, what="the end of the right")
+        # A deleted account has no valid token.
+        control_plane.api.delete("ServiceAccount", namespace, "reader")
+        eventually(lambda: checking.by(token, "GET", path).status == 401, what="the end of the token")

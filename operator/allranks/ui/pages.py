@@ -62,7 +62,7 @@ def problem_page(problem: ProblemDetails, *, choose_namespace: bool = False) -> 
 def sign_in_page(problem: ProblemDetails | None, target: str) -> HTMLResponse:
     """Asks for a token. `target`: the address of the page that is shown afterwards."""
     page = _page("sign_in", problem=problem, target=target, live="", warning="")
-    page.status_code = 401
+    page.status_code = problem.status if problem else 401
     return page
 
 
@@ -288,7 +288,7 @@ async def confirm(state: StateOf, entry: EntryOf, name_of_action: str) -> Respon
 @router.post(Item + "/actions/{name_of_action}")
 async def act(request: Request, state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
     """Carries an action out, and shows the job, or all jobs after a deletion."""
-    form = await _form(request)
+    form = await read_form(request, MOST_FORM_BYTES)
     uid = form.get("uid")
     action = _action(state, entry, name_of_action)
     if action.name == "suspend":
@@ -306,12 +306,12 @@ async def act(request: Request, state: StateOf, entry: EntryOf, name_of_action: 
     return RedirectResponse(f"/{entry.path}", 303)
 
 
-async def _form(request: Request) -> dict[str, str]:
+async def read_form(request: Request, most_bytes: int) -> dict[str, str]:
     """The fields of a form. Raises Problem if it is too large."""
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_FORM_BYTES:
+        if len(body) > most_bytes:
             raise Problem(413, "the form is too large")
     return {key: values[0] for key, values in parse_qs(body.decode(errors="replace")).items()}
 

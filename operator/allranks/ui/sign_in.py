@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs, parse_qsl
+from urllib.parse import parse_qsl
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from allranks.errors import AllranksError
 from allranks.ui import pages
-from allranks.ui.access import HEADERS, SAFE
+from allranks.ui.access import HEADERS, SAFE, cookies
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
 from allranks.ui.state import USER, SignedIn
 from allranks.ui.users import NAMESPACE_COOKIE, USER_HEADER, Users, is_namespace
@@ -101,7 +99,7 @@ class SignIn:
 
     def _token_of(self, request: Request) -> str:
         """The token of the session that the cookie names. Raises Problem."""
-        key = _cookie(request.headers, COOKIE)
+        key = next(cookies(request.headers, COOKIE), "")
         if not key:
             raise Problem(401, "")
         session = self._sessions.get(key)
@@ -111,12 +109,7 @@ class SignIn:
         return session.token
 
     async def _sign_in(self, request: Request) -> Response:
-        body = b""
-        async for chunk in _chunks(request):
-            body += chunk
-            if len(body) > MOST_FORM_BYTES:
-                raise Problem(413, "the form is too large")
-        form = {key: values[0] for key, values in parse_qs(body.decode(errors="replace")).items()}
+        form = await pages.read_form(request, MOST_FORM_BYTES)
         target = _own_path(form.get("target", "/"))
         token = "".join(form.get("token", "").split())
         try:
@@ -135,7 +128,7 @@ class SignIn:
         return answer
 
     def _sign_out(self, request: Request) -> Response:
-        self._sessions.pop(_cookie(request.headers, COOKIE), None)
+        self._sessions.pop(next(cookies(request.headers, COOKIE), ""), None)
         answer = RedirectResponse("/", 303)
         answer.delete_cookie(COOKIE, path="/")
         answer.delete_cookie(NAMESPACE_COOKIE, path="/")
@@ -166,27 +159,10 @@ def _check_origin(request: Request) -> None:
         raise Problem(403, "the request comes from a page of another site")
 
 
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    async for chunk in request.stream():
-        yield chunk
-
-
 def _own_path(target: str) -> str:
     """The target if it is a path of this server, and no other address."""
     safe = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
     return target if safe else "/"
-
-
-def _cookie(headers: Headers, name: str) -> str:
-    for line in headers.getlist("cookie"):
-        cookies: SimpleCookie = SimpleCookie()
-        try:
-            cookies.load(line)
-        except CookieError:
-            continue
-        if name in cookies:
-            return cookies[name].value
-    return ""
 
 
 def _is_https(request: Request) -> bool:
