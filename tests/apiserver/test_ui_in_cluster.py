@@ -81,7 +81,7 @@ def test_two_users_see_and_change_what_each_may(ui, control_plane, namespace, ot
     refused = ui.by(reader, "POST", f"{mine}/suspend", {})
     assert refused.status == 403
     assert f"may not patch {JOBS} in namespace {namespace}" in refused.json["detail"]
-    assert "suspend" not in control_plane.api.find("DistributedTraining", namespace, "penguins")["spec"]
+    assert not control_plane.api.find("DistributedTraining", namespace, "penguins")["spec"].get("suspend")
     done = ui.by(editor, "POST", f"{foreign}/suspend", {})
     assert done.json["message"] == "whales suspended"
     assert control_plane.api.find("DistributedTraining", other, "whales")["spec"]["suspend"] is True
@@ -102,10 +102,10 @@ def test_a_user_without_rights_gets_a_clear_sentence_and_can_choose_a_namespace(
     page = browser.get("/")
     assert page.status == 401
     assert 'action="/sign-in"' in page.text
-    token = token_of(control_plane, namespace, "nobody")
+    token = token_of(control_plane, namespace, "newcomer")
     assert browser.post("/sign-in", token=token, target="/").headers["location"] == "/"
     page = browser.get("/")
-    name = f"system:serviceaccount:{namespace}:nobody"
+    name = f"system:serviceaccount:{namespace}:newcomer"
     assert page.status == 403
     assert f"{name} may not list the jobs of all namespaces: choose a namespace" in page.text
     assert '<input type="text" name="namespace"' in page.text
@@ -122,7 +122,7 @@ def test_somebody_signs_in_looks_acts_and_signs_out(ui, control_plane, namespace
     assert wrong.status == 401
     assert "the API server does not accept the token: sign in with a new one" in wrong.text
     target = f"/jobs/{namespace}/penguins"
-    # As a person who retries until the controller of roles has seen the new one.
+    # As a person who retries until the new role is in effect.
     assert browser.post("/sign-in", token=f" {token}\n", target=target).headers["location"] == target
     page = eventually(lambda: (found := browser.get(f"/?namespace={namespace}")).status == 200 and found)
     assert f"system:serviceaccount:{namespace}:editor" in page.text

@@ -29,7 +29,7 @@ router = APIRouter(prefix="/api/v1", responses=RESPONSES)
 
 
 async def _state(request: Request) -> State:
-    """On a user's machine always the same; in a cluster that of the user. Raises Problem."""
+    """Always the same on a user's machine, that of the user in a cluster. Raises Problem."""
     state: State = await request.app.state.find_state(request)
     return state
 

@@ -29,7 +29,7 @@ SESSION_SECONDS = 12 * 3600.0
 MOST_SESSIONS = 1000
 MOST_FORM_BYTES = 64 * 1024
 HEALTH = "/healthz"
-"""For the kubelet. It asks nobody: a server without an API server says so on its pages."""
+"""For the kubelet. It sends no request: pages say it if the API server is away."""
 OPEN = ("/static/", "/favicon.ico")
 
 

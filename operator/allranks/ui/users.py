@@ -169,7 +169,8 @@ class User:
         until = time.monotonic() + CLOSE_SECONDS
         while self.requests and time.monotonic() < until:
             await asyncio.sleep(0.05)
-        await self.cluster.client.close()
+        # Without the TLS handshake: the loop may end next.
+        await self.cluster.client.transport.close(abort=True)
 
 
 async def name_of(cluster: Cluster) -> str:
@@ -212,12 +213,12 @@ class Users:
         try:
             return User(cluster, await name_of(cluster), self._suggested)
         except ClusterError as error:
-            await client.close()
+            await client.transport.close(abort=True)
             if error.status == 401:
                 raise Problem(401, REJECTED) from error
             raise
         except BaseException:
-            await client.close()
+            await client.transport.close(abort=True)
             raise
 
     async def state(self, request: Request) -> State:

@@ -95,7 +95,7 @@ def test_the_service_selects_the_ui_and_not_the_operator(helm: Helm) -> None:
     assert service["metadata"]["annotations"] == {"a": "b"}
 
 
-def test_the_policy_lets_nobody_in_but_the_named_peers_and_reaches_the_api_server(helm: Helm) -> None:
+def test_only_the_named_peers_connect_and_the_ui_reaches_the_api_server(helm: Helm) -> None:
     policy = with_ui(helm)["NetworkPolicy", "allranks-ui"]["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert "ingress" not in policy

@@ -1,4 +1,4 @@
-"""Who may use the UI of a cluster: sessions, tokens of proxies, requests of other sites, and the shown namespace."""
+"""Users of the UI of a cluster: sessions, tokens of proxies, requests of other sites, and the shown namespace."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_request_without_a_token_gets_the_sign_in_page_or_a_problem(browser):
 def test_a_bearer_token_is_that_of_a_program_or_of_a_proxy(browser):
     assert browser.request("GET", "/", authorization="Bearer good").text == "user of good, here: False"
     assert browser.request("GET", "/api/v1/jobs", authorization="Bearer bad").json["detail"] == REJECTED
-    # The token of the request counts, whoever signed in before.
+    # The token of the request counts, not that of the session.
     cookie = cookie_of(browser.sign_in("good-one"))
     assert "user of good-two" in browser.request("GET", "/", authorization="Bearer good-two", cookie=cookie).text
 
