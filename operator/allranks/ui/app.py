@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
-from allranks.ui import pages, rest
+from allranks.ui import new_job_page, pages, rest
 from allranks.ui.access import Access
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
@@ -115,6 +115,7 @@ def build(lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[N
     )
     app.include_router(rest.router)
     app.include_router(pages.router)
+    app.include_router(new_job_page.router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
     app.add_api_route("/favicon.ico", icon, include_in_schema=False)
     for kind in (AllranksError, HTTPException, RequestValidationError, Exception):

@@ -48,8 +48,11 @@ def _environment() -> Environment:
     return made
 
 
-def _page(name: str, **values: Any) -> HTMLResponse:
+def render(name: str, **values: Any) -> HTMLResponse:
     return HTMLResponse(_environment().get_template(f"{name}.html.j2").render(**values))
+
+
+_page = render
 
 
 def problem_page(problem: ProblemDetails, *, choose_namespace: bool = False) -> HTMLResponse:
