@@ -164,13 +164,15 @@ class User:
 
     async def close(self) -> None:
         """Streams end first: the connection serves them."""
-        while self.scopes:
-            await self.scopes.popitem()[1].close()
+        for scope in self.scopes.values():
+            scope.state.hub.close()
         until = time.monotonic() + CLOSE_SECONDS
         while self.requests and time.monotonic() < until:
             await asyncio.sleep(0.05)
-        # Without the TLS handshake: the loop may end next.
+        # The loop may end next. A watch that is cancelled first would begin a TLS handshake, which takes longer.
         await self.cluster.client.transport.close(abort=True)
+        while self.scopes:
+            await self.scopes.popitem()[1].close()
 
 
 async def name_of(cluster: Cluster) -> str:
