@@ -105,8 +105,8 @@ def upgrade(helm: Helm, namespace: str, values: Manifest | None = None, release:
     return helm("upgrade", release, str(CHART), f"--namespace={namespace}", values=values or {})
 
 
-def deployment(bare: ControlPlane, namespace: str) -> Manifest:
-    return json.loads(bare.kubectl("get", "deployment", "allranks", "-o", "json", "-n", namespace).stdout)
+def deployment(bare: ControlPlane, namespace: str, name: str = "allranks") -> Manifest:
+    return json.loads(bare.kubectl("get", "deployment", name, "-o", "json", "-n", namespace).stdout)
 
 
 def counts(api: Api) -> dict[str, int]:
@@ -209,10 +209,11 @@ def test_replicas_can_be_increased_and_decreased(helm: Helm, bare: ControlPlane,
 def test_the_operators_pods_are_admitted_under_the_restricted_standard(
     helm: Helm, bare: ControlPlane, sys_: str
 ) -> None:
-    install(helm, sys_, {"replicas": 2})
+    install(helm, sys_, {"replicas": 2, "ui": {"enabled": True}})
     operator = deployment(bare, sys_)["spec"]["template"]
+    ui = deployment(bare, sys_, "allranks-ui")["spec"]["template"]
     [test] = [hook for hook in yaml.safe_load_all(helm("get", "hooks", "allranks", f"--namespace={sys_}")) if hook]
-    for name, pod in (("operator", operator), ("test", test)):
+    for name, pod in (("operator", operator), ("ui", ui), ("test", test)):
         manifest = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": name}}
         manifest["spec"] = {**manifest["spec"], "serviceAccountName": "allranks"}
         bare.api.create(manifest, sys_)

@@ -28,6 +28,7 @@ VIEWS = {
     "scale": f"{JOB}/actions/scale",
     "delete": f"{JOB}/actions/delete",
     "queues": "/queues",
+    "new": "/new?namespace=team&from=translate",
     "run": "/runs/hello",
     "run-logs": "/runs/hello/20260304-101500/logs",
     "problem": "/jobs/team/nothing",
@@ -212,6 +213,22 @@ def test_scale_asks_for_the_number_of_workers(open_page, api):
     page.click("button:has-text('Scale penguins')")
     expect(page).to_have_url(re.compile("penguins$"))
     assert api.jobs["penguins"]["spec"]["roles"]["worker"]["replicas"] == 5
+
+
+def test_a_failed_job_runs_again_with_a_change_after_mistakes_are_shown(open_page, api):
+    page = open_page("/jobs/team/translate", lost=True)  # Chromium reports the status 422 as an error
+    page.click("text=Run again")
+    see(page, "The manifest is that of translate, with a new name")
+    text = page.input_value("textarea")
+    page.fill("textarea", text.replace("replicas: ", "replicas: -"))
+    page.click("button:has-text('Create')")
+    see(page, "spec.roles.worker.replicas: ")
+    page.fill("textarea", text)
+    page.click("button:has-text('Check')")
+    see(page, "translate-2 can be created in namespace team")
+    page.click("button:has-text('Create')")
+    expect(page).to_have_url(re.compile("/jobs/team/translate-2$"))
+    assert api.jobs["translate-2"]["spec"] == api.jobs["translate"]["spec"]
 
 
 def test_delete_leads_to_the_list(open_page, api):

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(building.SECONDS)]
 Images = Callable[[str], Image]
 MEGABYTE = 1_000_000
 CHECKPOINTS = "/tmp/checkpoints"
-EVERY_IMAGE = ["operator", *FRAMEWORKS]
+EVERY_IMAGE = ["operator", "ui", *FRAMEWORKS]
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
@@ -120,6 +120,19 @@ def test_the_operators_program_needs_less_memory_than_the_chart_requests(image: 
     seconds, memory = json.loads(said)
     print(f"import: {seconds:.2f} s, {memory / MEGABYTE:.0f} MB")
     assert memory < 128 * 1024 * 1024
+
+
+# The web UI.
+
+
+def test_the_uis_image_serves_without_a_cluster_and_holds_no_operator(image: Images):
+    built = image("ui")
+    done = built.run(user=any_user())
+    assert "name the API server with --api-server URL" in done.stdout
+    program = "import allranks.ui.app as app; from allranks.kube.auth import Connection; app.in_cluster(Connection('http://x'))"
+    succeeded(built.run("python3", "-c", program, user=any_user()))
+    packages = next((built.root / "opt" / "allranks" / "lib").glob("python3*/site-packages"))
+    assert not {path.name for path in packages.iterdir()} & {"kopf", "kubernetes", "torch", "pip", "cryptography"}
 
 
 # PyTorch.

@@ -79,6 +79,24 @@ class _JobHandler(_Handler):
         else:
             self._answer(404, {"kind": "Status", "reason": "NotFound", "message": "not served", "details": {}})
 
+    def do_POST(self) -> None:
+        """Creates a job; with dryRun it only answers."""
+        self.api.asked.append(("POST", self.path))
+        job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        url = urlsplit(self.path)
+        parts = url.path.strip("/").split("/")
+        if self._is_forbidden(parts):
+            return
+        name = job["metadata"]["name"]
+        if name in self.api.jobs:
+            message = f'distributedtrainings.allranks.dev "{name}" already exists'
+            self._answer(409, {"kind": "Status", "reason": "AlreadyExists", "message": message, "details": {}})
+            return
+        job["metadata"] |= {"namespace": parts[parts.index("namespaces") + 1], "uid": f"uid-of-{name}"}
+        if "dryRun" not in parse_qs(url.query):
+            self.api.put(job)
+        self._answer(201, job)
+
     def do_PATCH(self) -> None:
         self._change("PATCH")
 
@@ -107,7 +125,7 @@ class _JobHandler(_Handler):
         plural = next((part for part in parts if part in self.api.forbidden), None)
         if plural is None:
             return False
-        verb = {"GET": "list", "PATCH": "patch", "DELETE": "delete"}[self.command]
+        verb = {"GET": "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[self.command]
         group = "allranks.dev" if plural == "distributedtrainings" else ""
         message = f'{plural} is forbidden: User "me" cannot {verb} resource "{plural}" in API group "{group}"'
         message += ' in the namespace "team"'

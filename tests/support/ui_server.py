@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvicorn
+from fastapi import FastAPI
 
 from allranks.kube.cluster import Where
 from allranks.ui.app import application
@@ -52,11 +53,13 @@ class UiServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def application(self) -> FastAPI:
+        return application(self._where, all_namespaces=self._all, runs=self._runs, token=TOKEN)
+
     def start(self) -> None:
         self._socket = listen(self.port)
         self.port = self._socket.getsockname()[1]
-        app = application(self._where, all_namespaces=self._all, runs=self._runs, token=TOKEN)
-        config = server_config(app, log_level="critical", timeout_graceful_shutdown=0)
+        config = server_config(self.application(), log_level="critical", timeout_graceful_shutdown=0)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
         self._thread.start()

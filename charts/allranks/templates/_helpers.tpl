@@ -49,26 +49,39 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* The repository without its registry: the first part is one if it has a dot or a colon, or is localhost. */}}
-{{- define "allranks.repository" -}}
-{{- $parts := splitList "/" .Values.image.repository }}
-{{- $registry := (.Values.global).imageRegistry | default "" }}
+{{/*
+The repository without its registry: the first part is one if it has a dot or a colon, or is localhost.
+From (list $ image), where image has the fields of the value `image`.
+*/}}
+{{- define "allranks.repositoryOf" -}}
+{{- $repository := (index . 1).repository }}
+{{- $parts := splitList "/" $repository }}
+{{- $registry := ((index . 0).Values.global).imageRegistry | default "" }}
 {{- if not $registry }}
-{{- .Values.image.repository }}
+{{- $repository }}
 {{- else if and (gt (len $parts) 1) (or (regexMatch "[.:]" (first $parts)) (eq (first $parts) "localhost")) }}
 {{- printf "%s/%s" (trimSuffix "/" $registry) (rest $parts | join "/") }}
 {{- else }}
-{{- printf "%s/%s" (trimSuffix "/" $registry) .Values.image.repository }}
+{{- printf "%s/%s" (trimSuffix "/" $registry) $repository }}
 {{- end }}
 {{- end }}
 
-{{- define "allranks.image" -}}
-{{- $repository := include "allranks.repository" . }}
-{{- if .Values.image.digest }}
-{{- printf "%s@%s" $repository .Values.image.digest }}
+{{- define "allranks.imageOf" -}}
+{{- $repository := include "allranks.repositoryOf" . }}
+{{- $image := index . 1 }}
+{{- if $image.digest }}
+{{- printf "%s@%s" $repository $image.digest }}
 {{- else }}
-{{- printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- printf "%s:%s" $repository (default (index . 0).Chart.AppVersion $image.tag) }}
 {{- end }}
+{{- end }}
+
+{{- define "allranks.repository" -}}
+{{- include "allranks.repositoryOf" (list . .Values.image) }}
+{{- end }}
+
+{{- define "allranks.image" -}}
+{{- include "allranks.imageOf" (list . .Values.image) }}
 {{- end }}
 
 {{/* A number or null as a quoted string. Helm reads large numbers as floats. */}}
@@ -106,4 +119,25 @@ annotations:
 {{- $enabled := .Values.rbac.aggregate }}
 {{- if kindIs "invalid" $enabled }}{{ $enabled = empty .Values.namespaces }}{{ end }}
 {{- if $enabled }}true{{ end }}
+{{- end }}
+
+{{/* DNS and the API server. */}}
+{{- define "allranks.egressToApiServer" -}}
+- ports:
+    - port: 53
+      protocol: UDP
+    - port: 53
+      protocol: TCP
+- ports:
+    {{- range .Values.networkPolicy.apiServerPorts }}
+    - port: {{ . }}
+      protocol: TCP
+    {{- end }}
+  {{- with .Values.networkPolicy.apiServerCIDRs }}
+  to:
+    {{- range . }}
+    - ipBlock:
+        cidr: {{ . }}
+    {{- end }}
+  {{- end }}
 {{- end }}

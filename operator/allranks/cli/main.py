@@ -54,10 +54,11 @@ HIDDEN = {
     "operator": "allranks.cli.commands.operator:operator",
     "operator-frontend": "allranks.cli.commands.operator_frontend:operator_frontend",
     "inject": "allranks.cli.commands.inject:inject",
+    "ui-server": "allranks.ui.server_command:ui_server",
 }
 """Name -> module:attribute of commands that the help does not list: programs of pods, and another name of get."""
 
-IN_PODS = ("operator", "operator-frontend", "inject")
+IN_PODS = ("operator", "operator-frontend", "inject", "ui-server")
 """Commands that images and the chart run. The reference describes them."""
 
 SECTIONS = {
@@ -146,7 +147,9 @@ def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
     package = (error.name or "").partition(".")[0]
     if package in ("", "allranks"):
         raise error
-    install = install_command("operator" if command.startswith("operator") else "ui" if command == "ui" else "cli")
+    install = install_command(
+        "operator" if command.startswith("operator") else "ui" if command.startswith("ui") else "cli"
+    )
     raise click.ClickException(
         f"allranks {command} needs the Python package {package}, which is not installed: {install}"
     ) from error

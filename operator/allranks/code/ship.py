@@ -56,6 +56,13 @@ async def shipped(cluster: Cluster, namespace: str, bundle: Bundle, *, dry_run: 
         await _sweep(cluster, namespace)
 
 
+async def add_owner(cluster: Cluster, namespace: str, config_map: str, job: Manifest) -> None:
+    """Makes a job that was created with the code of another one an owner. Raises ClusterError."""
+    change = {"metadata": {"ownerReferences": [_owner(job)]}}
+    path = f"{_path(namespace)}/{config_map}"
+    await cluster.request("PATCH", path, _FIELD_MANAGER, change, content=STRATEGIC_MERGE_PATCH)
+
+
 def config_map_of(job: Manifest) -> str:
     """The name of the job's ConfigMap with code; empty without one."""
     code = (job.get("spec") or {}).get("code")

@@ -168,11 +168,16 @@ def own_namespace() -> str:
         return "default"
 
 
-def _service_account() -> Connection:
-    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+def service_url() -> str:
+    """The API server of the cluster of this pod; empty elsewhere."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     host = f"[{host}]" if ":" in host else host
+    return f"https://{host}:{port}" if host else ""
+
+
+def _service_account() -> Connection:
     return Connection(
-        f"https://{host}:{port}",
+        service_url(),
         str(SERVICE_ACCOUNT / "ca.crt"),
         token_file=SERVICE_ACCOUNT / "token",
         namespace=own_namespace(),

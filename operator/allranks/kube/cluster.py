@@ -21,6 +21,7 @@ from allranks.version import __version__
 if TYPE_CHECKING:
     import aiohttp
 
+    from allranks.kube.auth import Connection
     from allranks.kube.client import Client
 
 Manifest = dict[str, Any]
@@ -62,9 +63,8 @@ class Cluster:
     async def connect(cls, where: Where) -> AsyncIterator[Cluster]:
         """Raises ClusterError if no cluster is configured. It sends nothing yet."""
         try:
+            import allranks.kube.client  # noqa: F401
             from allranks.kube.auth import NotConfigured, connect
-            from allranks.kube.client import Client
-            from allranks.kube.transport import Transport
         except ImportError as error:
             needed = "the commands for clusters need further Python packages"
             raise ClusterError(f"{needed} ({error}): {install_command('cli')}") from error
@@ -72,16 +72,7 @@ class Cluster:
             connection = connect(where.kubeconfig, where.context, prefer_pod=False)
         except NotConfigured as error:
             raise ClusterError(f"{error}. Without a cluster, `allranks run` runs the job on this machine") from error
-        client = Client(
-            connection,
-            concurrency=256,
-            timeout=ANSWER_SECONDS,
-            retry_timeout=RETRY_SECONDS,
-            may_retry=_may_retry,
-            on_warning=_warn,
-            user_agent=f"allranks/{__version__}",
-            transport=Transport(connection, read_buffer=1 << 18),
-        )
+        client = user_client(connection)
         try:
             yield cls(client, where.namespace or connection.namespace, where.namespace)
         finally:
@@ -126,6 +117,23 @@ class Cluster:
 
     def _target(self, path: str) -> Target:
         return Target(self.client.connection.url, self.client.connection.context, path)
+
+
+def user_client(connection: Connection) -> Client:
+    """A client for somebody who waits for the answer: it tries again for a short time, and only what is safe."""
+    from allranks.kube.client import Client
+    from allranks.kube.transport import Transport
+
+    return Client(
+        connection,
+        concurrency=256,
+        timeout=ANSWER_SECONDS,
+        retry_timeout=RETRY_SECONDS,
+        may_retry=_may_retry,
+        on_warning=_warn,
+        user_agent=f"allranks/{__version__}",
+        transport=Transport(connection, read_buffer=1 << 18),
+    )
 
 
 def parameters(query: Query | None) -> dict[str, str]:

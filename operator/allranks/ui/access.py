@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterator
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -105,15 +106,19 @@ class Access:
         return answer
 
     def _has_cookie(self, headers: Headers) -> bool:
-        for line in headers.getlist("cookie"):
-            cookies: SimpleCookie = SimpleCookie()
-            try:
-                cookies.load(line)
-            except CookieError:
-                continue
-            if self._cookie in cookies and _equal(cookies[self._cookie].value, self._session):
-                return True
-        return False
+        return any(_equal(value, self._session) for value in cookies(headers, self._cookie))
+
+
+def cookies(headers: Headers, name: str) -> Iterator[str]:
+    """The values of the cookies of that name."""
+    for line in headers.getlist("cookie"):
+        found: SimpleCookie = SimpleCookie()
+        try:
+            found.load(line)
+        except CookieError:
+            continue
+        if name in found:
+            yield found[name].value
 
 
 def _hostname(host: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -15,14 +15,17 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from allranks.errors import AllranksError, ClusterError
+from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
-from allranks.ui import pages, rest, sweeps
+from allranks.ui import new_job_page, pages, rest, sweeps
 from allranks.ui.access import Access
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
 from allranks.ui.runs import Runs
-from allranks.ui.state import State
+from allranks.ui.sign_in import SignIn, challenge
+from allranks.ui.state import USER, State
+from allranks.ui.users import REJECTED, ChooseNamespace, Users
 from allranks.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -64,11 +67,47 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str) -
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def find_state(_request: Request) -> State:
+        state: State = app.state.allranks
+        return state
+
+    app = build(lifespan, "Send the token of the address that `allranks ui` printed as a bearer token.")
+    app.state.close_streams = lambda: app.state.allranks.hub.close()
+    app.state.find_state = find_state
+    app.add_middleware(Access, token=token)
+    return app
+
+
+def in_cluster(api: Connection, namespaces: Sequence[str] = ()) -> FastAPI:
+    """The server for all users of a cluster: it has no rights, and asks the API server with each user's own token.
+
+    `namespaces`: suggestions for users who must choose one.
+    """
+    users = Users(api, namespaces)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        checks = asyncio.create_task(users.run())
+        try:
+            yield
+        finally:
+            await users.close()
+            checks.cancel()
+            await asyncio.gather(checks, return_exceptions=True)
+
+    app = build(lifespan, "Send a token for the API server as a bearer token.")
+    app.state.users, app.state.close_streams = users, users.close_streams
+    app.state.find_state = users.state
+    app.add_middleware(SignIn, users=users)
+    return app
+
+
+def build(lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]], how_to_sign_in: str) -> FastAPI:
+    """REST, pages and files, open to everybody: the caller adds the middleware that checks who asks."""
     app = FastAPI(
         title="allranks",
         version=__version__,
-        description="Jobs of a cluster, and runs of this machine. Send the token of the address that `allranks ui` "
-        "printed as a bearer token.",
+        description=f"Jobs of a cluster, and runs of this machine. {how_to_sign_in}",
         lifespan=lifespan,
         openapi_url="/api/openapi.json",
         docs_url=None,  # it would load scripts of another host
@@ -78,11 +117,11 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str) -
     app.include_router(sweeps.pages)
     app.include_router(rest.router)
     app.include_router(pages.router)
+    app.include_router(new_job_page.router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
     app.add_api_route("/favicon.ico", icon, include_in_schema=False)
     for kind in (AllranksError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer)
-    app.add_middleware(Access, token=token)
     return app
 
 
@@ -113,10 +152,12 @@ async def _answer(request: Request, error: Exception) -> Response:
         error = Problem(error.status_code, f"{request.method} {request.url.path}: {str(error.detail).lower()}")
     elif not isinstance(error, AllranksError):
         logger.error("%s %s", request.method, request.url.path, exc_info=error)
+    if USER.get() and isinstance(error, ClusterError) and error.status == 401:
+        return challenge(request.scope, Problem(401, REJECTED))
     problem = details(error)
     if request.url.path.startswith(("/api/", "/static/")):
         return JSONResponse(problem.model_dump(), problem.status, media_type=MEDIA_TYPE)
-    return pages.problem_page(problem)
+    return pages.problem_page(problem, choose_namespace=isinstance(error, ChooseNamespace))
 
 
 def _sentence(item: dict[str, object]) -> str:

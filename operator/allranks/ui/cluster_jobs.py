@@ -65,6 +65,11 @@ class ClusterJobs:
         """The session for requests in that namespace."""
         return replace(self.cluster, namespace=namespace)
 
+    def add(self, job: Manifest) -> None:
+        """A job that was just created here: its page must not wait for the watch."""
+        if (job["metadata"]["namespace"], job["metadata"]["name"]) not in self._entries:
+            self._on_change(job, False)
+
     async def run(self) -> None:
         """Watches until it is cancelled. After an error it tries again."""
         watch = Watch(

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,20 +102,29 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
 
 def _serve(app: FastAPI, listener: socket.socket, address: str, *, browser: bool) -> None:
     """Serves until Ctrl-C. The address is printed when the server answers."""
+
+    def started() -> None:
+        click.echo(f"allranks ui: {address}")
+        click.echo("Ctrl-C ends it.", err=True)
+        sys.stdout.flush()
+        if browser:
+            # A browser in the terminal would block the server.
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+    run_server(app, listener, started)
+
+
+def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], None]) -> None:
+    """Serves until a signal. `started` is called when the server answers."""
     import uvicorn
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            click.echo(f"allranks ui: {address}")
-            click.echo("Ctrl-C ends it.", err=True)
-            sys.stdout.flush()
-            if browser:
-                # A browser in the terminal would block the server.
-                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            started()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.state.allranks.hub.close()
+            app.state.close_streams()
             await super().shutdown(sockets)
 
     config = server_config(app, log_level="warning", timeout_graceful_shutdown=CLOSE_SECONDS)

@@ -30,7 +30,7 @@ from allranks.ui.entries import Entry, in_order, selection
 from allranks.ui.log_files import log_files
 from allranks.ui.problems import Problem, ProblemDetails
 from allranks.ui.rest import EntryOf, Item, StateOf
-from allranks.ui.state import State
+from allranks.ui.state import USER, State
 from allranks.version import __version__
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -45,18 +45,26 @@ MOST_FORM_BYTES = 4096
 @functools.cache
 def _environment() -> Environment:
     made = html.environment("allranks.ui")
-    made.globals["version"] = __version__
+    made.globals |= {"version": __version__, "user": USER.get}
     return made
 
 
-def page_of(name: str, **values: Any) -> HTMLResponse:
+def render(name: str, **values: Any) -> HTMLResponse:
     return HTMLResponse(_environment().get_template(f"{name}.html.j2").render(**values))
 
 
-def problem_page(problem: ProblemDetails) -> HTMLResponse:
+def problem_page(problem: ProblemDetails, *, choose_namespace: bool = False) -> HTMLResponse:
     """An error, for a person."""
-    text = _environment().get_template("problem.html.j2").render(problem=problem, live="", warning="")
-    return HTMLResponse(text, problem.status)
+    page = render("problem", problem=problem, live="", warning="", choose_namespace=choose_namespace)
+    page.status_code = problem.status
+    return page
+
+
+def sign_in_page(problem: ProblemDetails | None, target: str) -> HTMLResponse:
+    """Asks for a token. `target`: the address of the page that is shown afterwards."""
+    page = render("sign_in", problem=problem, target=target, live="", warning="")
+    page.status_code = problem.status if problem else 401
+    return page
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -84,7 +92,7 @@ async def overview(
         values = {**dict(request.query_params), "page": str(number)}
         return f"?{urlencode({key: value for key, value in values.items() if value})}"
 
-    return page_of(
+    return render(
         "jobs",
         live=stream_of(namespace=namespace),
         warning=state.problem if state.jobs else "",
@@ -101,6 +109,7 @@ async def overview(
         chosen={"namespace": namespace, "phase": phase, "label": label, "text": text},
         root=str(state.runs.root),
         one_namespace=state.jobs.namespace if state.jobs else None,
+        choices=state.choices,
     )
 
 
@@ -161,7 +170,7 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
     ranks, hidden = await state.ranks(entry)
     now = state.now()
     failure = entry.status.last_failure
-    return page_of(
+    return render(
         "job",
         **_about(state, entry, ""),
         report=report,
@@ -212,7 +221,7 @@ async def logs(
     follows = entry.active and entry.phase not in FINISHED and (number is None or number == entry.status.attempt)
     query = {"follow": "true", "replica": replica, "attempt": attempt, "search": search, "after": found.after}
     about = _about(state, entry, "logs")
-    return page_of(
+    return render(
         "logs",
         **{**about, "live": ""},
         found=found,
@@ -244,7 +253,7 @@ async def events(state: StateOf, entry: EntryOf) -> Response:
         )
         for one in groups
     ]
-    return page_of("events", **_about(state, entry, "events"), rows=rows, note=note)
+    return render("events", **_about(state, entry, "events"), rows=rows, note=note)
 
 
 @router.get(Item + "/manifest")
@@ -252,7 +261,7 @@ async def manifest(state: StateOf, entry: EntryOf) -> Response:
     """The job as YAML: its spec first, then its status."""
     status = entry.manifest.get("status")
     spec = {key: value for key, value in entry.manifest.items() if key != "status"}
-    return page_of(
+    return render(
         "manifest",
         **_about(state, entry, "manifest"),
         spec=dump([spec]),
@@ -275,13 +284,13 @@ def _action(state: State, entry: Entry, name: str) -> Action:
 async def confirm(state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
     """Says what an action will do, and asks."""
     about = _about(state, entry, "actions")
-    return page_of("confirm", **{**about, "live": ""}, action=_action(state, entry, name_of_action))
+    return render("confirm", **{**about, "live": ""}, action=_action(state, entry, name_of_action))
 
 
 @router.post(Item + "/actions/{name_of_action}")
 async def act(request: Request, state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
     """Carries an action out, and shows the job, or all jobs after a deletion."""
-    form = await _form(request)
+    form = await read_form(request, MOST_FORM_BYTES)
     uid = form.get("uid")
     action = _action(state, entry, name_of_action)
     if action.name == "suspend":
@@ -299,12 +308,12 @@ async def act(request: Request, state: StateOf, entry: EntryOf, name_of_action: 
     return RedirectResponse(f"/{entry.path}", 303)
 
 
-async def _form(request: Request) -> dict[str, str]:
+async def read_form(request: Request, most_bytes: int) -> dict[str, str]:
     """The fields of a form. Raises Problem if it is too large."""
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_FORM_BYTES:
+        if len(body) > most_bytes:
             raise Problem(413, "the form is too large")
     return {key: values[0] for key, values in parse_qs(body.decode(errors="replace")).items()}
 
@@ -324,7 +333,7 @@ async def queues(state: StateOf, namespace: str = "") -> Response:
         except ClusterError as error:
             note = str(error)
     now = state.now()
-    return page_of(
+    return render(
         "queues",
         live=stream_of(source="jobs", namespace=namespace) if state.jobs else "",
         warning=state.problem if state.jobs else "",

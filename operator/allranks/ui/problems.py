@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from allranks.control_sequences import clean_text
-from allranks.errors import AllranksError, ClusterError
+from allranks.errors import AllranksError, ClusterError, InvalidManifest
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -46,6 +46,8 @@ def status_of(error: Exception) -> int:
             return error.status
         # Without a status and a reason, a rule of a command was broken, such as to suspend a finished job.
         return 503 if error.status or error.reason else 409
+    if isinstance(error, InvalidManifest):
+        return 422
     return 409 if isinstance(error, AllranksError) else 500
 
 

@@ -18,6 +18,7 @@ from allranks.cli.job_report import html
 from allranks.cli.options import Changed
 from allranks.core.naming import TRAINER
 from allranks.ui import logs as job_logs
+from allranks.ui import new_job
 from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
 from allranks.ui.event_stream import HEARTBEAT, PAUSE_SECONDS, SILENCE_SECONDS, event
 from allranks.ui.log_lines import LogLine
@@ -28,8 +29,9 @@ from allranks.ui.state import State
 router = APIRouter(prefix="/api/v1", responses=RESPONSES)
 
 
-def _state(request: Request) -> State:
-    state: State = request.app.state.allranks
+async def _state(request: Request) -> State:
+    """Always the same on a user's machine, that of the user in a cluster. Raises Problem."""
+    state: State = await request.app.state.find_state(request)
     return state
 
 
@@ -254,6 +256,25 @@ def _job_of(state: State, entry: Entry, uid: str | None) -> Manifest:
     if uid and entry.metadata.get("uid") != uid:
         raise Problem(409, f"{entry.name} is another job than the one that the page showed: load the page again")
     return entry.manifest
+
+
+@router.post("/jobs", status_code=201, response_model=Answer, summary="Create a job")
+async def create(
+    state: StateOf,
+    body: Object,
+    namespace: Annotated[str | None, Query(description="Default: that of the manifest.")] = None,
+    dry_run: Annotated[bool, Query(alias="dryRun", description="Only ask whether it could be created.")] = False,
+) -> Any:
+    """The body is the manifest, as JSON."""
+    return _answer(await new_job.create(state.cluster(), namespace, body, dry_run=dry_run))
+
+
+@router.post(Item + "/resubmit", status_code=201, response_model=Answer, summary="Create a job like this one")
+async def resubmit(state: StateOf, entry: EntryOf, uid: Uid = None) -> Any:
+    """The new job has the same spec, and the next free name: penguins-2 for penguins."""
+    _job_of(state, entry, uid)
+    taken = [one.name for one in state.cluster().all() if one.group == entry.group]
+    return _answer(await new_job.create(state.cluster(), entry.group, new_job.copy_of(entry, taken)))
 
 
 @router.post(Item + "/suspend", response_model=Answer, summary="Suspend a job: delete its pods, keep the job")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from allranks.cli.job_report.model import JobReport, build_report, last_update
 from allranks.cli.job_report.run_files import read_run_files
@@ -16,6 +18,17 @@ from allranks.ui.entries import Entry, Manifest, Source
 from allranks.ui.problems import Problem
 from allranks.ui.ranks import Rank, ranks
 from allranks.ui.runs import Runs
+
+
+class SignedIn(NamedTuple):
+    """The user of a server in the cluster. `here`: signed in on its page, not by a proxy in front of it."""
+
+    name: str
+    here: bool
+
+
+USER: ContextVar[SignedIn | None] = ContextVar("user", default=None)
+"""Whose request is answered. None on the user's own machine."""
 
 
 def _now() -> datetime:
@@ -32,6 +45,8 @@ class State:
     """None without a cluster."""
     no_cluster: str = ""
     """Why there is none."""
+    choices: tuple[str, ...] | None = None
+    """Suggested namespaces, where the user may name any; None where the server shows what it was started for."""
     now: Callable[[], datetime] = field(default=_now)
 
     @property

@@ -19,7 +19,7 @@ from allranks.kube.job_codec import DecodeError
 from allranks.local.sweep_files import SWEEP_FILE, read_sweep, stored_sweeps
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Manifest, Source
-from allranks.ui.pages import page_of, stream_of
+from allranks.ui.pages import render, stream_of
 from allranks.ui.problems import RESPONSES, Problem
 from allranks.ui.rest import Object, ObjectList, StateOf
 from allranks.ui.state import State
@@ -73,7 +73,7 @@ async def overview(state: StateOf, namespace: str = "") -> Response:
     ]
     runs = await asyncio.to_thread(_runs, state)
     rows += [row(each, _path("runs", *directory), "/".join(directory)) for directory, each in runs]
-    return page_of(
+    return render(
         "sweeps", live=stream_of(namespace=namespace), warning=state.problem if state.jobs else "", rows=rows, note=note
     )
 
@@ -81,7 +81,7 @@ async def overview(state: StateOf, namespace: str = "") -> Response:
 @pages.get(ITEM)
 async def sweep(state: StateOf, source: Source, group: str, name: str) -> Response:
     """Trials, the best one, the importance of parameters, and parallel coordinates."""
-    return page_of(
+    return render(
         "sweep",
         live=stream_of(source=source, group=group) if source == "jobs" else "",
         warning=state.problem if source == "jobs" else "",

@@ -40,13 +40,14 @@ def test_the_page_about_air_gaps_lists_every_image() -> None:
     assert set(re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)) == used_images()
 
 
-def test_every_image_of_a_pod_in_the_charts_templates_is_the_operators() -> None:
+def test_every_image_of_a_pod_in_the_charts_templates_is_one_of_the_values() -> None:
+    allowed = {'include "allranks.image" .', 'include "allranks.imageOf" (list . .Values.ui.image)'}
     for path in sorted((CHART / "templates").rglob("*.yaml")):
         if not path.name.startswith("crd-"):
             for image in IMAGE.findall(path.read_text()):
                 raise AssertionError(f"{path.name}: {image}")
             for line in re.findall(r"^ +image: .*", path.read_text(), re.MULTILINE):
-                assert line.strip() == 'image: {{ include "allranks.image" . | quote }}', path.name
+                assert line.strip() in {f"image: {{{{ {image} | quote }}}}" for image in allowed}, path.name
 
 
 def test_every_alert_has_a_section_in_the_runbooks() -> None:

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from allranks.frameworks import IMAGES as FRAMEWORKS
 
 ROOT = Path(__file__).parents[3]
-IMAGES = ["operator", *FRAMEWORKS, "libraries"]
+IMAGES = ["operator", "ui", *FRAMEWORKS, "libraries"]
 BASE = "ARG BASE_IMAGE=python:3.12-slim-bookworm"
 LABELS = ["title", "description", "url", "licenses", "version", "revision", "created", "base.name"]
 
@@ -177,22 +177,26 @@ def test_examples_find_their_programs_and_their_image(image):
     assert ("WORKDIR", "/workspace") in instructions(image)
 
 
-def test_the_operators_image_has_the_packages_of_the_extra_and_no_client():
+@pytest.mark.parametrize(("image", "extras"), [("operator", ["operator"]), ("ui", ["cli", "ui"])])
+def test_an_image_has_the_packages_of_its_extras_and_no_client(image, extras):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [Requirement(line) for line in project["dependencies"] + project["optional-dependencies"]["operator"]]
-    pins = {canonicalize_name(pin.name): pin for pin in requirements(ROOT / "images" / "operator" / "requirements.txt")}
+    lines = [line for extra in extras for line in project["optional-dependencies"][extra]]
+    asked = [Requirement(line) for line in project["dependencies"] + lines]
+    pins = {canonicalize_name(pin.name): pin for pin in requirements(ROOT / "images" / image / "requirements.txt")}
     for requirement in asked:
         pin = pins.get(canonicalize_name(requirement.name))
-        assert pin, f"{requirement} is not in images/operator/requirements.txt"
+        assert pin, f"{requirement} is not in images/{image}/requirements.txt"
         [version] = [spec.version for spec in pin.specifier]
         assert requirement.specifier.contains(version), (
             f"{pin} is not {requirement}: generate the file again, as it describes"
         )
     assert not set(pins) & {"kubernetes", "torch", "tensorflow", "tensorflow-cpu", "horovod"}
+    assert ("fastapi" in pins, "kopf" in pins) == (image == "ui", image == "operator")
 
 
-def test_the_operators_pins_have_hashes():
-    text = (ROOT / "images" / "operator" / "requirements.txt").read_text()
+@pytest.mark.parametrize("image", ["operator", "ui"])
+def test_pins_of_our_own_images_have_hashes(image):
+    text = (ROOT / "images" / image / "requirements.txt").read_text()
     pins = re.findall(r"^\S+==", text, re.MULTILINE)
     assert pins
     assert len(re.findall(r"^\S+==.*\\\n    --hash=sha256:", text, re.MULTILINE)) == len(pins)

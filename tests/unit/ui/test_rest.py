@@ -372,7 +372,8 @@ def test_the_openapi_document_describes_each_route(server):
         ("GET", item),
         ("DELETE", item),
         *(("GET", f"{item}/{part}") for part in parts),
-        *(("POST", f"{item}/{action}") for action in ("suspend", "resume", "scale")),
+        ("POST", "/api/v1/jobs"),
+        *(("POST", f"{item}/{action}") for action in ("suspend", "resume", "scale", "resubmit")),
     }
     for verbs in document["paths"].values():
         for operation in verbs.values():

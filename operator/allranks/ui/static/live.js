@@ -33,7 +33,9 @@
         again = false;
         const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "error" });
         if (answer.status === 401) {
-          say("This page belongs to a server that has ended: open the address that the new one printed.");
+          say("signedIn" in document.body.dataset
+            ? "You are no longer signed in. This page is not current. Load it again to sign in."
+            : "This page belongs to a server that has ended: open the address that the new one printed.");
           return;
         }
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");

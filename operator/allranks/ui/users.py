@@ -1,0 +1,292 @@
+"""The users of a server in the cluster: each sees and changes what the API server allows with the user's own token.
+
+The server has no token of its own. A user's jobs are watched while the user looks. Once a minute the API server is
+asked whether it still accepts the token, and whether the user may still list the jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+
+from allranks.api.job import GROUP, PLURAL
+from allranks.errors import ClusterError
+from allranks.kube.auth import Connection
+from allranks.kube.cluster import Cluster, user_client
+from allranks.ui.changes import Hub
+from allranks.ui.cluster_jobs import ClusterJobs, Readings
+from allranks.ui.entries import Entry
+from allranks.ui.problems import Problem
+from allranks.ui.runs import Runs
+from allranks.ui.state import State
+
+CHECK_SECONDS = 60.0
+IDLE_SECONDS = 600.0
+"""The jobs of a user who has not looked for so long are no longer watched."""
+CLOSE_SECONDS = 5.0
+MOST_USERS = 200
+MOST_SCOPES = 64
+"""Watches of jobs, of all users together: each holds the jobs that it watches in memory."""
+NAMESPACE_COOKIE = "allranks-namespace"
+"""The namespace that the user looked at last, for pages whose address names none."""
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_TOKEN = re.compile(r"[\x21-\x7e]{1,32768}")
+REJECTED = "the API server does not accept the token: sign in with a new one"
+FULL = "too many users look at jobs at the same time: try again later"
+USER_HEADER = "allranks.user"
+"""Where the user of a request is in its ASGI scope."""
+
+
+class ChooseNamespace(Problem):
+    """The user may not see the jobs of the namespace, or of all: the page asks for another namespace."""
+
+
+class NoRuns(Runs):
+    """A server in the cluster has no runs of a machine."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__(Path(), hub)
+
+    async def all(self) -> list[Entry]:
+        return []
+
+    async def get(self, job: str, time: str) -> Entry:
+        raise Problem(404, f"there is no run {job}/{time} here: `allranks ui` on the machine of a run shows it")
+
+
+@dataclass
+class _Scope:
+    """The jobs of one namespace, or of all, for one user."""
+
+    state: State
+    watch: asyncio.Task[None]
+    used: float = field(default_factory=time.monotonic)
+
+    async def close(self) -> None:
+        self.state.hub.close()
+        self.watch.cancel()
+        await asyncio.gather(self.watch, return_exceptions=True)
+        assert self.state.jobs
+        await self.state.jobs.close()
+
+
+class User:
+    """Somebody whose token the API server accepts."""
+
+    def __init__(self, cluster: Cluster, name: str, suggested: Sequence[str]) -> None:
+        self.cluster, self.name = cluster, name
+        self.scopes: dict[str | None, _Scope] = {}
+        self.used = time.monotonic()
+        self.requests = 0
+        """Those that are being answered, streams included."""
+        self._suggested = tuple(suggested)
+        self._lock = asyncio.Lock()
+        self._every: bool | None = None
+        """Whether the user may list the jobs of all namespaces; None: not asked yet."""
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """While a request of the user is answered."""
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+            self.used = time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        return not self.requests and time.monotonic() - self.used > IDLE_SECONDS
+
+    async def state(self, namespace: str | None, users: Users) -> State:
+        """The jobs of the namespace, or of all if the user may list them. Raises Problem and ClusterError."""
+        async with self._lock:
+            if self._every is None:
+                self._every = await self.may_list(None)
+            if self._every:
+                namespace = None
+            elif namespace is None:
+                raise ChooseNamespace(403, f"{self.name} may not list the jobs of all namespaces: choose a namespace")
+            found = self.scopes.get(namespace)
+            if found is None:
+                if namespace is not None and not await self.may_list(namespace):
+                    raise ChooseNamespace(
+                        403,
+                        f"{self.name} may not list {PLURAL}.{GROUP} in namespace {namespace}: ask its admin for the "
+                        "role view, or choose another namespace",
+                    )
+                await users.make_room()
+                found = self.scopes[namespace] = self._open(namespace)
+            found.used = time.monotonic()
+            return found.state
+
+    def _open(self, namespace: str | None) -> _Scope:
+        hub = Hub()
+        jobs = ClusterJobs(replace(self.cluster, namespace=namespace or self.cluster.namespace), namespace, hub)
+        state = State(hub, NoRuns(hub), jobs, choices=self._suggested)
+        return _Scope(state, asyncio.create_task(jobs.run()))
+
+    async def may_list(self, namespace: str | None) -> bool:
+        """Raises ClusterError."""
+        attributes = {"group": GROUP, "resource": PLURAL, "verb": "list"}
+        if namespace is not None:
+            attributes["namespace"] = namespace
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        answer = await self.cluster.request("POST", path, None, review)
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    async def check(self) -> None:
+        """Ends what the user may no longer see. Raises ClusterError, with status 401 if the token has ended."""
+        await name_of(self.cluster)
+        async with self._lock:
+            if self._every is not None:
+                self._every = await self.may_list(None)
+            for namespace, scope in list(self.scopes.items()):
+                idle = self.idle or (not scope.state.hub.viewers and time.monotonic() - scope.used > IDLE_SECONDS)
+                allowed = self._every if namespace is None else await self.may_list(namespace)
+                if idle or not allowed:
+                    self.scopes.pop(namespace, None)
+                    await scope.close()
+
+    async def close(self) -> None:
+        """Streams end first: the connection serves them."""
+        for scope in self.scopes.values():
+            scope.state.hub.close()
+        until = time.monotonic() + CLOSE_SECONDS
+        while self.requests and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        # The loop may end next. A watch that is cancelled first would begin a TLS handshake, which takes longer.
+        await self.cluster.client.transport.close(abort=True)
+        while self.scopes:
+            await self.scopes.popitem()[1].close()
+
+
+async def name_of(cluster: Cluster) -> str:
+    """The user's name. Raises ClusterError, with status 401 if the API server does not accept the token."""
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    answer = await cluster.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", None, review)
+    return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")
+
+
+class Users:
+    """Those who use the server, by their tokens."""
+
+    def __init__(self, api: Connection, namespaces: Sequence[str] = ()) -> None:
+        """`api`: the API server, without credentials. `namespaces`: suggestions for users who must choose one."""
+        self._api, self._suggested = api, namespaces
+        self._users: dict[str, User] = {}
+        self._openings = Readings()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def of(self, token: str) -> User:
+        """Raises Problem (401) for a token that the API server does not accept, and ClusterError."""
+        if not _TOKEN.fullmatch(token):
+            raise Problem(401, REJECTED)
+        key = hashlib.sha256(token.encode()).hexdigest()
+
+        async def sign_in() -> User:
+            if key not in self._users:
+                opened = await self._open(token)
+                await self.make_room()
+                self._users[key] = opened
+            return self._users[key]
+
+        found = self._users.get(key) or await self._openings.get(key, sign_in)
+        found.used = time.monotonic()
+        return found
+
+    async def _open(self, token: str) -> User:
+        client = user_client(replace(self._api, token=token))
+        cluster = Cluster(client, "default")
+        try:
+            return User(cluster, await name_of(cluster), self._suggested)
+        except ClusterError as error:
+            await client.transport.close(abort=True)
+            if error.status == 401:
+                raise Problem(401, REJECTED) from error
+            raise
+        except BaseException:
+            await client.transport.close(abort=True)
+            raise
+
+    async def state(self, request: Request) -> State:
+        """What the user of a request sees. Raises Problem and ClusterError."""
+        user: User = request.scope[USER_HEADER]
+        return await user.state(wanted_namespace(request), self)
+
+    async def make_room(self) -> None:
+        """Ends the watch that was not used for the longest time, if there are too many. Raises Problem."""
+        scopes = [(user, key, one) for user in self._users.values() for key, one in user.scopes.items()]
+        if len(scopes) >= MOST_SCOPES:
+            unused = [item for item in scopes if not item[0].requests]
+            if not unused:
+                raise Problem(503, FULL)
+            user, key, scope = min(unused, key=lambda item: item[2].used)
+            del user.scopes[key]
+            await scope.close()
+        if len(self._users) >= MOST_USERS:
+            free = [key for key, user in self._users.items() if not user.requests]
+            if not free:
+                raise Problem(503, FULL)
+            await self._users.pop(min(free, key=lambda key: self._users[key].used)).close()
+
+    async def run(self) -> None:
+        """Checks tokens and rights until it is cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            await self.check()
+
+    async def check(self) -> None:
+        """Once. If the API server does not answer, everything stays as it is."""
+        for key, user in list(self._users.items()):
+            try:
+                await user.check()
+                ended = user.idle
+            except ClusterError as error:
+                ended = error.status == 401
+            if ended and self._users.get(key) is user:
+                del self._users[key]
+                closing = asyncio.create_task(user.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+
+    def close_streams(self) -> None:
+        for user in self._users.values():
+            for scope in user.scopes.values():
+                scope.state.hub.close()
+
+    async def close(self) -> None:
+        await self._openings.close()
+        ending: list[Any] = [user.close() for user in self._users.values()]
+        self._users = {}
+        await asyncio.gather(*ending, *self._closing, return_exceptions=True)
+
+
+def wanted_namespace(request: Request) -> str | None:
+    """The namespace that the address names, else the one of the last page. Raises Problem."""
+    path, query = request.path_params, request.query_params
+    found = path.get("namespace") or query.get("namespace")
+    if path.get("source", query.get("source", "jobs")) == "jobs":
+        found = path.get("group") or found or query.get("group")
+    if found and not is_namespace(found):
+        raise Problem(422, f"namespace: {found!r} is not the name of a namespace")
+    remembered = request.cookies.get(NAMESPACE_COOKIE, "")
+    return found or (remembered if is_namespace(remembered) else None)
+
+
+def is_namespace(text: str) -> bool:
+    return _NAMESPACE.fullmatch(text) is not None

@@ -1,0 +1,162 @@
+"""A new job from a manifest, and from another job: REST and page, with an API server in memory."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from allranks.ui.entries import Entry
+from allranks.ui.new_job import EXAMPLE, copy_of, next_name, read
+from allranks.ui.problems import Problem
+
+FORM = {"content_type": "application/x-www-form-urlencoded"}
+
+
+def manifest(name: str = "whales", **spec: Any) -> dict[str, Any]:
+    basis = {"framework": "pytorch", "image": "me/train:1", "command": ["torchrun", "train.py"]}
+    return {
+        "apiVersion": "allranks.dev/v1alpha1",
+        "kind": "DistributedTraining",
+        "metadata": {"name": name},
+        "spec": {**basis, "roles": {"worker": {"replicas": 2}}, **spec},
+    }
+
+
+def submit(server, text: str, action: str, namespace: str = "team"):
+    body = urlencode({"manifest": text, "action": action})
+    return server.request("POST", f"/new?namespace={namespace}", body, **FORM)
+
+
+def text_of(page) -> str:
+    found = re.search(r"<textarea[^>]*>(.*?)</textarea>", page.text, re.DOTALL)
+    assert found
+    return html.unescape(found[1])
+
+
+def test_rest_creates_a_job_and_shows_it_at_once(server, api):
+    server.get("/api/v1/jobs")
+    answer = server.request("POST", "/api/v1/jobs?namespace=team", manifest())
+    assert (answer.status, answer.json["message"]) == (201, "whales created")
+    assert api.jobs["whales"]["spec"]["image"] == "me/train:1"
+    assert server.get("/api/v1/jobs/team/whales").status == 200
+
+
+def test_a_dry_run_creates_nothing(server, api):
+    answer = server.request("POST", "/api/v1/jobs?namespace=team&dryRun=true", manifest())
+    assert (answer.status, answer.json["message"]) == (201, "whales can be created in namespace team")
+    assert "whales" not in api.jobs
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "detail"),
+    [
+        (manifest(replicas=3), 422, "spec.replicas: "),
+        ({"kind": "Pod"}, 422, "kind: "),
+        ({**manifest(), "metadata": {"name": "whales", "namespace": "other"}}, 422, "metadata.namespace: it is other"),
+        (manifest("penguins"), 409, "already exists"),
+    ],
+)
+def test_a_job_that_cannot_be_created_is_a_problem_with_the_field(server, api, body, status, detail):
+    answer = server.request("POST", "/api/v1/jobs?namespace=team", body)
+    assert answer.status == status, answer.text
+    assert detail in answer.json["detail"]
+    assert set(api.jobs) == {"penguins", "broken"}
+
+
+def test_a_user_without_the_right_reads_which_one_is_missing(server, api):
+    server.get("/api/v1/jobs")
+    api.forbidden.add("distributedtrainings")
+    answer = server.request("POST", "/api/v1/jobs?namespace=team", manifest())
+    assert answer.status == 403
+    assert "me may not create distributedtrainings in namespace team" in answer.json["detail"]
+
+
+def test_a_job_runs_again_under_the_next_name(server, api):
+    uid = api.jobs["broken"]["metadata"]["uid"]
+    answer = server.request("POST", f"/api/v1/jobs/team/broken/resubmit?uid={uid}")
+    assert (answer.status, answer.json["message"]) == (201, "broken-2 created")
+    assert api.jobs["broken-2"]["spec"] == api.jobs["broken"]["spec"]
+    assert "status" not in api.jobs["broken-2"]
+    again = server.request("POST", "/api/v1/jobs/team/broken/resubmit")
+    assert again.json["message"] == "broken-3 created"
+    assert server.request("POST", "/api/v1/jobs/team/broken/resubmit?uid=other").status == 409
+
+
+def test_a_copy_has_no_state_of_the_first_job():
+    metadata = {
+        "labels": {"team": "nlp", "kueue.x-k8s.io/queue-name": "q", "allranks.dev/sweep": "s"},
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "why": "test"},
+        "uid": "u",
+        "resourceVersion": "7",
+        "ownerReferences": [{"name": "sweep"}],
+    }
+    job = {**manifest(suspend=True), "metadata": {**metadata, "name": "whales"}, "status": {"phase": "Failed"}}
+    metadata_of_copy = {"name": "whales-3", "namespace": "team", "labels": {"team": "nlp"}}
+    metadata_of_copy["annotations"] = {"why": "test"}
+    assert copy_of(Entry("jobs", "team", "whales", job), ["whales", "whales-2"]) == {
+        **manifest(),
+        "metadata": {
+            "name": "whales-3",
+            "namespace": "team",
+            "labels": {"team": "nlp"},
+            "annotations": {"why": "test"},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "expected"),
+    [
+        ("penguins", ["penguins"], "penguins-2"),
+        ("penguins-2", ["penguins", "penguins-2", "penguins-3"], "penguins-4"),
+        ("resnet-50000", [], "resnet-50000-2"),
+    ],
+)
+def test_the_next_name_is_the_next_free_number(name, taken, expected):
+    assert next_name(name, taken) == expected
+
+
+def test_the_page_checks_and_creates_what_somebody_types(server, api):
+    text = text_of(server.get("/new?namespace=team"))
+    assert text.strip() == EXAMPLE.strip()
+    page = submit(server, text, "check")
+    assert "my-job can be created in namespace team" in page.text
+    assert "my-job" not in api.jobs
+    answer = submit(server, text, "create")
+    assert (answer.status, answer.headers["location"]) == (303, "/jobs/team/my-job")
+    assert server.get("/jobs/team/my-job").status == 200
+
+
+def test_the_page_has_the_manifest_of_the_job_that_runs_again(server, api):
+    assert "/new?namespace=team&amp;from=broken" in server.get("/jobs/team/broken").text
+    found = read(text_of(server.get("/new?namespace=team&from=broken")))
+    assert (found["metadata"]["name"], found["spec"]) == ("broken-2", api.jobs["broken"]["spec"])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: b: c", "line 1, column 5: this is not YAML"),
+        ("", "the text has 0 documents: write one job"),
+        (f"{EXAMPLE}---\n{EXAMPLE}", "the text has 2 documents: write one job"),
+        ("a: &x [1]\nb: *x\n", "the manifest has an alias (*NAME): write its value instead"),
+        (EXAMPLE.replace("replicas: 2", "replicas: two"), "spec.roles.worker.replicas: "),
+        ("<script>alert(1)</script>: 1", "kind: "),
+    ],
+)
+def test_mistakes_are_on_the_page_and_the_text_is_kept(server, api, text, problem):
+    page = submit(server, text, "create")
+    assert page.status == 422
+    assert problem in html.unescape(page.text)
+    assert text_of(page).strip() == text.strip()
+    assert "<script>alert" not in page.text
+    assert set(api.jobs) == {"penguins", "broken"}
+
+
+def test_a_text_that_is_too_deep_is_a_problem():
+    with pytest.raises(Problem):
+        read("[" * 20_000)
