@@ -26,7 +26,7 @@ READS_JOBS = "kueue-reads-training-jobs"
 
 @contextlib.contextmanager
 def installed(cluster: Cluster, folder: Path) -> Iterator[None]:
-    """Kueue in a pod. Its webhooks see every pod of the cluster. At the end it is deleted; its log stays in the folder."""
+    """Kueue in a pod, whose webhooks see every pod of the cluster. Its log stays in the folder."""
     programs = build()
     image_archive.load(cluster, folder, IMAGE, programs / "kueue")
     rendered = cluster.kubectl("kustomize", str(programs / "manifests" / "default"))
