@@ -49,7 +49,7 @@ def installed(cluster: Cluster, folder: Path) -> Iterator[None]:
 
 
 def adapted(manifests: list[Manifest], folder: Path) -> list[Manifest]:
-    """With the image, certificates and settings of the tests.
+    """The manifests with the image, the certificates and the settings of the tests.
 
     Kueue can make its certificates itself, but its pod then waits for a minute until the kubelet has brought them.
     Without its visibility server: it needs a front proxy, which the cluster does not have.
