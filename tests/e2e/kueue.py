@@ -69,6 +69,7 @@ def adapted(manifests: list[Manifest], folder: Path) -> list[Manifest]:
         elif kind == "Deployment":
             [container] = manifest["spec"]["template"]["spec"]["containers"]
             container |= {"image": IMAGE, "imagePullPolicy": "IfNotPresent", "command": ["/bin/kueue"]}
+            container["volumeMounts"].append({"name": "cert", "mountPath": "/certificates"})  # for its metrics
     return [*kept, *rights()]
 
 
@@ -117,5 +118,5 @@ def queue(team: Team, quota: Mapping[str, str]) -> Iterator[str]:
     try:
         yield name
     finally:
-        team.kubectl("delete", "workflows,dt", "--all", "--cascade=foreground", "--ignore-not-found", timeout=200)
+        team.kubectl("delete", "dt", "--all", "--cascade=foreground", timeout=200)
         team.kubectl("delete", f"clusterqueue/{name}", f"resourceflavor/{name}", "--timeout=100s")
