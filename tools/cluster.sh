@@ -202,9 +202,9 @@ start() {
       say "$node is on"
       continue
     fi
-    since=$(date --utc +%FT%TZ)
+    since=$(ready_of "$node")
     step "$node is on" "${with}_start" "$node"
-    step "$node is ready" wait_for 90 ready_since "$node" "$since"
+    step "$node is ready" wait_for 90 ready_since "$node" "${since#*@}"
     # The kubelet resets extended resources.
     gpus=$(kubectl get node "$node" --output='jsonpath={.metadata.labels.allranks\.dev/pretended-gpus}')
     [[ -z $gpus ]] || step "$gpus fake GPUs" fake_gpus "node/$node"
@@ -215,10 +215,16 @@ must_run() { "${with}_runs" || fail "the cluster does not run: 'tools/cluster.sh
 
 must_be_node() { kubectl get node "$1" >/dev/null 2>&1 || fail "no node '$1'; available: $(kubectl get nodes --output=name | xargs)"; }
 
-# ready_since NODE TIME: the node is Ready, with a heartbeat after that time; an older condition may be outdated.
+# STATUS@TIME of the last heartbeat.
+ready_of() {
+  kubectl get node "$1" --output='jsonpath={.status.conditions[?(@.type=="Ready")].status}@{.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}'
+}
+
+# ready_since NODE TIME: the node is Ready, with a heartbeat after this one, the last one before its power was off. The time of
+# this machine would not do: the first heartbeat may come in the same second, and the next one five minutes later.
 ready_since() {
   local condition
-  condition=$(kubectl get node "$1" --output='jsonpath={.status.conditions[?(@.type=="Ready")].status}@{.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}')
+  condition=$(ready_of "$1")
   [[ $condition == True@* && ${condition#*@} > $2 ]]
 }
 
