@@ -167,7 +167,7 @@ NIGHT = (
     ),
     Part(
         "pods",
-        20,
+        35,
         "every example and fault in real pods on three nodes, shutdowns, reboots and drains, gangs and queues, the "
         "chart installed by Helm",
         [[ROOT / "tools" / "e2e.sh"]],
