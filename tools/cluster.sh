@@ -5,7 +5,8 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/cluster.sh up [--nodes N] [--gpus N]   start the cluster unless it runs; prints settings for the shell
+usage: tools/cluster.sh up [--nodes N] [--gpus N] [--gangs]   start the cluster unless it runs; prints settings for the
+                                                    shell
        tools/cluster.sh load [--on NODE] IMAGE.tar...   load images of `docker save` or `buildah push` onto all nodes or
                                                     one; `-` reads an image from stdin, for one node
        tools/cluster.sh stop NODE...                simulate a power loss: everything on the node ends at once
@@ -16,6 +17,7 @@ usage: tools/cluster.sh up [--nodes N] [--gpus N]   start the cluster unless it 
 
   --nodes N   nodes to start, 1 to 9, default 1
   --gpus N    every node advertises N nvidia.com/gpu. They are fake: pods are only scheduled accordingly
+  --gangs     serve PodGroups, and let the scheduler place their pods together (feature gate GenericWorkload). Not for kind
   --store S   start nodes with the images in this folder of tools/image-store.sh. Not for kind
   --dir D     folder of the cluster, default $ALLRANKS_CACHE/cluster: another folder is another cluster
   --with W    kind or node: the implementation; default kind if both Docker and kind are available
@@ -31,7 +33,7 @@ USAGE
 }
 
 main() {
-  local command='' nodes='' gpus='' with='' on='' store='' words=()
+  local command='' nodes='' gpus='' with='' on='' store='' gangs='' words=()
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   cache=${ALLRANKS_CACHE:-$HOME/.cache/allranks}
   kubernetes=${KUBERNETES_VERSION:-1.36}
@@ -53,6 +55,7 @@ parse_arguments() {
   while (($#)); do
     case $1 in
       -h | --help) usage; exit 0 ;;
+      --gangs) gangs=yes ;;
       --nodes | --gpus | --dir | --with | --on | --store)
         [[ -n ${2-} ]] || fail "$1 needs a value"
         local -n option=${1#--}
@@ -199,9 +202,9 @@ start() {
       say "$node is on"
       continue
     fi
-    since=$(date --utc +%FT%TZ)
+    since=$(ready_of "$node")
     step "$node is on" "${with}_start" "$node"
-    step "$node is ready" wait_for 90 ready_since "$node" "$since"
+    step "$node is ready" wait_for 90 ready_since "$node" "${since#*@}"
     # The kubelet resets extended resources.
     gpus=$(kubectl get node "$node" --output='jsonpath={.metadata.labels.allranks\.dev/pretended-gpus}')
     [[ -z $gpus ]] || step "$gpus fake GPUs" fake_gpus "node/$node"
@@ -212,10 +215,16 @@ must_run() { "${with}_runs" || fail "the cluster does not run: 'tools/cluster.sh
 
 must_be_node() { kubectl get node "$1" >/dev/null 2>&1 || fail "no node '$1'; available: $(kubectl get nodes --output=name | xargs)"; }
 
-# ready_since NODE TIME: the node is Ready, with a heartbeat after that time; an older condition may be outdated.
+# STATUS@TIME of the last heartbeat.
+ready_of() {
+  kubectl get node "$1" --output='jsonpath={.status.conditions[?(@.type=="Ready")].status}@{.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}'
+}
+
+# ready_since NODE TIME: the node is Ready, with a heartbeat after this one, the last one before its power was off. The time of
+# this machine would not do: the first heartbeat may come in the same second, and the next one five minutes later.
 ready_since() {
   local condition
-  condition=$(kubectl get node "$1" --output='jsonpath={.status.conditions[?(@.type=="Ready")].status}@{.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}')
+  condition=$(ready_of "$1")
   [[ $condition == True@* && ${condition#*@} > $2 ]]
 }
 
@@ -239,6 +248,7 @@ kind_check() {
 kind_up() {
   local node
   [[ -z $store ]] || fail "--store requires --with node"
+  [[ -z $gangs ]] || fail "--gangs requires --with node"
   {
     printf 'kind: Cluster\napiVersion: kind.x-k8s.io/v1alpha4\nnodes:\n- role: control-plane\n'
     for ((node = 2; node <= nodes; node++)); do echo '- role: worker'; done
@@ -338,6 +348,8 @@ nodes=$nodes
 cgroup=$cgroup
 cni_plugins=$(cni_plugins)
 snapshotter=$(snapshotter)
+gates=($(gang_gates))
+served=($(gang_api))
 $(declare -f address_of pods_of)
 SETTINGS
   cp "$repository/tools/node/machine.sh" "$dir/" # later changes of the script do not affect a running cluster
@@ -377,6 +389,25 @@ COREFILE
   # All nodes share this folder, so a volume can be used on several at once, as ReadWriteMany requires.
   sed "s|@VOLUMES@|$dir/volumes|" "$repository/tools/node/cluster.yaml" >"$dir/cluster.yaml"
   umask 022
+}
+
+# Options of the API server, the controller manager and the scheduler: native gangs are alpha in 1.36, and beta but off
+# by default in 1.37.
+gang_gates() {
+  case ${gangs:+$kubernetes} in
+    '') ;;
+    1.36) echo --feature-gates=GenericWorkload=true,GangScheduling=true ;;
+    *) echo --feature-gates=GenericWorkload=true ;;
+  esac
+}
+
+# Option of the API server.
+gang_api() {
+  case ${gangs:+$kubernetes} in
+    '') ;;
+    1.36) echo --runtime-config=scheduling.k8s.io/v1alpha2=true ;;
+    *) echo --runtime-config=scheduling.k8s.io/v1beta1=true ;;
+  esac
 }
 
 write_kubeconfig() {

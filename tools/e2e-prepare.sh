@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Builds what the end-to-end tests need, unless it exists: the programs of a node and of Argo, the images, and the image
-# store of the nodes. Half an hour the first time, seconds afterwards.
+# Builds what the end-to-end tests need, unless it exists: the programs of a node, of Argo, Kueue and coscheduling, the
+# images, and the image store of the nodes. Half an hour the first time, seconds afterwards.
 set -euo pipefail
 cd "$(dirname "$0")"
 kubernetes=${KUBERNETES_VERSION:-1.36} # as in cluster.sh
 ./system-packages.sh node images shutdown
 # In parallel: image builds wait for downloads, Go for the CPU.
 {
-  ./controlplane.sh "$kubernetes" && ./helm.sh && ./go-tools.sh node "$kubernetes" && ./go-tools.sh addons && ./go-tools.sh argo
+  ./controlplane.sh "$kubernetes" && ./helm.sh && ./go-tools.sh node "$kubernetes" &&
+    for name in addons argo kueue coscheduling; do ./go-tools.sh "$name" || exit; done
 } &
 programs=$!
 # Always with buildah and a Debian base, so that all machines test the same. Each image is unpacked while the next one is

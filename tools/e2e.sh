@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs the end-to-end tests on a cluster of their own, three at a time, because they mostly wait for nodes, backoffs and
-# deadlines. Tests that remove the operator, or affect the pods of other tests, run last, one
-# at a time.
+# deadlines. Tests that remove the operator or change its settings, or affect the pods of other tests, run last, one at a
+# time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 long=(tests/e2e/test_{kubelets,faults,elastic,progress,nodes}.py)
-last=(tests/e2e/test_{release,removed_pods}.py)
+last=(tests/e2e/test_{release,removed_pods,gangs,queues}.py)
 kept=build/e2e
 taint=tests.allranks.dev/kept-free
 free=(node-2 node-3) # nodes that only tests use that stop them, or change their kubelet
@@ -15,10 +15,12 @@ usage() {
 usage: tools/e2e.sh [TEST...] [OPTION OF PYTEST...]
 
 Starts three nodes, runs the end-to-end tests on them, and stops them, as root. tools/e2e-prepare.sh builds what they need;
-`make e2e` does both. docs/dev/e2e.md describes how to use an existing cluster.
+`make e2e` does both. docs/dev/e2e.md describes how to use an existing cluster. With options alone, all tests run; results of
+the tests that run last are in another file (--junit-xml=pods.xml: pods.last.xml).
 
 examples:
   tools/e2e.sh
+  tools/e2e.sh --junit-xml=pods.xml
   tools/e2e.sh tests/e2e/test_faults.py -k evicted
 
 environment:
@@ -39,7 +41,7 @@ main() {
   if [ -z "${ALLRANKS_E2E:-}" ]; then cluster; fi
   local node
   for node in "${free[@]}"; do kubectl taint node "$node" "$taint=$node:NoSchedule" --overwrite; done
-  if (($#)); then
+  if [[ $* == *tests/* ]]; then
     beside row "$@"
     wait "$!"
     return
@@ -48,9 +50,9 @@ main() {
   for test in tests/e2e/test_*.py; do
     [[ " ${long[*]} ${last[*]} " == *" $test "* ]] || tests+=("$test")
   done
-  beside row "${tests[@]}" --numprocesses=3 --dist=loadscope --no-loadscope-reorder
+  beside row "${tests[@]}" --numprocesses=3 --dist=loadscope --no-loadscope-reorder "$@"
   wait "$!" || failed=1
-  beside row "${last[@]}"
+  beside row "${last[@]}" "${@/%.xml/.last.xml}"
   wait "$!" || failed=1
   return "$failed"
 }
@@ -78,7 +80,7 @@ cluster() {
   store=$(tools/image-store.sh "${images[@]}")
   mine=$(mktemp -d "$(dirname "$store")/e2e.XXXXXX") # on the same file system: they share files
   export ALLRANKS_E2E=$mine/cluster
-  tools/cluster.sh up --with node --nodes 3 --gpus 4 --store "$store" --dir "$ALLRANKS_E2E" >/dev/null
+  tools/cluster.sh up --with node --nodes 3 --gpus 4 --gangs --store "$store" --dir "$ALLRANKS_E2E" >/dev/null
 }
 
 kubectl() {

@@ -167,9 +167,9 @@ NIGHT = (
     ),
     Part(
         "pods",
-        20,
-        "every example and fault in real pods on three nodes, shutdowns, reboots and drains, the chart installed "
-        "by Helm",
+        35,
+        "every example and fault in real pods on three nodes, shutdowns, reboots and drains, gangs and queues, the "
+        "chart installed by Helm",
         [[ROOT / "tools" / "e2e.sh"]],
         prepares=("e2e-prepare.sh",),
         root=True,

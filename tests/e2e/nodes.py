@@ -73,11 +73,10 @@ class Node:
 
     def restart_kubelet(self) -> None:
         """The node's first process starts it again, as a service manager does."""
-        before = self.processes("kubelet")
-        began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1))
+        before, (_, heartbeat) = self.processes("kubelet"), self._condition("Ready")
         self.send(signal.SIGTERM, before)
         until(lambda: set(self.processes("kubelet")) - set(before), "another kubelet")
-        until(lambda: self._condition("Ready") > ("True", began), "a heartbeat of the new kubelet")
+        until(lambda: self._condition("Ready") > ("True", heartbeat), "a heartbeat of the new kubelet")
         self.cluster.has(self.name, {"nvidia.com/gpu": GPUS})  # a new kubelet resets it
 
     def give_small_disk(self, megabytes: int) -> None:

@@ -28,7 +28,9 @@ WORKLOAD, CLUSTER_QUEUE, LOCAL_QUEUE, RESOURCE_FLAVOR, PRIORITY_CLASS = (
     f"{kind}.v1beta2.{GROUP}"
     for kind in ("Workload", "ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass")
 )
-_MANAGER = "kueue-controller-manager"
+MANAGER = "kueue-controller-manager"
+"""Its Deployment and its ServiceAccount."""
+WEBHOOK_SERVER = f"kueue-webhook-service.{NAMESPACE}.svc"
 _WEBHOOK_SERVICE, _VISIBILITY_SERVICE = "kueue-webhook-service", "kueue-visibility-server"
 
 
@@ -52,9 +54,8 @@ class Kueue:
     def install(self) -> None:
         """Creates its CRDs, rights, Services, webhooks and certificates, as its manifests say."""
         self._certificates.mkdir(parents=True)
-        names = [f"{_WEBHOOK_SERVICE}.{NAMESPACE}.svc"]
         authority = Authority("kueue-ca")
-        authority.issue("kueue", self._certificates / "tls.crt", self._certificates / "tls.key", names)
+        authority.issue("kueue", self._certificates / "tls.crt", self._certificates / "tls.key", [WEBHOOK_SERVER])
         rendered = self._kubectl("kustomize", str(self._programs / "manifests" / "default"))
         # CustomResourceDefinitions and the Namespace come first. They are long: other loaders take many seconds.
         manifests = [found for found in yaml.load_all(rendered, yaml.CSafeLoader) if found["kind"] != "Deployment"]
@@ -114,7 +115,7 @@ class Kueue:
 
     def _kubeconfig(self) -> Path:
         """The kubeconfig has the rights of its ServiceAccount."""
-        token = self._kubectl("create", "token", _MANAGER, "-n", NAMESPACE, "--duration=24h").strip()
+        token = self._kubectl("create", "token", MANAGER, "-n", NAMESPACE, "--duration=24h").strip()
         return self._control_plane.kubeconfig_of("kueue", token)
 
     def _kubectl(self, *arguments: str, input: str | None = None) -> str:
@@ -131,10 +132,7 @@ class Kueue:
             manifest["spec"] = {"type": "ExternalName", "externalName": HOST}
         if manifest["kind"] == "APIService":
             spec["service"]["port"] = self._visibility
-        clients = [webhook["clientConfig"] for webhook in manifest.get("webhooks", ())]
-        if manifest["kind"] == "CustomResourceDefinition" and "conversion" in spec:
-            clients.append(spec["conversion"]["webhook"]["clientConfig"])
-        for client in clients:
+        for client in clients_of(manifest):
             client["service"]["port"] = self._webhook
             client["caBundle"] = authority
 
@@ -147,17 +145,36 @@ class Kueue:
         return False
 
 
-def add_queue(api: Api, namespace: str, name: str, quota: Mapping[str, str], **spec: Any) -> None:
-    """Creates a LocalQueue, its ClusterQueue with this quota, and a flavor, all of one name. `spec` is the
-    ClusterQueue's: cohortName, preemption and so on."""
-    metadata, version = {"name": name}, f"{GROUP}/v1beta2"
+def clients_of(manifest: Manifest) -> list[Manifest]:
+    """The `clientConfig` of each webhook of this object: its server, and the authority that the API server trusts."""
+    clients = [webhook["clientConfig"] for webhook in manifest.get("webhooks", ())]
+    if manifest["kind"] == "CustomResourceDefinition" and "conversion" in manifest["spec"]:
+        clients.append(manifest["spec"]["conversion"]["webhook"]["clientConfig"])
+    return clients
+
+
+def queue_objects(name: str, quota: Mapping[str, str], **spec: Any) -> list[Manifest]:
+    """A flavor, a ClusterQueue with this quota and a LocalQueue, all of one name. `spec` is the ClusterQueue's:
+    cohortName, preemption and so on."""
     resources = [{"name": resource, "nominalQuota": amount} for resource, amount in quota.items()]
     group = {"coveredResources": list(quota), "flavors": [{"name": name, "resources": resources}]}
-    whole = {"namespaceSelector": {}, "resourceGroups": [group], **spec}
-    api.create({"apiVersion": version, "kind": "ResourceFlavor", "metadata": metadata, "spec": {}})
-    api.create({"apiVersion": version, "kind": "ClusterQueue", "metadata": metadata, "spec": whole})
-    local = {"apiVersion": version, "kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": name}}
-    api.create(local, namespace)
+    specs: Manifest = {
+        "ResourceFlavor": {},
+        "ClusterQueue": {"namespaceSelector": {}, "resourceGroups": [group], **spec},
+        "LocalQueue": {"clusterQueue": name},
+    }
+    return [
+        {"apiVersion": f"{GROUP}/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": content}
+        for kind, content in specs.items()
+    ]
+
+
+def add_queue(api: Api, namespace: str, name: str, quota: Mapping[str, str], **spec: Any) -> None:
+    """Creates `queue_objects`."""
+    flavor, cluster_queue, local_queue = queue_objects(name, quota, **spec)
+    api.create(flavor)
+    api.create(cluster_queue)
+    api.create(local_queue, namespace)
 
 
 def remove_queue(api: Api, namespace: str, name: str) -> None:

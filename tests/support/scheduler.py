@@ -7,11 +7,11 @@ import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from . import processes
 from .api import Api, Manifest
-from .controlplane import TOOLS, ControlPlane
+from .controlplane import TOOLS
 
 _OLDER = os.environ.get("KUBERNETES_VERSION") == "1.36"
 POD_GROUP_VERSION = "v1alpha2" if _OLDER else "v1beta1"
@@ -31,11 +31,21 @@ def build(name: str = "scheduler") -> Path:
     return Path(done.stdout.strip())
 
 
+class Served(Protocol):
+    """An API server: the folder for its files, and the kubeconfig of its administrator."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def kubeconfig(self) -> Path: ...
+
+
 class Scheduler:
     """Binds the pods of one `schedulerName`."""
 
     def __init__(
-        self, control_plane: ControlPlane, program: Path, profile: Mapping[str, Any], options: tuple[str, ...] = ()
+        self, control_plane: Served, program: Path, profile: Mapping[str, Any], options: tuple[str, ...] = ()
     ) -> None:
         self._program, self._options = program, options
         self._folder = control_plane.folder / program.name
@@ -73,13 +83,13 @@ class Scheduler:
         return self._folder / f"{self._program.name}.log"
 
 
-def native(control_plane: ControlPlane) -> Scheduler:
+def native(control_plane: Served) -> Scheduler:
     """The scheduler of Kubernetes, with gangs. The API server needs NATIVE_GANGS."""
     profile = {"schedulerName": "default-scheduler"}
     return Scheduler(control_plane, build() / "kube-scheduler", profile, (_GATES,))
 
 
-def coscheduling(control_plane: ControlPlane, wait_seconds: int = 10) -> Scheduler:
+def coscheduling(control_plane: Served, wait_seconds: int = 10) -> Scheduler:
     """The plugin coscheduling in a second scheduler, which pods name as COSCHEDULING_NAME; a member waits that long."""
     plugin = [{"name": "Coscheduling"}]
     profile = {

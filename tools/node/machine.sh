@@ -8,7 +8,7 @@ usage='usage: machine.sh DIR NAME     (by tools/cluster.sh only)'
 
 main() {
   dir=${1:?$usage} name=${2:?$usage} home=$1/$2
-  # shellcheck source=/dev/null # network, nodes, cgroup, cni_plugins, snapshotter, address_of, pods_of
+  # shellcheck source=/dev/null # network, nodes, cgroup, cni_plugins, snapshotter, gates, served, address_of, pods_of
   source "$dir/settings"
   number=${name#node-}
   export PATH=$dir/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=$home
@@ -76,15 +76,17 @@ control_plane() {
     --authorization-mode=Node,RBAC \
     --service-cluster-ip-range=10.96.0.0/16 \
     --enable-aggregator-routing \
-    --allow-privileged
+    --allow-privileged \
+    "${gates[@]}" "${served[@]}"
   wait_for test -s "$certificates/apiserver.crt"
   keep kube-controller-manager \
     --kubeconfig="$dir/kubeconfigs/kube-controller-manager" \
     --use-service-account-credentials \
     --root-ca-file="$certificates/apiserver.crt" \
     --service-account-private-key-file="$dir/service-accounts.key" \
-    --leader-elect=false
-  keep kube-scheduler --kubeconfig="$dir/kubeconfigs/kube-scheduler" --leader-elect=false
+    --leader-elect=false \
+    "${gates[@]}"
+  keep kube-scheduler --kubeconfig="$dir/kubeconfigs/kube-scheduler" --leader-elect=false "${gates[@]}"
   keep coredns -conf "$dir/Corefile"
   POD_NAMESPACE=local-path-storage keep local-path-provisioner start \
     --kubeconfig "$dir/kubeconfigs/local-path-provisioner" --service-account-name default

@@ -215,9 +215,10 @@ def test_a_constraint_that_was_dropped_is_reported() -> None:
     assert condition_of(life).status == "True"
 
 
-def test_a_group_that_does_not_fit_says_why() -> None:
+@pytest.mark.parametrize("kind", ["PodGroupInitiallyScheduled", "PodGroupScheduled"])  # 1.37, 1.36
+def test_a_group_that_does_not_fit_says_why(kind: str) -> None:
     why = "minCount (2) cannot be satisfied: 1 scheduled, 0 remaining"
-    placed = {"type": "PodGroupInitiallyScheduled", "status": "False", "reason": "Unschedulable", "message": why}
+    placed = {"type": kind, "status": "False", "reason": "Unschedulable", "message": why}
     life = native()
     life.optional = serving(NATIVE_POD_GROUP, objects=[group(POLICY, placed)])
     life.settle(1)

@@ -12,6 +12,8 @@ from allranks.core.model import Manifest
 from allranks.core.optional_kinds import NATIVE_POD_GROUP, Object
 
 DEFAULT_SCHEDULER = "default-scheduler"
+_PLACED = ("PodGroupInitiallyScheduled", "PodGroupScheduled")
+"""The condition that the scheduler writes, in 1.37 and in 1.36."""
 
 
 class Native(Backend):
@@ -43,7 +45,7 @@ class Native(Backend):
 
     def trouble(self, group: Object) -> str:
         conditions = (group.get("status") or {}).get("conditions") or ()
-        placed = next((c for c in conditions if c.get("type") == "PodGroupInitiallyScheduled"), None)
+        placed = next((c for c in conditions if c.get("type") in _PLACED), None)
         if placed is None or placed.get("status") == "True":
             return ""
         return str(placed.get("message") or placed.get("reason") or "")
