@@ -115,6 +115,7 @@ RESOURCES: Mapping[str, Resource] = {
             ("ETA", "string", ".status.progress.eta", "Estimated time to the last step.", 0),
             _AGE,
             ("Goodput", "number", ".status.goodput", "Productive time divided by all time but queued.", 1),
+            ("Cost", "string", ".status.cost.summary", "GPU-hours and their price.", 1),
             ("Reason", "string", '.status.conditions[?(@.type=="Running")].reason', "Reason of the phase.", 1),
         ),
         categories=("all",),

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, create_model
 
 from allranks.api import cel_rules as cel
 from allranks.api.code import Code, Packages
+from allranks.api.cost import Utilization
 from allranks.api.data import Inputs, Outputs
 from allranks.api.scheduling import Scheduling
 from allranks.fields import (
@@ -311,6 +312,9 @@ class SpecBase(Container):
     )
     progress: Progress | None = Field(
         None, description="How progress is reported and compared. Default: the program's own reports."
+    )
+    utilization: Utilization | None = Field(
+        None, description="What happens if the job trains too little. Default: that of its pool, or nothing."
     )
 
     @property

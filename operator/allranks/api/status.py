@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from allranks.api.cost import CostStatus, UtilizationStatus
 from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.gang_status import GangStatus
 from allranks.api.queue_status import QueueStatus
@@ -24,9 +25,9 @@ Time = Annotated[datetime, Field(strict=False)]
 class Condition(Model):
     """A condition, as everywhere in Kubernetes."""
 
-    type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost", "GangScheduling"] = Field(
-        description="Type of the condition; Complete and Failed are final."
-    )
+    type: Literal[
+        "Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost", "GangScheduling", "LowUtilization"
+    ] = Field(description="Type of the condition; Complete and Failed are final.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
         description="The reason in one word, for programs."
@@ -279,7 +280,8 @@ class Status(Model):
     phase: Phase = Field("Pending", description="State of the job in one word, for pipelines.")
     conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
         default_factory=list,
-        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling; for kubectl wait.",
+        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling, LowUtilization; for "
+        "kubectl wait.",
     )
     observed_generation: Count = Field(0, description="Generation of spec that this status is based on.")
     attempt: Count = Field(0, description="Number of the current attempt, from 0.")
@@ -339,6 +341,8 @@ class Status(Model):
     goodput: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="Productive time divided by all time but queued."
     )
+    cost: CostStatus | None = Field(None, description="The GPU time of the job and its price. None without GPUs.")
+    utilization: UtilizationStatus | None = Field(None, description="The current window of the policy utilization.")
     progress: ProgressStatus | None = Field(None, description="Progress of the training.")
     gang: GangStatus | None = Field(
         None, description="Gang scheduling of the current attempt. None: the scheduler places its pods one by one."

@@ -381,6 +381,8 @@ class Plan:
     """Names of ConfigMaps of past attempts: those that exist and belong to the job are deleted. The plan that creates a
     ConfigMap deletes older ones, so their number is bounded even if the operator is killed often."""
     delete_job: bool = False
+    suspend_job: bool = False
+    """Set `spec.suspend`. The decision is in the persisted status."""
     events: tuple[Event, ...] = ()
     wake_at: datetime | None = None
     stack_dump_id: str = ""
@@ -390,5 +392,5 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        changes = self.status or self.create or self.restore or self.delete or self.delete_job
+        changes = self.status or self.create or self.restore or self.delete or self.delete_job or self.suspend_job
         return not (changes or self.patch or self.remove)
