@@ -106,9 +106,7 @@ def _held(observed: Observed, before: CostStatus | None) -> int:
         return before.gpus if before else 0
     templates = pod_template.role_templates(job, platform)
     return sum(
-        pod_template.gpus(job, templates[role], platform) * count
-        for role, count in counts.items()
-        if role in templates
+        pod_template.gpus(job, templates[role], platform) * count for role, count in counts.items() if role in templates
     )
 
 

@@ -205,10 +205,14 @@ def test_a_second_window_says_nothing_new_and_a_good_one_ends_the_condition() ->
 def test_steps_that_no_longer_come_are_not_productive() -> None:
     reports = Reports(since=NOW, ranks=(rank(0, 10, stepped=100, step_seconds=1.0),))
     status = running("Productive", starting=0.0, productive=100.0)
-    outcome = judged(status.model_copy(update={"times": times("Productive", 100, productive=100)}), 600, None, CLUSTER, reports)
+    outcome = judged(
+        status.model_copy(update={"times": times("Productive", 100, productive=100)}), 600, None, CLUSTER, reports
+    )
     assert outcome.plan.status.condition("LowUtilization").status == "True"
     fresh = Reports(since=NOW, ranks=(rank(0, 10, stepped=590, step_seconds=1.0),))
-    good = judged(status.model_copy(update={"times": times("Productive", 100, productive=100)}), 600, None, CLUSTER, fresh)
+    good = judged(
+        status.model_copy(update={"times": times("Productive", 100, productive=100)}), 600, None, CLUSTER, fresh
+    )
     assert good.plan.status.condition("LowUtilization") is None
 
 

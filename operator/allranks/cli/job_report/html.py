@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed, moment
 from allranks.cli.format.table import Grid
@@ -149,6 +150,10 @@ def tiles(report: JobReport) -> Iterator[tuple[str, str, str]]:
     if mean := text.mean_rate(report):
         yield unit, mean.split()[0], "on average while training"
     yield "Duration", elapsed(report.seconds), "" if report.over else "so far"
+    if report.cost:
+        money = costs.amount(report.cost.total_money, report.cost.currency)
+        hours = costs.hours(report.cost.total_hours)
+        yield ("Cost", money, hours) if money else ("GPU time", hours, "")
     restarts = report.counted + report.disruptions
     yield "Restarts", str(restarts), text.restarts(report) if restarts else ""
 
