@@ -13,6 +13,7 @@ from pydantic import Field
 from allranks.api import cel_rules as cel
 from allranks.api.cost import Price, Utilization
 from allranks.api.job import Environment
+from allranks.api.notify import Notifications
 from allranks.fields import Count, Model, Name, Opaque, Quantity, Text, rules
 from allranks.frameworks import FRAMEWORKS
 
@@ -96,6 +97,9 @@ class PoolSpec(Model):
     priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
     scheduler_name: Name | None = Field(None, description="Scheduler that places the pods.")
     price: Price | None = Field(None, description="What the GPUs cost. Default: reports have GPU-hours only.")
+    notify: Notifications | None = Field(
+        None, description="Who is told about the jobs of this pool, besides those that the job names."
+    )
     utilization: Utilization | None = Field(
         None, description="What happens to jobs of this pool that train too little. It replaces that of the job."
     )

@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints
 from allranks.api.cost import CostStatus, UtilizationStatus
 from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.gang_status import GangStatus
+from allranks.api.notify import Entry
 from allranks.api.queue_status import QueueStatus
 from allranks.fields import Commit, Count, Model, Name, Reason, Replicas, Sha256
 
@@ -280,8 +281,8 @@ class Status(Model):
     phase: Phase = Field("Pending", description="State of the job in one word, for pipelines.")
     conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
         default_factory=list,
-        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling, LowUtilization; for "
-        "kubectl wait.",
+        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling, LowUtilization; "
+        "for kubectl wait.",
     )
     observed_generation: Count = Field(0, description="Generation of spec that this status is based on.")
     attempt: Count = Field(0, description="Number of the current attempt, from 0.")
@@ -342,6 +343,10 @@ class Status(Model):
         None, description="Productive time divided by all time but queued."
     )
     cost: CostStatus | None = Field(None, description="The GPU time of the job and its price. None without GPUs.")
+    notifications: Annotated[list[Entry], Field(max_length=12)] = Field(
+        default_factory=list,
+        description="Notifications as OCCASION/ATTEMPT RECEIVER, with sent or failed when they are over; the last ones.",
+    )
     utilization: UtilizationStatus | None = Field(None, description="The current window of the policy utilization.")
     progress: ProgressStatus | None = Field(None, description="Progress of the training.")
     gang: GangStatus | None = Field(

@@ -214,6 +214,8 @@ class Platform:
     """Whether each job gets a NetworkPolicy that lets only its own pods reach its ports."""
     disruption_budgets: bool = False
     """Whether each job gets a PodDisruptionBudget that blocks the eviction of its pods."""
+    notifies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Occasion -> receivers that are told about every job. Empty: the driver sends no notifications."""
     pool_refused: str = ""
     """Why this operator serves no pools, as a sentence for users."""
     policy: Policy = field(default_factory=Policy)
@@ -316,6 +318,8 @@ class Observed:
     optional: OptionalObjects = field(default_factory=OptionalObjects)
     """Objects of kinds that a cluster may or may not serve."""
     contention: Contention = field(default_factory=Contention)
+    notified: Mapping[str, str] = field(default_factory=dict)
+    """Pending entry of `status.notifications` -> the result that its delivery had."""
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     """Name of an output -> its upload, if one was begun."""
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, WITHOUT_PODS
-from allranks.core import cost, gang_choice, limits, progress, report_loss, time_accounting
+from allranks.core import cost, gang_choice, limits, notifications, progress, report_loss, time_accounting
 from allranks.core.model import Observed, Plan
 from allranks.core.queueing import queue as queues
 from allranks.core.rules import (
@@ -63,6 +63,10 @@ FINISHED_RULES: tuple[Rule, ...] = (outputs.upload_after_failure, cleanup.expire
 
 def reconcile(observed: Observed) -> Plan:
     """Returns the next plan. Pure: the same observation gives the same plan, whatever the order of the pods."""
+    return notifications.with_outbox(observed, _reconcile(observed))
+
+
+def _reconcile(observed: Observed) -> Plan:
     observed = replace(observed, job=limits.with_defaults(observed.job, observed.platform.policy))
     observed = queues.without_queue(observed) if observed.platform.local else queues.with_admitted_size(observed)
     job, status = observed.job, observed.status

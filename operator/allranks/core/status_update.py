@@ -62,6 +62,7 @@ class StatusChanges(TypedDict, total=False):
     goodput: float | None
     cost: CostStatus | None
     utilization: UtilizationStatus | None
+    notifications: list[str]
     progress: ProgressStatus | None
     gang: GangStatus | None
     queue: QueueStatus | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -42,6 +42,12 @@ class GpuMeter(Protocol):
     def forget(self, key: JobKey) -> None: ...
 
 
+class Outbox(Protocol):
+    """Delivers notifications."""
+
+    def exchange(self, key: JobKey, observed: Observed) -> Mapping[str, str]: ...
+
+
 class ContentionReader(Protocol):
     """Other jobs that are placed in part."""
 
@@ -77,6 +83,7 @@ class Observer:
     optional: Callable[[str], OptionalObjects] = lambda uid: OptionalObjects()
     """Objects of optional kinds for the job with this UID."""
     contenders: ContentionReader | None = None
+    outbox: Outbox | None = None
 
     async def prepare(self, raw: Manifest) -> None:
         """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
@@ -124,6 +131,8 @@ class Observer:
         )
         if self.gpus:
             self.gpus.note(key, observed)
+        if self.outbox:
+            observed = replace(observed, notified=self.outbox.exchange(key, observed))
         return replace(observed, contention=self.contenders.observe(key, observed)) if self.contenders else observed
 
     def forget(self, key: JobKey) -> None:

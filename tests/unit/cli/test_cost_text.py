@@ -12,9 +12,11 @@ from allranks.cli.job_report.model import build_report
 from allranks.kube import job_codec
 from allranks.ui.entries import Entry
 from allranks.ui.job_rows import job_row
-from support.builders import NOW, at, manifest
+from support.builders import NOW, UID, at, manifest
 
-TIMES = Times(productive=3600, lost=400, by_reason={"OOMKilled": 300.0, "NodeLost": 100.0}, category="Finished", since=NOW)
+TIMES = Times(
+    productive=3600, lost=400, by_reason={"OOMKilled": 300.0, "NodeLost": 100.0}, category="Finished", since=NOW
+)
 PRICED = CostStatus(
     price="2.40",
     currency="EUR",
@@ -25,7 +27,7 @@ PRICED = CostStatus(
 
 def job_with(status: Status) -> dict[str, Any]:
     made = manifest()
-    made["metadata"]["creationTimestamp"] = NOW.isoformat()
+    made["metadata"] |= {"creationTimestamp": NOW.isoformat(), "uid": UID}
     return {**made, "status": job_codec.encode(status)}
 
 
@@ -44,10 +46,12 @@ def test_without_a_price_there_are_hours_only_and_without_gpus_nothing() -> None
 
 
 def test_the_report_has_a_table_a_tile_and_json() -> None:
-    report = build_report(job_with(Status(phase="Succeeded", start_time=NOW, completion_time=NOW, times=TIMES, cost=PRICED)), at(9))
+    report = build_report(
+        job_with(Status(phase="Succeeded", start_time=NOW, completion_time=NOW, times=TIMES, cost=PRICED)), at(9)
+    )
     [grid] = [grid for title, grid in text.tables(report) if title == "GPU time"]
     lines = list(grid.plain())
-    assert any("lost by OOMKilled" in line and "3.20 EUR" in line for line in lines)
+    assert any("lost by OOMKilled" in line and "3.19 EUR" in line for line in lines)
     assert ("Cost", "45.06 EUR", "18.8 GPUh") in list(html.tiles(report))
     assert "45.06 EUR" in html.page(report)
     found = report.as_json()["cost"]
