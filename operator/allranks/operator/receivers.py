@@ -1,7 +1,7 @@
 """Receivers of notifications: the file that an administrator mounts from a Secret (setting `receivers`).
 
-The file is read again when it has changed. Authors of jobs can name receivers of it, and addresses whose host it allows:
-an author must not be able to make the operator call any address that it can reach.
+The file is read again when it has changed. Authors of jobs can name receivers of it, and addresses whose host it
+allows: an author must not be able to make the operator call any address that it can reach.
 """
 
 from __future__ import annotations
@@ -60,13 +60,10 @@ class Receivers(Model):
 
     def for_all(self, namespace: str) -> dict[str, tuple[str, ...]]:
         """Occasion -> the receivers that are told about every job of the namespace."""
-        found = {
-            occasion: tuple(
-                one.name for one in self.receivers if occasion in one.all_jobs and _admits(one, namespace)
-            )
+        return {
+            occasion: tuple(one.name for one in self.receivers if occasion in one.all_jobs and _admits(one, namespace))
             for occasion in OCCASIONS
         }
-        return found
 
     def resolve(self, name: str, named: Mapping[str, Notification], namespace: str) -> ReceiverConfig:
         """The receiver of an entry. Raises ValueError with the reason why it cannot be used."""

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Where
-from allranks.ui import pages, rest
+from allranks.ui import pages, rest, views
 from allranks.ui.access import Access
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
@@ -74,8 +74,8 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str) -
         docs_url=None,  # it would load scripts of another host
         redoc_url=None,
     )
-    app.include_router(rest.router)
-    app.include_router(pages.router)
+    for router in (views.api, rest.router, views.pages, pages.router):
+        app.include_router(router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
     app.add_api_route("/favicon.ico", icon, include_in_schema=False)
     for kind in (AllranksError, HTTPException, RequestValidationError, Exception):

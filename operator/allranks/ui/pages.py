@@ -48,7 +48,7 @@ def _environment() -> Environment:
     return made
 
 
-def _page(name: str, **values: Any) -> HTMLResponse:
+def render(name: str, **values: Any) -> HTMLResponse:
     return HTMLResponse(_environment().get_template(f"{name}.html.j2").render(**values))
 
 
@@ -83,9 +83,9 @@ async def overview(
         values = {**dict(request.query_params), "page": str(number)}
         return f"?{urlencode({key: value for key, value in values.items() if value})}"
 
-    return _page(
+    return render(
         "jobs",
-        live=_stream(namespace=namespace),
+        live=stream_address(namespace=namespace),
         warning=state.problem if state.jobs else "",
         no_cluster=state.no_cluster,
         rows=[job_rows.job_row(entry, now) for entry in found[begin : begin + PAGE]],
@@ -112,7 +112,7 @@ def _totals(found: list[Entry]) -> str:
     return f"{len(found)} job{'s' * (len(found) != 1)}" + (f": {words}" if words else "")
 
 
-def _stream(**query: str) -> str:
+def stream_address(**query: str) -> str:
     """The address of the changes that concern a page."""
     given = {key: value for key, value in query.items() if value}
     return f"/api/v1/stream?{urlencode(given)}"
@@ -146,7 +146,7 @@ def _about(state: State, entry: Entry, tab: str) -> dict[str, Any]:
     return {
         "entry": entry,
         "tab": tab,
-        "live": _stream(source=entry.source, group=entry.group, name=entry.name),
+        "live": stream_address(source=entry.source, group=entry.group, name=entry.name),
         "warning": state.problem if entry.source == "jobs" else "",
         "actions": actions(entry, state.now()),
     }
@@ -159,7 +159,7 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
     ranks, hidden = await state.ranks(entry)
     now = state.now()
     failure = entry.status.last_failure
-    return _page(
+    return render(
         "job",
         **_about(state, entry, ""),
         report=report,
@@ -210,7 +210,7 @@ async def logs(
     follows = entry.active and entry.phase not in FINISHED and (number is None or number == entry.status.attempt)
     query = {"follow": "true", "replica": replica, "attempt": attempt, "search": search, "after": found.after}
     about = _about(state, entry, "logs")
-    return _page(
+    return render(
         "logs",
         **{**about, "live": ""},
         found=found,
@@ -242,7 +242,7 @@ async def events(state: StateOf, entry: EntryOf) -> Response:
         )
         for one in groups
     ]
-    return _page("events", **_about(state, entry, "events"), rows=rows, note=note)
+    return render("events", **_about(state, entry, "events"), rows=rows, note=note)
 
 
 @router.get(Item + "/manifest")
@@ -250,7 +250,7 @@ async def manifest(state: StateOf, entry: EntryOf) -> Response:
     """The job as YAML: its spec first, then its status."""
     status = entry.manifest.get("status")
     spec = {key: value for key, value in entry.manifest.items() if key != "status"}
-    return _page(
+    return render(
         "manifest",
         **_about(state, entry, "manifest"),
         spec=dump([spec]),
@@ -273,7 +273,7 @@ def _action(state: State, entry: Entry, name: str) -> Action:
 async def confirm(state: StateOf, entry: EntryOf, name_of_action: str) -> Response:
     """Says what an action will do, and asks."""
     about = _about(state, entry, "actions")
-    return _page("confirm", **{**about, "live": ""}, action=_action(state, entry, name_of_action))
+    return render("confirm", **{**about, "live": ""}, action=_action(state, entry, name_of_action))
 
 
 @router.post(Item + "/actions/{name_of_action}")
@@ -322,9 +322,9 @@ async def queues(state: StateOf, namespace: str = "") -> Response:
         except ClusterError as error:
             note = str(error)
     now = state.now()
-    return _page(
+    return render(
         "queues",
-        live=_stream(source="jobs", namespace=namespace) if state.jobs else "",
+        live=stream_address(source="jobs", namespace=namespace) if state.jobs else "",
         warning=state.problem if state.jobs else "",
         queues=found,
         note=note,

@@ -76,7 +76,9 @@ def test_a_cloud_event_says_what_failed_first_with_a_link(tmp_path: Path) -> Non
             http_receiver() as server,
             operator(
                 tmp_path,
-                receivers=[{"name": "bus", "type": "CloudEvents", "url": f"{server.url}/in", "headers": {"X-Key": "s"}}],
+                receivers=[
+                    {"name": "bus", "type": "CloudEvents", "url": f"{server.url}/in", "headers": {"X-Key": "s"}}
+                ],
                 link="https://ui.example.com/jobs/{namespace}/{name}",
             ) as one,
         ):
@@ -222,12 +224,18 @@ def test_a_receiver_of_other_namespaces_is_not_used(tmp_path: Path) -> None:
 def test_an_operator_that_is_killed_delivers_the_rest_and_nothing_twice(tmp_path: Path) -> None:
     async def test() -> None:
         receiver = [{"name": "bus", "type": "CloudEvents", "url": ""}]
-        async with http_receiver(hang=True) as slow, operator(tmp_path, receivers=[{**receiver[0], "url": slow.url}]) as first:
+        async with (
+            http_receiver(hang=True) as slow,
+            operator(tmp_path, receivers=[{**receiver[0], "url": slow.url}]) as first,
+        ):
             first.notifier.exchange(KEY, observed("Failed/0 bus"))
             await until(lambda: len(slow.got) == 1)
             sent = slow.got[0][2]["id"]
         # Killed in the middle: the next one finds the entry in the status, and the receiver knows the id.
-        async with http_receiver() as server, operator(tmp_path, receivers=[{**receiver[0], "url": server.url}]) as second:
+        async with (
+            http_receiver() as server,
+            operator(tmp_path, receivers=[{**receiver[0], "url": server.url}]) as second,
+        ):
             await second.deliver(observed("Failed/0 bus"))
             assert [event["id"] for _, _, event in server.got] == [sent]
             assert second.notifier.exchange(KEY, observed("Failed/0 bus sent")) == {}
@@ -250,7 +258,9 @@ def test_a_changed_file_is_read_and_an_invalid_one_is_not_used(tmp_path: Path) -
 
 def test_text_of_a_job_cannot_add_lines_to_the_head_of_a_mail() -> None:
     evil = FAILED.model_copy(
-        update={"last_failure": FAILED.last_failure and FAILED.last_failure.model_copy(update={"message": "x\r\nBcc: e"})}
+        update={
+            "last_failure": FAILED.last_failure and FAILED.last_failure.model_copy(update={"message": "x\r\nBcc: e"})
+        }
     )
     note = notification_text.note(observed("Failed/0 t", status=evil), "Failed/0 t", "")
     assert notification_text.mail(note, "op@example.com", ["a@example.com"])["Bcc"] is None
