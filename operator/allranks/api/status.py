@@ -345,7 +345,7 @@ class Status(Model):
     cost: CostStatus | None = Field(None, description="The GPU time of the job and its price. None without GPUs.")
     notifications: Annotated[list[Entry], Field(max_length=12)] = Field(
         default_factory=list,
-        description="Notifications as OCCASION/ATTEMPT RECEIVER, with sent or failed when they are over; the last ones.",
+        description="Notifications as OCCASION/ATTEMPT RECEIVER, with sent or failed at the end when they are over.",
     )
     utilization: UtilizationStatus | None = Field(None, description="The current window of the policy utilization.")
     progress: ProgressStatus | None = Field(None, description="Progress of the training.")

@@ -51,8 +51,8 @@ class Node:
 def nodes(
     entries: Iterable[Entry], pods: Iterable[Mapping[str, Any]], manifests: Sequence[Mapping[str, Any]] | None
 ) -> list[Node]:
-    """`pods`: those of jobs. `manifests`: the Nodes of the cluster, None if they cannot be read. Nodes with trouble come
-    first, then those in use."""
+    """`pods`: those of jobs. `manifests`: the Nodes of the cluster, None if they cannot be read. Nodes with trouble
+    come first, then those in use."""
     found: dict[str, Node] = {}
 
     def node(name: str) -> Node:
