@@ -10,15 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from allranks.api.job import KIND
 from support import live
 from support.controlplane import ControlPlane
 from support.live import eventually
-
-pytestmark = pytest.mark.cluster
-
 
 class Receiver(ThreadingHTTPServer):
     """Answers 503 until `works` is set. `accepted`: the events that it took."""

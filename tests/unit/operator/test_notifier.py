@@ -6,11 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from allranks.api.job import Metadata
 from allranks.api.status import Condition, Failure, Status
 from allranks.core.model import Observed
 from allranks.operator import notification_text
@@ -20,7 +22,7 @@ from support.builders import CLUSTER, NOW, job
 from support.receivers import http_receiver, mail_server, until
 
 KEY = ("team", "job")
-FAST = Pace(delays=(0, 0), timeout=5)
+FAST = Pace(delays=(0, 0), timeout=60)
 FAILED = Status(
     phase="Failed",
     conditions=[
@@ -164,7 +166,7 @@ def test_a_receiver_that_does_not_answer_is_bounded_and_delays_no_other(tmp_path
             http_receiver() as good,
             operator(
                 tmp_path,
-                Pace(delays=(), timeout=2, at_once=2, most=8),
+                Pace(delays=(), timeout=60, at_once=2, most=7),
                 receivers=[
                     {"name": "dead", "type": "CloudEvents", "url": dead.url},
                     {"name": "good", "type": "CloudEvents", "url": good.url},
@@ -172,13 +174,29 @@ def test_a_receiver_that_does_not_answer_is_bounded_and_delays_no_other(tmp_path
             ) as one,
         ):
             many = observed(*(f"Hung/{number} dead" for number in range(6)), "Failed/0 good")
-            found = one.notifier.exchange(KEY, many)
-            assert found == {}
-            await until(lambda: len(good.got) == 1)
-            assert dead.most_at_once <= 2
-            over = observed(*(f"Straggling/{number} dead" for number in range(4)))
-            assert " failed" in one.notifier.exchange(("team", "other"), over).values()
-            assert set((await one.deliver(many)).values()) == {" sent", " failed"}
+            assert one.notifier.exchange(KEY, many) == {}
+            # The bound holds for all jobs, and what is beyond it fails at once.
+            other = observed("Failed/0 dead")
+            other = replace(other, job=other.job.model_copy(update={"metadata": Metadata(name="other", uid="other")}))
+            assert one.notifier.exchange(("team", "other"), other) == {"Failed/0 dead": " failed"}
+            await until(lambda: one.notifier.exchange(KEY, many) == {"Failed/0 good": " sent"})
+            await until(lambda: len(dead.got) == 2)
+            assert dead.most_at_once == 2
+
+    run(test)
+
+
+def test_a_try_without_an_answer_ends(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with http_receiver(hang=True) as dead, mail_server(hang=True) as mails:
+            receivers = [
+                {"name": "dead", "type": "CloudEvents", "url": dead.url},
+                {"name": "mail", "type": "Email", "to": ["a@example.com"]},
+            ]
+            smtp = {"host": "127.0.0.1", "port": mails.port, "security": "None"}
+            async with operator(tmp_path, Pace(delays=(), timeout=0.2), receivers=receivers, smtp=smtp) as one:
+                found = await one.deliver(observed("Failed/0 dead", "Failed/0 mail"))
+                assert set(found.values()) == {" failed"}
 
     run(test)
 
