@@ -15,6 +15,7 @@ from support import live
 from support.controlplane import ControlPlane
 from support.live import eventually
 
+
 class Receiver(ThreadingHTTPServer):
     """Answers 503 until `works` is set. `accepted`: the events that it took."""
 

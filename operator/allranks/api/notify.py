@@ -13,6 +13,7 @@ Receiver = Annotated[str, StringConstraints(max_length=24, pattern=r"^[a-z0-9]([
 Entry = Annotated[str, StringConstraints(max_length=56)]
 """`Failed/3 oncall`: the occasion, the attempt and the receiver; at its end ` sent` or ` failed`, if it is over."""
 
+_USUAL: tuple[Occasion, ...] = ("Succeeded", "Failed", "Hung", "Preempted", "Straggling")
 _ONE = Rule(rule="has(self.receiver) != has(self.webhook)", message="set either receiver or webhook")
 
 
@@ -35,7 +36,7 @@ class Notification(Model):
     receiver: Receiver | None = Field(None, description="Name of a receiver that the operator's administrator defined.")
     webhook: Webhook | None = Field(None, description="An address instead of a receiver.")
     occasions: Annotated[list[Occasion], Field(min_length=1, max_length=6)] = Field(
-        default_factory=lambda: ["Succeeded", "Failed", "Hung", "Preempted", "Straggling"],
+        default_factory=lambda: list(_USUAL),
         description="What it is told. Default: all but LowUtilization.",
     )
 
