@@ -66,9 +66,11 @@ class MailServer:
     """(recipients, mail)"""
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await self._converse(reader, writer)
-        writer.close()
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await self._converse(reader, writer)
+        finally:
+            writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def say(text: str) -> None:
@@ -114,6 +116,7 @@ async def mail_server(**how: Any) -> AsyncIterator[MailServer]:
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close in the next iteration of the loop
 
 
 async def until(condition: Callable[[], bool], seconds: float = 60) -> None:

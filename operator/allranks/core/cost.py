@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Literal
 
 from allranks.api.cost import CostStatus, GpuTime
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status, Times
@@ -18,8 +17,7 @@ from allranks.core.manifests import pod_template, pool_template
 from allranks.core.model import Observed, Pod
 from allranks.core.status_update import changed
 
-Kind = Literal["waiting", "starting", "productive", "lost"]
-KINDS: tuple[Kind, ...] = ("productive", "starting", "waiting", "lost")
+KINDS = ("productive", "starting", "waiting", "lost")
 
 
 def charge(observed: Observed, before: Status, after: Status) -> Status:
@@ -57,7 +55,7 @@ def up_to(status: Status, now: datetime) -> CostStatus | None:
 
 
 def total(time: GpuTime) -> float:
-    return sum(getattr(time, kind) for kind in KINDS)
+    return float(sum(getattr(time, kind) for kind in KINDS))
 
 
 def lost_by(status: Status, lost: float, now: datetime) -> dict[str, float]:

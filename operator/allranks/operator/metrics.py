@@ -206,7 +206,7 @@ class Metrics:
                 self._add(self.spent, (*labels, currency), getattr(after.spent, kind) - getattr(same, kind))
 
     def _add(self, counter: Counter, labels: tuple[str, ...], amount: float) -> None:
-        key = (counter.describe()[0].name, *labels)
+        key = (next(iter(counter.describe())).name, *labels)
         amount += self._owed.pop(key, 0.0)
         if amount > 0:
             counter.labels(*labels).inc(amount)

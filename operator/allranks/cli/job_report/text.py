@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePath
 
@@ -78,8 +78,8 @@ def tables(report: JobReport) -> Iterator[tuple[str, Grid]]:
     """(title, table) of the sections that are only a table."""
     if report.cost and report.cost.total_hours:
         priced = report.cost.money is not None
-        rows = [row if priced else row[:2] for row in costs.rows(report.cost)]
-        yield "GPU time", Grid(["What", "GPU-hours", *(["Price"] if priced else [])], rows)
+        lines: list[Sequence[object]] = [row if priced else row[:2] for row in costs.rows(report.cost)]
+        yield "GPU time", Grid(["What", "GPU-hours", *(["Price"] if priced else [])], lines)
     ended = [attempt for attempt in report.attempts if attempt.over]
     failed = [attempt for attempt in ended if attempt.cause is not None or attempt.reason != "Completed"]
     if failed:

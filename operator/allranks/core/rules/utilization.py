@@ -7,6 +7,7 @@ compared with the policy, and the next window begins.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Literal
 
 from allranks.api.cost import Utilization, UtilizationStatus
 from allranks.api.job import Job
@@ -18,7 +19,7 @@ from allranks.core.rules import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 from allranks.core.status_update import changed
 
-CONDITION = "LowUtilization"
+CONDITION: Literal["LowUtilization"] = "LowUtilization"
 _STALLED = timedelta(seconds=60)
 """A job that reports no step for this long, and for ten times the duration of a step, does not train."""
 
