@@ -55,7 +55,7 @@ def receiver() -> Iterator[Receiver]:
             thread.join(10)
 
 
-def test_a_failure_is_told_once_although_the_operator_was_killed(
+def test_a_failure_is_reported_once_although_the_operator_was_killed(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     api, connection = control_plane.api, live.connection(control_plane)
@@ -70,8 +70,8 @@ def test_a_failure_is_told_once_although_the_operator_was_killed(
         file.write_text(json.dumps({"receivers": [{"name": "bus", "type": "CloudEvents", "url": url}]}))
         settings = {"receivers": str(file), "pools": False}
         with live.operator(connection, namespace, **settings):
-            told = [{"receiver": "bus", "occasions": ["Failed"]}]
-            api.create(live.job(activeDeadlineSeconds=1, notify=told), namespace)
+            wanted = [{"receiver": "bus", "occasions": ["Failed"]}]
+            api.create(live.job(activeDeadlineSeconds=1, notify=wanted), namespace)
             eventually(lambda: entries() == ["Failed/0 bus"])
             eventually(lambda: server.tries > 0)
         # It was killed between two tries.

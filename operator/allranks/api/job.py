@@ -315,7 +315,7 @@ class SpecBase(Container):
         None, description="How progress is reported and compared. Default: the program's own reports."
     )
     notify: Notifications | None = Field(
-        None, description="Who is told when the job ends, fails, hangs, is preempted or has slow ranks."
+        None, description="Who is notified when the job ends, fails, hangs, is preempted or has slow ranks."
     )
     utilization: Utilization | None = Field(
         None, description="What happens if the job trains too little. Default: that of its pool, or nothing."

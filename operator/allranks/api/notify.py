@@ -1,4 +1,4 @@
-"""The type of `notify`: who is told what about a job."""
+"""The type of `notify`: which receivers are notified of what about a job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Webhook(Model):
 
 
 class Notification(Model):
-    """A receiver, and what it is told."""
+    """A receiver, and what it is notified of."""
 
     model_config = {"json_schema_extra": rules(_ONE)}
 
@@ -37,7 +37,7 @@ class Notification(Model):
     webhook: Webhook | None = Field(None, description="An address instead of a receiver.")
     occasions: Annotated[list[Occasion], Field(min_length=1, max_length=6)] = Field(
         default_factory=lambda: list(_USUAL),
-        description="What it is told. Default: all but LowUtilization.",
+        description="What it is notified of. Default: all but LowUtilization.",
     )
 
 

@@ -98,7 +98,7 @@ class PoolSpec(Model):
     scheduler_name: Name | None = Field(None, description="Scheduler that places the pods.")
     price: Price | None = Field(None, description="What the GPUs cost. Default: reports have GPU-hours only.")
     notify: Notifications | None = Field(
-        None, description="Who is told about the jobs of this pool, besides those that the job names."
+        None, description="Who is notified about the jobs of this pool, besides those that the job names."
     )
     utilization: Utilization | None = Field(
         None, description="What happens to jobs of this pool that train too little. It replaces that of the job."

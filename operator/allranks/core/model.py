@@ -215,7 +215,7 @@ class Platform:
     disruption_budgets: bool = False
     """Whether each job gets a PodDisruptionBudget that blocks the eviction of its pods."""
     notifies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Occasion -> receivers that are told about every job. Empty: the driver sends no notifications."""
+    """Occasion -> receivers that are notified about every job. Empty: the driver sends no notifications."""
     pool_refused: str = ""
     """Why this operator serves no pools, as a sentence for users."""
     policy: Policy = field(default_factory=Policy)

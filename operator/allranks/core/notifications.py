@@ -1,4 +1,4 @@
-"""Who is told what about a job: an outbox in `status.notifications`.
+"""Notifications about a job: an outbox in `status.notifications`.
 
 An entry is added in the write of the status that it is about, so an operator that is killed finds it again. A driver
 delivers it, and its result replaces it in the status. An entry whose delivery succeeded in the moment in which the
@@ -68,9 +68,9 @@ def _occasions(before: Status, after: Status) -> Iterator[str]:
     hung = {hang_detection.REASON, hang_detection.NO_FIRST_STEP}
     if failure and failure != before.last_failure and failure.reason in hung:
         yield f"Hung/{failure.attempt}"
-    known = {past.attempt for past in before.history}
+    recorded = {past.attempt for past in before.history}
     for past in after.history:
-        if past.attempt not in known and (past.requeued or past.reason == "Preempted"):
+        if past.attempt not in recorded and (past.requeued or past.reason == "Preempted"):
             yield f"Preempted/{past.attempt}"
     if stragglers.newly_slow(before.progress, after.progress):
         yield f"Straggling/{after.attempt}"
@@ -92,7 +92,7 @@ def _with_results(entries: Iterable[str], observed: Observed) -> tuple[list[str]
 
 
 def _bounded(entries: list[str]) -> list[str]:
-    """At most MOST_ENTRIES: delivered ones are dropped first, the oldest before newer ones."""
+    """Removes entries beyond MOST_ENTRIES: delivered ones are dropped first, the oldest before newer ones."""
     while len(entries) > MOST_ENTRIES:
         over = next((entry for entry in entries if entry.endswith((SENT, FAILED))), entries[0])
         entries.remove(over)

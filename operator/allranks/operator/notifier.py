@@ -149,7 +149,7 @@ class Notifier:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=self._pace.timeout), cookie_jar=aiohttp.DummyCookieJar()
             )
-        # No redirects: they would lead to hosts that nobody allowed. The body of the answer is not read.
+        # No redirects: they would lead to hosts that are not allowed. The body of the answer is not read.
         async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
             status = answer.status
         if not 200 <= status < 300:

@@ -43,7 +43,7 @@ class ReceiverConfig(Model):
     headers: dict[str, str] = {}
     to: list[str] = []
     all_jobs: list[Occasion] = []
-    """What it is told about every job; other jobs name the receiver themselves."""
+    """What it is notified about every job; other jobs name the receiver themselves."""
     namespaces: list[str] = []
     """Only jobs of these namespaces. Empty: of all."""
 
@@ -59,7 +59,7 @@ class Receivers(Model):
     """Address of a page about the job, with {namespace} and {name}."""
 
     def for_all(self, namespace: str) -> dict[str, tuple[str, ...]]:
-        """Occasion -> the receivers that are told about every job of the namespace."""
+        """Occasion -> the receivers that are notified about every job of the namespace."""
         return {
             occasion: tuple(one.name for one in self.receivers if occasion in one.all_jobs and _admits(one, namespace))
             for occasion in OCCASIONS
@@ -94,7 +94,7 @@ class ReceiversFile:
     """The newest valid content of the file. Without a path there are no receivers."""
 
     def __init__(self, path: str) -> None:
-        self._path, self._seen, self._content = Path(path) if path else None, 0, Receivers()
+        self._path, self._read_at, self._content = Path(path) if path else None, 0, Receivers()
 
     @property
     def enabled(self) -> bool:
@@ -106,9 +106,9 @@ class ReceiversFile:
             return self._content
         try:
             changed_at = self._path.stat().st_mtime_ns
-            if changed_at == self._seen:
+            if changed_at == self._read_at:
                 return self._content
-            self._seen = changed_at
+            self._read_at = changed_at
             self._content = Receivers.model_validate(yaml.safe_load(self._path.read_text()) or {})
         except (OSError, yaml.YAMLError) as error:
             logger.error("receivers of notifications: %s", type(error).__name__)  # not its text: the file is secret

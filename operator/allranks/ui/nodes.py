@@ -89,14 +89,14 @@ def _add_job(entry: Entry, node: Any) -> None:
     for past in status.history:
         if past.failure and past.failure.node:
             _add_failure(node(past.failure.node), past.failure, past.lost_seconds or 0.0)
-    known = {past.failure.attempt for past in status.history if past.failure}
+    recorded = {past.failure.attempt for past in status.history if past.failure}
     alone = [one.failure for one in status.replica_restarts.values() if one.failure]
-    last = [status.last_failure] if status.last_failure and status.last_failure.attempt not in known else []
-    seen = set()
+    last = [status.last_failure] if status.last_failure and status.last_failure.attempt not in recorded else []
+    found_failures = set()
     for failure in [*alone, *last]:
         key = (failure.pod, failure.time)
-        if failure.node and key not in seen:
-            seen.add(key)
+        if failure.node and key not in found_failures:
+            found_failures.add(key)
             _add_failure(node(failure.node), failure, 0.0)
     for name in status.avoided_nodes if status.phase not in FINISHED else ():
         avoided = node(name).avoided_by

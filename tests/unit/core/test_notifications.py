@@ -58,7 +58,7 @@ def test_without_receivers_of_the_operator_there_is_no_outbox() -> None:
     assert outbox(Status(), Status(phase="Failed"), CLUSTER) == []
 
 
-def test_a_receiver_is_told_what_it_asks_for_and_a_pool_adds_its_own() -> None:
+def test_a_receiver_gets_what_it_asks_for_and_a_pool_adds_its_own() -> None:
     of_pool = PoolSpec(notify=[Notification(receiver="infra", occasions=["Failed"])])
     platform = replace(NOTIFYING, pool=of_pool)
     webhook = [{"webhook": {"url": "https://hooks.example.com/x"}, "occasions": ["Failed"]}]

@@ -47,13 +47,13 @@ class Operator:
         self.woken: list[Any] = []
         self.notifier = Notifier(ReceiversFile(str(self.file)), self.woken.append, pace)
 
-    async def deliver(self, seen: Observed) -> dict[str, str]:
+    async def deliver(self, observed_job: Observed) -> dict[str, str]:
         """The results of all pending entries."""
         found: dict[str, str] = {}
 
         def over() -> bool:
-            found.update(self.notifier.exchange(KEY, seen))
-            return len(found) == len([e for e in seen.status.notifications if e.count(" ") == 1])
+            found.update(self.notifier.exchange(KEY, observed_job))
+            return len(found) == len([e for e in observed_job.status.notifications if e.count(" ") == 1])
 
         await until(over)
         return found

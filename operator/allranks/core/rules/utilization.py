@@ -31,7 +31,7 @@ def policy_of(job: Job, platform: Platform) -> Utilization | None:
 
 
 def judge(snapshot: Snapshot) -> Outcome:
-    """At the end of a window: sets the condition, and decides whether the job is suspended."""
+    """Sets the condition at the end of a window, and decides whether the job is suspended."""
     o, status = snapshot.observed, snapshot.observed.status
     policy, times = policy_of(o.job, o.platform), time_accounting.up_to(snapshot.observed.status, o.now)
     if policy is None or times is None or times.category == "Queued" or suspends(status):
