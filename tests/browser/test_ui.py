@@ -288,7 +288,7 @@ def test_jobs_are_chosen_for_a_comparison_with_the_keyboard_and_the_mouse(open_p
     page.check("input[value='jobs/team/penguins']")
     page.focus("input[value='jobs/team/translate']")
     page.keyboard.press("Space")
-    page.click("text=Compare >> nth=-1")
+    page.click("form.compare button")
     expect(page).to_have_url(re.compile("job=jobs%2Fteam%2Fpenguins&job=jobs%2Fteam%2Ftranslate"))
     expect(page.locator("polyline.line-0")).not_to_have_count(0)
     expect(page.locator("polyline.line-1")).not_to_have_count(0)
