@@ -57,7 +57,7 @@ class CostStatus(Model):
     currency: Annotated[str, StringConstraints(max_length=3)] | None = Field(
         None, description="Currency of the price and of spent."
     )
-    gpu_seconds: GpuTime = Field(default_factory=GpuTime, description="GPU time in seconds.")
+    gpu_seconds: GpuTime = Field(default_factory=GpuTime, description="GPU time of the job, in seconds.")
     spent: GpuTime | None = Field(None, description="Its price, at the prices of the pool while the job ran.")
     summary: Annotated[str, StringConstraints(max_length=48)] = Field(
         "", description="For kubectl get: GPU-hours and their price."
