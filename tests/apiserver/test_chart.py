@@ -272,8 +272,8 @@ FORBIDDEN = [
 ]
 
 
-WITHOUT_SWEEPS = {"sweeps": {"enabled": False}}
-"""For sweeps the operator creates and patches jobs."""
+WITHOUT_SWEEPS = {"sweeps": {"enabled": False}, "utilization": {"suspend": False}}
+"""For sweeps the operator creates and patches jobs, and it patches those with low utilization."""
 
 
 def test_with_sweeps_the_operator_may_create_and_patch_jobs(

@@ -27,10 +27,11 @@ def test_get_prints_the_columns_of_kubectl(allranks, control_plane, job, namespa
     (header, row) = allranks("get", "penguins").stdout.splitlines()
     assert header.split() == ["NAME", "FRAMEWORK", "PHASE", "READY", "RESTARTS", "PROGRESS", "ETA", "AGE"]
     assert row.split()[:8] == ["penguins", "pytorch", "Running", "3/3", "1", "(1", "disrupted)", "120/900"]
-    job.status(goodput=0.7376)
+    job.status(goodput=0.7376, cost={"gpus": 8, "gpuSeconds": {}, "summary": "4.0 GPUh, 9.60 EUR"})
     (header, row) = allranks("get", "penguins", "-o", "wide").stdout.splitlines()
-    assert header.split()[-2:] == ["GOODPUT", "REASON"]
+    assert header.split()[-3:] == ["GOODPUT", "REASON", "COST"]
     assert "0.7376" in row
+    assert row.rstrip().endswith("4.0 GPUh, 9.60 EUR")
     assert allranks("get", "--no-headers").stdout.split()[0] == "penguins"
 
 

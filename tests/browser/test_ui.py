@@ -29,6 +29,9 @@ VIEWS = {
     "delete": f"{JOB}/actions/delete",
     "queues": "/queues",
     "new": "/new?namespace=team&from=translate",
+    "nodes": "/nodes",
+    "history": "/history?by=week&runs=true",
+    "compare": "/compare?job=jobs/team/penguins&job=jobs/team/translate&job=runs/hello/20260304-101500",
     "run": "/runs/hello",
     "run-logs": "/runs/hello/20260304-101500/logs",
     "problem": "/jobs/team/nothing",
@@ -295,3 +298,23 @@ def test_the_run_that_fails_is_shown_without_a_cluster(browser, tmp_path, runs):
         page.click("nav.tabs >> text=Logs")
         see(page, "ValueError: bad", "#log")
         page.close()
+
+
+def test_jobs_are_chosen_for_a_comparison_with_the_keyboard_and_the_mouse(open_page):
+    page = open_page("/compare")
+    page.check("input[value='jobs/team/penguins']")
+    page.focus("input[value='jobs/team/translate']")
+    page.keyboard.press("Space")
+    page.click("form.compare button")
+    expect(page).to_have_url(re.compile("job=jobs%2Fteam%2Fpenguins&job=jobs%2Fteam%2Ftranslate"))
+    expect(page.locator("polyline.line-0")).not_to_have_count(0)
+    expect(page.locator("polyline.line-1")).not_to_have_count(0)
+
+
+def test_the_history_is_grouped_as_one_chooses(open_page):
+    page = open_page("/history")
+    see(page, "team")
+    page.select_option("select[name=by]", "week")
+    page.click("text=Show")
+    expect(page).to_have_url(re.compile("by=week"))
+    expect(page.locator("table").first.locator("tbody th").first).to_contain_text("-W")

@@ -42,6 +42,8 @@
   value: {{ include "allranks.jobPolicies" . | default "false" | quote }}
 - name: ALLRANKS_DISRUPTION_BUDGETS
   value: {{ .Values.podDisruptionBudget.jobs | quote }}
+- name: ALLRANKS_RECEIVERS
+  value: {{ if .Values.notify.secretName }}/etc/allranks/notify/receivers.yaml{{ else }}""{{ end }}
 - name: ALLRANKS_CONCURRENCY
   value: {{ .Values.settings.concurrency | int | quote }}
 - name: ALLRANKS_REQUEST_TIMEOUT

@@ -116,6 +116,7 @@ RESOURCES: Mapping[str, Resource] = {
             _AGE,
             ("Goodput", "number", ".status.goodput", "Productive time divided by all time but queued.", 1),
             ("Reason", "string", '.status.conditions[?(@.type=="Running")].reason', "Reason of the phase.", 1),
+            ("Cost", "string", ".status.cost.summary", "GPU-hours and their price.", 1),
         ),
         categories=("all",),
         status=Status,

@@ -12,7 +12,9 @@ from pydantic import AfterValidator, Field, StringConstraints, create_model
 
 from allranks.api import cel_rules as cel
 from allranks.api.code import Code, Packages
+from allranks.api.cost import Utilization
 from allranks.api.data import Inputs, Outputs
+from allranks.api.notify import Notifications
 from allranks.api.scheduling import Scheduling
 from allranks.fields import (
     Count,
@@ -322,6 +324,12 @@ class SpecBase(Container):
     )
     progress: Progress | None = Field(
         None, description="How progress is reported and compared. Default: the program's own reports."
+    )
+    notify: Notifications | None = Field(
+        None, description="Who is notified when the job ends, fails, hangs, is preempted or has slow ranks."
+    )
+    utilization: Utilization | None = Field(
+        None, description="What happens if the job trains too little. Default: that of its pool, or nothing."
     )
 
     @property

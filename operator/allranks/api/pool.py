@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from allranks.api import cel_rules as cel
+from allranks.api.cost import Price, Utilization
 from allranks.api.job import Environment
+from allranks.api.notify import Notifications
 from allranks.fields import Count, Model, Name, Opaque, Quantity, Text, rules
 from allranks.frameworks import FRAMEWORKS
 
@@ -94,6 +96,13 @@ class PoolSpec(Model):
     )
     priority_class_name: Name | None = Field(None, description="Priority class of the pods.")
     scheduler_name: Name | None = Field(None, description="Scheduler that places the pods.")
+    price: Price | None = Field(None, description="What the GPUs cost. Default: reports have GPU-hours only.")
+    notify: Notifications | None = Field(
+        None, description="Who is notified about the jobs of this pool, besides those that the job names."
+    )
+    utilization: Utilization | None = Field(
+        None, description="What happens to jobs of this pool that train too little. It replaces that of the job."
+    )
     template: Opaque | None = Field(
         None,
         description="A PodTemplateSpec that the fields above are merged into. The training container is named trainer.",

@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from allranks.api.cost import CostStatus, UtilizationStatus
 from allranks.api.data import InputStatus, OutputStatus
 from allranks.api.gang_status import GangStatus
+from allranks.api.notify import Entry
 from allranks.api.queue_status import QueueStatus
 from allranks.fields import Commit, Count, Model, Name, Reason, Replicas, Sha256
 
@@ -24,9 +26,9 @@ Time = Annotated[datetime, Field(strict=False)]
 class Condition(Model):
     """A condition, as everywhere in Kubernetes."""
 
-    type: Literal["Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost", "GangScheduling"] = Field(
-        description="Type of the condition; Complete and Failed are final."
-    )
+    type: Literal[
+        "Running", "Restarting", "Suspended", "Complete", "Failed", "ReportsLost", "GangScheduling", "LowUtilization"
+    ] = Field(description="Type of the condition; Complete and Failed are final.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
         description="The reason in one word, for programs."
@@ -283,7 +285,8 @@ class Status(Model):
     phase: Phase = Field("Pending", description="State of the job in one word, for pipelines.")
     conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
         default_factory=list,
-        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling; for kubectl wait.",
+        description="Running, Restarting, Suspended, Complete, Failed, ReportsLost, GangScheduling, LowUtilization; "
+        "for kubectl wait.",
     )
     observed_generation: Count = Field(0, description="Generation of spec that this status is based on.")
     attempt: Count = Field(0, description="Number of the current attempt, from 0.")
@@ -343,6 +346,12 @@ class Status(Model):
     goodput: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="Productive time divided by all time but queued."
     )
+    cost: CostStatus | None = Field(None, description="The GPU time of the job and its price. None without GPUs.")
+    notifications: Annotated[list[Entry], Field(max_length=12)] = Field(
+        default_factory=list,
+        description="Notifications as OCCASION/ATTEMPT RECEIVER, with sent or failed at the end when they are over.",
+    )
+    utilization: UtilizationStatus | None = Field(None, description="The current window of the policy utilization.")
     progress: ProgressStatus | None = Field(None, description="Progress of the training.")
     gang: GangStatus | None = Field(
         None, description="Gang scheduling of the current attempt. None: the scheduler places its pods one by one."

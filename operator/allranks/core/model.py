@@ -215,6 +215,8 @@ class Platform:
     """Whether each job gets a NetworkPolicy that lets only its own pods reach its ports."""
     disruption_budgets: bool = False
     """Whether each job gets a PodDisruptionBudget that blocks the eviction of its pods."""
+    notifies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Occasion -> receivers that are notified about every job. Empty: the driver sends no notifications."""
     pool_refused: str = ""
     """Why this operator serves no pools, as a sentence for users."""
     policy: Policy = field(default_factory=Policy)
@@ -321,6 +323,8 @@ class Observed:
     contention: Contention = field(default_factory=Contention)
     resume_source: ResumeSource | None = None
     """The job that `resumeFrom` names, until this one has a status; None if it does not exist."""
+    notified: Mapping[str, str] = field(default_factory=dict)
+    """Pending entry of `status.notifications` -> the result that its delivery had."""
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     """Name of an output -> its upload, if one was begun."""
 
@@ -386,6 +390,8 @@ class Plan:
     """Names of ConfigMaps of past attempts: those that exist and belong to the job are deleted. The plan that creates a
     ConfigMap deletes older ones, so their number is bounded even if the operator is killed often."""
     delete_job: bool = False
+    suspend_job: bool = False
+    """Set `spec.suspend`. The decision is in the persisted status."""
     events: tuple[Event, ...] = ()
     wake_at: datetime | None = None
     stack_dump_id: str = ""
@@ -395,5 +401,5 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        changes = self.status or self.create or self.restore or self.delete or self.delete_job
+        changes = self.status or self.create or self.restore or self.delete or self.delete_job or self.suspend_job
         return not (changes or self.patch or self.remove)

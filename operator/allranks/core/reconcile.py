@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, WITHOUT_PODS
-from allranks.core import gang_choice, limits, progress, report_loss, time_accounting
+from allranks.core import cost, gang_choice, limits, notifications, progress, report_loss, time_accounting
 from allranks.core.model import Observed, Plan
 from allranks.core.queueing import queue as queues
 from allranks.core.rules import (
@@ -30,6 +30,7 @@ from allranks.core.rules import (
     queue,
     resize,
     startup,
+    utilization,
 )
 from allranks.core.snapshot import Snapshot
 from allranks.core.status_update import changed
@@ -48,6 +49,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     startup.startup_failure,
     failure.handle_failures,
     hang.handle_hang,
+    utilization.judge,
     resize.resize_to_spec,
     resize.shrink_to_capacity,
     resize.grow_to_capacity,
@@ -61,6 +63,10 @@ FINISHED_RULES: tuple[Rule, ...] = (outputs.upload_after_failure, cleanup.expire
 
 def reconcile(observed: Observed) -> Plan:
     """Returns the next plan. Pure: the same observation gives the same plan, whatever the order of the pods."""
+    return notifications.with_outbox(observed, _reconcile(observed))
+
+
+def _reconcile(observed: Observed) -> Plan:
     observed = replace(observed, job=limits.with_defaults(observed.job, observed.platform.policy))
     observed = queues.without_queue(observed) if observed.platform.local else queues.with_admitted_size(observed)
     job, status = observed.job, observed.status
@@ -92,6 +98,8 @@ def reconcile(observed: Observed) -> Plan:
     if decision:
         decision = _with_gang(snapshot, decision)
     plan = decision or with_workload(snapshot, _with_wake_up(sync(snapshot), outcomes))
+    if utilization.suspends(status) and decision is None and not job.spec.suspend:
+        plan = replace(plan, suspend_job=status.phase not in WITHOUT_PODS)
     return replace(_with_time_accounting(snapshot, plan), checkpoint_request=checkpoint.number(status))
 
 
@@ -134,4 +142,5 @@ def _with_time_accounting(snapshot: Snapshot, plan: Plan) -> Plan:
     o, before = snapshot.observed, snapshot.persisted
     after, pods, listened = plan.status or o.status, snapshot.pods.values(), o.reports is not None
     status = time_accounting.account(o.job, before, o.status, after, pods, o.refused, listened, o.now)
+    status = cost.charge(o, before, status)
     return replace(plan, status=status if status != before else None)

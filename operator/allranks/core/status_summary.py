@@ -125,9 +125,27 @@ def with_phase(status: Status, phase: Phase, now: datetime, reason: str, message
             )
         )
     # Reports are expected while the job runs only, and no pod is placed after its end.
-    kinds = {"ReportsLost": ("Running",), "GangScheduling": ("Pending", "Running", "Restarting")}
+    active = ("Pending", "Running", "Restarting")
+    kinds = {"ReportsLost": ("Running",), "GangScheduling": active, "LowUtilization": (*active, "Queued", "Suspended")}
     kept = [each for each in status.conditions if phase in kinds.get(each.type, ())]
     return changed(status, phase=phase, conditions=[*conditions, *kept])
+
+
+def with_condition(
+    status: Status, kind: Literal["LowUtilization"], holds: bool, reason: str, message: str, now: datetime
+) -> Status:
+    """Sets a condition that does not follow from the phase."""
+    state: Literal["True", "False"] = "True" if holds else "False"
+    before = status.condition(kind)
+    condition = Condition(
+        type=kind,
+        status=state,
+        reason=reason,
+        message=message,
+        last_transition_time=before.last_transition_time if before and before.status == state else now,
+        observed_generation=status.observed_generation,
+    )
+    return changed(status, conditions=[*(c for c in status.conditions if c.type != kind), condition])
 
 
 def _done(status: Status, sizes: Mapping[str, int], pods: Mapping[tuple[str, int], Pod]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
+from allranks.api.cost import CostStatus, GpuTime, UtilizationStatus
 from allranks.api.data import InputStatus, OutputState, OutputStatus
 from allranks.api.gang_status import GangStatus
 from allranks.api.queue_status import QueueStatus
@@ -59,6 +60,9 @@ class StatusChanges(TypedDict, total=False):
     active_seconds: float
     times: Times | None
     goodput: float | None
+    cost: CostStatus | None
+    utilization: UtilizationStatus | None
+    notifications: list[str]
     progress: ProgressStatus | None
     gang: GangStatus | None
     queue: QueueStatus | None
@@ -103,6 +107,16 @@ class TimesChanges(TypedDict, total=False):
     productive_since: datetime | None
     measured: bool
     by_reason: dict[str, float]
+
+
+class CostChanges(TypedDict, total=False):
+    gpus: int
+    partial: bool | None
+    price: str | None
+    currency: str | None
+    gpu_seconds: GpuTime
+    spent: GpuTime | None
+    summary: str
 
 
 class OutputChanges(TypedDict, total=False):
@@ -150,6 +164,8 @@ def changed(model: Status, **changes: Unpack[StatusChanges]) -> Status: ...
 def changed(model: ProgressStatus, **changes: Unpack[ProgressChanges]) -> ProgressStatus: ...
 @overload
 def changed(model: Times, **changes: Unpack[TimesChanges]) -> Times: ...
+@overload
+def changed(model: CostStatus, **changes: Unpack[CostChanges]) -> CostStatus: ...
 @overload
 def changed(model: OutputStatus, **changes: Unpack[OutputChanges]) -> OutputStatus: ...
 @overload

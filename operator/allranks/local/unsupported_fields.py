@@ -105,6 +105,10 @@ def _about_fields(job: Job) -> Iterator[str]:
         yield f"envFrom {', '.join(sources)} is not on this machine: export its variables before allranks run"
     if job.spec.restart.hold_seconds:
         yield "restart.holdSeconds is ignored here: the logs of a failed run stay in its directory"
+    if job.spec.notify:
+        yield "notify is ignored here: the receivers are those of a cluster"
+    if job.spec.utilization and job.spec.utilization.action == "Suspend":
+        yield "utilization.action Suspend is ignored here: a run with low utilization continues"
     if job.spec.managed_by not in (None, MANAGED_BY):
         yield f"managedBy {job.spec.managed_by} is ignored here"
 

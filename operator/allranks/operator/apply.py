@@ -6,6 +6,7 @@ Every request is idempotent: names are computed, a deletion names the UID, a sta
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -231,6 +232,13 @@ class Executor:
             await self._client.delete(paths.job(metadata["namespace"], metadata["name"]), metadata["uid"])
         except (NotFound, Conflict):
             return
+
+    async def suspend_job(self, job: Manifest) -> None:
+        """Sets `spec.suspend`, unless the job is another one of the same name. Raises Refused."""
+        metadata = job["metadata"]
+        change = {"metadata": {"uid": metadata["uid"]}, "spec": {"suspend": True}}
+        with contextlib.suppress(NotFound, Conflict):
+            await self._client.patch(paths.job(metadata["namespace"], metadata["name"]), change)
 
     async def _create(self, job: Manifest, manifest: Manifest, rejections: Rejections) -> bool:
         """Whether the object is new."""

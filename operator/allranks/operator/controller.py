@@ -194,7 +194,17 @@ class Controller:
             await self._write_status(key, raw, state, observed, plan)
         if plan.delete_job and not plan.write_ahead:
             await self._executor.delete_job(raw)
+        if plan.suspend_job:
+            await self._suspend(key, raw, observed)
         return not state.rejections.changes
+
+    async def _suspend(self, key: JobKey, raw: Manifest, observed: Observed) -> None:
+        """Sets `spec.suspend`. The watch brings the changed job."""
+        try:
+            await self._executor.suspend_job(raw)
+        except Refused as error:
+            event = Event("SuspendRefused", f"the job cannot be suspended: {error}", warning=True)
+            self._emit_events(key, raw, observed.status, [event])
 
     def _timed(self, key: JobKey, observed: Observed, began: float) -> Plan:
         """`began`: before the job was decoded."""

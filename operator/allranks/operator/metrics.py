@@ -12,9 +12,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from allranks.api.cost import CostStatus, GpuTime
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status, Times
-from allranks.core import hang_detection
+from allranks.core import cost, hang_detection
 from allranks.core.stragglers import newly_slow
 from allranks.frameworks import FRAMEWORKS
 from allranks.operator.backend import Page
@@ -27,6 +28,7 @@ _OUTCOMES = {200: "taken", 401: "denied", 403: "denied", 409: "over", 429: "limi
 """HTTP code -> outcome of a report. over: its attempt has ended; later: the sender retries, maybe with another
 replica."""
 _WRONG = "wrong"
+MAX_POOLS, MAX_CURRENCIES = 100, 10
 _RECONCILE_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
@@ -61,6 +63,18 @@ class Metrics:
             ["kind", "job_namespace", "framework"],
             registry=registry,
         )
+        self.gpu_seconds = Counter(
+            "allranks_gpu_seconds",
+            "GPU time of jobs by kind: waiting, starting, productive, lost.",
+            ["kind", "job_namespace", "pool"],
+            registry=registry,
+        )
+        self.spent = Counter(
+            "allranks_gpu_cost",
+            "Price of this GPU time, at the prices of the pools.",
+            ["kind", "job_namespace", "pool", "currency"],
+            registry=registry,
+        )
         self.stragglers = Counter(
             "allranks_stragglers",
             "Ranks that were detected as slower than their peers.",
@@ -80,7 +94,8 @@ class Metrics:
             registry=registry,
         )
         self.namespaces = BoundedLabel(MAX_NAMESPACES)
-        self._owed: dict[tuple[str, str, str], float] = {}
+        self._pool, self._currency = BoundedLabel(MAX_POOLS), BoundedLabel(MAX_CURRENCIES)
+        self._owed: dict[tuple[str, ...], float] = {}
         """Seconds that were counted too early, such as work that a restart discarded. Counters never decrease, so later
         increments are reduced."""
         self.reconcile = Histogram(
@@ -163,6 +178,8 @@ class Metrics:
             self.stragglers.labels(framework).inc(found)
         namespace = self.namespaces(job.namespace)
         self._spent(namespace, framework, before.times, after.times)
+        if after.cost:
+            self._charged(namespace, self._pool(job.spec.pool or ""), before.cost or CostStatus(), after.cost)
         self._ended(namespace, framework, before, after)
 
     def _ended(self, namespace: str, framework: str, before: Status, after: Status) -> None:
@@ -177,11 +194,24 @@ class Metrics:
     def _spent(self, namespace: str, framework: str, before: Times | None, after: Times | None) -> None:
         for kind in ("queued", "starting", "productive", "lost") if after else ():
             labels = kind, namespace, framework
-            seconds = getattr(after, kind) - (getattr(before, kind) if before else 0.0) + self._owed.pop(labels, 0.0)
-            if seconds > 0:
-                self.seconds.labels(*labels).inc(seconds)
-            elif seconds < 0:
-                self._owed[labels] = seconds
+            self._add(self.seconds, labels, getattr(after, kind) - (getattr(before, kind) if before else 0.0))
+
+    def _charged(self, namespace: str, pool: str, before: CostStatus, after: CostStatus) -> None:
+        currency = self._currency(after.currency or "")
+        for kind in cost.KINDS:
+            labels = kind, namespace, pool
+            self._add(self.gpu_seconds, labels, getattr(after.gpu_seconds, kind) - getattr(before.gpu_seconds, kind))
+            if after.spent:
+                same = before.spent if before.spent and before.currency == after.currency else GpuTime()
+                self._add(self.spent, (*labels, currency), getattr(after.spent, kind) - getattr(same, kind))
+
+    def _add(self, counter: Counter, labels: tuple[str, ...], amount: float) -> None:
+        key = (next(iter(counter.describe())).name, *labels)
+        amount += self._owed.pop(key, 0.0)
+        if amount > 0:
+            counter.labels(*labels).inc(amount)
+        elif amount < 0:
+            self._owed[key] = amount
 
 
 def _restarts(status: Status) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -50,6 +50,12 @@ class SourceReader(Protocol):
     def get(self, job: Manifest) -> ResumeSource | None: ...
 
 
+class Outbox(Protocol):
+    """Delivers notifications."""
+
+    def exchange(self, key: JobKey, observed: Observed) -> Mapping[str, str]: ...
+
+
 class ContentionReader(Protocol):
     """Other jobs that are placed in part."""
 
@@ -87,6 +93,7 @@ class Observer:
     contenders: ContentionReader | None = None
     sources: SourceReader | None = None
     """Jobs that others name in `resumeFrom`."""
+    outbox: Outbox | None = None
 
     async def prepare(self, raw: Manifest) -> None:
         """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
@@ -137,6 +144,8 @@ class Observer:
         )
         if self.gpus:
             self.gpus.note(key, observed)
+        if self.outbox:
+            observed = replace(observed, notified=self.outbox.exchange(key, observed))
         return replace(observed, contention=self.contenders.observe(key, observed)) if self.contenders else observed
 
     def forget(self, key: JobKey) -> None:

@@ -31,10 +31,12 @@ from allranks.operator.job_queue import JobQueue
 from allranks.operator.leader_election import Lease
 from allranks.operator.metrics import Metrics
 from allranks.operator.namespace_cache import Namespaces
+from allranks.operator.notifier import Notifier
 from allranks.operator.observer import Observer
 from allranks.operator.optional_apis import OptionalApis
 from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.pool_cache import Pools
+from allranks.operator.receivers import ReceiversFile
 from allranks.operator.report_auth import Reviews, attempt_of
 from allranks.operator.resume_sources import ResumeSources
 from allranks.operator.settings import Settings
@@ -104,6 +106,7 @@ class Session:
             else None
         )
         self.gpus = GpuCounts()
+        self.notifier = Notifier(ReceiversFile(settings.receivers), self.queue.enqueue)
         executor = Executor(self.client, self.pods, using.decode_pod, self.optional.remember, self.optional.forget)
         self.unlabelled = UnlabelledPods(executor, self.recorder, self.jobs, clock)
         self.controller = Controller(
@@ -119,6 +122,7 @@ class Session:
                 self.optional.observe,
                 Contenders(lambda key: self.queue.enqueue_pod_event(key, True)),
                 ResumeSources(self.client, self.jobs),
+                self.notifier,
             ),
             executor,
             self.recorder,
@@ -209,6 +213,7 @@ class Session:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.notifier.close()
             await self.client.close()
 
     async def _crds_installed(self, stopping: asyncio.Task[bool]) -> bool:
@@ -293,6 +298,7 @@ class Session:
             disruption_budgets=settings.disruption_budgets,
             pool=self.pools.get(pool) if pool else None,
             pool_refused=self.pools.refused if pool else "",
+            notifies=self.notifier.for_all(job.namespace),
             policy=policy,
             coscheduling_scheduler=settings.coscheduling_scheduler,
             namespace_labels=self.namespaces.labels(job.namespace),

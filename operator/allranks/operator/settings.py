@@ -151,6 +151,11 @@ class Settings(BaseSettings):
         description="Create a PodDisruptionBudget for each job, which blocks the eviction of its pods: a drain waits "
         "until the job has finished. Needs `create` and `get` of poddisruptionbudgets.",
     )
+    receivers: str = Field(
+        "",
+        description="Path of a file with the receivers of notifications, which the chart mounts from a Secret. It is "
+        "read again when it changes. Empty: no notifications.",
+    )
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(
         32, description="Maximum number of concurrent requests to the API server."
     )

@@ -116,7 +116,7 @@ def without_progress(status: Status) -> Any:
 
 
 def _strip_progress(status: Status) -> Status:
-    return status.model_copy(update={"progress": None, "times": None, "goodput": None})
+    return status.model_copy(update={"progress": None, "times": None, "goodput": None, "cost": None})
 
 
 _STARTING = frozenset({"Created", "Resumed", "Admitted", "PodsPending"})

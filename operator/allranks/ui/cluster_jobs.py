@@ -166,6 +166,22 @@ class ClusterJobs:
         found: list[Manifest] = await self._readings.get(("objects", path), read)
         return list(found)
 
+    async def all_pods(self) -> list[Manifest]:
+        """The pods of all jobs that the server shows. Raises ClusterError."""
+        return await self._listed("pods", core_path(self.namespace, "pods"), {"labelSelector": JOB_LABEL})
+
+    async def nodes(self) -> list[Manifest]:
+        """The Nodes of the cluster. Raises ClusterError."""
+        return await self._listed("nodes", core_path(None, "nodes"), {})
+
+    async def _listed(self, what: str, path: str, query: Manifest) -> list[Manifest]:
+        async def read() -> list[Manifest]:
+            found: list[Manifest] = (await self.cluster.get(path, query))["items"]
+            return found
+
+        found: list[Manifest] = await self._readings.get((what,), read)
+        return found
+
     async def queues(self, namespace: str) -> list[Queue]:
         """Raises ClusterError."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from allranks.cli.format import cost as costs
 from allranks.cli.format import gpus
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import age, elapsed
@@ -30,6 +31,9 @@ class JobRow:
     goodput: str
     restarts: int
     gpus: int
+    gpu_hours: str
+    money: str
+    """Empty without a price."""
     slow: int
     """Number of stragglers."""
     age: str
@@ -48,6 +52,7 @@ def job_row(entry: Entry, now: datetime) -> JobRow:
     ended = status.completion_time
     took = elapsed((ended - status.start_time).total_seconds()) if ended and status.start_time else ""
     spec = entry.manifest.get("spec") or {}
+    cost = costs.of(status, now)
     return JobRow(
         entry=entry,
         framework=str(spec.get("framework") or ""),
@@ -58,6 +63,8 @@ def job_row(entry: Entry, now: datetime) -> JobRow:
         goodput=progress_text.percent(progress_text.goodput(status, now)) if measured else "",
         restarts=restarts.counted + restarts.disruptions,
         gpus=gpus.total(entry.manifest, status),
+        gpu_hours=costs.hours(cost.total_hours) if cost else "",
+        money=costs.amount(cost.total_money, cost.currency) if cost else "",
         slow=len(progress.stragglers) if progress and trains else 0,
         age=age(entry.created, now) if entry.created else "",
         took=took,

@@ -94,7 +94,7 @@ async def overview(
 
     return render(
         "jobs",
-        live=stream_of(namespace=namespace),
+        live=stream_address(namespace=namespace),
         warning=state.problem if state.jobs else "",
         no_cluster=state.no_cluster,
         rows=[job_rows.job_row(entry, now) for entry in found[begin : begin + PAGE]],
@@ -122,7 +122,7 @@ def _totals(found: list[Entry]) -> str:
     return f"{len(found)} job{'s' * (len(found) != 1)}" + (f": {words}" if words else "")
 
 
-def stream_of(**query: str) -> str:
+def stream_address(**query: str) -> str:
     """The address of the changes that concern a page."""
     given = {key: value for key, value in query.items() if value}
     return f"/api/v1/stream?{urlencode(given)}"
@@ -157,7 +157,7 @@ def _about(state: State, entry: Entry, tab: str) -> dict[str, Any]:
         "entry": entry,
         "tab": tab,
         "sweep": (entry.metadata.get("labels") or {}).get(SWEEP_LABEL, ""),
-        "live": stream_of(source=entry.source, group=entry.group, name=entry.name),
+        "live": stream_address(source=entry.source, group=entry.group, name=entry.name),
         "warning": state.problem if entry.source == "jobs" else "",
         "actions": actions(entry, state.now()),
     }
@@ -335,7 +335,7 @@ async def queues(state: StateOf, namespace: str = "") -> Response:
     now = state.now()
     return render(
         "queues",
-        live=stream_of(source="jobs", namespace=namespace) if state.jobs else "",
+        live=stream_address(source="jobs", namespace=namespace) if state.jobs else "",
         warning=state.problem if state.jobs else "",
         queues=found,
         note=note,

@@ -19,7 +19,7 @@ from allranks.kube.job_codec import DecodeError
 from allranks.local.sweep_files import SWEEP_FILE, read_sweep, stored_sweeps
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Manifest, Source
-from allranks.ui.pages import render, stream_of
+from allranks.ui.pages import render, stream_address
 from allranks.ui.problems import RESPONSES, Problem
 from allranks.ui.rest import Object, ObjectList, StateOf
 from allranks.ui.state import State
@@ -74,7 +74,11 @@ async def overview(state: StateOf, namespace: str = "") -> Response:
     runs = await asyncio.to_thread(_runs, state)
     rows += [row(each, _path("runs", *directory), "/".join(directory)) for directory, each in runs]
     return render(
-        "sweeps", live=stream_of(namespace=namespace), warning=state.problem if state.jobs else "", rows=rows, note=note
+        "sweeps",
+        live=stream_address(namespace=namespace),
+        warning=state.problem if state.jobs else "",
+        rows=rows,
+        note=note,
     )
 
 
@@ -83,7 +87,7 @@ async def sweep(state: StateOf, source: Source, group: str, name: str) -> Respon
     """Trials, the best one, the importance of parameters, and parallel coordinates."""
     return render(
         "sweep",
-        live=stream_of(source=source, group=group) if source == "jobs" else "",
+        live=stream_address(source=source, group=group) if source == "jobs" else "",
         warning=state.problem if source == "jobs" else "",
         report=await _find(state, source, group, name),
         address=f"/jobs/{quote(group, safe='')}/" if source == "jobs" else "",

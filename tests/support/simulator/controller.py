@@ -205,6 +205,8 @@ class Controller:
         self._write_status(key, job, plan)
         if plan.delete_job:
             self._delete_job(key, job)
+        if plan.suspend_job:
+            self._suspend(key)
 
     def _send(self, requests: Sequence[Callable[[], None]]) -> None:
         """Sends requests in any order. Those not sent when the operator is killed may arrive later."""
@@ -305,6 +307,14 @@ class Controller:
         self._audit.deletes[job["metadata"]["uid"]] += 1
         self._wrote()
         self.informer.refresh(key)
+
+    def _suspend(self, key: Key) -> None:
+        try:
+            self._store.patch(key, {"spec": {"suspend": True}})
+        except NotFound:
+            self.informer.refresh(key)
+            return
+        self._wrote()
 
     def _wrote(self) -> None:
         self._audit.writes += 1

@@ -389,8 +389,10 @@ def test_no_release_grants_more(release: list[Manifest]) -> None:
         assert verbs <= (ALLOWED | OPTIONAL)[key]
 
 
-def test_without_sweeps_the_operator_can_neither_create_nor_change_jobs(helm: Helm) -> None:
-    release = helm.template({"sweeps": {"enabled": False}})
+def test_the_operator_changes_jobs_only_for_sweeps_and_for_low_utilization(helm: Helm) -> None:
+    rights = granted(helm.template({"sweeps": {"enabled": False}}))
+    assert rights["allranks.dev", "distributedtrainings"] == {"get", "list", "watch", "patch", "delete"}
+    release = helm.template({"sweeps": {"enabled": False}, "utilization": {"suspend": False}})
     rights = granted(release)
     assert rights["allranks.dev", "distributedtrainings"] == {"get", "list", "watch", "delete"}
     assert not [resource for _, resource in rights if "sweep" in resource]

@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client.exposition import generate_latest
 
+from allranks.api.cost import CostStatus, GpuTime
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Failure, ProgressStatus, RestartCounts, Status, Straggler, Times
 from allranks.core.policy import Policy
@@ -201,3 +202,20 @@ def test_a_status_without_a_schema_breaks_no_scrape() -> None:
     for status in (None, 5, {"phase": 5, "conditions": 7, "roles": [], "attemptTime": "soon"}, {"conditions": [3]}):
         [found] = GpuCounts().samples([KEY], lambda _, status=status: {"status": status}, at(0))
         assert found.gpus == 0
+
+
+def test_gpu_time_and_its_price_are_counted_once_by_pool() -> None:
+    metrics, of = Metrics(), job(pool="h100")
+    first = Status(cost=CostStatus(currency="EUR", gpu_seconds=GpuTime(productive=3600), spent=GpuTime(productive=2.4)))
+    metrics.wrote(of, Status(), first)
+    lost = GpuTime(productive=1800, lost=1800)
+    moved = CostStatus(currency="EUR", gpu_seconds=lost, spent=GpuTime(productive=1.2, lost=1.2))
+    metrics.wrote(of, first, Status(cost=moved))
+    labels = {"job_namespace": "team", "pool": "h100"}
+    assert value(metrics, "allranks_gpu_seconds_total", kind="lost", **labels) == 1800
+    assert value(metrics, "allranks_gpu_seconds_total", kind="productive", **labels) == 3600
+    assert value(metrics, "allranks_gpu_cost_total", kind="lost", currency="EUR", **labels) == 1.2
+    more = CostStatus(currency="EUR", gpu_seconds=GpuTime(productive=5400, lost=1800), spent=moved.spent)
+    metrics.wrote(of, Status(cost=moved), Status(cost=more))
+    # What moved to lost is subtracted from the next increment.
+    assert value(metrics, "allranks_gpu_seconds_total", kind="productive", **labels) == 5400

@@ -368,7 +368,7 @@ def test_the_openapi_document_describes_each_route(server):
     item = "/api/v1/{source}/{group}/{name}"
     parts = ("attempts", "ranks", "pods", "events", "report", "report.html", "logs")
     assert routes == {
-        *(("GET", f"/api/v1/{name}") for name in ("jobs", "runs", "stream", "queues")),
+        *(("GET", f"/api/v1/{name}") for name in ("jobs", "runs", "stream", "queues", "nodes", "history", "compare")),
         ("GET", item),
         ("DELETE", item),
         *(("GET", f"{item}/{part}") for part in parts),

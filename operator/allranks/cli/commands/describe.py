@@ -11,6 +11,7 @@ import click
 
 from allranks.api.status import Status
 from allranks.cli.completers import complete_jobs
+from allranks.cli.format import cost as costs
 from allranks.cli.format import gpus, outcome
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import age, elapsed, human
@@ -156,6 +157,7 @@ def _head(job: Manifest, status: Status, manifests: list[Manifest], now: datetim
         ("Hang", _hang(spec)),
         ("Time", _times(status, now)),
         ("Goodput", _goodput(status, now)),
+        ("GPU time", costs.line(costs.of(status, now))),
     ]
     for title, value in facts:
         if value not in ("", None):

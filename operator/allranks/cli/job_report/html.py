@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed, moment
 from allranks.cli.format.table import Grid
@@ -151,6 +152,10 @@ def tiles(report: JobReport) -> Iterator[tuple[str, str, str]]:
     if progress and progress.loading is not None:
         yield "Waiting for data", f"{progress.loading:.0%}", "of a step"
     yield "Duration", elapsed(report.seconds), "" if report.over else "so far"
+    if report.cost:
+        money = costs.amount(report.cost.total_money, report.cost.currency)
+        hours = costs.hours(report.cost.total_hours)
+        yield ("Cost", money, hours) if money else ("GPU time", hours, "")
     restarts = report.counted + report.disruptions
     yield "Restarts", str(restarts), text.restarts(report) if restarts else ""
 

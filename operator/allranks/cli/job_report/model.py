@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from allranks.api.status import FINISHED, ProgressStatus, Status
+from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.outcome import failure_block, summary
 from allranks.cli.job_report.run_files import RunFiles, Sample
@@ -97,6 +98,8 @@ class JobReport:
     """Upper bound of the goodput: all running time counts as productive. None if the goodput is measured."""
     measured: bool
     lost: dict[str, float]
+    cost: costs.JobCost | None
+    """GPU-hours and their price; None without GPUs."""
     progress: ProgressStatus | None
     metric: str
     points: tuple[Point, ...]
@@ -111,6 +114,8 @@ class JobReport:
         plain = asdict(self) | {"began": _stamp(self.began), "until": _stamp(self.until)}
         named = {key: plain.pop(key) for key in ("times", "lost")}  # their keys are not field names
         progress = self.progress and self.progress.model_dump(by_alias=True, exclude_none=True, mode="json")
+        plain["cost"] = None  # the keys of its parts are not field names either
+        named["cost"] = self.cost and self.cost.as_json()
         points = [{**_plain(asdict(point)), "metrics": dict(point.metrics)} for point in self.points]
         return {**_plain(plain), **named, "progress": progress, "points": points}
 
@@ -184,6 +189,7 @@ def build_report(job: Mapping[str, Any], now: datetime, run: RunFiles | None = N
         goodput_limit=None if measured else share,
         measured=measured,
         lost=progress_text.lost_by(status, now),
+        cost=costs.of(status, until),
         progress=progress,
         metric=progress.curve_metric if progress else "",
         points=tuple(_points(run.samples or _samples(progress), progress, attempts, began)),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePath
 
+from allranks.cli.format import cost as costs
 from allranks.cli.format import plots
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed, moment
@@ -69,11 +70,16 @@ def facts(report: JobReport) -> Iterator[tuple[str, str]]:
         if mean := mean_rate(report):
             yield "Throughput", mean
     yield "Goodput", goodput(report)
+    yield from ([("GPU time", costs.summary(report.cost))] if report.cost else [])
     yield "Restarts", restarts(report)
 
 
 def tables(report: JobReport) -> Iterator[tuple[str, Grid]]:
     """(title, table) of the sections that are only a table."""
+    if report.cost and report.cost.total_hours:
+        priced = report.cost.money is not None
+        lines: list[Sequence[object]] = [row if priced else row[:2] for row in costs.rows(report.cost)]
+        yield "GPU time", Grid(["What", "GPU-hours", *(["Price"] if priced else [])], lines)
     ended = [attempt for attempt in report.attempts if attempt.over]
     failed = [attempt for attempt in ended if attempt.cause is not None or attempt.reason != "Completed"]
     if failed:

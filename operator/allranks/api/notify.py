@@ -1,0 +1,44 @@
+"""The type of `notify`: which receivers are notified of what about a job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from allranks.fields import Model, Rule, rules
+
+Occasion = Literal["Succeeded", "Failed", "Hung", "Preempted", "Straggling", "LowUtilization"]
+Receiver = Annotated[str, StringConstraints(max_length=24, pattern=r"^[a-z0-9]([-a-z0-9]{0,22}[a-z0-9])?$")]
+Entry = Annotated[str, StringConstraints(max_length=56)]
+"""`Failed/3 oncall`: the occasion, the attempt and the receiver; at its end ` sent` or ` failed`, if it is over."""
+
+_USUAL: tuple[Occasion, ...] = ("Succeeded", "Failed", "Hung", "Preempted", "Straggling")
+_ONE = Rule(rule="has(self.receiver) != has(self.webhook)", message="set either receiver or webhook")
+
+
+class Webhook(Model):
+    """An address that gets a POST request for each notification."""
+
+    url: Annotated[str, StringConstraints(max_length=512, pattern=r"^https?://[^\s/@]+(/[^\s]*)?$")] = Field(
+        description="The address, without secrets. Its host must be in allowedHosts of the operator's receivers."
+    )
+    format: Literal["CloudEvents", "Slack"] = Field(
+        "CloudEvents", description="CloudEvents: JSON of the CloudEvents specification. Slack: an object with text."
+    )
+
+
+class Notification(Model):
+    """A receiver, and what it is notified of."""
+
+    model_config = {"json_schema_extra": rules(_ONE)}
+
+    receiver: Receiver | None = Field(None, description="Name of a receiver that the operator's administrator defined.")
+    webhook: Webhook | None = Field(None, description="An address instead of a receiver.")
+    occasions: Annotated[list[Occasion], Field(min_length=1, max_length=6)] = Field(
+        default_factory=lambda: list(_USUAL),
+        description="What it is notified of. Default: all but LowUtilization.",
+    )
+
+
+Notifications = Annotated[list[Notification], Field(max_length=4)]

@@ -1,0 +1,99 @@
+"""Notifications about a job: an outbox in `status.notifications`.
+
+An entry is added in the write of the status that it is about, so an operator that is killed finds it again. A driver
+delivers it, and its result replaces it in the status. An entry whose delivery succeeded in the moment in which the
+operator was killed is delivered again, with the same id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from allranks.api.job import Job
+from allranks.api.notify import Notification
+from allranks.api.status import FINISHED, Status
+from allranks.core import hang_detection, stragglers
+from allranks.core.model import Event, Observed, Plan, Platform
+from allranks.core.status_update import changed
+
+MOST_ENTRIES = 12
+SENT, FAILED = " sent", " failed"
+WEBHOOK = "webhook-"
+"""Receivers of a job or pool that are addresses are named by their place: webhook-0, of the pool webhook-p0."""
+
+
+def with_outbox(observed: Observed, plan: Plan) -> Plan:
+    """The plan with a status that has the entries for what it changes, and the results of deliveries."""
+    before = observed.status
+    after = plan.status or before
+    if plan.delete_job or not (observed.platform.notifies or before.notifications):
+        return plan
+    entries, events = _with_results(before.notifications, observed)
+    if plan.status is not None and observed.platform.notifies:
+        for occasion in _occasions(before, after):
+            kind = occasion.partition("/")[0]
+            for receiver in subscribers(observed.job, observed.platform, kind):
+                key = f"{occasion} {receiver}"
+                if not any(entry == key or entry.startswith(f"{key} ") for entry in entries):
+                    entries.append(key)
+    entries = _bounded(entries)
+    if entries == after.notifications:
+        return plan
+    return replace(plan, status=changed(after, notifications=entries), events=(*plan.events, *events))
+
+
+def pending(status: Status) -> list[str]:
+    return [entry for entry in status.notifications if not entry.endswith((SENT, FAILED))]
+
+
+def subscribers(job: Job, platform: Platform, kind: str) -> list[str]:
+    """Names of the receivers: those of the job, of its pool, and those that get notifications about all jobs."""
+    named = [name for name, one in named_notifications(job, platform) if kind in one.occasions]
+    return list(dict.fromkeys([*named, *platform.notifies.get(kind, ())]))
+
+
+def named_notifications(job: Job, platform: Platform) -> Iterator[tuple[str, Notification]]:
+    """(name of the receiver, entry of the job or its pool)"""
+    of_pool = (platform.pool.notify or []) if job.spec.pool and platform.pool else []
+    for prefix, listed in (("", job.spec.notify or []), ("p", of_pool)):
+        for place, one in enumerate(listed):
+            yield one.receiver or f"{WEBHOOK}{prefix}{place}", one
+
+
+def _occasions(before: Status, after: Status) -> Iterator[str]:
+    if after.phase in FINISHED and before.phase not in FINISHED:
+        yield f"{after.phase}/{after.attempt}"
+    failure = after.last_failure
+    hung = {hang_detection.REASON, hang_detection.NO_FIRST_STEP}
+    if failure and failure != before.last_failure and failure.reason in hung:
+        yield f"Hung/{failure.attempt}"
+    recorded = {past.attempt for past in before.history}
+    for past in after.history:
+        if past.attempt not in recorded and (past.requeued or past.reason == "Preempted"):
+            yield f"Preempted/{past.attempt}"
+    if stragglers.newly_slow(before.progress, after.progress):
+        yield f"Straggling/{after.attempt}"
+    low, was = after.condition("LowUtilization"), before.condition("LowUtilization")
+    if low and low.status == "True" and not (was and was.status == "True"):
+        yield f"LowUtilization/{after.attempt}"
+
+
+def _with_results(entries: Iterable[str], observed: Observed) -> tuple[list[str], list[Event]]:
+    out, events = [], []
+    for entry in entries:
+        result = observed.notified.get(entry, "")
+        out.append(entry + result)
+        if result == FAILED:
+            occasion, _, receiver = entry.partition(" ")
+            message = f"{occasion.partition('/')[0]} was not delivered to {receiver}: see the operator's log"
+            events.append(Event("NotificationFailed", message, warning=True))
+    return out, events
+
+
+def _bounded(entries: list[str]) -> list[str]:
+    """Removes entries beyond MOST_ENTRIES: delivered ones are dropped first, the oldest before newer ones."""
+    while len(entries) > MOST_ENTRIES:
+        over = next((entry for entry in entries if entry.endswith((SENT, FAILED))), entries[0])
+        entries.remove(over)
+    return entries

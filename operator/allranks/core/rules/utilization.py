@@ -1,0 +1,92 @@
+"""The policy `utilization`: jobs that hold their pods without training enough (docs/guides/cost.md).
+
+A window is `windowSeconds` of time in which the job was not queued. At its end the share of productive time is
+compared with the policy, and the next window begins.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+from allranks.api.cost import Utilization, UtilizationStatus
+from allranks.api.job import Job
+from allranks.api.status import Status
+from allranks.core import cost, status_summary, time_accounting
+from allranks.core.manifests import pool_template
+from allranks.core.model import Event, Platform, Reports
+from allranks.core.rules import Outcome, WaitUntil, write
+from allranks.core.snapshot import Snapshot
+from allranks.core.status_update import changed
+
+CONDITION: Literal["LowUtilization"] = "LowUtilization"
+_STALLED = timedelta(seconds=60)
+"""A job that reports no step for this long, and for ten times the duration of a step, does not train."""
+
+
+def policy_of(job: Job, platform: Platform) -> Utilization | None:
+    """The policy of the pool, which replaces that of the job."""
+    pool = pool_template.pool_of(job, platform)
+    return (pool.utilization if pool else None) or job.spec.utilization
+
+
+def judge(snapshot: Snapshot) -> Outcome:
+    """Sets the condition at the end of a window, and decides whether the job is suspended."""
+    o, status = snapshot.observed, snapshot.observed.status
+    policy, times = policy_of(o.job, o.platform), time_accounting.up_to(snapshot.observed.status, o.now)
+    if policy is None or times is None or times.category == "Queued" or suspends(status):
+        return None
+    window = status.utilization or UtilizationStatus()
+    used = times.starting + times.productive + times.lost
+    passed = used - window.used_seconds
+    if passed < policy.window_seconds:
+        return WaitUntil(o.now + timedelta(seconds=policy.window_seconds - passed))
+    stalled = _stalled(o.reports, o.now) if times.measured and times.category == "Productive" else 0.0
+    productive = max(0.0, times.productive - window.productive_seconds - stalled)
+    low = productive * 100 < policy.min_productive_percent * passed
+    suspend = low and policy.action == "Suspend" and not o.platform.local and not o.job.spec.suspend
+    text = f"{_percent(productive / passed)} of the last {_minutes(passed)} was productive"
+    was_low = (before := status.condition(CONDITION)) is not None and before.status == "True"
+    bound = f"at least {policy.min_productive_percent}% is required"
+    message = f"{text}, {bound}{_price(snapshot)}{'; the job is suspended' if suspend else ''}" if low else text
+    following = UtilizationStatus(
+        used_seconds=round(used, 6),
+        productive_seconds=round(times.productive, 6),
+        suspend_attempt=status.attempt if suspend else None,
+    )
+    after = changed(status, utilization=following)
+    if low or was_low:
+        after = status_summary.with_condition(
+            after, CONDITION, low, "Suspended" if suspend else CONDITION if low else "Productive", message, o.now
+        )
+    events = [Event(CONDITION, message, warning=True)] if low and (suspend or not was_low) else []
+    return write(after, *events)
+
+
+def suspends(status: Status) -> bool:
+    """Whether the current attempt is to be suspended. One that is resumed begins with a new attempt."""
+    return status.utilization is not None and status.utilization.suspend_attempt == status.attempt
+
+
+def _stalled(reports: Reports | None, now: datetime) -> float:
+    """Seconds since the last step of any rank, if that is long ago: no time accounting can see it yet."""
+    ranks = [rank for rank in reports.ranks if not rank.done] if reports else []
+    steps = [rank.stepped_at for rank in ranks if rank.stepped_at]
+    if not steps:
+        return 0.0
+    least = max([_STALLED.total_seconds(), *(10 * rank.step_seconds for rank in ranks if rank.step_seconds)])
+    seconds = (now - max(steps)).total_seconds()
+    return seconds if seconds > least else 0.0
+
+
+def _price(snapshot: Snapshot) -> str:
+    used = cost.up_to(snapshot.observed.status, snapshot.observed.now)
+    return f"; {used.gpus} GPUs, {used.summary} so far" if used else ""
+
+
+def _percent(share: float) -> str:
+    return f"{min(100, int(share * 100))}%"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes"

@@ -1,0 +1,185 @@
+"""Delivers notifications in the background: with retries, at most a few at once for each receiver, never waited for.
+
+`exchange` is called with each observation of a job. It starts the deliveries that the persisted status asks for, and
+returns the results of those that are over, which the core writes to the status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import smtplib
+import ssl
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import aiohttp
+
+from allranks.core import notifications
+from allranks.core.model import Observed
+from allranks.operator import notification_text as texts
+from allranks.operator.cache import JobKey
+from allranks.operator.receivers import ReceiverConfig, Receivers, ReceiversFile, Smtp
+
+logger = logging.getLogger("allranks.operator")
+
+Id = tuple[str, str]
+"""(UID of the job, entry of its status)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Bounds, in seconds. Tests use shorter ones."""
+
+    delays: tuple[float, ...] = (2, 10, 60, 300)
+    """Between tries: five of them in about six minutes."""
+    timeout: float = 10
+    at_once: int = 4
+    """Deliveries to one receiver at the same time."""
+    most: int = 2000
+    """Deliveries under way or waiting, of all receivers. Further ones fail at once."""
+
+
+class DeliveryError(Exception):
+    """`again`: whether another try can help."""
+
+    def __init__(self, text: str, again: bool) -> None:
+        super().__init__(text)
+        self.again = again
+
+
+class Notifier:
+    """One for each session. `wake` has a job reconciled, so that a result is written."""
+
+    def __init__(self, file: ReceiversFile, wake: Callable[[JobKey], None], pace: Pace | None = None) -> None:
+        self._file, self._wake, self._pace = file, wake, pace or Pace()
+        self._tasks: dict[Id, asyncio.Task[None]] = {}
+        self._results: dict[Id, str] = {}
+        self._at_once: dict[str, asyncio.Semaphore] = {}
+        self._session: aiohttp.ClientSession | None = None
+        # A slow mail server must not take the threads that others use.
+        self._threads = ThreadPoolExecutor(self._pace.at_once, thread_name_prefix="mail")
+
+    @property
+    def idle(self) -> bool:
+        return not self._tasks
+
+    def for_all(self, namespace: str) -> Mapping[str, tuple[str, ...]]:
+        """For `Platform.notifies`; empty without receivers."""
+        return self._file.read().for_all(namespace) if self._file.enabled else {}
+
+    def exchange(self, key: JobKey, observed: Observed) -> Mapping[str, str]:
+        """Entry -> its result. Starts the deliveries of the other pending entries."""
+        uid = observed.job.metadata.uid
+        entries = notifications.pending(observed.status)
+        if not entries and not self._results:
+            return {}
+        for one in [one for one in self._results if one[0] == uid and one[1] not in entries]:
+            del self._results[one]
+        for entry in entries:
+            one = uid, entry
+            if one not in self._results and one not in self._tasks:
+                self._start(one, key, observed)
+        return {entry: self._results[uid, entry] for entry in entries if (uid, entry) in self._results}
+
+    def _start(self, one: Id, key: JobKey, observed: Observed) -> None:
+        receivers = self._file.read()
+        name = one[1].rpartition(" ")[2]
+        try:
+            named = dict(notifications.named_notifications(observed.job, observed.platform))
+            receiver = receivers.resolve(name, named, observed.job.namespace)
+            if len(self._tasks) >= self._pace.most:
+                raise ValueError("too many notifications are under way")
+        except ValueError as error:
+            logger.warning("notification %s of %s: %s", one[1], "/".join(key), error)
+            self._results[one] = notifications.FAILED
+            return
+        note = texts.note(observed, one[1], receivers.link)
+        task = asyncio.get_running_loop().create_task(self._deliver(one, key, receiver, receivers, note))
+        self._tasks[one] = task
+        task.add_done_callback(lambda _: self._tasks.pop(one, None))
+
+    async def _deliver(
+        self, one: Id, key: JobKey, receiver: ReceiverConfig, receivers: Receivers, note: texts.Note
+    ) -> None:
+        limit = self._at_once.setdefault(receiver.name, asyncio.Semaphore(self._pace.at_once))
+        result = notifications.FAILED
+        for delay in (*self._pace.delays, None):
+            try:
+                async with limit:
+                    await self._send(receiver, receivers.smtp, note)
+                result = notifications.SENT
+                break
+            except DeliveryError as error:
+                # The address is not logged: it may hold a secret.
+                logger.warning("notification %s of %s: %s", one[1], "/".join(key), error)
+                if not error.again or delay is None:
+                    break
+            await asyncio.sleep(delay)
+        self._results[one] = result
+        self._tasks.pop(one, None)
+        self._wake(key)
+
+    async def _send(self, receiver: ReceiverConfig, smtp: Smtp | None, note: texts.Note) -> None:
+        """Raises DeliveryError."""
+        if receiver.type == "Email":
+            if smtp is None or not receiver.to:
+                raise DeliveryError("mails need `smtp` and `to`", again=False)
+            message = texts.mail(note, smtp.sender, receiver.to)
+            loop = asyncio.get_running_loop()
+            sent = loop.run_in_executor(self._threads, _send_mail, smtp, message, self._pace.timeout)
+            try:
+                await asyncio.wait_for(asyncio.shield(sent), 6 * self._pace.timeout)
+            except TimeoutError as error:
+                raise DeliveryError("the mail server is too slow", again=True) from error
+            return
+        slack = receiver.type == "Slack"
+        kind = "application/json" if slack else "application/cloudevents+json"
+        headers = {**receiver.headers, "Content-Type": kind, "User-Agent": "allranks"}
+        body = texts.slack(note) if slack else texts.cloud_event(note)
+        try:
+            await self._post(receiver.url, headers, body)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise DeliveryError(type(error).__name__, again=not isinstance(error, ValueError)) from error
+
+    async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> None:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=self._pace.timeout), cookie_jar=aiohttp.DummyCookieJar()
+            )
+        # No redirects: they would lead to hosts that are not allowed. The body of the answer is not read.
+        async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
+            status = answer.status
+        if not 200 <= status < 300:
+            raise DeliveryError(f"HTTP {status}", again=status in (408, 425, 429) or status >= 500)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._session is not None:
+            await self._session.close()
+
+
+def _send_mail(smtp: Smtp, message: object, timeout: float) -> None:
+    """Raises DeliveryError."""
+    try:
+        kind = smtplib.SMTP_SSL if smtp.security == "TLS" else smtplib.SMTP
+        with contextlib.closing(kind(smtp.host, smtp.port, timeout=timeout)) as server:
+            if smtp.security == "StartTLS":
+                server.starttls(context=ssl.create_default_context())
+            if smtp.username:
+                server.login(smtp.username, smtp.password)
+            server.send_message(message)  # type: ignore[arg-type]
+            server.quit()
+    except smtplib.SMTPResponseException as error:
+        raise DeliveryError(f"SMTP {error.smtp_code}", again=400 <= error.smtp_code < 500) from error
+    except smtplib.SMTPRecipientsRefused as error:
+        later = all(400 <= code < 500 for code, _ in error.recipients.values())
+        raise DeliveryError("SMTP: the recipients are refused", again=later) from error
+    except (smtplib.SMTPException, OSError) as error:
+        raise DeliveryError(f"SMTP: {type(error).__name__}", again=True) from error

@@ -1,0 +1,209 @@
+"""Views of many jobs, as pages and in the REST interface: nodes, history and cost, comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse, Response
+
+from allranks.cli.format import cost as costs
+from allranks.cli.format import progress as progress_text
+from allranks.cli.format.duration import elapsed
+from allranks.errors import ClusterError
+from allranks.ui import compare as comparison
+from allranks.ui import history as histories
+from allranks.ui.entries import Entry, Manifest, in_order, selection
+from allranks.ui.history import By, Group
+from allranks.ui.nodes import Node, nodes
+from allranks.ui.pages import render, stream_address
+from allranks.ui.problems import RESPONSES, Problem
+from allranks.ui.rest import StateOf
+from allranks.ui.state import State
+
+api = APIRouter(prefix="/api/v1", responses=RESPONSES)
+pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+MOST_CHOICES = 100
+"""Jobs that the page of the comparison offers."""
+Jobs = Annotated[
+    list[str], Query(alias="job", max_length=comparison.MOST_JOBS, description="jobs/NAMESPACE/NAME or runs/JOB/TIME.")
+]
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+async def _nodes(state: State) -> tuple[list[Node], str]:
+    """The nodes, and what could not be read."""
+    entries = await state.entries("jobs")
+    if state.jobs is None:
+        return [], state.no_cluster
+    notes, found = [], dict[str, list[Manifest] | None]()
+    for what in ("pods", "nodes"):
+        try:
+            found[what] = await (state.jobs.all_pods() if what == "pods" else state.jobs.nodes())
+        except ClusterError as error:
+            found[what] = None
+            notes.append(str(error))
+    return nodes(entries, found["pods"] or (), found["nodes"]), " ".join(notes)
+
+
+@api.get("/nodes", summary="Nodes: GPUs in use, failures, avoided")
+async def list_nodes(state: StateOf) -> list[Manifest]:
+    state.cluster()
+    found, _ = await _nodes(state)
+    return [node.as_json() for node in found]
+
+
+@pages.get("/nodes")
+async def nodes_page(state: StateOf) -> Response:
+    """GPUs of each node, what was lost there, and who avoids it."""
+    found, note = await _nodes(state)
+    rows = [
+        (
+            node.name,
+            f"{node.used} of {node.gpus}" if node.gpus is not None else str(node.used or ""),
+            node.used / node.gpus if node.gpus else None,
+            ", ".join(f"{reason} {count}" for reason, count in node.failures.most_common()),
+            elapsed(node.lost_seconds) if node.lost_seconds else "",
+            node.avoided_by,
+            node.jobs,
+            node.unschedulable,
+        )
+        for node in found
+    ]
+    return render(
+        "nodes", live=stream_address(source="jobs"), warning=state.problem if state.jobs else "", rows=rows, note=note
+    )
+
+
+# --- history and cost ------------------------------------------------------------------------------------------------
+
+
+async def _selected(state: State, namespace: str, runs: bool) -> list[Entry]:
+    selects = selection(namespace or None)
+    jobs = [entry for entry in await state.entries("jobs") if selects(entry)]
+    return [*jobs, *(await state.entries("runs") if runs else [])]
+
+
+@api.get("/history", summary="GPU-hours, money and goodput of all jobs, by group")
+async def history(
+    state: StateOf,
+    by: Annotated[By, Query(description="team: the label team. week: in which the job ended.")] = "namespace",
+    namespace: Annotated[str, Query(description="Only jobs of this namespace.")] = "",
+    runs: Annotated[bool, Query(description="Count runs of this machine as well.")] = False,
+) -> list[Manifest]:
+    entries = await _selected(state, namespace, runs)
+    return [group.as_json() for group in histories.groups((one.manifest for one in entries), by, state.now())]
+
+
+@pages.get("/history")
+async def history_page(state: StateOf, by: By = "namespace", namespace: str = "", runs: bool = False) -> Response:
+    """What jobs used and lost, by group, and the trend by week."""
+    every = await state.entries("jobs")
+    jobs = [entry.manifest for entry in await _selected(state, namespace, runs)]
+    now = state.now()
+    found = histories.groups(jobs, by, now)
+    weeks = histories.groups(jobs, "week", now)
+    whole = histories.total(found)
+    return render(
+        "history",
+        live="",
+        warning=state.problem if state.jobs else "",
+        no_cluster=state.no_cluster,
+        by=by,
+        kinds=["namespace", "team", "pool", "week"],
+        namespace=namespace,
+        namespaces=sorted({entry.group for entry in every}),
+        runs=runs,
+        rows=list(map(_row, found)),
+        total=_row(whole) if len(found) > 1 else None,
+        weeks=[(week.name, week.goodput, progress_text.percent(week.goodput), week.jobs) for week in weeks],
+        lost=[(reason, costs.hours(value)) for reason, value in whole.lost_by.items()],
+    )
+
+
+def _row(group: Group) -> tuple[str, ...]:
+    hours = group.gpu_hours
+    held = hours.get("waiting", 0.0) + hours.get("starting", 0.0)
+    ended = f"{group.succeeded} succeeded, {group.failed} failed" if group.succeeded or group.failed else ""
+    return (
+        group.name,
+        str(group.jobs),
+        ended,
+        progress_text.percent(group.goodput),
+        costs.hours(sum(hours.values())) if hours else "",
+        costs.hours(hours["productive"]) if hours else "",
+        costs.hours(held) if hours else "",
+        costs.hours(hours["lost"]) if hours else "",
+        ", ".join(costs.amount(value, currency) for currency, value in group.spent.items()),
+        ", ".join(costs.amount(value, currency) for currency, value in group.spent_lost.items()),
+    )
+
+
+# --- comparison ------------------------------------------------------------------------------------------------------
+
+
+async def _entries_of(state: State, paths: Sequence[str]) -> list[Entry]:
+    """Raises Problem."""
+    found = []
+    for path in dict.fromkeys(paths):
+        source, _, rest = path.partition("/")
+        group, _, name = rest.partition("/")
+        if source not in ("jobs", "runs") or not group or not name:
+            raise Problem(422, f"job: {path!r} is not jobs/NAMESPACE/NAME or runs/JOB/TIME")
+        found.append(await state.find("jobs" if source == "jobs" else "runs", group, name))
+    return found
+
+
+def _spec(entry: Entry) -> Manifest:
+    spec: Manifest = entry.manifest.get("spec") or {}
+    return spec
+
+
+@api.get("/compare", summary="The fields in which jobs differ, and the reports of these jobs")
+async def compare(state: StateOf, job: Jobs) -> Manifest:
+    entries = await _entries_of(state, job)
+    reports = [await state.report(entry) for entry in entries]
+    rows = comparison.differences([_spec(entry) for entry in entries])
+    return {
+        "jobs": [f"{entry.source}/{entry.group}/{entry.name}" for entry in entries],
+        "differences": [{"field": path, "values": values} for path, values in rows],
+        "reports": [report.as_json() for report in reports],
+    }
+
+
+@pages.get("/compare")
+async def compare_page(state: StateOf, job: Jobs = []) -> Response:  # noqa: B006 (FastAPI copies it)
+    """Curves of several jobs in one plot, their figures, and the differences of their manifests."""
+    entries = await _entries_of(state, job)
+    reports = [await state.report(entry) for entry in entries]
+    plot, metric = comparison.curve(reports) if reports else (None, "")
+    offered = [*in_order(await state.entries("jobs")), *in_order(await state.entries("runs"))][:MOST_CHOICES]
+    return render(
+        "compare",
+        live="",
+        warning=state.problem if state.jobs else "",
+        entries=entries,
+        chosen={entry.key for entry in entries},
+        offered=offered,
+        plot=plot,
+        metric=metric,
+        rows=[_figures(entry, report) for entry, report in zip(entries, reports, strict=True)],
+        differences=comparison.differences([_spec(entry) for entry in entries]),
+        most=comparison.MOST_JOBS,
+    )
+
+
+def _figures(entry: Entry, report: Any) -> tuple[Entry, tuple[str, ...]]:
+    progress = report.progress
+    return entry, (
+        entry.phase,
+        progress_text.summary(progress) if progress else "",
+        ", ".join(list(progress_text.metrics(progress))[:3]) if progress else "",
+        progress_text.percent(report.goodput),
+        elapsed(report.seconds),
+        costs.summary(report.cost),
+    )

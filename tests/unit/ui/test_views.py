@@ -1,0 +1,192 @@
+"""Nodes, history and cost, comparison: as pure functions, in the REST interface and as pages."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from allranks.ui import compare, history
+from allranks.ui.entries import Entry
+from allranks.ui.nodes import nodes
+from support.job_api import JobApi
+from support.ui_samples import HOSTILE, a_job, a_run, failure, pods_of, progress, times
+from support.ui_server import UiServer
+
+NOW = datetime.now(UTC)
+
+
+def cost(productive: float = 7200.0, lost: float = 1800.0, currency: str = "EUR") -> dict:
+    return {
+        "gpus": 8,
+        "price": "2",
+        "currency": currency,
+        "gpuSeconds": {"waiting": 3600.0, "starting": 0.0, "productive": productive, "lost": lost},
+        "spent": {"waiting": 2.0, "starting": 0.0, "productive": 4.0, "lost": 1.0},
+    }
+
+
+def finished_times(productive: float = 80.0, lost: float = 20.0) -> dict:
+    return times() | {
+        "queued": 900.0,
+        "starting": 0.0,
+        "productive": productive,
+        "lost": lost,
+        "byReason": {"OOMKilled": 15.0, "NodeLost": 5.0},
+        "category": "Finished",
+    }
+
+
+def done(name: str, namespace: str = "team", when: str = "2026-03-04T10:00:00Z", **status: object) -> dict:
+    return a_job(
+        name, "Succeeded", namespace=namespace, completionTime=when, times=finished_times(), cost=cost(), **status
+    )
+
+
+def test_groups_sum_gpu_hours_money_and_goodput() -> None:
+    jobs = [done("a"), done("b"), done("c", "vision")]
+    first, second = history.groups(jobs, "namespace", NOW)
+    assert (first.name, first.jobs, first.succeeded, second.name) == ("team", 2, 2, "vision")
+    assert first.goodput == 0.8
+    assert first.gpu_hours == {"productive": 4, "starting": 0, "waiting": 2, "lost": 1}
+    assert first.lost_by == {"OOMKilled": 0.75, "NodeLost": 0.25}
+    assert (first.spent, first.spent_lost) == ({"EUR": 14}, {"EUR": 2})
+    assert history.total([first, second]).as_json()["spent"] == {"EUR": 21}
+
+
+def test_weeks_are_those_in_which_jobs_ended_and_currencies_are_not_added() -> None:
+    later = done("b", when="2026-03-11T10:00:00Z")
+    later["status"]["cost"]["currency"] = "USD"
+    weeks = history.groups([done("a"), later], "week", NOW)
+    assert [week.name for week in weeks] == ["2026-W11", "2026-W10"]
+    assert history.total(weeks).spent == {"EUR": 7, "USD": 7}
+
+
+@pytest.mark.parametrize(("by", "name"), [("pool", "h100"), ("team", "nlp")])
+def test_jobs_are_grouped_by_pool_and_by_the_label_team(by: history.By, name: str) -> None:
+    job = done("a")
+    job["spec"]["pool"] = "h100"
+    other = a_job("b", "Pending")
+    other["metadata"]["labels"] = {}
+    assert [group.name for group in history.groups([job, other], by, NOW)] == [name, "(none)"]
+
+
+def entry(job: dict) -> Entry:
+    return Entry("jobs", job["metadata"]["namespace"], job["metadata"]["name"], job)
+
+
+def gpu_pods() -> list[dict]:
+    pods = pods_of(a_job("penguins", "Running"))
+    for pod in pods:
+        pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 4}}
+    pods[2]["status"]["phase"] = "Succeeded"
+    return pods
+
+
+NODES = [
+    {"metadata": {"name": "node-7"}, "status": {"allocatable": {"nvidia.com/gpu": "8", "cpu": "64"}}},
+    {"metadata": {"name": "node-8"}, "spec": {"unschedulable": True}, "status": {"allocatable": {}}},
+]
+
+
+def test_nodes_have_the_gpus_of_pods_the_failures_and_who_avoids_them() -> None:
+    past = {
+        "attempt": 0,
+        "endTime": "2026-03-04T10:00:00Z",
+        "reason": "Error",
+        "lostSeconds": 50.0,
+        "failure": failure(),
+    }
+    running = a_job("penguins", "Running", attempt=1, history=[past], lastFailure=failure(), avoidedNodes=["node-7"])
+    found = {node.name: node for node in nodes([entry(running)], gpu_pods(), NODES)}
+    seven = found["node-7"]
+    assert (seven.gpus, seven.used, seven.jobs) == (8, 4, ["team/penguins"])
+    # The last failure is that of the attempt in the history: it counts once.
+    assert (dict(seven.failures), seven.lost_seconds, seven.avoided_by) == ({"Error": 1}, 50.0, ["team/penguins"])
+    assert found["node-8"].unschedulable
+    assert "node-9" not in found  # its pod has succeeded
+
+
+def test_differences_are_fields_with_the_names_of_list_items() -> None:
+    one = {
+        "framework": "pytorch",
+        "args": ["--lr", 1],
+        "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+    }
+    two = {"framework": "pytorch", "args": ["--lr", 2], "env": [{"name": "B", "value": "2"}], "pool": "h100"}
+    assert compare.differences([one, two]) == [
+        ("spec.args", ["--lr 1", "--lr 2"]),
+        ("spec.env[A].name", ["A", ""]),
+        ("spec.env[A].value", ["1", ""]),
+        ("spec.pool", ["", "h100"]),
+    ]
+
+
+def test_the_rest_interface_has_nodes_history_and_comparison(server: UiServer, api: JobApi, tmp_path) -> None:
+    api.pods = gpu_pods()
+    api.queues["/api/v1/nodes"] = {"items": NODES}
+    a_run(tmp_path / "runs", "hello", "20260304-101500", "Failed", {}, lastFailure=failure())
+    found = {node["name"]: node for node in server.get("/api/v1/nodes").json}
+    assert (found["node-7"]["gpus"], found["node-7"]["gpusUsed"]) == (8, 4)
+    [group] = server.get("/api/v1/history?by=team").json
+    assert (group["name"], group["jobs"], group["failed"]) == ("nlp", 2, 1)
+    compared = server.get("/api/v1/compare?job=jobs/team/penguins&job=runs/hello/20260304-101500").json
+    assert compared["jobs"] == ["jobs/team/penguins", "runs/hello/20260304-101500"]
+    assert {"field": "spec.roles.worker.replicas", "values": ["3", "2"]} in compared["differences"]
+    assert [report["name"] for report in compared["reports"]] == ["penguins", "hello"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/v1/history?by=moon", 422),
+        ("/api/v1/compare?job=penguins", 422),
+        ("/api/v1/compare?job=jobs/team/none", 404),
+        ("/api/v1/compare?" + "&".join(["job=jobs/team/penguins"] * 7), 422),
+    ],
+)
+def test_a_wrong_query_is_a_problem(server: UiServer, path: str, status: int) -> None:
+    answer = server.get(path)
+    assert answer.status == status
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_the_pages_show_them(server: UiServer, api: JobApi) -> None:
+    api.pods = gpu_pods()
+    api.queues["/api/v1/nodes"] = {"items": NODES}
+    api.put(done("paid"))
+    page = server.get("/nodes").text
+    assert "4 of 8" in page
+    assert '<a href="/jobs/team/penguins">team/penguins</a>' in page
+    page = server.get("/history?by=week").text
+    assert "7.00 EUR" in page
+    assert "OOMKilled" in page
+    page = server.get("/compare?job=jobs/team/penguins&job=jobs/team/broken").text
+    assert 'class="curve line-0"' in page
+    assert "Their specs are the same" in page
+
+
+def test_nodes_that_may_not_be_read_are_said_and_the_rest_is_shown(server: UiServer, api: JobApi) -> None:
+    api.pods = gpu_pods()
+    page = server.get("/nodes").text
+    assert "node-7" in page
+    assert 'class="detail"' in page
+
+
+def test_hostile_text_stays_text(server: UiServer, api: JobApi) -> None:
+    evil = done("evil", progress=progress(10) | {"metrics": {HOSTILE: 1.0}, "curveMetric": HOSTILE})
+    evil["spec"] |= {"pool": HOSTILE, "command": [HOSTILE]}
+    evil["metadata"]["labels"] = {"team": HOSTILE}
+    evil["status"]["avoidedNodes"] = [HOSTILE]
+    evil["status"]["lastFailure"] = failure() | {"node": HOSTILE, "reason": HOSTILE[:20]}
+    api.put(evil)
+    for path in (
+        "/nodes",
+        "/history?by=pool",
+        "/history?by=team",
+        "/compare?job=jobs/team/evil&job=jobs/team/penguins",
+    ):
+        page = server.get(path)
+        assert page.status == 200
+        assert "<script>alert" not in page.text
+        assert "<img src=x" not in page.text
