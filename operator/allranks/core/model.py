@@ -16,7 +16,7 @@ from allranks.api.status import Status
 from allranks.core.contenders import Contention
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
-from allranks.core.uploads import Upload
+from allranks.core.uploads import CacheUse, DataStore, Upload
 
 Manifest = dict[str, Any]
 """A Kubernetes object as its JSON. Parts are shared between manifests: treat it as read-only."""
@@ -220,6 +220,8 @@ class Platform:
     """Defaults and limits for the jobs of this namespace."""
     coscheduling_scheduler: str = "scheduler-plugins-scheduler"
     """Name of the scheduler with the plugin Coscheduling."""
+    data: DataStore | None = None
+    """None: this cluster fetches and uploads nothing."""
     namespace_labels: Mapping[str, str] | None = None
     """Labels of the job's namespace, for the selectors of pools; None if the operator does not read them."""
 
@@ -316,6 +318,9 @@ class Observed:
     optional: OptionalObjects = field(default_factory=OptionalObjects)
     """Objects of kinds that a cluster may or may not serve."""
     contention: Contention = field(default_factory=Contention)
+    transfers: Mapping[str, Pod] = field(default_factory=dict)
+    """Name -> pod that fetches an input or uploads an output. `reconcile` takes them out of `pods`."""
+    cache_use: CacheUse | None = None
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     """Name of an output -> its upload, if one was begun."""
 

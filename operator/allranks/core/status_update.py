@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
-from allranks.api.data import InputStatus, OutputState, OutputStatus
+from allranks.api.data import InputState, InputStatus, OutputState, OutputStatus
 from allranks.api.gang_status import GangStatus
 from allranks.api.queue_status import QueueStatus
 from allranks.api.status import (
@@ -103,6 +103,10 @@ class TimesChanges(TypedDict, total=False):
     by_reason: dict[str, float]
 
 
+class InputChanges(TypedDict, total=False):
+    state: InputState
+
+
 class OutputChanges(TypedDict, total=False):
     state: OutputState
     start_time: datetime | None
@@ -148,6 +152,8 @@ def changed(model: Status, **changes: Unpack[StatusChanges]) -> Status: ...
 def changed(model: ProgressStatus, **changes: Unpack[ProgressChanges]) -> ProgressStatus: ...
 @overload
 def changed(model: Times, **changes: Unpack[TimesChanges]) -> Times: ...
+@overload
+def changed(model: InputStatus, **changes: Unpack[InputChanges]) -> InputStatus: ...
 @overload
 def changed(model: OutputStatus, **changes: Unpack[OutputChanges]) -> OutputStatus: ...
 @overload
