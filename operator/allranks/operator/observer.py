@@ -13,6 +13,7 @@ from allranks.core.contenders import Contention
 from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
+from allranks.core.uploads import CacheUse
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.timing import Clock
@@ -77,6 +78,8 @@ class Observer:
     optional: Callable[[str], OptionalObjects] = lambda uid: OptionalObjects()
     """Objects of optional kinds for the job with this UID."""
     contenders: ContentionReader | None = None
+    cache_use: Callable[[str], CacheUse | None] = lambda namespace: None
+    """What the jobs of a namespace have in the cache of inputs."""
 
     async def prepare(self, raw: Manifest) -> None:
         """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
@@ -121,6 +124,7 @@ class Observer:
             refused_deletions=rejected_deletions,
             check_companions=check_companions,
             optional=self.optional(metadata["uid"]),
+            cache_use=self.cache_use(job.namespace) if _fetches(status) else None,
         )
         if self.gpus:
             self.gpus.note(key, observed)
@@ -139,3 +143,7 @@ class Observer:
             self.reports.forget(key)
             return None
         return self.reports.snapshot(key, uid, status.attempt)
+
+
+def _fetches(status: Status) -> bool:
+    return status.phase not in FINISHED and any(each.state != "Ready" for each in status.inputs)

@@ -22,7 +22,7 @@ def receive(snapshot: Snapshot) -> Outcome:
         message = "; ".join(errors)
         failed = transitions.fail(o.job, changed(o.status, inputs=inputs), FAILED, message, o.now)
         return write(failed, Event(FAILED, message, warning=True))
-    news = [new for old, new in zip(o.status.inputs, inputs, strict=True) if (old.state, new.state) != (new.state,) * 2]
+    news = [new for old, new in zip(o.status.inputs, inputs, strict=True) if old.state != new.state]
     if not news:
         return None
     texts = (f"input {each.name} is ready: {each.bytes} bytes, revision {each.revision}" for each in news)
