@@ -25,6 +25,8 @@ from allranks.data.upload import upload
 from allranks.errors import DataError
 
 REQUEST = "ALLRANKS_TRANSFER"
+RESULT = "ALLRANKS_TRANSFER_RESULT"
+"""Variable with the path of the file for the result."""
 TERMINATION_LOG = "/dev/termination-log"
 PASSING = (TemporaryError, ChangedError, DiskFullError)
 """Errors after which another try may succeed."""
@@ -107,7 +109,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         raise TemporaryError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def main(environ: Mapping[str, str], result_file: Path) -> int:
+def main(environ: Mapping[str, str]) -> int:
     request = json.loads(environ[REQUEST])
     status = 0
     try:
@@ -122,9 +124,9 @@ def main(environ: Mapping[str, str], result_file: Path) -> int:
         result, status = {"error": f"{request.get('uri') or request.get('shown')}: {error}"[:_LONGEST_MESSAGE]}, 1
     text = json.dumps(result)
     print(text, flush=True)
-    result_file.write_text(text, encoding="utf-8")
+    Path(environ.get(RESULT, TERMINATION_LOG)).write_text(text, encoding="utf-8")
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main(os.environ, Path(TERMINATION_LOG)))
+    sys.exit(main(os.environ))
