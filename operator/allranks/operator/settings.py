@@ -14,7 +14,7 @@ from allranks.core import policy
 from allranks.core.manifests.scheduling import NODE_LOST_SECONDS
 from allranks.core.quantity import quantity
 from allranks.core.uploads import DataStore
-from allranks.version import DATA_IMAGE, OPERATOR_IMAGE
+from allranks.version import OPERATOR_IMAGE
 
 ENV_PREFIX = "ALLRANKS_"
 
@@ -69,9 +69,9 @@ class Settings(BaseSettings):
         "fail with reason InvalidSpec.",
     )
     data_image: str = Field(
-        DATA_IMAGE,
-        description="Image of the pods that fetch inputs and upload outputs: allranks with its extra `data`. "
-        "`helper_pull_secrets` are used for it as well.",
+        "",
+        description="Image of the pods that fetch inputs and upload outputs: allranks with its extra `data`, and git. "
+        "`helper_pull_secrets` are used for it as well. Empty: the helper image, which fetches https:// only.",
     )
     data_cache_size: str = Field(
         "100Gi",
@@ -186,7 +186,7 @@ class Settings(BaseSettings):
         """Where inputs and outputs are kept; None if jobs with them are refused."""
         if not self.data_claim:
             return None
-        return DataStore(self.data_claim, self.data_image, int(quantity(self.data_cache_size)))
+        return DataStore(self.data_claim, self.data_image or self.helper_image, int(quantity(self.data_cache_size)))
 
     @field_validator("data_cache_size")
     @classmethod
