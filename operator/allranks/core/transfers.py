@@ -210,7 +210,7 @@ def _uploading(o: Observed) -> set[str]:
 
 
 def _observed_inputs(o: Observed, inputs: list[InputStatus]) -> list[InputStatus]:
-    """With the state of inputs that are not ready."""
+    """`status.inputs`, with the state of inputs that are not ready."""
     return [
         changed(each, state="Fetching" if manifests.fetch_name(o.job, each.name) in o.transfers else "Pending")
         if each.state in ("Pending", "Fetching")

@@ -66,7 +66,7 @@ class Cache:
         self, root: Path, limit: int = DEFAULT_LIMIT, may_evict: Callable[[str, float], bool] = lambda key, used: True
     ) -> None:
         """`may_evict` is called with the key of an entry and the time of its last use. It protects what is read on
-        other machines, whose locks are not seen here."""
+        other machines, whose locks this one may not have."""
         self.root = root
         self.limit = limit
         self._may_evict = may_evict

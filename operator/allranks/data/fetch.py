@@ -128,7 +128,7 @@ def _resolve(source: Any_Source, wanted: Wanted, sleep: Callable[[float], None])
 
 
 def _shortened(listing: Listing) -> Listing:
-    """With a revision that fits into the status of a job, also if a server has a longer ETag."""
+    """The listing with a revision that fits into the status of a job, also if a server has a longer ETag."""
     if len(listing.revision) <= LONGEST_REVISION:
         return listing
     return replace(listing, revision=f"long:{hashlib.sha256(listing.revision.encode()).hexdigest()}")

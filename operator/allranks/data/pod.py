@@ -59,7 +59,7 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
-    """`used`: keys of entries that jobs may read, or None if they are not known. `since`: entries used after this time
+    """`used`: keys of entries that jobs may read, or None if the operator cannot say. `since`: entries used after this time
     (seconds since 1970) stay as well, because `used` is as old."""
     used = request.get("used")
 

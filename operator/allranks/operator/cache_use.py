@@ -17,7 +17,7 @@ MOST_KEYS = 1000
 
 
 def cache_use(jobs: Iterable[Manifest | None], namespace: str) -> CacheUse | None:
-    """None: it is not known, so nothing may be evicted."""
+    """None: too many to list, so nothing may be evicted."""
     keys = {key for job in jobs if job and job["metadata"].get("namespace") == namespace for key in _keys(job)}
     return CacheUse(tuple(sorted(keys))) if len(keys) <= MOST_KEYS else None
 

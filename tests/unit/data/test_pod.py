@@ -122,7 +122,7 @@ def test_a_pod_that_was_killed_is_continued_by_the_next_one(claim: Claim, web: B
     made = fetching(**{"from": f"{url}/big"})
     process = claim.start(made)
     try:
-        while not any(wanted for _, wanted in web.requests if wanted != "bytes=0-0"):
+        while all(wanted == "bytes=0-0" for _, wanted in web.requests):
             assert process.poll() is None
     finally:
         process.kill()
@@ -171,10 +171,8 @@ def test_a_fetch_evicts_only_what_no_job_uses(
     assert (code, entry.exists()) == (0, not evicted)
 
 
-def test_a_fetch_does_not_evict_what_was_used_since_its_pod_was_created(
-    claim: Claim, web: Behaviour, url: str
-) -> None:
-    """Another job may read it that the operator had not seen."""
+def test_a_fetch_does_not_evict_what_was_used_since_its_pod_was_created(claim: Claim, web: Behaviour, url: str) -> None:
+    """Another job may read it whose status the operator had not read."""
     web.files |= {"/old": b"x" * 100, "/new": b"y" * 100}
     _, message = claim.run(fetching(**{"from": f"{url}/old"}))
     key = cache_key(f"{url}/old", status_after(message, **{"from": f"{url}/old"}).revision or "")

@@ -27,8 +27,8 @@ from allranks.core.uploads import CacheUse, DataStore
 VOLUME = "allranks-data"
 REQUEST = "ALLRANKS_TRANSFER"
 UNSEEN = timedelta(minutes=10)
-"""Entries of the cache that were used since then are not evicted: a job may read them that the operator has not seen
-yet, and the clocks of machines differ."""
+"""Entries of the cache that were used since then are not evicted: a job may read them whose status the operator has not
+read yet, and the clocks of machines differ."""
 _COMMAND = ["python3", "-m", "allranks.data.pod"]
 _CACHE, _OUTPUTS, _TARGET = "/cache", "/outputs", "/target"
 _CONTAINER: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -84,7 +84,7 @@ def fetch_pod(
 
 
 def upload_pod(job: Job, output: Output, status: Status, platform: Platform, store: DataStore) -> Manifest:
-    """It has the user of the ranks, whose files nobody else may be able to read."""
+    """It has the user of the ranks: others may not be able to read their files."""
     mounts = [{"name": VOLUME, "mountPath": _OUTPUTS, "subPath": f"outputs/{job.metadata.uid}"}]
     volumes, to = [_claim(VOLUME, store.claim)], output.to
     if output.scheme == "claim":
