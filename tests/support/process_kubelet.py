@@ -104,7 +104,7 @@ class ProcessKubelet(Kubelet):
         names = re.compile(rf"[a-z0-9.-]+\.{re.escape(job)}\.{re.escape(metadata['namespace'])}\.svc")
         text = names.sub("127.0.0.1", json.dumps(spec))
         spec = json.loads(text)
-        attempt = f"{job}-{metadata['labels']['allranks.dev/attempt']}"
+        attempt = f"{job}-{metadata['labels'].get('allranks.dev/attempt')}"
         for container in spec["containers"]:
             for variable in container.get("env") or ():
                 if variable["name"] in RENDEZVOUS:

@@ -96,8 +96,9 @@ def _error(message: str) -> str:
 
 
 def _json(text: str) -> Any:
+    """The result in a termination message, or in the last line of a log that takes its place."""
     try:
-        return json.loads(text)
+        return json.loads((text.strip().splitlines() or [""])[-1])
     except ValueError:
         return None
 

@@ -59,8 +59,8 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
-    """`used`: keys of entries that jobs may read, or None if the operator cannot say. `since`: entries used after this time
-    (seconds since 1970) stay as well, because `used` is as old."""
+    """`used`: keys of entries that jobs may read, or None if the operator cannot say. `since`: entries used after this
+    time (seconds since 1970) stay as well, because `used` is as old."""
     used = request.get("used")
 
     def may_evict(key: str, last_use: float) -> bool:
@@ -124,7 +124,9 @@ def main(environ: Mapping[str, str]) -> int:
         result, status = {"error": f"{request.get('uri') or request.get('shown')}: {error}"[:_LONGEST_MESSAGE]}, 1
     text = json.dumps(result)
     print(text, flush=True)
-    Path(environ.get(RESULT, TERMINATION_LOG)).write_text(text, encoding="utf-8")
+    file = Path(environ.get(RESULT) or TERMINATION_LOG)
+    if RESULT in environ or file.exists():  # a kubelet makes it
+        file.write_text(text, encoding="utf-8")
     return status
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.data import cache as caches
+from allranks.cache_key import cache_key
 from allranks.data.cache import Cache
 from allranks.data.download import JOURNAL
 from allranks.data.errors import TemporaryError
