@@ -30,6 +30,13 @@ def web() -> Behaviour:
 
 
 @pytest.fixture
+def pods(tmp_path: Path) -> Path:
+    """Where the kubelet keeps the files of pods."""
+    (tmp_path / "pods").mkdir()
+    return tmp_path / "pods"
+
+
+@pytest.fixture
 def url(web: Behaviour) -> Iterator[str]:
     with http_server(web) as found:
         yield found
@@ -52,7 +59,7 @@ def job(control_plane: ControlPlane, namespace: str) -> Manifest:
 
 
 def test_a_job_reads_its_input_and_succeeds_with_its_output(
-    control_plane: ControlPlane, namespace: str, tmp_path: Path, web: Behaviour, url: str
+    control_plane: ControlPlane, namespace: str, tmp_path: Path, pods: Path, web: Behaviour, url: str
 ) -> None:
     """Another operator continues after each step."""
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "operator")}
@@ -61,13 +68,15 @@ def test_a_job_reads_its_input_and_succeeds_with_its_output(
         lambda status: status["outputs"][0]["state"] != "Pending",
         lambda status: status["phase"] == "Succeeded",
     ]
-    with process_kubelet(control_plane, namespace, tmp_path / "pods", environ) as kubelet:
+    with process_kubelet(control_plane, namespace, pods, environ) as kubelet:
         outputs = [{"name": "model", "path": "/out", "to": "claim://results/models"}]
         kubelet.claims["allranks-data"], kubelet.claims["results"] = tmp_path / "data", tmp_path / "results"
         create(control_plane, namespace, url, tmp_path, outputs=outputs)
         for step in steps:
             with live.operator(live.connection(control_plane), namespace, data_claim="allranks-data", pools=False):
-                eventually(lambda step=step: (found := job(control_plane, namespace).get("status")) and step(found), 240)
+                eventually(
+                    lambda step=step: (found := job(control_plane, namespace).get("status")) and step(found), 240
+                )
     found = job(control_plane, namespace)
     [fetched], [uploaded] = found["status"]["inputs"], found["status"]["outputs"]
     assert (fetched["state"], fetched["bytes"], uploaded["state"], uploaded["files"]) == ("Ready", 8, "Uploaded", 2)
@@ -77,12 +86,12 @@ def test_a_job_reads_its_input_and_succeeds_with_its_output(
 
 
 def test_a_missing_file_fails_the_job_and_no_rank_runs(
-    control_plane: ControlPlane, namespace: str, tmp_path: Path, web: Behaviour, url: str
+    control_plane: ControlPlane, namespace: str, tmp_path: Path, pods: Path, web: Behaviour, url: str
 ) -> None:
     web.files.clear()
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "operator")}
     with (
-        process_kubelet(control_plane, namespace, tmp_path / "pods", environ),
+        process_kubelet(control_plane, namespace, pods, environ),
         live.operator(live.connection(control_plane), namespace, data_claim="allranks-data", pools=False),
     ):
         create(control_plane, namespace, url, tmp_path)
