@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from allranks.api.data import InputStatus, OutputStatus
-from allranks.core import provenance
-from allranks.core.manifests import pods
+from allranks.core.manifests import pods, provenance
 from allranks.core.model import Platform
 from allranks.core.uploads import Upload
 from support.builders import at, failed, job, started, succeeded

@@ -20,8 +20,8 @@ from allranks.api.status import Status
 from allranks.cache_key import cache_key
 from allranks.core import naming
 from allranks.core.manifests import companions, pod_template
+from allranks.core.manifests.provenance import provenance
 from allranks.core.model import Manifest, Platform
-from allranks.core.provenance import provenance
 from allranks.core.uploads import CacheUse, DataStore
 
 VOLUME = "allranks-data"
