@@ -50,6 +50,7 @@ SETTINGS = {
     "address": "127.0.0.1",
     "port": 0,
     "helper_image": "example.org/allranks:1",
+    "data_claim": "allranks-data",
     "report_port": 0,
     "report_url": "http://reports.example.org:8081/v1/report",
 }

@@ -22,7 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from allranks.core.model import Pod
-from allranks.core.naming import JOB_LABEL
+from allranks.core.naming import FETCH, JOB_LABEL, ROLE_LABEL, UPLOAD
+from allranks.data.pod import RESULT
 from allranks.kube.auth import Connection
 from allranks.local.environment import machine_environment
 from allranks.local.pod import Backoff, LocalPod
@@ -104,8 +105,10 @@ class ProcessKubelet(Kubelet):
         names = re.compile(rf"[a-z0-9.-]+\.{re.escape(job)}\.{re.escape(metadata['namespace'])}\.svc")
         text = names.sub("127.0.0.1", json.dumps(spec))
         spec = json.loads(text)
-        attempt = f"{job}-{metadata['labels']['allranks.dev/attempt']}"
+        attempt = f"{job}-{metadata['labels'].get('allranks.dev/attempt')}"
         for container in spec["containers"]:
+            if metadata["labels"].get(ROLE_LABEL) in (FETCH, UPLOAD):
+                container["env"].append({"name": RESULT, "value": str(self.termination_log(pod))})
             for variable in container.get("env") or ():
                 if variable["name"] in RENDEZVOUS:
                     variable["value"] = self._ports.setdefault(attempt, str(free_ports(1)[0]))
@@ -114,6 +117,9 @@ class ProcessKubelet(Kubelet):
             for volume in spec.get("volumes") or ()
         ]
         return {**pod, "spec": {**spec, "volumes": volumes}}
+
+    def termination_log(self, pod: Manifest) -> Path:
+        return self._folder / pod["metadata"]["name"] / "termination-log"
 
     async def variables(self, pod: Manifest) -> dict[str, dict[str, str]]:
         """ConfigMap -> its values, of those that variables refer to."""
@@ -199,6 +205,8 @@ class _Runner:
             if status.phase in ("Succeeded", "Failed"):
                 ended = status.exit
                 code, message = (ended.code, ended.message) if ended else (1, "")
+                with contextlib.suppress(FileNotFoundError):
+                    message = self._kubelet.termination_log(pod).read_text(encoding="utf-8")
                 how = pod_status.exited if running else pod_status.init_failed
                 ending = (
                     how(pod, now, code, ended.reason if ended else "", message)

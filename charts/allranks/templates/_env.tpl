@@ -18,6 +18,12 @@
   value: {{ default (include "allranks.image" .) .Values.helperImage | quote }}
 - name: ALLRANKS_HELPER_PULL_SECRETS
   value: {{ join "," .Values.helperImagePullSecrets | quote }}
+- name: ALLRANKS_DATA_CLAIM
+  value: {{ .Values.data.claim | quote }}
+- name: ALLRANKS_DATA_IMAGE
+  value: {{ .Values.data.image | quote }}
+- name: ALLRANKS_DATA_CACHE_SIZE
+  value: {{ .Values.data.cacheSize | quote }}
 - name: ALLRANKS_LEADER_ELECTION
   value: {{ include "allranks.leaderElection" . | default "false" | quote }}
 - name: ALLRANKS_LEASE_NAME

@@ -17,7 +17,7 @@ from allranks.core.contenders import Contention
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
 from allranks.core.resume_source import ResumeSource
-from allranks.core.uploads import Upload
+from allranks.core.uploads import CacheUse, DataStore, Upload
 
 Manifest = dict[str, Any]
 """A Kubernetes object as its JSON. Parts are shared between manifests: treat it as read-only."""
@@ -223,6 +223,8 @@ class Platform:
     """Defaults and limits for the jobs of this namespace."""
     coscheduling_scheduler: str = "scheduler-plugins-scheduler"
     """Name of the scheduler with the plugin Coscheduling."""
+    data: DataStore | None = None
+    """None: this cluster fetches and uploads nothing."""
     namespace_labels: Mapping[str, str] | None = None
     """Labels of the job's namespace, for the selectors of pools; None if the operator does not read them."""
 
@@ -325,6 +327,9 @@ class Observed:
     """The job that `resumeFrom` names, until this one has a status; None if it does not exist."""
     notified: Mapping[str, str] = field(default_factory=dict)
     """Pending entry of `status.notifications` -> the result that its delivery had."""
+    transfers: Mapping[str, Pod] = field(default_factory=dict)
+    """Name -> pod that fetches an input or uploads an output. `reconcile` takes them out of `pods`."""
+    cache_use: CacheUse | None = None
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     """Name of an output -> its upload, if one was begun."""
 

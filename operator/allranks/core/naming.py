@@ -12,6 +12,10 @@ MANAGER_LABEL = "app.kubernetes.io/managed-by"
 PLACEHOLDER = "placeholder"
 """Value of the role label of a placeholder pod, which tests whether the cluster has capacity for one more worker."""
 
+FETCH, UPLOAD = "data-fetch", "data-upload"
+"""Values of the role label of pods that transfer inputs and outputs. No role has a name with a hyphen."""
+NO_RANKS = frozenset({PLACEHOLDER, FETCH, UPLOAD})
+
 TRAINER = "trainer"
 """Name of the training container."""
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from allranks.api.job import MANAGED_BY
 from allranks.api.status import FINISHED, WITHOUT_PODS
-from allranks.core import cost, gang_choice, limits, notifications, progress, report_loss, time_accounting
+from allranks.core import cost, gang_choice, limits, notifications, progress, report_loss, time_accounting, transfers
 from allranks.core.model import Observed, Plan
 from allranks.core.queueing import queue as queues
 from allranks.core.rules import (
@@ -25,6 +25,7 @@ from allranks.core.rules import (
     failure,
     gang,
     hang,
+    inputs,
     lifecycle,
     outputs,
     queue,
@@ -42,6 +43,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     failure.reattribute,
     lifecycle.succeed,
     lifecycle.suspend,
+    inputs.receive,
     queue.withdraw,
     gang.choose_backend,
     lifecycle.exceed_active_deadline,
@@ -56,7 +58,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     gang.give_up_pods,
 )
 SUSPENDED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.resume)
-QUEUED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.suspend, queue.admit)
+QUEUED_RULES: tuple[Rule, ...] = (failure.reattribute, lifecycle.suspend, inputs.receive, queue.admit)
 UPLOAD_RULES: tuple[Rule, ...] = (outputs.finish,)
 FINISHED_RULES: tuple[Rule, ...] = (outputs.upload_after_failure, cleanup.expire, cleanup.record_outcomes)
 
@@ -69,6 +71,7 @@ def reconcile(observed: Observed) -> Plan:
 def _reconcile(observed: Observed) -> Plan:
     observed = replace(observed, job=limits.with_defaults(observed.job, observed.platform.policy))
     observed = queues.without_queue(observed) if observed.platform.local else queues.with_admitted_size(observed)
+    observed = transfers.with_transfers(observed)
     job, status = observed.job, observed.status
     if job.metadata.deletion_timestamp or (job.spec.managed_by or MANAGED_BY) != MANAGED_BY:
         deleted = job.metadata.deletion_timestamp is not None
@@ -76,7 +79,7 @@ def _reconcile(observed: Observed) -> Plan:
     if status.phase in FINISHED:
         snapshot = Snapshot(observed, status)
         decision, outcomes = _apply(FINISHED_RULES, snapshot)
-        return decision or with_workload(snapshot, _with_wake_up(cleanup.clean_up(snapshot), outcomes))
+        return decision or _with_others(snapshot, _with_wake_up(cleanup.clean_up(snapshot), outcomes))
 
     if begun := lifecycle.begin_small(observed):
         snapshot = Snapshot(replace(observed, status=begun), status)
@@ -97,10 +100,15 @@ def _reconcile(observed: Observed) -> Plan:
     decision = decision or checkpoint.withdraw(snapshot, outcomes)
     if decision:
         decision = _with_gang(snapshot, decision)
-    plan = decision or with_workload(snapshot, _with_wake_up(sync(snapshot), outcomes))
+    plan = decision or _with_others(snapshot, _with_wake_up(sync(snapshot), outcomes))
     if utilization.suspends(status) and decision is None and not job.spec.suspend:
         plan = replace(plan, suspend_job=status.phase not in WITHOUT_PODS)
     return replace(_with_time_accounting(snapshot, plan), checkpoint_request=checkpoint.number(status))
+
+
+def _with_others(snapshot: Snapshot, plan: Plan) -> Plan:
+    """The plan with what is to be done beside the pods of ranks."""
+    return transfers.with_transfer_pods(snapshot.observed, with_workload(snapshot, plan))
 
 
 def _apply(rules: Iterable[Rule], snapshot: Snapshot) -> tuple[Plan | None, list[Outcome]]:

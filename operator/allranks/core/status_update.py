@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
 from allranks.api.cost import CostStatus, GpuTime, UtilizationStatus
-from allranks.api.data import InputStatus, OutputState, OutputStatus
+from allranks.api.data import InputState, InputStatus, OutputState, OutputStatus
 from allranks.api.gang_status import GangStatus
 from allranks.api.queue_status import QueueStatus
 from allranks.api.status import (
@@ -119,6 +119,10 @@ class CostChanges(TypedDict, total=False):
     summary: str
 
 
+class InputChanges(TypedDict, total=False):
+    state: InputState
+
+
 class OutputChanges(TypedDict, total=False):
     state: OutputState
     start_time: datetime | None
@@ -166,6 +170,8 @@ def changed(model: ProgressStatus, **changes: Unpack[ProgressChanges]) -> Progre
 def changed(model: Times, **changes: Unpack[TimesChanges]) -> Times: ...
 @overload
 def changed(model: CostStatus, **changes: Unpack[CostChanges]) -> CostStatus: ...
+@overload
+def changed(model: InputStatus, **changes: Unpack[InputChanges]) -> InputStatus: ...
 @overload
 def changed(model: OutputStatus, **changes: Unpack[OutputChanges]) -> OutputStatus: ...
 @overload

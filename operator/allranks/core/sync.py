@@ -16,6 +16,7 @@ from allranks.core import (
     report_loss,
     status_summary,
     topology,
+    transfers,
 )
 from allranks.core.gangs import objects as gang_objects
 from allranks.core.gangs import read_back
@@ -91,7 +92,8 @@ def wait_in_queue(snapshot: Snapshot) -> Plan:
     """Deletes all pods of a job that waits in a queue, and says what it waits for."""
     o = snapshot.observed
     active, _ = active_pods(snapshot)
-    reason, message = queue_reasons.reason(o, snapshot.workload, active)
+    missing = transfers.blocked(o) if snapshot.workload is None and not active else None
+    reason, message = missing or queue_reasons.reason(o, snapshot.workload, active)
     if snapshot.undeletable:
         pod, rejection = snapshot.undeletable[0]
         reason, message = DELETION_REFUSED, f"pod {pod.name} still runs: its deletion was rejected: {rejection.message}"
@@ -142,7 +144,7 @@ def _refused_deletion(snapshot: Snapshot) -> tuple[str, str] | None:
 def _blocked(snapshot: Snapshot) -> tuple[str, str] | None:
     """(reason, message) of what keeps the missing pods from being created."""
     o = snapshot.observed
-    refused = _refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)
+    refused = transfers.blocked(o) or _refused_deletion(snapshot) or pool_template.unavailable(o.job, o.platform)
     return refused or gang_choice.unavailable(o.job, o.status, o.platform, o.optional)
 
 

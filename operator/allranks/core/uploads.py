@@ -1,4 +1,4 @@
-"""What is observed of the uploads of outputs."""
+"""What is observed of the transfers of inputs and outputs, and where they keep their files on a cluster."""
 
 from __future__ import annotations
 
@@ -15,3 +15,23 @@ class Upload:
     files: int | None = None
     message: str = ""
     """Why it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataStore:
+    """Settings of a cluster for inputs that are fetched and for outputs."""
+
+    claim: str
+    """Name of the claim, in each namespace of jobs, with the cache of inputs and the directories of outputs."""
+    image: str
+    """Image of the pods that transfer files: allranks with its extra `data`."""
+    cache_bytes: int
+    """Bytes of inputs that the claim holds before what was used longest ago is evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What the unfinished jobs of a namespace have in the cache of inputs."""
+
+    keys: tuple[str, ...]
+    """Names of entries (`cache_key`), sorted."""

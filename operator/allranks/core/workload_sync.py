@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
-from allranks.core import places, queue_reasons, root_cause, topology
+from allranks.core import places, queue_reasons, root_cause, topology, transfers
 from allranks.core.elasticity import TERMINATION_TIMEOUT
 from allranks.core.manifests import companions
 from allranks.core.manifests import workload as manifest
@@ -83,7 +83,8 @@ def _changes(snapshot: Snapshot) -> _Changes:
         removable = idle or phase not in WITHOUT_PODS
         return _Changes(remove=(workload,)) if removable else _Changes(wake_at=forgotten_at)
     if workload is None:
-        if phase != "Queued" or not own or active or queue_reasons.cannot_ask(o):
+        # A job asks for GPUs when its data is there.
+        if phase != "Queued" or not own or active or queue_reasons.cannot_ask(o) or transfers.unready(o):
             return _Changes(wake_at=forgotten_at if phase == "Queued" else None)
         return _Changes(create=(manifest.workload(o),))
     if not own and not _is_owned(o, workload):

@@ -15,12 +15,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from allranks.errors import DataError
+from allranks.cache_key import cache_key
+from allranks.data.errors import DiskFullError
 
 DEFAULT_LIMIT = 100 << 30
 """Bytes that the cache holds before it evicts what was used longest ago."""
@@ -61,9 +62,14 @@ class Lease:
 class Cache:
     """One cache directory, which any number of processes use."""
 
-    def __init__(self, root: Path, limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(
+        self, root: Path, limit: int = DEFAULT_LIMIT, may_evict: Callable[[str, float], bool] = lambda key, used: True
+    ) -> None:
+        """`may_evict` is called with the key of an entry and the time of its last use. It protects what is read on
+        other machines, whose locks this one may not have."""
         self.root = root
         self.limit = limit
+        self._may_evict = may_evict
 
     def lease(self, uri: str, pin: str) -> Lease | None:
         """The entry, which nothing evicts until the lease is closed; None if it is not in the cache. Waits while it is
@@ -95,16 +101,16 @@ class Cache:
         on the disk; `staged` of them are there. Raises DataError if they do not fit on the disk."""
         entries = sorted(self._stored(), key=lambda stored: stored[1])
         total = sum(size for _, _, size in entries) - staged + needed
-        for key, _, size in entries:
+        for key, used, size in entries:
             free = shutil.disk_usage(self.root).free - RESERVE
             if total <= self.limit and needed - staged <= free:
                 return
-            if self._evict(key):
+            if self._may_evict(key.removesuffix(_PARTIAL), used) and self._evict(key):
                 total -= size
         free = shutil.disk_usage(self.root).free - RESERVE
         if needed - staged > free:
             wanted, has = text_size(needed - staged), text_size(max(0, free))
-            raise DataError(
+            raise DiskFullError(
                 f"{uri}: the disk is full: {wanted} are needed, and {has} are free for {self.root}: make room, or "
                 "choose another directory with ALLRANKS_CACHE"
             )
@@ -204,10 +210,6 @@ class Staging:
             shutil.rmtree(self.target)
         self.directory.rename(self.target)
         sync_directory(self.target.parent)
-
-
-def cache_key(uri: str, pin: str) -> str:
-    return hashlib.sha256(json.dumps([uri, pin]).encode()).hexdigest()[:32]
 
 
 def tree_sum(files: dict[str, str]) -> str:

@@ -45,6 +45,10 @@ class ChangedError(DataError):
     """The data was changed while it was read."""
 
 
+class DiskFullError(DataError):
+    """The disk is full: it may succeed when others have made room."""
+
+
 def explain(error: BaseException, uri: str) -> DataError:
     """The error as a DataError about `uri`."""
     if isinstance(error, DataError):
@@ -68,7 +72,7 @@ def explain(error: BaseException, uri: str) -> DataError:
     if isinstance(error, FileNotFoundError) or kind == "missing" or "RepositoryNotFoundError" in kinds:
         return DataError(f"{uri}: there is no such object, or it is not visible with these credentials")
     if isinstance(error, OSError) and error.errno in _FULL:
-        return DataError(f"{uri}: the disk is full ({error.filename or 'cache'}): make room and run again")
+        return DiskFullError(f"{uri}: the disk is full ({error.filename or 'cache'}): make room and run again")
     if kinds & set(_TEMPORARY) or isinstance(error, (ConnectionError, TimeoutError)) or status == 429 or status >= 500:
         return TemporaryError(f"{uri}: the connection failed: {text}")
     if "URLError" in kinds and not status:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -21,6 +22,8 @@ from allranks.errors import DataError
 
 Any_Source = Source | TreeSource
 T = TypeVar("T")
+LONGEST_REVISION = 128
+"""Characters: the length that the status of a job has for it."""
 
 
 class Wanted(NamedTuple):
@@ -115,13 +118,20 @@ def _found_locked(cache: Cache, staging: Staging) -> Entry | None:
 
 
 def _resolve(source: Any_Source, wanted: Wanted, sleep: Callable[[float], None]) -> Listing:
-    listing = _with_tries(lambda: source.resolve(wanted.revision), wanted.uri, sleep)
+    listing = _shortened(_with_tries(lambda: source.resolve(wanted.revision), wanted.uri, sleep))
     if wanted.revision and not source.branches and listing.revision != wanted.revision:
         raise DataError(
             f"{wanted.uri}: the data was changed: its revision is {listing.revision}, and the job wants "
             f"{wanted.revision}"
         )
     return listing
+
+
+def _shortened(listing: Listing) -> Listing:
+    """The listing with a revision that fits into the status of a job, also if a server has a longer ETag."""
+    if len(listing.revision) <= LONGEST_REVISION:
+        return listing
+    return replace(listing, revision=f"long:{hashlib.sha256(listing.revision.encode()).hexdigest()}")
 
 
 def _fill(
@@ -164,7 +174,7 @@ def _check_unchanged(
     """A store without commits can change between two files: then they do not belong together."""
     if source.branches or listing.revision.startswith("fetched:") or wanted.sha256:
         return
-    after = _with_tries(lambda: source.resolve(None), wanted.uri, sleep)
+    after = _shortened(_with_tries(lambda: source.resolve(None), wanted.uri, sleep))
     if after.revision != listing.revision:
         raise ChangedError(f"{wanted.uri}: the data was changed while it was fetched: run again")
 

@@ -19,7 +19,7 @@ from allranks.api.job import Job, Metadata, Spec, SpecBase
 from allranks.api.status import FINISHED, RestartCounts, Status
 from allranks.core import topology
 from allranks.core.model import Manifest, Pod
-from allranks.core.naming import PLACEHOLDER, replica_key
+from allranks.core.naming import NO_RANKS, replica_key
 from allranks.errors import InvalidManifest
 from allranks.kube import restarted_indexes
 
@@ -186,7 +186,7 @@ def job_of(job: Manifest) -> Job | None:
 
 
 def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
-    """The pods that the job owns, by attempt, then rank. Without placeholders."""
+    """The pods that the job owns, by attempt, then rank. Without placeholders and transfers."""
     import msgspec  # not installed everywhere: `allranks run` does without
 
     from allranks.kube.pod_codec import pod
@@ -196,7 +196,7 @@ def pods_of(job: Manifest, pods: Iterable[Manifest]) -> list[Pod]:
     decoded = (pod(msgspec.convert(manifest, Raw)) for manifest in pods if _owner(manifest) == uid)
     places = {key: place for place, key in enumerate(ranks_of(job))}
     return sorted(
-        (found for found in decoded if found.role != PLACEHOLDER),
+        (found for found in decoded if found.role not in NO_RANKS),
         key=lambda pod: (pod.attempt, places.get(replica_key(pod.role, pod.index), 1 << 30), pod.name),
     )
 

@@ -10,7 +10,7 @@ from allranks.api.data import Output
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core.manifests import data
-from allranks.core.provenance import provenance
+from allranks.core.manifests.provenance import provenance
 from allranks.core.rules import outputs as rule
 from allranks.core.uploads import Upload
 from allranks.errors import DataError

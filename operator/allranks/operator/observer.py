@@ -14,6 +14,7 @@ from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, Re
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
 from allranks.core.resume_source import ResumeSource
+from allranks.core.uploads import CacheUse
 from allranks.kube import compact_jobs, job_codec
 from allranks.operator.cache import JobKey, PodCache
 from allranks.operator.timing import Clock
@@ -94,6 +95,8 @@ class Observer:
     sources: SourceReader | None = None
     """Jobs that others name in `resumeFrom`."""
     outbox: Outbox | None = None
+    cache_use: Callable[[str], CacheUse | None] = lambda namespace: None
+    """What the jobs of a namespace have in the cache of inputs."""
 
     async def prepare(self, raw: Manifest) -> None:
         """Reads what `observe` needs and does not have. Raises NamespaceNotUsable, ApiError."""
@@ -141,6 +144,7 @@ class Observer:
             check_companions=check_companions,
             optional=self.optional(metadata["uid"]),
             resume_source=self.sources.get(raw) if self.sources else None,
+            cache_use=self.cache_use(job.namespace) if _fetches(status) else None,
         )
         if self.gpus:
             self.gpus.note(key, observed)
@@ -161,3 +165,7 @@ class Observer:
             self.reports.forget(key)
             return None
         return self.reports.snapshot(key, uid, status.attempt)
+
+
+def _fetches(status: Status) -> bool:
+    return status.phase not in FINISHED and any(each.state != "Ready" for each in status.inputs)

@@ -19,7 +19,7 @@ import msgspec
 
 from allranks.core.manifests.report_env import AUDIENCE
 from allranks.core.model import Manifest
-from allranks.core.naming import PLACEHOLDER
+from allranks.core.naming import NO_RANKS
 from allranks.kube import paths
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Fenced, Unavailable
@@ -241,7 +241,7 @@ class Reviews:
         job = self._job(name)
         if job is None or not cached.owner or job["metadata"].get("uid") != cached.owner:
             raise Denied(403, "this pod belongs to no job")
-        if pod.role == PLACEHOLDER or not pod.role or pod.index < 0 or not 0 <= pod.attempt <= attempt_of(job):
+        if pod.role in NO_RANKS or not pod.role or pod.index < 0 or not 0 <= pod.attempt <= attempt_of(job):
             raise Denied(403, "this pod is not a rank of its job")
         return ReportSource(
             name, cached.owner, pod.name, pod.uid, pod.role, pod.index, pod.attempt, pod.restart, pod.node

@@ -23,6 +23,7 @@ from allranks.kube.watch import PAGE_OF_LARGE_OBJECTS, Watch
 from allranks.operator import crd_check, job_watch
 from allranks.operator.apply import Executor
 from allranks.operator.cache import JobCache, JobKey, PodCache
+from allranks.operator.cache_use import cache_use
 from allranks.operator.contention_cache import Contenders
 from allranks.operator.controller import Controller
 from allranks.operator.event_recorder import Recorder
@@ -123,6 +124,7 @@ class Session:
                 Contenders(lambda key: self.queue.enqueue_pod_event(key, True)),
                 ResumeSources(self.client, self.jobs),
                 self.notifier,
+                lambda namespace: cache_use((self.jobs.get(key) for key in self.jobs), namespace),
             ),
             executor,
             self.recorder,
@@ -293,6 +295,7 @@ class Session:
             helper_image=settings.helper_image,
             helper_pull_secrets=settings.helper_pull_secrets,
             node_lost_seconds=settings.node_lost_seconds,
+            data=settings.data,
             report_url=settings.report_url,
             network_policies=settings.network_policies,
             disruption_budgets=settings.disruption_budgets,

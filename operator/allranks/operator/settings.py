@@ -12,6 +12,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from allranks.core import policy
 from allranks.core.manifests.scheduling import NODE_LOST_SECONDS
+from allranks.core.quantity import quantity
+from allranks.core.uploads import DataStore
 from allranks.version import OPERATOR_IMAGE
 
 ENV_PREFIX = "ALLRANKS_"
@@ -59,6 +61,21 @@ class Settings(BaseSettings):
         (),
         description="Secrets for pulling the helper image (comma-separated), added to the imagePullSecrets of pods "
         "with a helper. They must exist in the namespaces of the jobs.",
+    )
+    data_claim: str = Field(
+        "",
+        description="Name of a PersistentVolumeClaim that each namespace of jobs has, for inputs that are fetched and "
+        "for outputs. Its access mode is ReadWriteMany, unless all pods of a job run on one node. Empty: such jobs "
+        "fail with reason InvalidSpec.",
+    )
+    data_image: str = Field(
+        "",
+        description="Image of the pods that fetch inputs and upload outputs: allranks with its extra `data`, and git. "
+        "`helper_pull_secrets` are used for it as well. Empty: the helper image, which fetches https:// only.",
+    )
+    data_cache_size: str = Field(
+        "100Gi",
+        description="Size of the inputs that the claim holds before those that were used longest ago are evicted.",
     )
     namespace_policies: bool = Field(
         False,
@@ -168,6 +185,20 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
     log_format: Literal["json", "text"] = Field("json", description="json: one object per line; text: human-readable.")
+
+    @property
+    def data(self) -> DataStore | None:
+        """Where inputs and outputs are kept; None if jobs with them are refused."""
+        if not self.data_claim:
+            return None
+        return DataStore(self.data_claim, self.data_image or self.helper_image, int(quantity(self.data_cache_size)))
+
+    @field_validator("data_cache_size")
+    @classmethod
+    def _is_size(cls, value: str) -> str:
+        if quantity(value) < 0:
+            raise ValueError("must not be negative")
+        return value
 
     @property
     def policy(self) -> policy.Policy:

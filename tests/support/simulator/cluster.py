@@ -16,6 +16,7 @@ from allranks.api.pool import KIND as POOL
 from allranks.core import reconcile as core
 from allranks.core.model import Manifest, Platform
 from allranks.core.optional_kinds import OptionalKind
+from allranks.core.uploads import DataStore
 from allranks.errors import AllranksError
 
 from .controller import Audit, Controller, Killed, Reconcile
@@ -25,7 +26,11 @@ from .ranks import Ranks
 from .store import Change, Key, NotFound, Store, key_of, owners
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-PLATFORM = Platform(helper_image="allranks/operator:simulated", report_url="http://allranks.simulated:8081/v1/report")
+PLATFORM = Platform(
+    helper_image="allranks/operator:simulated",
+    report_url="http://allranks.simulated:8081/v1/report",
+    data=DataStore("allranks-data", "allranks/data:simulated", 100 << 30),
+)
 FOREGROUND = "foregroundDeletion"
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from allranks.api.data import InputStatus, OutputStatus
-from allranks.core import provenance
-from allranks.core.manifests import pods
+from allranks.core.manifests import pods, provenance
 from allranks.core.model import Platform
 from allranks.core.uploads import Upload
 from support.builders import at, failed, job, started, succeeded
@@ -80,11 +79,11 @@ def test_a_directory_or_a_name_that_is_taken_is_refused(fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"inputs": [CLAIM, STORE]}, "spec.inputs[1].from: s3:// is fetched by allranks run only so far"),
-        ({"outputs": [MODEL]}, "spec.outputs: are uploaded by allranks run only so far"),
+        ({"inputs": [CLAIM, STORE]}, "spec.inputs[1].from: s3:// is fetched into a claim, and this cluster has none"),
+        ({"outputs": [MODEL]}, "spec.outputs[0].path: outputs are kept in a claim, and this cluster has none for them"),
     ],
 )
-def test_a_cluster_refuses_what_it_does_not_do(fields: dict[str, Any], message: str) -> None:
+def test_a_cluster_without_a_claim_for_data_refuses_what_needs_it(fields: dict[str, Any], message: str) -> None:
     life = started(job(**fields))
     condition = life.status.condition("Failed")
     assert condition

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.data import cache as caches
+from allranks.cache_key import cache_key
 from allranks.data.cache import Cache
 from allranks.data.download import JOURNAL
 from allranks.data.errors import TemporaryError
@@ -260,7 +260,7 @@ def test_the_cache_evicts_what_was_used_longest_ago(tmp_path, web, url) -> None:
         web.files[f"/{number}"] = bytes([number]) * 1_000
         results.append(get(cache, uri))
     for number, result in enumerate(results):  # entry 0 is the older one
-        os.utime(cache.root / caches.cache_key(uris[number], result.entry.pin) / "entry.json", (number, number))
+        os.utime(cache.root / cache_key(uris[number], result.entry.pin) / "entry.json", (number, number))
     get(cache, uris[0])  # a use makes it the newer one
     web.files["/2"] = b"2" * 1_000
     get(cache, uris[2])

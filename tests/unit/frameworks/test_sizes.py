@@ -61,7 +61,7 @@ def test_the_bytes_of_an_attempt_are_linear_in_its_pods(shape):
 
 @every_shape
 def test_a_pod_has_a_bounded_size(shape):
-    """Without the parts that its author writes."""
+    """The parts that its author writes are not counted."""
     of_each = max(size(pod) for pod in made(shape, 200).pods)
     assert of_each < POD_BYTES, of_each
 

@@ -76,13 +76,10 @@ async def submit(
     if it differs and can be changed. FILE can be - for standard input.
     """
     from allranks.cli.manifests import load
-    from allranks.core.manifests.data import problems_on_clusters
 
     try:
         loaded = load(files, sets, pools_suffice=True, code=code)
         documents = loaded.documents
-        if refused := [(job.name, *problem) for job in loaded.jobs for problem in problems_on_clusters(job)]:
-            raise InvalidManifest([(f"{name}: {path}", text) for name, path, text in refused])
     except InvalidManifest as error:
         print_error(error)
         return BAD_MANIFEST

@@ -1,6 +1,7 @@
 """Inputs and outputs in the pods: a volume and variables for each.
 
-Inputs from a claim or an image are volumes everywhere. Only a local run fetches other inputs, and uploads outputs.
+Inputs from a claim or an image are volumes everywhere. Others, and outputs, are directories of the claim in which a
+cluster keeps them (`transfers.py`), or of the run directory of a local run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from typing import Any
 
 from allranks.api.data import Input, InputStatus, OutputStatus
 from allranks.api.job import Job
-from allranks.core.model import Manifest
+from allranks.api.status import Status
+from allranks.core.manifests import transfers
+from allranks.core.model import Manifest, Platform
 
 _CHANNEL = "SM_CHANNEL_"
 """Prefix of SageMaker's variables with the paths of inputs."""
@@ -24,13 +27,24 @@ def output_volume(name: str) -> str:
     return f"allranks-output-{name}"
 
 
-def volumes(job: Job) -> Iterator[tuple[str, str, Manifest, dict[str, Any]]]:
-    """(name, mount path, source, further fields of the mount) of the training container's volumes."""
+def volumes(job: Job, status: Status, platform: Platform) -> Iterator[tuple[str, str, Manifest, dict[str, Any]]]:
+    """(name, mount path, source, further fields of the mount) of the training container's volumes. Several mounts may
+    have the same volume."""
+    revisions = {each.name: each.revision for each in status.inputs}
+    claim = {"persistentVolumeClaim": {"claimName": platform.data.claim}} if platform.data else {}
     for each in job.spec.inputs or ():
+        if claim and not each.mounted and not platform.local:
+            folder = f"inputs/{transfers.key_of(each, revisions.get(each.name))}/files"
+            yield transfers.VOLUME, each.path, claim, {"readOnly": True, "subPath": folder}
+            continue
         source, mount = _source(each)
         yield input_volume(each.name), each.path, source, {"readOnly": True, **mount}
     for output in job.spec.outputs or ():
-        yield output_volume(output.name), output.path, {"emptyDir": {}}, {}
+        if claim and not platform.local:
+            folder = f"outputs/{job.metadata.uid}/{output.name}"
+            yield transfers.VOLUME, output.path, claim, {"subPath": folder}
+        else:
+            yield output_volume(output.name), output.path, {"emptyDir": {}}, {}
 
 
 def _source(each: Input) -> tuple[Manifest, dict[str, Any]]:
@@ -94,20 +108,24 @@ def _all(job: Job) -> Iterator[tuple[str, Any]]:
         yield f"spec.outputs[{number}]", output
 
 
-def problems_on_clusters(job: Job) -> list[tuple[str, str]]:
-    """(field path, message) of what a cluster does not do yet."""
+def problems_on_clusters(job: Job, platform: Platform) -> list[tuple[str, str]]:
+    """(field path, message) of what a cluster without a claim for data cannot do."""
+    if platform.data:
+        return []
+    cure = "an administrator can name one with the operator's setting `data_claim`"
     out = [
         (
             f"spec.inputs[{number}].from",
-            f"{each.scheme}:// is fetched by allranks run only so far: on a cluster, put the data into a claim or an "
-            "image, and write claim://CLAIM/DIRECTORY or image://REFERENCE",
+            f"{each.scheme}:// is fetched into a claim, and this cluster has none for it: {cure}; claim:// and "
+            "image:// need none",
         )
         for number, each in enumerate(job.spec.inputs or ())
         if not each.mounted
     ]
-    if job.spec.outputs:
-        what = "are uploaded by allranks run only so far: on a cluster, let the program write to a claim or upload"
-        out.append(("spec.outputs", f"{what} its files itself"))
+    out += [
+        (f"spec.outputs[{number}].path", f"outputs are kept in a claim, and this cluster has none for them: {cure}")
+        for number, _ in enumerate(job.spec.outputs or ())
+    ]
     return out
 
 

@@ -322,7 +322,8 @@ def _attachments(
 
     def attach(name: str, path: str, source: Manifest, **mount: Any) -> None:
         mounts.append({"name": name, "mountPath": path, **mount})
-        volumes.append({"name": name, **source})
+        if name not in {volume["name"] for volume in volumes}:
+            volumes.append({"name": name, **source})
 
     user = pod_template.trainer(template)
     if "/dev/shm" not in {mount.get("mountPath") for mount in user.get("volumeMounts", [])}:
@@ -335,7 +336,7 @@ def _attachments(
         source = volume.model_dump(by_alias=True, exclude_none=True, mode="json") if volume else claim
         folder = {"subPath": job.spec.checkpoint.sub_path} if job.spec.checkpoint.sub_path else {}
         attach(resume.CHECKPOINT_VOLUME, job.spec.checkpoint.path, source, **folder)
-    for name, path, source, mount in (*code.volumes(job), *data.volumes(job)):
+    for name, path, source, mount in (*code.volumes(job), *data.volumes(job, status, platform)):
         attach(name, path, source, **mount)
     if wiring.files:
         config_map = {"name": companions.config_map_name(job, status)}

@@ -41,7 +41,7 @@ def reject(job: Job, status: Status, now: datetime, platform: Platform) -> Outco
     size may change, so resizing checks it again."""
     reason, problems = "InvalidSpec", pod_manifests.problems(job)
     if not problems and not platform.local:
-        problems = data.problems_on_clusters(job)
+        problems = data.problems_on_clusters(job, platform)
     if not problems:
         reason, problems = limits.REASON, limits.violations(job, platform)
     return _refuse(job, status, now, reason, problems)
@@ -65,6 +65,8 @@ def begin_small(observed: Observed) -> Status | None:
     if status.start_time or job.metadata.generation != 1 or job.spec.suspend or queue_of(job) or job.spec.resume_from:
         return None
     begun = transitions.begin(job, status, observed.now)
+    if any(not each.mounted for each in job.spec.inputs or ()) and not observed.platform.local:
+        return None  # inputs are fetched before pods are created
     if registry.requested(job) or gang_choice.choose(job, begun, observed.platform, observed.optional):
         return None  # pods are made for a backend that is persisted
     small = sum(topology.sizes(job, begun).values()) <= SMALL_JOB_PODS

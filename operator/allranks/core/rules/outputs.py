@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from allranks.api.data import MESSAGE_LENGTH, OutputStatus
 from allranks.api.job import Job
 from allranks.api.status import Status
-from allranks.core import topology, transitions
+from allranks.core import topology, transfers, transitions
 from allranks.core.model import Event, Plan, Pod
 from allranks.core.rules import Act, Outcome, write
 from allranks.core.rules.cleanup import CLEANUP_GRACE
@@ -24,7 +24,8 @@ from allranks.core.uploads import Upload
 FAILED = "OutputFailed"
 """Reason of the condition Failed."""
 UPLOADING = "UploadingOutputs"
-"""Reason of the condition Running."""
+UPLOAD_RETRYING = "UploadRetrying"
+"""Reasons of the condition Running."""
 
 
 def uploading(status: Status) -> bool:
@@ -69,8 +70,19 @@ def wait(snapshot: Snapshot) -> Plan:
     services = topology.framework_of(o.job).long_running_roles(topology.sizes(o.job, o.status))
     delete: list[Pod] = [pod for pod in alive if o.now >= end or pod.role in services]
     status = changed(snapshot.final_summary, outputs=observed(o.status, o.uploads))
+    status = _with_reason(snapshot, status)
     wake_at = end if alive and o.now < end else None
     return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], wake_at=wake_at)
+
+
+def _with_reason(snapshot: Snapshot, status: Status) -> Status:
+    """Says what keeps an upload from going on."""
+    trouble, running = transfers.upload_trouble(snapshot.observed), status.condition("Running")
+    if trouble:
+        return with_phase(status, "Running", snapshot.observed.now, UPLOAD_RETRYING, trouble)
+    if running and running.reason == UPLOAD_RETRYING:
+        return with_phase(status, "Running", snapshot.observed.now, UPLOADING, "the outputs are uploaded")
+    return status
 
 
 def upload_after_failure(snapshot: Snapshot) -> Outcome:

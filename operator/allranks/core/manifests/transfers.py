@@ -1,0 +1,164 @@
+"""The pods that fetch inputs and upload outputs on a cluster: one for each input that is not a volume, and one for each
+output.
+
+They have no GPU, no token and only the Secret of their own input or output. The claim of the setting `data_claim` holds
+
+    inputs/KEY/files        the cache, which ranks mount read-only
+    outputs/UID/NAME        what ranks write
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from allranks.api.data import Input, Output
+from allranks.api.job import Job
+from allranks.api.status import Status
+from allranks.cache_key import cache_key
+from allranks.core import naming
+from allranks.core.manifests import companions, pod_template
+from allranks.core.manifests.provenance import provenance
+from allranks.core.model import Manifest, Platform
+from allranks.core.uploads import CacheUse, DataStore
+
+VOLUME = "allranks-data"
+REQUEST = "ALLRANKS_TRANSFER"
+UNSEEN = timedelta(minutes=10)
+"""Entries of the cache that were used since then are not evicted: a job may read them whose status the operator has not
+read yet, and the clocks of machines differ."""
+_COMMAND = ["python3", "-m", "allranks.data.pod"]
+_CACHE, _OUTPUTS, _TARGET = "/cache", "/outputs", "/target"
+_CONTAINER: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_USER = 65532
+"""The user of the image, and the group to which the kubelet gives the volume."""
+_RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
+_LONGEST_PROVENANCE = 100_000
+"""Bytes. A variable of a process has at most 128 KiB."""
+
+
+def fetch_name(job: Job, name: str) -> str:
+    """The name of an input begins with a letter, so it is no name of a rank's pod."""
+    return f"{job.name}-fetch-{name}"
+
+
+def upload_name(job: Job, name: str) -> str:
+    return f"{job.name}-upload-{name}"
+
+
+def names(job: Job) -> set[str]:
+    fetched = (fetch_name(job, each.name) for each in job.spec.inputs or () if not each.mounted)
+    return {*fetched, *(upload_name(job, each.name) for each in job.spec.outputs or ())}
+
+
+def key_of(each: Input, revision: str | None) -> str:
+    """The name of the input's data in the cache."""
+    return cache_key(each.source, f"sha256:{each.sha256}" if each.sha256 else revision or "")
+
+
+def fetch_pod(
+    job: Job, each: Input, status: Status, platform: Platform, store: DataStore, use: CacheUse | None, now: datetime
+) -> Manifest:
+    request = {
+        "act": "fetch",
+        "uri": each.source,
+        "revision": each.revision,
+        "sha256": each.sha256,
+        "cache": _CACHE,
+        "limit": store.cache_bytes,
+        "used": list(use.keys) if use else None,
+        "since": int((now - UNSEEN).timestamp()),
+    }
+    security = {
+        "runAsNonRoot": True,
+        "fsGroup": _USER,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    mounts = [{"name": VOLUME, "mountPath": _CACHE, "subPath": "inputs"}]
+    container = _container(request, each.secret, mounts, store, _CONTAINER)
+    name = fetch_name(job, each.name)
+    return _pod(job, name, naming.FETCH, container, [_claim(VOLUME, store.claim)], security, platform)
+
+
+def upload_pod(job: Job, output: Output, status: Status, platform: Platform, store: DataStore) -> Manifest:
+    """It has the user of the ranks: others may not be able to read their files."""
+    mounts = [{"name": VOLUME, "mountPath": _OUTPUTS, "subPath": f"outputs/{job.metadata.uid}"}]
+    volumes, to = [_claim(VOLUME, store.claim)], output.to
+    if output.scheme == "claim":
+        claim, _, below = output.to.partition("://")[2].partition("/")
+        volume = VOLUME if claim == store.claim else "allranks-target"
+        if volume != VOLUME:
+            volumes.append(_claim(volume, claim))
+        mount = {"name": volume, "mountPath": _TARGET}
+        mounts.append({**mount, "subPath": below.strip("/")} if below.strip("/") else mount)
+        to = _TARGET
+    request = {
+        "act": "upload",
+        "directory": f"{_OUTPUTS}/{output.name}",
+        "to": to,
+        "shown": output.to,
+        "provenance": _bounded(provenance(job, status)),
+    }
+    template = next(iter(pod_template.role_templates(job, platform).values()))
+    own = pod_template.trainer(template).get("securityContext") or {}
+    user = {key: own[key] for key in ("runAsUser", "runAsGroup", "runAsNonRoot") if key in own}
+    security = {"seccompProfile": {"type": "RuntimeDefault"}, **(template["spec"].get("securityContext") or {})}
+    rights = _CONTAINER
+    if "runAsUser" not in {*user, *security} and not (security.get("runAsNonRoot") or user.get("runAsNonRoot")):
+        # The user of the ranks is that of their image, which only root can stand for.
+        user["runAsUser"] = 0
+        rights = {**_CONTAINER, "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}}
+    container = _container(request, output.secret, mounts, store, {**rights, **user})
+    name = upload_name(job, output.name)
+    return _pod(job, name, naming.UPLOAD, container, volumes, security, platform)
+
+
+def _bounded(found: dict[str, Any]) -> dict[str, Any]:
+    return found if len(json.dumps(found)) <= _LONGEST_PROVENANCE else {**found, "programs": {}}
+
+
+def _container(
+    request: Manifest, secret: str | None, mounts: list[Manifest], store: DataStore, security: Manifest
+) -> Manifest:
+    return {
+        # Kubelets, logs and the operator find the main container of every pod by this name.
+        "name": naming.TRAINER,
+        "image": store.image,
+        "command": _COMMAND,
+        "env": [{"name": REQUEST, "value": json.dumps(request)}, {"name": "HOME", "value": "/tmp"}],
+        **({"envFrom": [{"secretRef": {"name": secret}}]} if secret else {}),
+        "resources": _RESOURCES,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+        "securityContext": security,
+    }
+
+
+def _pod(
+    job: Job,
+    name: str,
+    role: str,
+    container: Manifest,
+    volumes: Iterable[Manifest],
+    security: Manifest,
+    platform: Platform,
+) -> Manifest:
+    secrets = [{"name": secret} for secret in platform.helper_pull_secrets]
+    spec = {
+        "restartPolicy": "OnFailure",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": security,
+        "containers": [container],
+        "volumes": list(volumes),
+        **({"imagePullSecrets": secrets} if secrets else {}),
+    }
+    metadata = companions.metadata(job, name, {naming.ROLE_LABEL: role})
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _claim(name: str, claim: str) -> Manifest:
+    return {"name": name, "persistentVolumeClaim": {"claimName": claim}}

@@ -1,0 +1,220 @@
+"""Inputs and outputs on a cluster: which pods transfer them, what these pods said, and what the job waits for.
+
+A pod that transfers is created again until it has a result, which the status has before anything follows from it: ranks
+are created after the status says that all inputs are ready, and the job succeeds after it says that all outputs are
+uploaded. Pods have computed names, and a transfer that is done ends at once, so nothing is transferred twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from pydantic import ValidationError
+
+from allranks.api.data import InputStatus
+from allranks.api.status import FINISHED
+from allranks.core import elasticity
+from allranks.core.manifests import transfers as manifests
+from allranks.core.model import Event, Manifest, Observed, Plan, Pod, PodRef
+from allranks.core.status_update import changed
+from allranks.core.uploads import Upload
+
+FETCHING, FETCH_RETRYING = "FetchingInputs", "FetchRetrying"
+"""Reasons of the condition Running."""
+RETRY = timedelta(seconds=10)
+"""After this time a pod that was evicted, or that its node rejected, is replaced."""
+
+
+def with_transfers(o: Observed) -> Observed:
+    """The observation with the pods of transfers apart from those of ranks, and with the uploads that they report."""
+    if o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
+        return o
+    names = manifests.names(o.job)
+    found = {pod.name: pod for pod in o.pods if pod.owned and pod.name in names}
+    o = replace(o, pods=tuple(pod for pod in o.pods if pod.name not in found), transfers=found)
+    return replace(o, uploads=dict(_uploads(o)))
+
+
+def unready(o: Observed) -> bool:
+    """Whether the job waits for inputs."""
+    return not o.platform.local and any(each.state != "Ready" for each in o.status.inputs)
+
+
+def blocked(o: Observed) -> tuple[str, str] | None:
+    """(reason, message) of a job whose inputs are not there yet."""
+    if not unready(o):
+        return None
+    waiting = [(number, each) for number, each in enumerate(o.job.spec.inputs or ()) if _wanted(o, each.name)]
+    for number, each in waiting:
+        name = manifests.fetch_name(o.job, each.name)
+        if trouble := _trouble(o, name):
+            return FETCH_RETRYING, f"spec.inputs[{number}]: {trouble}"
+    return FETCHING, "inputs are fetched: " + ", ".join(f"{each.name} from {each.source}" for _, each in waiting)
+
+
+def upload_trouble(o: Observed) -> str:
+    """Why uploads do not proceed; empty if they do."""
+    for number, each in enumerate(o.job.spec.outputs or ()):
+        if each.name in _uploading(o) and (trouble := _trouble(o, manifests.upload_name(o.job, each.name))):
+            return f"spec.outputs[{number}]: {trouble}"
+    return ""
+
+
+def _trouble(o: Observed, name: str) -> str:
+    """What keeps a transfer from its result."""
+    pod = o.transfers.get(name)
+    if pod is None:
+        rejected = next((each for each in o.refused if (each.kind, each.name) == ("Pod", name)), None)
+        return f"pod {name} cannot be created: {rejected.message}" if rejected else ""
+    if pod.ended:
+        return "" if _result(pod) else f"pod {name} was lost ({_end(pod)}); it is created again"
+    if pod.last_exit:
+        return f"{_error(pod.last_exit.message) or _end(pod)}; try {pod.container_restarts + 1} follows"
+    if pod.start_error or pod.waiting_reason == "Unschedulable":
+        return f"pod {name} cannot start: {pod.waiting_text}"
+    return ""
+
+
+def _end(pod: Pod) -> str:
+    end = pod.exit or pod.last_exit
+    if pod.disruption:
+        return pod.disruption.message or pod.disruption.reason
+    return f"exit code {end.code}, {end.reason}" if end else pod.waiting_text or "its node rejected it"
+
+
+def _error(message: str) -> str:
+    """The error in a termination message; of other text the last line."""
+    found = _json(message)
+    if isinstance(found, dict):
+        return str(found.get("error") or "")
+    return next((line.strip() for line in reversed(message.splitlines()) if line.strip()), "")
+
+
+def _json(text: str) -> Any:
+    """The result in a termination message, or in the last line of a log that takes its place."""
+    try:
+        return json.loads((text.strip().splitlines() or [""])[-1])
+    except ValueError:
+        return None
+
+
+def _result(pod: Pod) -> dict[str, Any] | None:
+    """What a pod said at its end; None if it has not ended by itself."""
+    if pod.exit is None or pod.exit.code:
+        return None
+    found = _json(pod.exit.message)
+    if isinstance(found, dict) and found.keys() & {"fetched", "uploaded", "error"}:
+        return found
+    return {"error": f"pod {pod.name} ended without a result: its image must have allranks with the extra data"}
+
+
+def received(o: Observed) -> tuple[list[InputStatus], list[str]]:
+    """(`status.inputs` with what pods fetched, errors of inputs that cannot be fetched)"""
+    inputs, errors = list(o.status.inputs), []
+    places = {each.name: number for number, each in enumerate(o.job.spec.inputs or ())}
+    for place, each in enumerate(inputs):
+        pod = o.transfers.get(manifests.fetch_name(o.job, each.name)) if each.state != "Ready" else None
+        if pod is None or (result := _result(pod)) is None:
+            continue
+        try:
+            ready = InputStatus(name=each.name, state="Ready", **result["fetched"])
+        except (KeyError, TypeError, ValidationError):
+            reason = result.get("error") or f"pod {pod.name} has a result that this version cannot read"
+            errors.append(f"spec.inputs[{places.get(each.name, place)}]: {reason}")
+            ready = changed(each, state="Failed")
+        inputs[place] = ready
+    return inputs, errors
+
+
+def _uploads(o: Observed) -> Iterator[tuple[str, Upload]]:
+    for each in o.job.spec.outputs or ():
+        name = manifests.upload_name(o.job, each.name)
+        if (pod := o.transfers.get(name)) is None:
+            continue
+        if (result := _result(pod)) is None:
+            yield each.name, Upload("Uploading", message=_trouble(o, name))
+        elif isinstance(done := result.get("uploaded"), dict):
+            yield each.name, Upload("Uploaded", bytes=_count(done.get("bytes")), files=_count(done.get("files")))
+        else:
+            where = f"; the files are in outputs/{o.job.metadata.uid}/{each.name}"
+            where += f" of claim {o.platform.data.claim}" if o.platform.data else ""
+            yield each.name, Upload("Failed", message=f"{result.get('error') or 'there is no result'}{where}")
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 2**53 else None
+
+
+def with_transfer_pods(o: Observed, plan: Plan) -> Plan:
+    """The plan with the pods that transfers need, and without those that they do not need any more."""
+    if plan.write_ahead or o.platform.local or not (o.job.spec.inputs or o.job.spec.outputs):
+        return plan
+    needed = {**dict(_fetches(o)), **dict(_uploaders(o))}
+    delete, times = [], [plan.wake_at] if plan.wake_at else []
+    for name, pod in sorted(o.transfers.items()):
+        again = elasticity.ended_at(pod, o.now) + RETRY if pod.ended and _result(pod) is None else None
+        if again and again > o.now and name in needed:
+            times.append(again)
+        elif (again or name not in needed) and pod.deleted_at is None:
+            delete.append(PodRef(pod.name, pod.uid))
+    create = [make() for name, make in needed.items() if make and name not in o.transfers]
+    events = list(plan.events)
+    before = o.status.condition("Running")
+    if (why := blocked(o)) and why[0] == FETCH_RETRYING and not (before and before.reason == FETCH_RETRYING):
+        events.append(Event(FETCH_RETRYING, why[1], warning=True))
+    status, base = plan.status, plan.status or o.status
+    inputs = _observed_inputs(o, base.inputs)
+    if inputs != base.inputs:
+        status = changed(base, inputs=inputs)
+    return replace(
+        plan,
+        status=status,
+        create=(*plan.create, *create),
+        delete=(*plan.delete, *delete),
+        events=tuple(events),
+        wake_at=min(times, default=None),
+    )
+
+
+def _fetches(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
+    """(name, manifest) of the pods that fetch."""
+    store = o.platform.data
+    if o.status.phase in FINISHED or o.status.phase == "Suspended" or not o.status.start_time or store is None:
+        return
+    for each in o.job.spec.inputs or ():
+        if _wanted(o, each.name):
+            make = partial(manifests.fetch_pod, o.job, each, o.status, o.platform, store, o.cache_use, o.now)
+            yield manifests.fetch_name(o.job, each.name), make
+
+
+def _uploaders(o: Observed) -> Iterator[tuple[str, Callable[[], Manifest] | None]]:
+    """(name, manifest) of the pods that upload; without manifest as long as a rank may still write."""
+    store, over = o.platform.data, all(pod.ended for pod in o.pods if pod.owned)
+    for each in o.job.spec.outputs or ():
+        if store and each.name in _uploading(o):
+            make = partial(manifests.upload_pod, o.job, each, o.status, o.platform, store)
+            yield manifests.upload_name(o.job, each.name), make if over else None
+
+
+def _wanted(o: Observed, name: str) -> bool:
+    """Whether this input is still to be fetched."""
+    return any(each.name == name and each.state != "Ready" for each in o.status.inputs)
+
+
+def _uploading(o: Observed) -> set[str]:
+    return {each.name for each in o.status.outputs if each.state == "Uploading"}
+
+
+def _observed_inputs(o: Observed, inputs: list[InputStatus]) -> list[InputStatus]:
+    """`status.inputs`, with the state of inputs that are not ready."""
+    return [
+        changed(each, state="Fetching" if manifests.fetch_name(o.job, each.name) in o.transfers else "Pending")
+        if each.state in ("Pending", "Fetching")
+        else each
+        for each in inputs
+    ]

@@ -1,0 +1,134 @@
+"""`python -m allranks.data.pod`: one transfer in a pod of its own, with the code that local runs use.
+
+The variable ALLRANKS_TRANSFER has the request as JSON. The result is the termination message of the container, as JSON.
+The exit status is 0 if the transfer has ended, also if it cannot succeed. It is 1 after an error that may pass; then
+the kubelet starts the container again, with a growing pause, and the transfer continues where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from allranks.data.cache import Cache, sync_directory, text_size
+from allranks.data.errors import ChangedError, DiskFullError, TemporaryError
+from allranks.data.fetch import Wanted, fetch
+from allranks.data.upload import upload
+from allranks.errors import DataError
+
+REQUEST = "ALLRANKS_TRANSFER"
+RESULT = "ALLRANKS_TRANSFER_RESULT"
+"""Variable with the path of the file for the result."""
+TERMINATION_LOG = "/dev/termination-log"
+PASSING = (TemporaryError, ChangedError, DiskFullError)
+"""Errors after which another try may succeed."""
+LOG_SECONDS = 10.0
+_LONGEST_MESSAGE = 2000
+"""Characters of an error. The kubelet keeps 4096 bytes of a termination message."""
+
+
+class Log:
+    """Prints the progress of a fetch."""
+
+    def __init__(self) -> None:
+        self._bytes = self._total = 0
+        self._printed = time.monotonic()
+
+    def resolved(self, revision: str, total: int) -> None:
+        self._total = total
+        print(f"revision {revision}, {text_size(total)}", flush=True)
+
+    def added(self, count: int) -> None:
+        self._bytes += count
+        if time.monotonic() - self._printed >= LOG_SECONDS:
+            self._printed = time.monotonic()
+            print(f"{text_size(self._bytes)} of {text_size(self._total)}", flush=True)
+
+
+def run(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The result. Raises DataError."""
+    return _fetch(request) if request["act"] == "fetch" else _upload(request)
+
+
+def _fetch(request: Mapping[str, Any]) -> dict[str, Any]:
+    """`used`: keys of entries that jobs may read, or None if the operator cannot say. `since`: entries used after this
+    time (seconds since 1970) stay as well, because `used` is as old."""
+    used = request.get("used")
+
+    def may_evict(key: str, last_use: float) -> bool:
+        return used is not None and key not in used and last_use < request["since"]
+
+    cache = Cache(Path(request["cache"]), request["limit"], may_evict)
+    result = fetch(Wanted(request["uri"], request.get("revision"), request.get("sha256")), cache, Log())
+    entry = asdict(result.entry)
+    return {"fetched": {name: entry[name] for name in ("revision", "sha256", "bytes")} | {"cached": result.cached}}
+
+
+def _upload(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Uploads once: a pod that is created again, because its predecessor was deleted before its result was read,
+    finds the result beside the directory."""
+    directory = Path(request["directory"])
+    note, journal = (directory.with_name(f"{directory.name}.{kind}") for kind in ("done.json", "jsonl"))
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        before = json.loads(note.read_text(encoding="utf-8"))
+        if before["to"] == request["to"]:
+            return {"uploaded": before["uploaded"]}
+    done = upload(directory, request["to"], journal, request["provenance"])
+    uploaded = {"bytes": done.bytes, "files": done.files}
+    _write(note, {"to": request["to"], "uploaded": uploaded})
+    for path in directory.iterdir():  # the directory itself is a mount of pods that may still exist
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    with contextlib.suppress(OSError):
+        journal.unlink()
+    return {"uploaded": uploaded}
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Raises DataError."""
+    temporary = path.with_name(f"{path.name}.partial")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise TemporaryError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def main(environ: Mapping[str, str]) -> int:
+    request = json.loads(environ[REQUEST])
+    status = 0
+    try:
+        result = run(request)
+    except DataError as error:
+        # A claim is a directory of this pod.
+        text = (
+            str(error).replace(str(request.get("to")), str(request.get("shown"))) if "shown" in request else str(error)
+        )
+        result, status = {"error": text[:_LONGEST_MESSAGE]}, int(isinstance(error, PASSING))
+    except OSError as error:
+        result, status = {"error": f"{request.get('uri') or request.get('shown')}: {error}"[:_LONGEST_MESSAGE]}, 1
+    text = json.dumps(result)
+    print(text, flush=True)
+    file = Path(environ.get(RESULT) or TERMINATION_LOG)
+    if RESULT in environ or file.exists():  # a kubelet makes it
+        file.write_text(text, encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(os.environ))

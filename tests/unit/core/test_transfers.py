@@ -1,0 +1,287 @@
+"""Inputs and outputs on a cluster: the pods that transfer them, and what the job does with what they say.
+`tests/model/scenarios/data.yaml` has the course of events."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from allranks.api.data import InputStatus
+from allranks.cache_key import cache_key
+from allranks.core.manifests import pods, transfers
+from allranks.core.model import Exit, Pod
+from allranks.core.reconcile import reconcile
+from allranks.core.uploads import CacheUse, DataStore
+from support.builders import CLUSTER, UID, Life, at, failed, job, started, succeeded
+from unit.core.test_code_in_pods import trainer
+
+STORE = DataStore("allranks-data", "allranks/data:1", 10**9)
+WITH_DATA = replace(CLUSTER, data=STORE)
+BIRDS = {"name": "birds", "from": "s3://birds/penguins", "path": "/data", "secret": "aws"}
+MODEL = {"name": "model", "path": "/out", "to": "s3://models/penguins", "secret": "aws-write"}
+FETCHED = {"fetched": {"revision": "list:1", "sha256": "ab" * 32, "bytes": 7, "cached": False}}
+
+
+def begin(**spec: Any) -> Life:
+    life = Life(job(**spec), platform=WITH_DATA)
+    life.settle(0)
+    return life
+
+
+def end(life: Life, name: str, said: object, code: int = 0, after: float = 60) -> None:
+    text = said if isinstance(said, str) else json.dumps(said)
+    phase = "Failed" if code else "Succeeded"
+    life.pods[name] = replace(life.pods[name], phase=phase, exit=Exit(code, at(after), "Completed", text))
+
+
+def running(life: Life) -> tuple[str, str]:
+    condition = life.status.condition("Running")
+    assert condition
+    return condition.reason, condition.message
+
+
+def test_data_is_fetched_before_a_pod_of_a_rank_exists() -> None:
+    life = begin(inputs=[BIRDS])
+    assert list(life.pods) == ["job-fetch-birds"]
+    assert life.status.inputs == [InputStatus(name="birds", state="Fetching")]
+    assert running(life) == ("FetchingInputs", "inputs are fetched: birds from s3://birds/penguins")
+    end(life, "job-fetch-birds", FETCHED)
+    plan = life.step(60)
+    assert plan.write_ahead
+    life.settle(60)
+    assert sorted(life.pods) == ["job-worker-0-0", "job-worker-1-0"]
+    assert life.status.inputs[0].revision == "list:1"
+
+
+def test_ranks_mount_what_was_fetched_read_only_and_without_credentials() -> None:
+    life = begin(inputs=[BIRDS], outputs=[MODEL])
+    end(life, "job-fetch-birds", FETCHED)
+    life.settle(60)
+    [made, _] = pods.objects(life.job, life.status, WITH_DATA).pods
+    claim = {"name": "allranks-data", "persistentVolumeClaim": {"claimName": "allranks-data"}}
+    assert [volume for volume in made["spec"]["volumes"] if "persistentVolumeClaim" in volume] == [claim]
+    folder = f"inputs/{cache_key('s3://birds/penguins', 'list:1')}/files"
+    mounts = [mount for mount in trainer(made)["volumeMounts"] if mount["name"] == "allranks-data"]
+    assert mounts == [
+        {"name": "allranks-data", "mountPath": "/data", "readOnly": True, "subPath": folder},
+        {"name": "allranks-data", "mountPath": "/out", "subPath": f"outputs/{UID}/model"},
+    ]
+    assert "aws" not in json.dumps(made)
+
+
+def test_the_pod_that_fetches_has_only_its_own_secret_and_no_token() -> None:
+    two = {"name": "more", "from": "https://h/f", "path": "/more", "sha256": "cd" * 32}
+    life = Life(job(inputs=[BIRDS, two]), platform=WITH_DATA)
+    life.settle(0)
+    look = replace(life.look(0), pods=(), cache_use=CacheUse(("key",)))
+    first, second = reconcile(look).create
+    spec, [container] = first["spec"], first["spec"]["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "aws"}}]
+    assert "envFrom" not in second["spec"]["containers"][0]
+    assert (spec["restartPolicy"], spec["automountServiceAccountToken"]) == ("OnFailure", False)
+    assert spec["securityContext"]["runAsNonRoot"]
+    request = json.loads(container["env"][0]["value"])
+    since = int((at(0) - transfers.UNSEEN).timestamp())
+    assert request == {
+        "act": "fetch",
+        "uri": "s3://birds/penguins",
+        "revision": None,
+        "sha256": None,
+        "cache": "/cache",
+        "limit": 10**9,
+        "used": ["key"],
+        "since": since,
+    }
+    assert container["volumeMounts"] == [{"name": "allranks-data", "mountPath": "/cache", "subPath": "inputs"}]
+
+
+def test_a_queued_job_fetches_and_asks_for_quota_only_afterwards() -> None:
+    life = begin(inputs=[BIRDS], scheduling={"queue": "team-a"})
+    assert life.status.phase == "Queued"
+    assert list(life.pods) == ["job-fetch-birds"]
+    assert running(life)[0] == "FetchingInputs"
+    end(life, "job-fetch-birds", FETCHED)
+    life.settle(60)
+    assert life.pods == {}
+    assert running(life)[0] == "QueuesNotServed"  # it asks now, and this platform serves none
+
+
+def test_an_error_that_does_not_pass_fails_the_job_with_the_path_of_the_field() -> None:
+    life = begin(inputs=[{"name": "a", "from": "claim://c", "path": "/a"}, BIRDS])
+    end(life, "job-fetch-birds", {"error": "s3://birds/penguins: access is denied: check the credentials"})
+    life.settle(60)
+    condition = life.status.condition("Failed")
+    assert condition
+    assert condition.reason == "InputFailed"
+    assert condition.message == "spec.inputs[1]: s3://birds/penguins: access is denied: check the credentials"
+    assert [each.state for each in life.status.inputs] == ["Ready", "Failed"]
+    assert life.pods == {}
+    assert life.events.count("InputFailed") == 1
+
+
+def test_an_error_that_may_pass_is_a_condition_and_no_rank_exists_meanwhile() -> None:
+    life = begin(inputs=[BIRDS])
+    said = json.dumps({"error": "s3://birds/penguins: the connection failed: reset"})
+    pod = replace(life.pods["job-fetch-birds"], phase="Running", container_restarts=3)
+    life.pods[pod.name] = replace(pod, waiting_reason="CrashLoopBackOff", last_exit=Exit(1, at(50), "Error", said))
+    life.settle(60)
+    text = "spec.inputs[0]: s3://birds/penguins: the connection failed: reset; try 4 follows"
+    assert running(life) == ("FetchRetrying", text)
+    assert list(life.pods) == ["job-fetch-birds"]
+    life.settle(70)
+    assert life.events.count("FetchRetrying") == 1
+    life.pods[pod.name] = pod
+    life.settle(80)
+    assert running(life)[0] == "FetchingInputs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'secret "aws" not found'},
+            'spec.inputs[0]: pod job-fetch-birds cannot start: secret "aws" not found',
+        ),
+        (
+            {"waiting_reason": "Unschedulable", "waiting_message": 'persistentvolumeclaim "allranks-data" not found'},
+            'spec.inputs[0]: pod job-fetch-birds cannot start: persistentvolumeclaim "allranks-data" not found',
+        ),
+        ({"phase": "Failed", "exit": Exit(137, at(55), "OOMKilled")}, "spec.inputs[0]: pod job-fetch-birds was lost"),
+    ],
+)
+def test_what_keeps_a_fetch_from_starting_is_in_the_condition(fields: dict[str, Any], text: str) -> None:
+    life = begin(inputs=[BIRDS])
+    life.pods["job-fetch-birds"] = replace(life.pods["job-fetch-birds"], **fields)
+    life.settle(60)
+    assert running(life)[1].startswith(text)
+
+
+def test_a_pod_that_was_evicted_is_replaced_after_a_while() -> None:
+    life = begin(inputs=[BIRDS])
+    before = life.pods["job-fetch-birds"].uid
+    end(life, "job-fetch-birds", "", code=137)
+    assert life.settle(60).wake_at == at(70)
+    life.settle(70)
+    assert life.pods["job-fetch-birds"].uid != before
+
+
+@pytest.mark.parametrize("said", ["Traceback", "[]", '{"fetched": {"revision": 7}}', '{"fetched": {"bytes": -1}}'])
+def test_a_result_that_cannot_be_read_fails_the_job(said: str) -> None:
+    life = begin(inputs=[BIRDS])
+    end(life, "job-fetch-birds", said)
+    life.settle(60)
+    condition = life.status.condition("Failed")
+    assert condition
+    assert condition.message.startswith("spec.inputs[0]: pod job-fetch-birds ")
+
+
+def test_a_job_that_is_suspended_while_it_fetches_stops_and_goes_on() -> None:
+    life = begin(inputs=[BIRDS])
+    life.job = job(inputs=[BIRDS], suspend=True)
+    life.settle(10)
+    assert life.pods == {}
+    assert life.status.inputs[0].state == "Pending"
+    life.job = job(inputs=[BIRDS])
+    life.settle(20)
+    assert list(life.pods) == ["job-fetch-birds"]
+
+
+def test_a_restart_reads_the_same_revision_and_fetches_nothing() -> None:
+    life = begin(inputs=[BIRDS])
+    end(life, "job-fetch-birds", FETCHED)
+    life.settle(60)
+    life.run(61)
+    life.put(failed(index=0))
+    life.settle(100)
+    life.settle(200)
+    assert life.status.attempt == 1
+    assert {name.rpartition("-")[0] for name in life.pods} == {"job-worker-0", "job-worker-1"}
+
+
+def uploading(**output: Any) -> Life:
+    """A job whose program has completed, and whose pods have ended."""
+    life = started(job(outputs=[{**MODEL, **output}], success="All"), platform=WITH_DATA)
+    life.put(succeeded(index=0), succeeded(index=1))
+    life.settle(100)
+    return life
+
+
+def uploaders(life: Life) -> list[Pod]:
+    return [pod for name, pod in life.pods.items() if name == "job-upload-model"]
+
+
+def test_a_job_succeeds_when_its_pod_has_uploaded_the_files() -> None:
+    life = uploading()
+    assert running(life)[0] == "UploadingOutputs"
+    assert len(uploaders(life)) == 1
+    end(life, "job-upload-model", {"uploaded": {"bytes": 10, "files": 2}})
+    life.settle(200)
+    assert life.status.phase == "Succeeded"
+    assert [(output.state, output.bytes, output.files) for output in life.status.outputs] == [("Uploaded", 10, 2)]
+    assert uploaders(life) == []
+
+
+def test_no_upload_begins_while_a_rank_may_still_write() -> None:
+    roles = {"master": {"replicas": 1}, "worker": {"replicas": 1}}
+    life = started(job(roles=roles, outputs=[MODEL]), platform=WITH_DATA)
+    life.put(succeeded("master"))
+    life.settle(100)
+    assert uploaders(life) == []
+    life.settle(110)
+    assert len(uploaders(life)) == 1
+
+
+def test_a_failed_upload_says_where_the_files_are() -> None:
+    life = uploading()
+    end(life, "job-upload-model", {"error": "s3://models/penguins: access is denied"})
+    life.settle(200)
+    condition = life.status.condition("Failed")
+    assert condition
+    assert condition.message == (
+        "the program completed, but output model is not uploaded: s3://models/penguins: access is denied; "
+        f"the files are in outputs/{UID}/model of claim allranks-data"
+    )
+
+
+def test_an_upload_that_is_tried_again_is_in_the_condition() -> None:
+    life = uploading()
+    pod = life.pods["job-upload-model"]
+    last = Exit(1, at(110), "Error", '{"error": "no route"}')
+    life.pods[pod.name] = replace(pod, last_exit=last, container_restarts=1, waiting_reason="CrashLoopBackOff")
+    life.settle(120)
+    assert running(life) == ("UploadRetrying", "spec.outputs[0]: no route; try 2 follows")
+    life.pods[pod.name] = pod
+    life.settle(130)
+    assert running(life)[0] == "UploadingOutputs"
+
+
+def test_the_outputs_of_a_failed_job_are_uploaded_when_wanted_always() -> None:
+    of = job(outputs=[{**MODEL, "when": "Always"}], restart={"maxRestarts": 0})
+    life = started(of, platform=WITH_DATA)
+    life.put(failed(index=0))
+    life.settle(100)
+    life.settle(200)
+    assert (life.status.phase, len(uploaders(life))) == ("Failed", 1)
+    end(life, "job-upload-model", {"uploaded": {"bytes": 1, "files": 1}})
+    life.settle(300)
+    assert life.status.outputs[0].state == "Uploaded"
+    assert uploaders(life) == []
+
+
+def test_the_pod_that_uploads_reads_with_the_user_of_the_ranks() -> None:
+    template = {"spec": {"securityContext": {"runAsUser": 1000, "fsGroup": 1000, "runAsNonRoot": True}}}
+    of = job(outputs=[{**MODEL, "to": "claim://results/a"}], template=template)
+    life = started(of, platform=WITH_DATA)
+    made = transfers.upload_pod(of, (of.spec.outputs or [])[0], life.status, WITH_DATA, STORE)
+    [container] = made["spec"]["containers"]
+    assert made["spec"]["securityContext"]["runAsUser"] == 1000
+    assert "runAsUser" not in container["securityContext"]
+    assert container["volumeMounts"] == [
+        {"name": "allranks-data", "mountPath": "/outputs", "subPath": f"outputs/{UID}"},
+        {"name": "allranks-target", "mountPath": "/target", "subPath": "a"},
+    ]
+    request = json.loads(container["env"][0]["value"])
+    assert (request["to"], request["shown"], request["provenance"]["uid"]) == ("/target", "claim://results/a", UID)
