@@ -16,8 +16,9 @@ from allranks.api.status import Failure, Status
 from allranks.api.validation import parse
 from allranks.core import naming
 from allranks.core.manifests.pods import Objects
-from allranks.core.model import Disruption, Exit, Observed, Plan, Platform, Pod, RankReport, RejectedCreate
+from allranks.core.model import Disruption, Exit, Observed, Plan, Platform, Pod, RejectedCreate
 from allranks.core.optional_kinds import GANGS, OptionalKind, OptionalObjects
+from allranks.core.rank_reports import RankReport
 from allranks.core.reconcile import reconcile
 from allranks.core.uploads import Upload
 from allranks.local.environment import Variables

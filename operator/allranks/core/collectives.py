@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from allranks.core.model import Collectives, Reports
+from allranks.core.rank_reports import Collectives, Reports
 
 RECENT = timedelta(seconds=90)
 """Rank 0 asks every 30 s."""

@@ -16,7 +16,7 @@ from allranks.core.status_update import changed
 
 CORRELATION_SECONDS = 60
 """Failures within this time of an upstream failure (a lost parameter server, say) are taken for its consequences."""
-MAX_DETAILED = 30
+MAX_DETAILED = 24
 """Replicas whose failure is recorded. The status of ten thousand failures would not fit into etcd (1.5 MB)."""
 
 

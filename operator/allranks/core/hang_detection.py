@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
 from allranks.core import collectives, naming, report_loss, restart_policy
-from allranks.core.model import RankReport, Reports
+from allranks.core.rank_reports import RankReport, Reports
 from allranks.core.status_update import changed
 
 REASON = "Hang"

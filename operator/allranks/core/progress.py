@@ -15,8 +15,9 @@ from datetime import datetime, timedelta
 from allranks.api.job import Job
 from allranks.api.status import WITHOUT_PODS, CurvePoint, ProgressStatus, RankProgress, Status
 from allranks.core import topology
-from allranks.core.model import Pod, RankReport, Reports
+from allranks.core.model import Pod
 from allranks.core.naming import replica_key
+from allranks.core.rank_reports import RankReport, Reports
 from allranks.core.status_update import ProgressChanges, changed
 from allranks.core.stragglers import stragglers
 

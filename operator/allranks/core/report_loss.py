@@ -12,7 +12,8 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from allranks.api.status import Condition, Status
-from allranks.core.model import Event, RankReport, Reports
+from allranks.core.model import Event
+from allranks.core.rank_reports import RankReport, Reports
 from allranks.core.status_update import changed
 
 CONDITION: Literal["ReportsLost"] = "ReportsLost"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from allranks.api.job import Job, Progress
 from allranks.api.status import ProgressStatus, Straggler
-from allranks.core.model import RankReport
 from allranks.core.naming import replica_key
+from allranks.core.rank_reports import RankReport
 
 STRAGGLERS = 64
 """Limit of status.progress.stragglers."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.core.manifests.report_env import TOKEN_FILE, disabled, trainer_variables
-from allranks.core.model import Manifest, Pod, Reports
+from allranks.core.model import Manifest, Pod
 from allranks.core.naming import TRAINER
+from allranks.core.rank_reports import Reports
 from allranks.pod_bundle import copy_library, copy_startup
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from allranks.api.job import Job
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.core import limits
 from allranks.core.contenders import Contention
-from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete, Reports
+from allranks.core.model import Manifest, Observed, Platform, RejectedCreate, RejectedDelete
 from allranks.core.optional_kinds import OptionalObjects
 from allranks.core.policy import Policy
+from allranks.core.rank_reports import Reports
 from allranks.core.resume_source import ResumeSource
 from allranks.core.uploads import CacheUse
 from allranks.kube import compact_jobs, job_codec

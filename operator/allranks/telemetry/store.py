@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from allranks.core.model import Collectives, RankReport, Reports
+from allranks.core.rank_reports import Collectives, RankReport, Reports
 from allranks.core.report_loss import SILENCE
 from allranks.telemetry import schema, trainer_status
 from allranks.telemetry.answers import Answer, ReportSource

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from allranks.core.model import Manifest, Pod, RankReport, Reports
+from allranks.core.model import Manifest, Pod
+from allranks.core.rank_reports import RankReport, Reports
 from allranks.core.report_loss import SILENCE
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from allranks.api.status import ProgressStatus, Status
 from allranks.core import collectives, hang_detection
-from allranks.core.model import Collectives, Observed, Reports
+from allranks.core.model import Observed
+from allranks.core.rank_reports import Collectives, Reports
 from allranks.core.reconcile import reconcile
 from allranks.core.rules import Act, hang
 from allranks.core.snapshot import Snapshot

@@ -10,7 +10,8 @@ from allranks.api.job import Job
 from allranks.api.pool import Gpu, PoolSpec
 from allranks.api.status import Condition, PastAttempt, RoleStatus, Status, Times
 from allranks.core import cost
-from allranks.core.model import Observed, Reports
+from allranks.core.model import Observed
+from allranks.core.rank_reports import Reports
 from allranks.core.reconcile import reconcile
 from allranks.core.rules import Act, WaitUntil, utilization
 from allranks.core.snapshot import Snapshot

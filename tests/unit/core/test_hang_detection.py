@@ -7,7 +7,8 @@ from typing import Any
 
 from allranks.api.status import PastAttempt, ProgressStatus, Status
 from allranks.core import hang_detection
-from allranks.core.model import Observed, Platform, Reports
+from allranks.core.model import Observed, Platform
+from allranks.core.rank_reports import Reports
 from allranks.core.rules import Act, WaitUntil, hang
 from allranks.core.snapshot import Snapshot
 from support.builders import NOW, at, failure, job, rank, table

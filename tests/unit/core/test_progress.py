@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from allranks.api.status import ProgressStatus, Status
 from allranks.core import progress
-from allranks.core.model import Exit, RankReport, Reports
+from allranks.core.model import Exit
+from allranks.core.rank_reports import RankReport, Reports
 from allranks.core.stragglers import newly_slow
 from support.builders import NOW, at, job, pod, rank, table
 

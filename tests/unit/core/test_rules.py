@@ -13,7 +13,8 @@ import pytest
 from allranks.api.status import PastAttempt, ProgressStatus, ReplicaRestarts, RoleStatus
 from allranks.core import reconcile as core
 from allranks.core.contenders import Contender, Contention
-from allranks.core.model import Exit, Observed, Pod, Reports
+from allranks.core.model import Exit, Observed, Pod
+from allranks.core.rank_reports import Reports
 from allranks.core.reconcile import ACTIVE_RULES, FINISHED_RULES, SUSPENDED_RULES, reconcile
 from allranks.core.rules import Act, Rule, WaitUntil, cleanup, gang, hang, lifecycle, resize, startup
 from allranks.core.rules.failure import handle_failures

@@ -14,7 +14,8 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import cost, status_summary, time_accounting
 from allranks.core.manifests import pool_template
-from allranks.core.model import Event, Platform, Reports
+from allranks.core.model import Event, Platform
+from allranks.core.rank_reports import Reports
 from allranks.core.rules import Outcome, WaitUntil, write
 from allranks.core.snapshot import Snapshot
 from allranks.core.status_update import changed
