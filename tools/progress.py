@@ -55,7 +55,7 @@ def trained(tour: Tour) -> None:
         "attempt. `hang` and `progress` are in the manifest; the program calls `report()`.",
     )
     tour.show(f"allranks submit {EXAMPLE} --set 'args=[{ARGS}]' --set hang.timeoutSeconds=15")
-    team.reports(JOB, '"stragglers":[{"node":', seconds=180)
+    team.reports(JOB, '"stragglers":[{"node":')
     team.says(f"{JOB}-worker-0-0", "epoch 6/30")
     tour.show("kubectl get dt")
     tour.tell(
