@@ -29,8 +29,11 @@ _ALWAYS_UPPER_CAMEL: frozenset[Path] = frozenset(
         ("inputs", ITEMS, "mode"),
         ("mpi", "implementation"),
         ("mpi", "slotsPerWorker"),
+        ("notify", ITEMS, "occasions", ITEMS),
+        ("notify", ITEMS, "webhook", "format"),
         ("outputs", ITEMS, "when"),
         ("spmd", "processesPerPod"),
+        ("utilization", "action"),
     }
 )
 """Fields of spec whose values had today's form from the beginning."""

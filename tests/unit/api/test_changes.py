@@ -38,6 +38,8 @@ CHANGEABLE = [
     ("removal of ttlSecondsAfterFinished", {"ttlSecondsAfterFinished": 60}, {}),
     ("activeDeadlineSeconds", {"activeDeadlineSeconds": 60}, {"activeDeadlineSeconds": 90}),
     ("restart.maxRestarts", {}, {"restart": {"maxRestarts": 9}}),
+    ("utilization", {}, {"utilization": {"minProductivePercent": 50}}),
+    ("notify", {}, {"notify": [{"receiver": "oncall"}]}),
 ]
 
 

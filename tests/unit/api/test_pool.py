@@ -24,6 +24,9 @@ FULL = {
     "env": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}],
     "priorityClassName": "training",
     "schedulerName": "default-scheduler",
+    "price": {"gpuHour": "2.40", "currency": "EUR"},
+    "utilization": {"minProductivePercent": 50, "windowSeconds": 600, "action": "Suspend"},
+    "notify": [{"receiver": "oncall", "occasions": ["Failed"]}],
     "template": {"spec": {"volumes": [{"name": "scratch", "hostPath": {"path": "/mnt/nvme"}}]}},
 }
 

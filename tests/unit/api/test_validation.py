@@ -101,6 +101,12 @@ RULES = [
         {"framework": "mpi", "roles": {"worker": 2, "launcher": 1}, "mpi": {"implementation": "MPICH"}},
     ),
     (
+        "a notification has one receiver",
+        {"notify": [{"receiver": "oncall", "webhook": {"url": "https://example.org/x"}}]},
+        ("spec.notify[0]", "set either receiver or webhook"),
+        {"notify": [{"receiver": "oncall"}, {"webhook": {"url": "https://example.org/x"}}]},
+    ),
+    (
         "MPI has at most one launcher",
         {"framework": "mpi", "roles": {"worker": 1, "launcher": 2}},
         ("spec.roles.launcher.replicas", "mpi has at most 1 launcher"),

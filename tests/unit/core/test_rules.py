@@ -16,7 +16,7 @@ from allranks.core.contenders import Contender, Contention
 from allranks.core.model import Exit, Observed, Pod
 from allranks.core.rank_reports import Reports
 from allranks.core.reconcile import ACTIVE_RULES, FINISHED_RULES, SUSPENDED_RULES, reconcile
-from allranks.core.rules import Act, Rule, WaitUntil, cleanup, gang, hang, lifecycle, resize, startup
+from allranks.core.rules import Act, Rule, WaitUntil, cleanup, gang, hang, lifecycle, resize, startup, utilization
 from allranks.core.rules.failure import handle_failures
 from allranks.core.snapshot import Snapshot
 from support.builders import Life, at, failure, job, observed, pending, pod, rank, started
@@ -93,6 +93,10 @@ def half_placed() -> Observed:
     return replace(life.look(30), contention=Contention((older,)))
 
 
+def in_a_window() -> Observed:
+    return started(job(utilization={"minProductivePercent": 50, "windowSeconds": 100})).look(30)
+
+
 # Rule, an observation in which it waits, until when.
 WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (lifecycle.exceed_active_deadline, active_deadline, at(100)),
@@ -106,6 +110,7 @@ WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (resize.grow_to_capacity, room_for_one, at(35)),
     (cleanup.expire, finished, at(70)),
     (gang.give_up_pods, half_placed, at(100)),
+    (utilization.judge, in_a_window, at(100)),
 ]
 
 

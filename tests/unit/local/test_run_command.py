@@ -363,7 +363,7 @@ def test_claims_outlive_attempts_and_empty_dirs_do_not(cli: Cli) -> None:
     assert saved.read_text() == "0\n1\n"
     assert cli.log("job-worker-0-1") == ""
     run = saved.parents[2]
-    assert sorted(path.name for path in run.iterdir()) == ["job.json", "logs", "status.yaml", "volumes"]
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoint", "job.json", "logs", "status.yaml", "volumes"]
 
 
 def test_a_volume_from_the_command_line_is_kept(cli: Cli) -> None:

@@ -372,6 +372,8 @@ def test_the_openapi_document_describes_each_route(server):
         ("GET", item),
         ("DELETE", item),
         *(("GET", f"{item}/{part}") for part in parts),
+        ("GET", "/api/v1/sweeps"),
+        *(("GET", f"/api/v1/sweeps/{{source}}/{{group}}/{{name}}{part}") for part in ("", "/report.html")),
         ("POST", "/api/v1/jobs"),
         *(("POST", f"{item}/{action}") for action in ("suspend", "resume", "scale", "resubmit")),
     }
