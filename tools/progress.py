@@ -76,8 +76,8 @@ def trained(tour: Tour) -> None:
         "Rank 1 sleeps, rank 0 waits for it in a collective, and both processes are alive. After 15 s without a step "
         "each rank prints its stacks to its log:",
     )
-    log = team.says(f"{JOB}-worker-1-1", "stacks, asked for because", seconds=240)
-    log = team.says(f"{JOB}-worker-1-1", "penguins_pytorch.py", seconds=20)
+    log = team.says(f"{JOB}-worker-1-1", "stacks, asked for because")
+    log = team.says(f"{JOB}-worker-1-1", "penguins_pytorch.py")
     tour.consoles((f"kubectl logs {JOB}-worker-1-1", log), only=r"stacks, asked|^Thread|train/")
     tour.tell("Ten seconds later all ranks restart, and the status names the rank that blocked the others:")
     team.attempt(JOB, 2)
