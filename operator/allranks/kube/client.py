@@ -55,6 +55,8 @@ needs to know, so it is a rejection."""
 _encode = msgspec.json.Encoder().encode
 _status = msgspec.json.Decoder(_Status).decode
 _READS = frozenset({"GET"})
+_CLOSED = "Connection closed."
+"""What aiohttp's StreamReader says in a RuntimeError about a connection that was closed between two reads."""
 _LOST = (aiohttp.ClientError, TimeoutError, OSError, LoginError)
 
 
@@ -208,7 +210,12 @@ class Client:
                 if response.status >= 300:
                     answer = Response(response.status, response.headers, await response.read())
                     raise self._error("WATCH", path, answer)
-                yield response.content
+                try:
+                    yield response.content
+                except RuntimeError as error:
+                    if str(error) != _CLOSED:
+                        raise
+                    raise aiohttp.ClientConnectionError(_CLOSED) from error
         except _LOST as error:
             raise _lost("WATCH", path, error) from error
 

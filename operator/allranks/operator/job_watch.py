@@ -134,6 +134,9 @@ class _CompactLines:
                     self._rest.clear()
                     return rest  # cut: kopf reports it
                 raise
+            except RuntimeError as error:
+                # aiohttp, of a connection that was closed between two reads. kopf tries again after a client's error.
+                raise aiohttp.ClientConnectionError(str(error)) from error
             self._rest.append(first)
             if others:
                 lines = [b"".join(self._rest), *others[:-1]]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from allranks.kube import watch as watches
+from allranks.kube.errors import Unavailable
 from allranks.kube.raw_pod import Raw
 from allranks.kube.watch import Watch
 from support.scripted import Answer, client_of, hangs, resets, says, status, streams
@@ -177,3 +178,21 @@ def test_a_garbled_stream_does_not_end_the_watch() -> None:
     assert log[-1] == ("b", 9, False)
     with pytest.raises(msgspec.DecodeError):
         watches._line(b"not json")
+
+
+def test_a_connection_that_was_closed_between_two_reads_is_a_lost_connection() -> None:
+    async def read() -> None:
+        async with client_of(streams(then="hang")) as (client, _), client.stream("/x", {}, None):
+            raise RuntimeError("Connection closed.")  # as aiohttp's StreamReader
+
+    with pytest.raises(Unavailable, match=r"Connection closed\."):
+        asyncio.run(read())
+
+
+def test_an_error_of_the_one_who_reads_a_stream_is_no_lost_connection() -> None:
+    async def read() -> None:
+        async with client_of(streams(then="hang")) as (client, _), client.stream("/x", {}, None):
+            raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        asyncio.run(read())

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -129,3 +130,21 @@ def test_transient_errors_do_not_end_the_watch(answers: dict[str, Answer]) -> No
     with watching(by_path(answers)) as api:
         unavailable = lambda api: [path for _, path, *_ in api.asked if path not in answers]  # noqa: E731
         asyncio.run(watch_until(lambda api: len(unavailable(api)) >= 4, api))
+
+
+def test_a_connection_that_was_closed_between_two_reads_is_a_lost_connection() -> None:
+    """kopf retries a watch whose connection is lost, and ends after any other error."""
+
+    class Closed:
+        def iter_chunked(self, size: int) -> Any:
+            return self
+
+        async def __anext__(self) -> bytes:
+            raise RuntimeError("Connection closed.")  # as aiohttp's StreamReader
+
+    async def read() -> None:
+        lines: Any = job_watch._CompactLines(cast("Any", Closed()))
+        await anext(lines.iter_chunked(100))
+
+    with pytest.raises(aiohttp.ClientConnectionError, match=r"Connection closed\."):
+        asyncio.run(read())
