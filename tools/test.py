@@ -108,7 +108,7 @@ EVERY_CHANGE = (
     ),
     Part(
         "unit",
-        8,
+        9,
         "each rule and module in memory; golden manifests; scenarios with a poor watch and killed after each write; "
         "2,400 generated histories; mutants of the core, each of which a test must catch",
         [pytest("unit", "-m", "not slow and not cluster and not e2e and not nightly", *TWO_AT_A_TIME)],
@@ -123,7 +123,7 @@ EVERY_CHANGE = (
     ),
     Part(
         "apiserver",
-        10,
+        11,
         "each scenario, the operator, its Lease, reports, the chart and the commands on a real API server, with Kueue; "
         "20 runs with faults",
         [pytest("apiserver", "-m", "cluster and not nightly", *BY_MODULE)],

@@ -20,6 +20,7 @@ from allranks.core.model import Observed, Plan
 from allranks.core.rules import checkpoint, lifecycle
 from model.scenarios.test_memory import SCENARIOS, MemoryWorld
 from support.scenario_runner import run
+from support.simulator import Lag
 
 from .jobs import specs
 from .steps import KILLING, RESIZING, ROUGH, histories
@@ -227,7 +228,13 @@ def _generated(test: Callable[..., None], most: int, **strategies: st.SearchStra
         deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    return hypothesis.seed(1)(settings(given(**strategies)(test)))  # type: ignore[no-any-return]
+
+    def search() -> None:
+        # Which examples a seed gives changes with the constants in the source, so one seed may miss a rare one.
+        for seed in (1, 2, 3):
+            hypothesis.seed(seed)(settings(given(**strategies)(test)))()
+
+    return search
 
 
 CATCHERS: dict[str, Callable[[], None]] = {
@@ -250,6 +257,36 @@ CATCHERS: dict[str, Callable[[], None]] = {
 }
 
 
+def _two_failures_that_are_seen_together() -> None:
+    """Generated histories rarely have two failures of different times that arrive at once, in the wrong order."""
+    spec = {
+        "framework": "spmd",
+        "image": "example.org/train:1",
+        "command": ["python", "train.py"],
+        "roles": {"worker": {"replicas": 1}, "data": {"replicas": 2}},
+        "restart": {"maxRestarts": 1, "backoffSeconds": 1},
+        "suspend": False,
+        "cleanPodPolicy": "All",
+        "startupDeadlineSeconds": 600,
+        "activeDeadlineSeconds": 2000,
+    }
+    history = [("avalanche", 5, 8), ("run_all", 0, 3), ("avalanche", 5, 8), ("run_all", 0, 3)]
+    late = Lag(seconds=30.0, lost=0.0, repeated=0.3, relist_seconds=60.0, own_writes=True)
+    roughly(spec, history, late, 2256, 0.0, None)
+
+
+def _seen_together() -> None:
+    _two_failures_that_are_seen_together()
+    CATCHERS["any order"]()
+
+
+CATCHERS["seen together"] = _seen_together
+
+
+def test_two_failures_that_are_seen_together() -> None:
+    _two_failures_that_are_seen_together()
+
+
 @pytest.mark.parametrize(
     ("mutation", "catcher"),
     [
@@ -266,12 +303,12 @@ CATCHERS: dict[str, Callable[[], None]] = {
         pytest.param(_wrapped(_never_settled), "reference", id="status is written forever"),
         pytest.param(
             _misattributes(lambda found, key: sorted(found, key=key, reverse=True)),
-            "any order",
+            "seen together",
             id="the last failure is the root cause",
         ),
         pytest.param(
             _misattributes(lambda found, key: found),
-            "any order",
+            "seen together",
             id="the first failure in the list is the root cause",
         ),
         pytest.param(_never_waits, "reference", id="there is no backoff"),
