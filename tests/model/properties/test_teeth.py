@@ -257,7 +257,7 @@ CATCHERS: dict[str, Callable[[], None]] = {
 }
 
 
-def _two_failures_that_are_seen_together() -> None:
+def _two_failures_at_once() -> None:
     """Generated histories rarely have two failures of different times that arrive at once, in the wrong order."""
     spec = {
         "framework": "spmd",
@@ -275,16 +275,16 @@ def _two_failures_that_are_seen_together() -> None:
     roughly(spec, history, late, 2256, 0.0, None)
 
 
-def _seen_together() -> None:
-    _two_failures_that_are_seen_together()
+def _observed_together() -> None:
+    _two_failures_at_once()
     CATCHERS["any order"]()
 
 
-CATCHERS["seen together"] = _seen_together
+CATCHERS["observed together"] = _observed_together
 
 
-def test_two_failures_that_are_seen_together() -> None:
-    _two_failures_that_are_seen_together()
+def test_two_failures_at_once() -> None:
+    _two_failures_at_once()
 
 
 @pytest.mark.parametrize(
@@ -303,12 +303,12 @@ def test_two_failures_that_are_seen_together() -> None:
         pytest.param(_wrapped(_never_settled), "reference", id="status is written forever"),
         pytest.param(
             _misattributes(lambda found, key: sorted(found, key=key, reverse=True)),
-            "seen together",
+            "observed together",
             id="the last failure is the root cause",
         ),
         pytest.param(
             _misattributes(lambda found, key: found),
-            "seen together",
+            "observed together",
             id="the first failure in the list is the root cause",
         ),
         pytest.param(_never_waits, "reference", id="there is no backoff"),
