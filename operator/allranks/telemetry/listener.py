@@ -12,7 +12,8 @@ from aiohttp import web
 from allranks.telemetry.connections import Connection, Connections, Limits
 
 _silent = logging.getLogger("allranks.http")
-_silent.disabled = True  # aiohttp's logger quotes malformed input of unauthenticated senders
+# aiohttp's logger quotes malformed input of unauthenticated senders. A filter, because logging.config enables loggers again.
+_silent.addFilter(lambda _: False)
 
 Handle = Callable[[web.BaseRequest, Connection], Awaitable[web.StreamResponse]]
 

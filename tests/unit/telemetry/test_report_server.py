@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import logging.config
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -232,6 +233,7 @@ def test_responses_to_invalid_requests_contain_no_internals(name: str, caplog: p
             assert world.steps() == []
             assert await world.honest() < 3
 
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})  # uvicorn does so
     with caplog.at_level(logging.DEBUG, "allranks"):
         run(scenario())
     assert caplog.records == []
