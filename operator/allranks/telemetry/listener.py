@@ -12,7 +12,7 @@ from aiohttp import web
 from allranks.telemetry.connections import Connection, Connections, Limits
 
 _silent = logging.getLogger("allranks.http")
-# aiohttp's logger quotes malformed input of unauthenticated senders. A filter, because logging.config enables loggers again.
+# aiohttp's logger quotes malformed input of unauthenticated senders. A filter, because logging.config enables loggers.
 _silent.addFilter(lambda _: False)
 
 Handle = Callable[[web.BaseRequest, Connection], Awaitable[web.StreamResponse]]
