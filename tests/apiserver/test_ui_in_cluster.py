@@ -14,6 +14,8 @@ from support.commands import JobOnCluster
 from support.live import connection, eventually
 from support.ui_in_cluster import Browser, ClusterUi
 
+pytestmark = pytest.mark.nightly
+
 JOBS = "distributedtrainings"
 
 

@@ -91,9 +91,10 @@ def in_cluster(api: Connection, namespaces: Sequence[str] = ()) -> FastAPI:
         try:
             yield
         finally:
-            await users.close()
             checks.cancel()
             await asyncio.gather(checks, return_exceptions=True)
+            await users.close()
+            await asyncio.sleep(0.1)  # TLS connections of aiohttp end in later iterations of the loop
 
     app = build(lifespan, "Send a token for the API server as a bearer token.")
     app.state.users, app.state.close_streams = users, users.close_streams
