@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from allranks.cli import archived
+from allranks.cli.archived import archive_option, open_archive
 from allranks.cli.completers import complete_jobs
 from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.format.table import Table
@@ -29,6 +31,7 @@ Examples:
   allranks get -A -l team=nlp -o wide
   allranks get penguins -o json | jq -r .status.phase
   allranks get --sweeps -w
+  allranks get --all --archive s3://team/history
 \b
 Exit status:
   0 printed, also when there are no jobs, 1 a named job does not exist or the API server rejected the request.
@@ -40,9 +43,18 @@ Exit status:
 @click.option("-l", "--selector", metavar="LABELS", help="Show only jobs with these labels, for example team=nlp.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
 @click.option("--sweeps", is_flag=True, help="Print sweeps instead of jobs.")
+@click.option("--all", "with_archived", is_flag=True, help="Print also jobs that are deleted, from the archive.")
+@archive_option
 @click.option("--no-headers", is_flag=True, help="Print the table without headers.")
-@on_cluster
-async def get(cluster: Cluster, names: tuple[str, ...], all_namespaces: bool, **options: Any) -> int:
+@cluster_options
+def get(
+    where: Where,
+    names: tuple[str, ...],
+    all_namespaces: bool,
+    with_archived: bool,
+    archive: str | None,
+    **options: Any,
+) -> None:
     """Print the named jobs, or all jobs of the namespace."""
     if names and all_namespaces:
         raise click.UsageError("a job name needs one namespace: use -n, not -A.")
@@ -50,7 +62,78 @@ async def get(cluster: Cluster, names: tuple[str, ...], all_namespaces: bool, **
         raise click.UsageError("specify either names or a selector, not both.")
     if len(names) > 1 and options["watch"]:
         raise click.UsageError("--watch supports one name, a selector, or all jobs.")
-    return await print_jobs(cluster, names, None if all_namespaces else cluster.namespace, **options)
+    if not with_archived:
+
+        async def command(cluster: Cluster) -> int:
+            return await print_jobs(cluster, names, None if all_namespaces else cluster.namespace, **options)
+
+        sys.exit(run_on_cluster(command, where, {}))
+    if not archive:
+        raise click.UsageError("--all reads an archive: name it with --archive or ALLRANKS_ARCHIVE.")
+    if options["watch"] or options["sweeps"]:
+        raise click.UsageError("--all can be combined neither with --watch nor with --sweeps.")
+    selector, output = options["selector"], options["output"]
+
+    async def with_archive(cluster: Cluster) -> int:
+        namespace = None if all_namespaces else cluster.namespace
+        jobs = await _live_jobs(cluster, namespace, names, selector)
+        return _print_with_archive(archive, namespace, names, jobs, output, selector, options["no_headers"])
+
+    def without_cluster(error: AllranksError) -> int:
+        print_error(error)
+        if not isinstance(error, ClusterError) or error.status:
+            return FAILED
+        namespace = None if all_namespaces else where.namespace or "default"
+        try:
+            return _print_with_archive(archive, namespace, names, [], output, selector, options["no_headers"])
+        except AllranksError as broken:
+            print_error(broken)
+            return FAILED
+
+    sys.exit(run_on_cluster(with_archive, where, {}, without_cluster))
+
+
+async def _live_jobs(
+    cluster: Cluster, namespace: str | None, names: tuple[str, ...], selector: str | None
+) -> list[Manifest]:
+    """Those that exist. Raises ClusterError."""
+    found: list[Manifest] = (await cluster.get(job_path(namespace), {"labelSelector": selector}))["items"]
+    return [job for job in found if not names or job["metadata"]["name"] in names]
+
+
+def _print_with_archive(
+    archive: str,
+    namespace: str | None,
+    names: tuple[str, ...],
+    live: list[Manifest],
+    output: str | None,
+    selector: str | None,
+    no_headers: bool,
+) -> int:
+    """Prints live jobs, and archived ones that do not exist any more. Raises ArchiveError."""
+    there = {job["metadata"]["uid"] for job in live}
+    selects = label_selection(selector or "")
+    gone = [
+        job
+        for job in open_archive(archive).jobs(namespace, names)
+        if job["metadata"]["uid"] not in there and selects(job["metadata"].get("labels") or {})
+    ]
+    if missing := [name for name in names if name not in {job["metadata"]["name"] for job in (*live, *gone)}]:
+        raise ClusterError(f"there is no job {missing[0]}, neither on the cluster nor in the archive {archive}")
+    if output in ("yaml", "json", "name"):
+        click.echo(render_objects([*live, *gone], output, single=len(names) == 1 == len(live) + len(gone)), nl=False)
+        return OK
+    if not live and not gone:
+        click.echo("No jobs, neither on the cluster nor in the archive.", err=True)
+        return OK
+    columns = [*archived.default_columns(), {"name": "Archived", "priority": 0}]
+    shown = _Rows(columns, wide=output == "wide", namespaces=namespace is None, headers=not no_headers)
+    rows = [archived.row(job, columns) for job in (*gone, *live)]
+    for place, made in enumerate(rows):
+        made["cells"][-1] = "yes" if place < len(gone) else "no"
+    for line in shown.lines(rows):
+        click.echo(line)
+    return OK
 
 
 async def print_jobs(

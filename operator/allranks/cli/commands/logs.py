@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from allranks.api.status import FINISHED, Status
+from allranks.cli.archived import archive_option, archived_job, archived_logs, open_archive, when_archived
 from allranks.cli.completers import complete_jobs
 from allranks.cli.format.log_lines import label, prefixed
 from allranks.cli.format.outcome import failure_line
@@ -60,6 +61,7 @@ Examples:
   allranks logs penguins --all-attempts --index 0 --index 1
   allranks logs penguins -o json | jq -r 'select(.rank == 0).line'
   allranks logs penguins --rank 0 --no-prefix > rank0.log
+  allranks logs penguins --attempt 0 --archive s3://team/history
 \b
 Exit status:
   0 a log was read, 1 no log was read or the API server rejected the request,
@@ -79,7 +81,7 @@ Exit status:
     help="Print only this index in its role. Repeatable.",
 )
 @click.option("--attempt", type=Count(0), metavar="N", help="Print this attempt. [default: the current one]")
-@click.option("--all-attempts", is_flag=True, help="Print all attempts whose pods still exist.")
+@click.option("--all-attempts", is_flag=True, help="Print all attempts whose pods or archived logs exist.")
 @click.option("-c", "--container", default=TRAINER, show_default=True, metavar="NAME", help="The container.")
 @click.option("-p", "--previous", is_flag=True, help="Print the previous run of the container (OnFailure).")
 @click.option("--tail", type=Count(0), metavar="LINES", help="Print the last LINES of each log. [default: all]")
@@ -87,6 +89,7 @@ Exit status:
 @click.option("--timestamps", is_flag=True, help="Print the time (UTC) of each line.")
 @click.option("--no-prefix", is_flag=True, help="Print lines without the rank in front.")
 @click.option("-o", "--output", type=click.Choice(["json"]), help="Print each line as a JSON object.")
+@archive_option
 @on_cluster
 async def logs(
     cluster: Cluster,
@@ -104,11 +107,13 @@ async def logs(
     no_prefix: bool,
     all_attempts: bool,
     output: str | None,
+    archive: str | None,
 ) -> int:
     """Print the logs of all ranks of a job, merged by time, each line with its rank in front.
 
-    Logs are read from the existing pods. A restart deletes the pods of the attempt, and their logs with them: collect
-    the logs of the cluster to keep them. `allranks run` keeps the logs of all attempts (allranks runs logs).
+    Logs are read from the existing pods. A restart deletes the pods of the attempt, and their logs with them: an
+    archive has the ends of those logs, also when the job is deleted. `allranks run` keeps the logs of all attempts
+    (allranks runs logs).
 
     With -o json, each line is an object with time, role, index, rank, attempt and line. The rank is null for earlier
     attempts, which may have had another number of ranks.
@@ -117,7 +122,14 @@ async def logs(
         raise click.UsageError("specify either --attempt or --all-attempts, not both.")
     if follow and previous:
         raise click.UsageError("a previous run has ended and cannot be followed: specify either -f or -p.")
-    job = await get_job(cluster, name)
+    try:
+        job, live = await get_job(cluster, name), True
+    except ClusterError as error:
+        found = archived_job(archive, cluster.namespace, name) if error.status == 404 else None
+        if found is None:
+            raise
+        job, live = found, False
+        click.echo(when_archived(job, str(archive)), err=True)
     status = status_of(job)
     first = 0 if all_attempts else status.attempt
     selected = Selection(attempt, frozenset(roles), frozenset(ranks), frozenset(indices), ranks_of(job), first)
@@ -130,16 +142,27 @@ async def logs(
         else Printer(container, timestamps=timestamps, prefix=not no_prefix, attempts=all_attempts)
     )
     follower = Follower(cluster, job, printer, wanted, selected)
-    await follower.list_pods()
+    if live:
+        await follower.list_pods()
     pods = [pod for pod in follower.pods if selected(pod)]
-    printer.add_labels(follower.pods)
-    if all_attempts and (gone := _deleted_attempts(follower.pods, status)):
+    archived = []
+    if archive and (not follow or not live):
+        there = {(pod.role, pod.index, pod.attempt, pod.restart) for pod in pods if has_log(pod, container)}
+        archived = archived_logs(open_archive(archive), job, wanted, selected, there)
+    printer.add_labels([*follower.pods, *(pod for pod, _ in archived)])
+    if all_attempts and (gone := _deleted_attempts([*follower.pods, *(pod for pod, _ in archived)], status)):
         printer.message(_no_logs_of(name, gone))
-    complete = await _history(cluster, job, pods, wanted, printer, follower.after, quiet=follow)
+    have = {pod.name for pod, _ in archived}
+    read_live = [pod for pod in pods if pod.name not in have]
+    complete = await _history(cluster, job, read_live, wanted, printer, follower.after, archived, quiet=follow)
+    if not live:
+        if not archived:
+            raise ClusterError(f"the archive {archive} has none of the selected logs of {name}")
+        return OK
     if not follow or (status.phase in FINISHED and complete):
-        if not printer.printed and not pods:
+        if not printer.printed and not pods and not archived:
             raise ClusterError(_no_pods(name, status, attempt))
-        return OK if printer.printed or any(has_log(pod, container) for pod in pods) else FAILED
+        return OK if printer.printed or archived or any(has_log(pod, container) for pod in pods) else FAILED
     cluster.interrupted = f"{name} continues"
     if not pods or not all(has_log(pod, container) for pod in pods):
         printer.message(f"{name} is {status.phase}, {status.ready or '0'} pods running: waiting for the ranks")
@@ -190,10 +213,11 @@ async def _history(
     wanted: Wanted,
     printer: Printer,
     after: dict[str, bytes],
+    archived: Sequence[tuple[Pod, list[Line]]] = (),
     *,
     quiet: bool,
 ) -> bool:
-    """Prints the existing logs in the order of time. Returns whether they are complete.
+    """Prints the existing logs and those of an archive in the order of time. Returns whether they are complete.
 
     `after` gets the time of the last printed line of each pod.
     """
@@ -218,9 +242,13 @@ async def _history(
             if not quiet:
                 why = pod.waiting_reason or pod_state(pod)
                 printer.message(f"{replica_key(pod.role, pod.index)} has no log: {why}")
+    async def whole(lines: list[Line]) -> Any:
+        yield lines
+
     gathered: list[tuple[Pod, Line]] = []
-    async for place, line in merged([one(pod) for pod in readable]):
-        pod = readable[place]
+    sources = [*readable, *(pod for pod, _ in archived)]
+    async for place, line in merged([*map(one, readable), *(whole(lines) for _, lines in archived)]):
+        pod = sources[place]
         after[pod.uid] = max(line.time, after.get(pod.uid, b""))
         gathered.append((pod, line))
         if len(gathered) >= 500:

@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from allranks.api.job import KIND
+from allranks.cli.archived import archive_option, archived_job, when_archived
 from allranks.cli.completers import complete_files, complete_jobs_and_runs
 from allranks.cli.options import FAILED, OK, cluster_options, get_job, name_callback, print_error, run_on_cluster
 from allranks.cli.sweep_objects import sweep_instead
@@ -82,6 +83,7 @@ Examples:
   allranks report penguins -n team -o penguins.html
   allranks report --run-dir runs/penguins -o json
   kubectl get dt penguins -o yaml | allranks report -f - -o json
+  allranks report penguins --archive s3://team/history
 \b
 Exit status:
   0 printed, also for a failed job, 1 the job does not exist or cannot be read.
@@ -103,6 +105,7 @@ Exit status:
     shell_complete=complete_files,
     help="Report on a job in FILE, the output of kubectl get dt JOB -o yaml or json; - for standard input.",
 )
+@archive_option
 @cluster_options
 def report(
     where: Where,
@@ -110,6 +113,7 @@ def report(
     output: Output,
     run_dir: Path | None,
     source: str | None,
+    archive: str | None,
 ) -> None:
     """Print a one-page report on a job: attempts, progress, throughput, lost time, restarts and outcome; or on a sweep:
     trials, the best one, the importance of parameters, and parallel coordinates.
@@ -122,8 +126,12 @@ def report(
     if not (name or run_dir or source):
         raise click.UsageError("specify a job name, --run-dir DIR or -f FILE.")
     if name and not (run_dir or source):
-        options = {"name": name, "output": output}
-        sys.exit(run_on_cluster(_from_cluster, where, options, lambda error: _from_runs(error, name, output)))
+        options = {"name": name, "output": output, "archive": archive}
+        sys.exit(
+            run_on_cluster(
+                _from_cluster, where, options, lambda error: _without_cluster(error, where, name, output, archive)
+            )
+        )
     try:
         if run_dir:
             write_of_run(run_dir, output, name)
@@ -134,14 +142,42 @@ def report(
         sys.exit(FAILED)
 
 
-async def _from_cluster(cluster: Cluster, name: str, output: Output) -> int:
+async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: str | None) -> int:
     try:
         write(await get_job(cluster, name), output)
     except ClusterError as error:
-        if (sweep := await sweep_instead(cluster, name, error)) is None:
+        if (sweep := await sweep_instead(cluster, name, error)) is not None:
+            _write_sweep(sweep, output)
+        elif not _write_archived(archive, cluster.namespace, name, output):
             raise
-        _write_sweep(sweep, output)
     return OK
+
+
+def _write_archived(archive: str | None, namespace: str, name: str, output: Output) -> bool:
+    """Whether the archive has the job. The report ends with the last change of the job. Raises ArchiveError."""
+    from allranks.cli.job_report.model import last_update
+
+    job = archived_job(archive, namespace, name)
+    if job is None:
+        return False
+    click.echo(when_archived(job, str(archive)), err=True)
+    write(job, output, last_update(job))
+    return True
+
+
+def _without_cluster(error: AllranksError, where: Where, name: str, output: Output, archive: str | None) -> int:
+    """The cluster is not configured, or has no such job. Returns the exit status."""
+    if not isinstance(error, ClusterError):
+        print_error(error)
+        return FAILED
+    try:
+        # Without a kubeconfig nothing else says the namespace.
+        if error.status == 0 and _write_archived(archive, where.namespace or "default", name, output):
+            return OK
+    except AllranksError as broken:
+        print_error(broken)
+        return FAILED
+    return _from_runs(error, name, output)
 
 
 def _from_runs(error: AllranksError, name: str, output: Output) -> int:
