@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 from collections.abc import Generator, Iterator
@@ -26,6 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _connections_are_closed() -> Iterator[None]:
+    """A module that leaves a connection open fails itself. Otherwise the garbage collector fails a test after it."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,6 @@ from support.commands import JobOnCluster
 from support.live import connection, eventually
 from support.ui_in_cluster import Browser, ClusterUi
 
-pytestmark = pytest.mark.nightly
-
 JOBS = "distributedtrainings"
 
 
@@ -139,6 +137,7 @@ def test_somebody_signs_in_looks_acts_and_signs_out(ui, control_plane, namespace
     assert browser.get(target).status == 401
 
 
+@pytest.mark.nightly
 def test_rights_that_are_taken_away_end_at_the_next_check(control_plane, namespace, job, monkeypatch):
     monkeypatch.setattr(users, "CHECK_SECONDS", 0.2)
     allow(control_plane, namespace, "reader", ["get", "list", "watch"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -50,22 +50,18 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str) -
         state = app.state.allranks = State(hub, Runs(runs, hub))
         async with contextlib.AsyncExitStack() as stack:
             tasks = [asyncio.create_task(state.runs.run())]
+            stack.push_async_callback(_cancel, tasks)
             try:
                 cluster = await stack.enter_async_context(Cluster.connect(where))
             except ClusterError as error:
                 state.no_cluster = str(error)
             else:
                 state.jobs = ClusterJobs(cluster, None if all_namespaces else cluster.namespace, hub)
-                # The loop ends next: nothing would wait for the ends of TLS connections.
-                stack.push_async_callback(cluster.client.transport.close, abort=True)
-                stack.push_async_callback(state.jobs.close)
                 tasks.append(asyncio.create_task(state.jobs.run()))
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                stack.push_async_callback(state.jobs.close)
+                # Runs first: a watch that is cancelled begins a TLS shutdown, and the loop ends before it completes.
+                stack.push_async_callback(cluster.client.transport.close, abort=True)
+            yield
 
     async def find_state(_request: Request) -> State:
         state: State = app.state.allranks
@@ -76,6 +72,12 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str) -
     app.state.find_state = find_state
     app.add_middleware(Access, token=token)
     return app
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def in_cluster(api: Connection, namespaces: Sequence[str] = ()) -> FastAPI:
@@ -91,10 +93,8 @@ def in_cluster(api: Connection, namespaces: Sequence[str] = ()) -> FastAPI:
         try:
             yield
         finally:
-            checks.cancel()
-            await asyncio.gather(checks, return_exceptions=True)
             await users.close()
-            await asyncio.sleep(0.1)  # TLS connections of aiohttp end in later iterations of the loop
+            await _cancel([checks])
 
     app = build(lifespan, "Send a token for the API server as a bearer token.")
     app.state.users, app.state.close_streams = users, users.close_streams
