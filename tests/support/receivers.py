@@ -23,6 +23,7 @@ class HttpReceiver:
     got: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
     """(path, headers, JSON of the body)"""
     most_at_once: int = 0
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
     _now: int = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -31,7 +32,7 @@ class HttpReceiver:
         try:
             self.got.append((request.path, dict(request.headers), await request.json()))
             if self.hang:
-                await asyncio.sleep(60)
+                await self.ending.wait()
             code = self.answers.pop(0) if self.answers else 204
             return web.Response(status=code, headers={"Location": "/elsewhere"} if 300 <= code < 400 else {})
         finally:
@@ -52,6 +53,7 @@ async def http_receiver(**how: Any) -> AsyncIterator[HttpReceiver]:
     try:
         yield receiver
     finally:
+        receiver.ending.set()
         await runner.cleanup()
 
 
