@@ -181,6 +181,8 @@ class Kubelet:
                 for task in done:
                     task.result()
             finally:
+                # Before the watch is cancelled: that would begin a TLS shutdown, and the loop ends before it completes.
+                await connector.close(abort_ssl=True)
                 tasks = [*work, *self._lives.values(), *self._deaths.values()]
                 for task in tasks:
                     task.cancel()

@@ -50,7 +50,12 @@ class Transport:
     async def stream(self, url: str, **how: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """A GET whose body the caller reads while it arrives."""
         async with self._session.get(url, **self._options, **how) as response:
-            yield response
+            try:
+                yield response
+            finally:
+                # Not read to its end, as a watch that is cancelled: a TLS shutdown could outlive the event loop.
+                if response.connection and response.connection.transport:
+                    response.connection.transport.abort()
 
     async def close(self, abort: bool = False) -> None:
         """`abort`: closes connections without the TLS shutdown handshake."""
