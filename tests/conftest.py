@@ -43,6 +43,12 @@ def libraries(frameworks: Path) -> Path:
     return frameworks
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Scenarios run last: they are short, so that no worker waits long for another one at the end."""
+    items.sort(key=lambda item: item.path.name == "test_scenarios.py")
+
+
 class ByModule(LoadScopeScheduling):
     """`--dist loadscope`, but scenarios one by one: they share only the control plane, and are half of the work."""
 
