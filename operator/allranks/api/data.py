@@ -92,6 +92,11 @@ class Output(Model):
         description="Success: when the program has completed. The job succeeds when the files are uploaded. Always: "
         "also when the job fails.",
     )
+    deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = Field(
+        None,
+        description="Seconds in which the files must be uploaded once the program has ended. An upload that takes "
+        "longer ends, and the job fails with the reason OutputFailed. Default: no limit.",
+    )
 
     @property
     def scheme(self) -> str:

@@ -132,18 +132,16 @@ def received(o: Observed) -> tuple[list[InputStatus], list[str]]:
 
 
 def _uploads(o: Observed) -> Iterator[tuple[str, Upload]]:
+    claim = f" of claim {o.platform.data.claim}" if o.platform.data else ""
     for each in o.job.spec.outputs or ():
         name = manifests.upload_name(o.job, each.name)
-        if (pod := o.transfers.get(name)) is None:
-            continue
-        if (result := _result(pod)) is None:
-            yield each.name, Upload("Uploading", message=_trouble(o, name))
+        pod, where = o.transfers.get(name), f"outputs/{o.job.metadata.uid}/{each.name}{claim}"
+        if pod is None or (result := _result(pod)) is None:
+            yield each.name, Upload("Uploading", message=_trouble(o, name), where=where)
         elif isinstance(done := result.get("uploaded"), dict):
             yield each.name, Upload("Uploaded", bytes=_count(done.get("bytes")), files=_count(done.get("files")))
         else:
-            where = f"; the files are in outputs/{o.job.metadata.uid}/{each.name}"
-            where += f" of claim {o.platform.data.claim}" if o.platform.data else ""
-            yield each.name, Upload("Failed", message=f"{result.get('error') or 'there is no result'}{where}")
+            yield each.name, Upload("Failed", message=str(result.get("error") or "there is no result"), where=where)
 
 
 def _count(value: object) -> int | None:

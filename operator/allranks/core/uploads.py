@@ -14,7 +14,9 @@ class Upload:
     bytes: int | None = None
     files: int | None = None
     message: str = ""
-    """Why it failed."""
+    """Why it failed, or what keeps it from going on."""
+    where: str = ""
+    """Where the files are, as a part of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class LocalOutputs:
         self._environ, self._on_change = environ, on_change
         self._outputs = {each.name: each for each in job.spec.outputs or ()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._transfers: list[Transfer] = []
+        self._transfers: dict[str, Transfer] = {}
         self.uploads: dict[str, Upload] = {}
         """Name -> its state, for the core."""
         self.directories = {data.output_volume(name): self._directory(name) for name in self._outputs}
@@ -53,10 +53,13 @@ class LocalOutputs:
                 yield f"secret {each.secret} is not used here: your own credentials upload output {each.name}"
 
     def start(self, status: Status) -> None:
-        """Starts the uploads that the status has decided."""
-        for name in rule.to_upload(self._job, status):
+        """Starts the uploads that the status has decided, and ends those that are overdue."""
+        wanted = rule.to_upload(self._job, status)
+        for name in self._transfers.keys() - set(wanted):
+            self._transfers[name].stop()
+        for name in wanted:
             if name not in self._tasks:
-                self.uploads[name] = Upload("Uploading")
+                self.uploads[name] = Upload("Uploading", where=str(self._directory(name)))
                 self._tasks[name] = asyncio.create_task(self._upload(self._outputs[name], status))
 
     async def _upload(self, each: Output, status: Status) -> None:
@@ -68,13 +71,13 @@ class LocalOutputs:
             "provenance": provenance(self._job, status),
         }
         transfer = Transfer("upload", request, self._environ)
-        self._transfers.append(transfer)
+        self._transfers[each.name] = transfer
         try:
             line = await transfer.run(lambda _: None)
             done = line["uploaded"]
             self.uploads[each.name] = Upload("Uploaded", bytes=done["bytes"], files=done["files"])
         except DataError as error:
-            self.uploads[each.name] = Upload("Failed", message=f"{error}; the files are in {directory}")
+            self.uploads[each.name] = Upload("Failed", message=str(error), where=str(directory))
         self._on_change()
 
     @property
@@ -84,11 +87,11 @@ class LocalOutputs:
     @property
     def pids(self) -> tuple[int, ...]:
         """Processes of uploads."""
-        return tuple(pid for transfer in self._transfers for pid in transfer.pids)
+        return tuple(pid for transfer in self._transfers.values() for pid in transfer.pids)
 
     async def end(self) -> None:
         """Ends uploads that still run."""
-        for transfer in self._transfers:
+        for transfer in self._transfers.values():
             transfer.stop()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 

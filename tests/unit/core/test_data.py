@@ -153,6 +153,32 @@ def test_an_output_that_cannot_be_uploaded_fails_the_job() -> None:
     assert [output.state for output in life.status.outputs] == ["Failed", "Uploaded"]
 
 
+def test_an_upload_that_takes_longer_than_its_deadline_fails() -> None:
+    life = started(job(outputs=[{**MODEL, "deadlineSeconds": 60}]), platform=LOCAL)
+    life.put(succeeded(index=0), succeeded(index=1))
+    life.settle(100)
+    life.uploads = {"model": Upload("Uploading", message="no route", where="/runs/1/outputs/model")}
+    assert life.settle(159).wake_at == at(160)
+    assert life.status.phase == "Running"
+    life.settle(160)
+    condition = life.status.condition("Failed")
+    assert condition
+    assert (condition.reason, condition.message) == (
+        "OutputFailed",
+        "the program completed, but output model is not uploaded: not within deadlineSeconds (60): no route; "
+        "the files are in /runs/1/outputs/model",
+    )
+
+
+def test_an_upload_that_ended_in_time_has_succeeded_whenever_it_is_observed() -> None:
+    life = started(job(outputs=[{**MODEL, "deadlineSeconds": 60}]), platform=LOCAL)
+    life.put(succeeded(index=0), succeeded(index=1))
+    life.settle(100)
+    life.uploads = {"model": Upload("Uploaded", bytes=1, files=1)}
+    life.settle(1000)
+    assert life.status.phase == "Succeeded"
+
+
 @pytest.mark.parametrize(("when", "state"), [("Always", "Uploading"), ("Success", "Pending")])
 def test_the_outputs_of_a_failed_job(when: str, state: str) -> None:
     output = {**MODEL, "when": when}

@@ -209,6 +209,14 @@ def uploading(**output: Any) -> Life:
     return life
 
 
+def uploading_after_failure(**output: Any) -> Life:
+    of = job(outputs=[{**MODEL, "when": "Always", **output}], restart={"maxRestarts": 0})
+    life = started(of, platform=WITH_DATA)
+    life.put(failed(index=0))
+    life.settle(100)
+    return life
+
+
 def uploaders(life: Life) -> list[Pod]:
     return [pod for name, pod in life.pods.items() if name == "job-upload-model"]
 
@@ -246,6 +254,20 @@ def test_a_failed_upload_says_where_the_files_are() -> None:
     )
 
 
+@pytest.mark.parametrize("when", ["Success", "Always"])
+def test_the_pod_of_an_upload_that_is_overdue_is_deleted(when: str) -> None:
+    life = uploading(deadlineSeconds=60) if when == "Success" else uploading_after_failure(deadlineSeconds=60)
+    assert len(uploaders(life)) == 1
+    assert life.settle(159).wake_at == at(160)
+    life.settle(160)
+    assert uploaders(life) == []
+    assert (life.status.phase, life.status.outputs[0].state) == ("Failed", "Failed")
+    assert life.status.outputs[0].message == (
+        f"not within deadlineSeconds (60); the files are in outputs/{UID}/model of claim allranks-data"
+    )
+    assert life.events.count("OutputFailed") == 1
+
+
 def test_an_upload_that_is_tried_again_is_in_the_condition() -> None:
     life = uploading()
     pod = life.pods["job-upload-model"]
@@ -259,10 +281,7 @@ def test_an_upload_that_is_tried_again_is_in_the_condition() -> None:
 
 
 def test_the_outputs_of_a_failed_job_are_uploaded_when_wanted_always() -> None:
-    of = job(outputs=[{**MODEL, "when": "Always"}], restart={"maxRestarts": 0})
-    life = started(of, platform=WITH_DATA)
-    life.put(failed(index=0))
-    life.settle(100)
+    life = uploading_after_failure()
     life.settle(200)
     assert (life.status.phase, len(uploaders(life))) == ("Failed", 1)
     end(life, "job-upload-model", {"uploaded": {"bytes": 1, "files": 1}})

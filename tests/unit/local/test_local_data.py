@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -182,6 +183,20 @@ def test_a_program_that_writes_no_output_fails(project) -> None:
     assert complete["reason"] == "OutputFailed"
     assert "output model is not uploaded: " in complete["message"]
     assert "the program wrote no file into" in complete["message"]
+
+
+@pytest.mark.parametrize("when", ["Success", "Always"])
+def test_an_upload_that_takes_longer_than_its_deadline_is_ended(project, when) -> None:
+    fields = {"to": "s3://models/out", "deadlineSeconds": 1, "when": when}
+    program = "true" if when == "Success" else "false"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        write(project, command=[program], outputs=[{**MODEL, **fields}])
+        (project / "run" / "outputs" / "model").mkdir(parents=True)
+        (project / "run" / "outputs" / "model" / "weights").write_text("x")
+        done = run(project, **s3_environment(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "output model is not uploaded: not within deadlineSeconds (1); the files are in" in done.stdout
+    assert status(project)["outputs"][0]["state"] == "Failed"
 
 
 def test_an_s3_server_has_the_output_when_the_job_succeeds_and_gives_it_to_the_next_job(project) -> None:

@@ -6,14 +6,15 @@ applies any more. What carries out the plans uploads when no pod runs any more, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 from allranks.api.data import MESSAGE_LENGTH, OutputStatus
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.core import topology, transfers, transitions
-from allranks.core.model import Event, Plan, Pod
-from allranks.core.rules import Act, Outcome, write
+from allranks.core.model import Event, Observed, Plan, Pod
+from allranks.core.rules import Act, Outcome, WaitUntil, write
 from allranks.core.rules.cleanup import CLEANUP_GRACE
 from allranks.core.snapshot import Snapshot
 from allranks.core.status_summary import with_phase
@@ -48,15 +49,15 @@ def upload_first(snapshot: Snapshot) -> Act | None:
 def finish(snapshot: Snapshot) -> Outcome:
     """Ends a job whose outputs are all uploaded, or of which one cannot be uploaded."""
     o = snapshot.observed
-    outputs = observed(o.status, o.uploads)
+    outputs = observed(o)
     if any(output.state == "Uploading" for output in outputs):
-        return None
+        return _next_deadline(o)
     status = changed(snapshot.final_summary, outputs=outputs)
     failed = [output for output in outputs if output.state == "Failed"]
     if not failed:
         return write(transitions.succeed(o.job, status, o.now), Event("Succeeded", "training completed"))
     message = "the program completed, but " + "; ".join(
-        f"output {output.name} is not uploaded: {_why(output, o.uploads)}" for output in failed
+        f"output {output.name} is not uploaded: {_why(o, output)}" for output in failed
     )
     return write(transitions.fail(o.job, status, FAILED, message, o.now), Event(FAILED, message, warning=True))
 
@@ -69,7 +70,7 @@ def wait(snapshot: Snapshot) -> Plan:
     alive = [pod for pod in snapshot.pods.values() if not pod.ended]
     services = topology.framework_of(o.job).long_running_roles(topology.sizes(o.job, o.status))
     delete: list[Pod] = [pod for pod in alive if o.now >= end or pod.role in services]
-    status = changed(snapshot.final_summary, outputs=observed(o.status, o.uploads))
+    status = changed(snapshot.final_summary, outputs=observed(o))
     status = _with_reason(snapshot, status)
     wake_at = end if alive and o.now < end else None
     return plan_objects(snapshot, status, delete=[*delete, *snapshot.outdated], wake_at=wake_at)
@@ -96,38 +97,67 @@ def upload_after_failure(snapshot: Snapshot) -> Outcome:
         changed(output, state="Uploading", start_time=o.now)
         if output.state == "Pending" and output.name in always
         else output
-        for output in observed(o.status, o.uploads)
+        for output in observed(o)
     ]
     if outputs == o.status.outputs:
-        return None
+        return _next_deadline(o)
     events = [
-        Event(FAILED, f"output {new.name} is not uploaded: {_why(new, o.uploads)}", warning=True)
+        Event(FAILED, f"output {new.name} is not uploaded: {_why(o, new)}", warning=True)
         for old, new in zip(o.status.outputs, outputs, strict=True)
         if (old.state, new.state) == ("Uploading", "Failed")
     ]
     return write(changed(o.status, outputs=outputs), *events)
 
 
-def _why(output: OutputStatus, uploads: Mapping[str, Upload]) -> str:
+def _why(o: Observed, output: OutputStatus) -> str:
     """The whole message; that of the status is its begin."""
-    found = uploads.get(output.name)
-    return (found.message if found else "") or output.message or "unknown reason"
+    found = _upload(o, output)
+    return (_message(found) if found else "") or output.message or "unknown reason"
 
 
-def observed(status: Status, uploads: Mapping[str, Upload]) -> list[OutputStatus]:
-    """`status.outputs` with the results of uploads."""
+def _message(upload: Upload) -> str:
+    failed = upload.state == "Failed" and upload.where
+    return f"{upload.message}; the files are in {upload.where}" if failed else upload.message
+
+
+def observed(o: Observed) -> list[OutputStatus]:
+    """`status.outputs` with the results of uploads. An upload that is overdue has failed."""
     return [
         changed(
             output,
             state=found.state,
             bytes=found.bytes,
             files=found.files,
-            message=found.message[:MESSAGE_LENGTH] or None,
+            message=_message(found)[:MESSAGE_LENGTH] or None,
         )
-        if output.state == "Uploading" and (found := uploads.get(output.name))
+        if output.state == "Uploading" and (found := _upload(o, output))
         else output
-        for output in status.outputs
+        for output in o.status.outputs
     ]
+
+
+def _upload(o: Observed, output: OutputStatus) -> Upload | None:
+    """What is observed of an upload, which has failed if it is overdue."""
+    found, deadline = o.uploads.get(output.name, Upload("Uploading")), _deadline(o, output)
+    if deadline is None or o.now < deadline or found.state != "Uploading":
+        return o.uploads.get(output.name)
+    trouble = f": {found.message}" if found.message else ""
+    return replace(found, state="Failed", message=f"not within deadlineSeconds ({_seconds(o, output)}){trouble}")
+
+
+def _seconds(o: Observed, output: OutputStatus) -> int | None:
+    return next((each.deadline_seconds for each in o.job.spec.outputs or () if each.name == output.name), None)
+
+
+def _deadline(o: Observed, output: OutputStatus) -> datetime | None:
+    seconds = _seconds(o, output)
+    return output.start_time + timedelta(seconds=seconds) if output.start_time and seconds else None
+
+
+def _next_deadline(o: Observed) -> WaitUntil | None:
+    """When the next upload is overdue."""
+    deadlines = [_deadline(o, output) for output in o.status.outputs if output.state == "Uploading"]
+    return min((WaitUntil(each) for each in deadlines if each), key=lambda wait: wait.time, default=None)
 
 
 def to_upload(job: Job, status: Status) -> list[str]:
