@@ -177,7 +177,9 @@ def test_examples_find_their_programs_and_their_image(image):
     assert ("WORKDIR", "/workspace") in instructions(image)
 
 
-@pytest.mark.parametrize(("image", "extras"), [("operator", ["operator"]), ("ui", ["cli", "ui"]), ("data", ["cli", "data"])])
+@pytest.mark.parametrize(
+    ("image", "extras"), [("operator", ["operator"]), ("ui", ["cli", "ui"]), ("data", ["cli", "data"])]
+)
 def test_an_image_has_the_packages_of_its_extras_and_no_client(image, extras):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [line for extra in extras for line in project["optional-dependencies"][extra]]
