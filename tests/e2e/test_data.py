@@ -67,7 +67,7 @@ def created(watch: PodWatch, pod: str) -> datetime:
 
 def test_the_example_reads_its_input_from_s3_and_uploads_its_output(team: Team, s3: Any, tmp_path: Path) -> None:
     """The input is fetched before a rank exists, and the output is uploaded after the last rank has ended."""
-    team.cluster.ask("-n", team.namespace, "apply", "-f", "-", input=json.dumps(claim(DATA_CLAIM)))
+    team.kubectl("apply", "-f", "-", input=json.dumps(claim(DATA_CLAIM)))
     folder = REPOSITORY / "examples" / "data"
     job = tmp_path / "job.yaml"
     job.write_text(of_tests((folder / "penguins.yaml").read_text()))
@@ -87,18 +87,16 @@ def test_the_example_reads_its_input_from_s3_and_uploads_its_output(team: Team, 
     assert read(s3, "penguins/rank-1.json")["Gentoo"] > 4000
     made_of = json.dumps(read(s3, "penguins/allranks-provenance.json"))
     assert fetched["revision"] in made_of
-    # A second job finds the input in the claim, also without a connection.
-    again = yaml.safe_load(job.read_text())
-    again["metadata"]["name"] = "again"
-    again["spec"] |= {"outputs": [], "command": ["sh", "-c", "ls -l /data; ! touch /data/here"]}
-    again["spec"]["inputs"][0] |= {"revision": fetched["revision"]}
-    del again["spec"]["code"]
-    team.completes(team.start([again]))
-    assert "penguins.csv" in team.kubectl("logs", "again-worker-0-0")
+    # A second job finds the input in the claim: without the Secret it could not read the bucket.
+    again = training("again", "sh", "-c", "ls -l /data; ! touch /data/here")
+    source = {"name": "data", "from": "s3://birds/penguins", "path": "/data", "revision": fetched["revision"]}
+    again[0]["spec"]["inputs"] = [source]
+    team.completes(team.start(again))
+    assert "penguins.csv" in team.kubectl("logs", "again-master-0-0")
 
 
 def test_a_connection_that_breaks_is_tried_again_and_a_wrong_sum_starts_no_rank(team: Team, cluster: Cluster) -> None:
-    team.cluster.ask("-n", team.namespace, "apply", "-f", "-", input=json.dumps(claim(DATA_CLAIM)))
+    team.kubectl("apply", "-f", "-", input=json.dumps(claim(DATA_CLAIM)))
     content = bytes(range(256)) * 4096
     web = Behaviour(files={"/table": content}, cut_after=300_000, cuts=2, failures=[503])
     with http_server(web, cluster.our_address) as url, watched(team) as watch:

@@ -19,7 +19,7 @@ def test_a_sweep_finds_parameters_that_learn_and_stops_bad_trials_early(team: Te
     team.wait("tsw/penguins-sweep", "--for=jsonpath={.status.completionTime}")
     status = team.get("tsw", "penguins-sweep")["status"]
     assert status["phase"] == "Succeeded", json.dumps(status, indent=1)
-    states = [trial["state"] for trial in status["trials"]]
+    states = [trial["phase"] for trial in status["trials"]]
     assert len(states) == 12
     assert states.count("Stopped") >= 4, states
     assert set(states) == {"Succeeded", "Stopped"}
