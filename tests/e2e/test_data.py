@@ -83,6 +83,10 @@ def test_the_example_reads_its_input_from_s3_and_uploads_its_output(team: Team, 
     assert all(created(watch, rank) >= ended(watch, fetch) for rank in ranks)
     assert all(created(watch, upload) >= ended(watch, rank) for rank in ranks)
     assert ended(watch, upload) <= moment(status["completionTime"])
+    begin = moment(status["startTime"])
+    for what, end in (("fetched", ended(watch, fetch)), ("ranks ended", max(ended(watch, rank) for rank in ranks))):
+        print(f"{what} after {(end - begin).total_seconds():.0f} s")
+    print(f"succeeded after {(moment(status['completionTime']) - begin).total_seconds():.0f} s")
     assert {file["name"] for file in read(s3, "penguins/allranks-manifest.json")["files"]} >= {"rank-0.json"}
     assert read(s3, "penguins/rank-1.json")["Gentoo"] > 4000
     made_of = json.dumps(read(s3, "penguins/allranks-provenance.json"))
@@ -113,6 +117,23 @@ def test_a_connection_that_breaks_is_tried_again_and_a_wrong_sum_starts_no_rank(
     assert failed["message"].startswith("spec.inputs[0]: ")
     assert "SHA-256" in failed["message"]
     assert not watch.states("wrong-master-0-0")
+
+
+def test_an_output_in_a_claim_is_the_input_of_the_next_job(team: Team) -> None:
+    for name in (DATA_CLAIM, "results"):
+        team.kubectl("apply", "-f", "-", input=json.dumps(claim(name)))
+    place = "claim://results/models"
+    to = [{"name": "model", "path": "/out", "to": place}]
+    team.completes(team.start(training("made", "sh", "-c", "mkdir /out/a && echo weights > /out/a/net", outputs=to)))
+    reads = "cat $ALLRANKS_INPUT_MODEL/a/net; grep -c sha256 /in/allranks-manifest.json; ! touch /in/here"
+    source = [{"name": "model", "from": place, "path": "/in"}]
+    team.completes(team.start(training("used", "sh", "-c", reads, inputs=source)))
+    assert team.kubectl("logs", "used-master-0-0").splitlines()[0] == "weights"
+    # A job that wrote nothing fails, and says so.
+    job = team.start(training("empty", "true", outputs=to))
+    team.wait(f"dt/{job}", "--for=jsonpath={.status.completionTime}")
+    failed = next(each for each in team.status(job)["conditions"] if each["type"] == "Failed")
+    assert failed["reason"] == "OutputFailed"
 
 
 def test_a_job_starts_from_the_checkpoints_of_another_one(team: Team) -> None:

@@ -53,6 +53,39 @@ def test_the_value_of_a_function_comes_back_from_containers(team: Team, how: dic
     assert found.result() == (value, version, user)
 
 
+def summed_by_jax() -> float:
+    import jax
+    import numpy
+    from jax.experimental import multihost_utils
+
+    jax.distributed.initialize()
+    return float(multihost_utils.process_allgather(numpy.float32(1 + jax.process_index())).sum())
+
+
+def summed_by_horovod() -> float:
+    import horovod.torch as hvd  # type: ignore[import-not-found]
+    import torch
+
+    hvd.init()
+    return float(hvd.allreduce(torch.tensor(1.0 + hvd.rank()), op=hvd.Sum))
+
+
+def summed_by_mpi() -> float:
+    from mpi4py import MPI  # type: ignore[import-not-found]
+
+    return float(MPI.COMM_WORLD.allreduce(1.0 + MPI.COMM_WORLD.rank))
+
+
+FUNCTIONS = {"jax": summed_by_jax, "horovod": summed_by_horovod, "mpi": summed_by_mpi}
+
+
+@pytest.mark.parametrize("framework", FUNCTIONS)
+def test_a_function_of_another_framework_returns_its_value(framework: str, how: dict[str, Any]) -> None:
+    settings = how | {"image": image(framework)}
+    job = allranks.submit(FUNCTIONS[framework], ranks=2, framework=framework, name=framework, **settings)
+    assert job.result(timeout=420) == 3.0
+
+
 def fails_on_rank_1(what: str) -> None:
     import torch.distributed as dist
 
