@@ -34,5 +34,5 @@ def output(team: Team, command: str, *arguments: str, **options: Any) -> str:
 
 
 def environment(team: Team) -> dict[str, str]:
-    """With the cluster's kubectl on the path."""
+    """The variables of this process, and the cluster's kubectl on the path."""
     return {**os.environ, "PATH": f"{team.cluster.folder}/bin:{os.environ['PATH']}"}

@@ -241,8 +241,6 @@ class Observed:
     """The pod cache. It may lag behind the API server, but always contains this driver's own creations."""
     now: datetime
     platform: Platform
-    removed: Mapping[str, Pod] = field(default_factory=dict)
-    """Name -> last state of a pod that is gone, if its status said what removes it (condition DisruptionTarget)."""
     refused: tuple[RejectedCreate, ...] = ()
     reports: Reports | None = None
     """Progress reports of the ranks; None if there is no report server."""
@@ -261,6 +259,8 @@ class Observed:
     cache_use: CacheUse | None = None
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     """Name of an output -> its upload, if one was begun."""
+    removed: Mapping[str, Pod] = field(default_factory=dict)
+    """Name -> last state of a pod that is gone, if its status said what removes it (condition DisruptionTarget)."""
 
     @property
     def pool_name(self) -> str | None:

@@ -75,8 +75,8 @@ class PodCache:
         self._versions = _Versions(tombstone_ttl, clock or Clock())
         self._removed: defaultdict[str, dict[str, Pod]] = defaultdict(dict)
         """UID of the owner -> name -> pod that is gone, with the status in its deletion event. The pod garbage
-        collector writes the condition DisruptionTarget and deletes the pod within milliseconds: nobody reads it
-        before."""
+        collector writes the condition DisruptionTarget and deletes the pod within milliseconds, often before a
+        reconcile reads it."""
         self._removed_order: deque[tuple[str, str]] = deque()
 
     def __len__(self) -> int:

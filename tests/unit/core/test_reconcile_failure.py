@@ -177,7 +177,7 @@ def test_late_consequences_of_a_failure_are_not_a_second_restart():
 
 
 def test_a_pod_that_was_marked_and_deleted_at_once_is_lost_with_its_node():
-    """The pod garbage collector does it in 20 ms when a node object was deleted: nobody reads the pod in between."""
+    """The pod garbage collector does it in 20 ms when a node object was deleted: a reconcile may come later."""
     life = started(job(roles={"master": 1, "worker": 2}))
     gone = life.pods.pop("job-worker-1-0")
     words = "PodGC: node no longer exists"

@@ -101,10 +101,10 @@ def test_a_pod_that_changes_its_owner_enqueues_both_jobs() -> None:
 
 def test_a_deletion_event_keeps_the_status_that_says_what_removed_the_pod() -> None:
     cache = PodCache(Enqueued())
-    known = pod("a", 1)
-    cache.upsert(known)
+    before = pod("a", 1)
+    cache.upsert(before)
     by_gc = Disruption("DeletionByPodGC", at(60))
-    cache.upsert(known._replace(version=3, pod=replace(known.pod, phase="Failed", disruption=by_gc)), deleted=True)
+    cache.upsert(before._replace(version=3, pod=replace(before.pod, phase="Failed", disruption=by_gc)), deleted=True)
     cache.upsert(pod("b", 4))
     cache.upsert(pod("b", 5), deleted=True)
     assert names(cache) == {}
