@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -15,17 +16,12 @@ from support.data_servers import Behaviour, http_server, s3_environment, s3_serv
 
 from .cluster import REPOSITORY, Cluster
 from .command_line import output
-from .jobs import Manifest, Team, example, of_tests, training
+from .jobs import Team, claim_of, example, of_tests, training
 from .release import DATA_CLAIM
 from .watching import PodWatch, watched
 
 pytestmark = pytest.mark.nightly
 TABLE = REPOSITORY / "train" / "data" / "penguins.csv"
-
-
-def claim(name: str) -> Manifest:
-    volume = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": volume}
 
 
 @pytest.fixture
@@ -67,7 +63,7 @@ def created(watch: PodWatch, pod: str) -> datetime:
 
 def test_the_example_reads_its_input_from_s3_and_uploads_its_output(team: Team, s3: Any, tmp_path: Path) -> None:
     """The input is fetched before a rank exists, and the output is uploaded after the last rank has ended."""
-    team.kubectl("apply", "-f", "-", input=json.dumps(claim(DATA_CLAIM)))
+    team.kubectl("apply", "-f", "-", input=json.dumps(claim_of(DATA_CLAIM)))
     folder = REPOSITORY / "examples" / "data"
     job = tmp_path / "job.yaml"
     job.write_text(of_tests((folder / "penguins.yaml").read_text()))
@@ -100,7 +96,7 @@ def test_the_example_reads_its_input_from_s3_and_uploads_its_output(team: Team, 
 
 
 def test_a_connection_that_breaks_is_tried_again_and_a_wrong_sum_starts_no_rank(team: Team, cluster: Cluster) -> None:
-    team.kubectl("apply", "-f", "-", input=json.dumps(claim(DATA_CLAIM)))
+    team.kubectl("apply", "-f", "-", input=json.dumps(claim_of(DATA_CLAIM)))
     content = bytes(range(256)) * 4096
     web = Behaviour(files={"/table": content}, cut_after=300_000, cuts=2, failures=[503])
     with http_server(web, cluster.our_address) as url, watched(team) as watch:
@@ -119,9 +115,25 @@ def test_a_connection_that_breaks_is_tried_again_and_a_wrong_sum_starts_no_rank(
     assert not watch.states("wrong-master-0-0")
 
 
+def test_two_jobs_that_need_the_same_file_fetch_it_once(team: Team, cluster: Cluster) -> None:
+    team.kubectl("apply", "-f", "-", input=json.dumps(claim_of(DATA_CLAIM)))
+    web = Behaviour(files={"/table": b"penguins" * 1000}, gate=threading.Event())
+    with http_server(web, cluster.our_address) as url:
+        source = {"name": "table", "from": f"{url}/table", "path": "/data"}
+        jobs = [training(name, "test", "-s", "/data/table", inputs=[source]) for name in ("one", "two")]
+        names = [team.start(job) for job in jobs]
+        for name in names:
+            team.wait(f"pod/{name}-fetch-table", "--for=condition=Ready")
+        web.gate.set()
+        for name in names:
+            team.completes(name)
+    whole = [wanted for path, wanted in web.requests if path == "/table" and wanted != "bytes=0-0"]
+    assert len(whole) == 1, web.requests
+
+
 def test_an_output_in_a_claim_is_the_input_of_the_next_job(team: Team) -> None:
     for name in (DATA_CLAIM, "results"):
-        team.kubectl("apply", "-f", "-", input=json.dumps(claim(name)))
+        team.kubectl("apply", "-f", "-", input=json.dumps(claim_of(name)))
     place = "claim://results/models"
     to = [{"name": "model", "path": "/out", "to": place}]
     team.completes(team.start(training("made", "sh", "-c", "mkdir /out/a && echo weights > /out/a/net", outputs=to)))
