@@ -66,13 +66,17 @@ TOML
   done
   for image in "$@"; do
     started=$SECONDS
-    buildah push --quiet "$image" "docker-archive:/dev/stdout:$image" |
-      ctr --address "$work/containerd.sock" --namespace k8s.io images import --snapshotter "$(snapshotter)" - >"$work/output" 2>&1 ||
-      fail "containerd did not import $image: $(tail -n 3 "$work/output")"
+    # Once more: containerd may collect layers of the former image while it imports the new one, which shares them.
+    import_image "$image" || import_image "$image" || fail "containerd did not import $image: $(tail -n 3 "$work/output")"
     { grep --invert-match --fixed-strings "$image " "$store/images" 2>/dev/null || true; echo "$image $(identity "$image")"; } >"$work/images"
     mv "$work/images" "$store/images"
     say "$image in $((SECONDS - started)) s"
   done
+}
+
+import_image() {
+  buildah push --quiet "$1" "docker-archive:/dev/stdout:$1" |
+    ctr --address "$work/containerd.sock" --namespace k8s.io images import --snapshotter "$(snapshotter)" - >"$work/output" 2>&1
 }
 
 end() {

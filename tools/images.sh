@@ -4,12 +4,12 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/images.sh [options] [operator] [ui] [pytorch] [tensorflow] [horovod] [jax] [ray] [mpi] [libraries] [base]
+usage: tools/images.sh [options] [operator] [ui] [data] [pytorch] [tensorflow] [horovod] [jax] [ray] [mpi] [libraries] [base]
        tools/images.sh tools
 
-Builds the given images (default: operator, ui, pytorch, tensorflow, horovod, jax, ray, mpi) with docker, podman or
-buildah, the first one that is installed, and prints their names on stdout, one per line. Durations and sizes go to stderr. A second call takes
-seconds: layers are cached. `libraries` is PyTorch with Lightning and the libraries of Hugging Face.
+Builds the given images (default: all but libraries) with docker, podman or buildah, the first one that is installed, and
+prints their names on stdout, one per line. Durations and sizes go to stderr. A second call takes seconds: layers are
+cached. `libraries` is PyTorch with Lightning and the libraries of Hugging Face.
 
 If the base image cannot be pulled, a test base replaces it (Debian's Python 3.11, created by debootstrap, as root), which
 is for tests only. `base` builds only that. `tools` installs missing tools for building and running (Debian, as root):
@@ -40,7 +40,7 @@ USAGE
 
 default_base=python:3.12-slim-bookworm
 test_base=localhost/allranks/test-base:bookworm-1 # increment when `debootstrap_into` changes
-all=(operator ui pytorch tensorflow horovod jax ray mpi) # the operator, the web UI, and allranks.frameworks.FRAMEWORKS with an image
+all=(operator ui data pytorch tensorflow horovod jax ray mpi) # the operator, the web UI, transfers, and allranks.frameworks.FRAMEWORKS with an image
 
 main() {
   local wanted=() base='' without_pull=false arguments=() tar_folder='' into='' tag='' version prefix=ghcr.io/allranks engine='' image

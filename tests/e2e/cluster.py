@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -41,6 +42,13 @@ class Cluster:
     def mark(self) -> str:
         """The mark of tools/cluster.sh in the names of objects outside the folder."""
         return hashlib.sha256(f"{self.folder}\n".encode()).hexdigest()[:10]
+
+    @property
+    def our_address(self) -> str:
+        """The address of this machine for pods, which reach no other network."""
+        network = re.search(r"^network=(\S+)$", (self.folder / "settings").read_text(), re.MULTILINE)
+        assert network
+        return f"{network[1]}.0.2"
 
     def script(self, *arguments: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
         """Runs tools/cluster.sh, with any exit status. The first call builds programs, which takes minutes."""

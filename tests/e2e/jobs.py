@@ -64,6 +64,12 @@ def example(name: str, **spec: Any) -> list[Manifest]:
     return documents
 
 
+def claim_of(name: str) -> Manifest:
+    """A volume claim that all pods of the namespace can use."""
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
+
+
 def training(name: str, *command: str, claim: str | None = None, **spec: Any) -> list[Manifest]:
     """A job with one PyTorch pod that runs a command, and its claim."""
     fields = {"framework": "pytorch", "image": image("pytorch"), "command": list(command), "roles": {"master": {}}}
@@ -72,9 +78,7 @@ def training(name: str, *command: str, claim: str | None = None, **spec: Any) ->
     out: list[Manifest] = [{**job, "spec": {**fields, **spec}}]
     if claim:
         out[0]["spec"]["checkpoint"] = {"claim": claim}
-        volume = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-        named: Manifest = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}}
-        out.insert(0, {**named, "spec": volume})
+        out.insert(0, claim_of(claim))
     return out
 
 

@@ -9,6 +9,8 @@ from .cluster import REPOSITORY, Cluster
 from .jobs import PREFIX, TAG
 
 NAMESPACE = "allranks-system"
+DATA_CLAIM = "allranks-data"
+"""The claim for inputs and outputs, which namespaces have that need it."""
 
 
 def helm(cluster: Cluster, *arguments: str) -> str:
@@ -23,8 +25,20 @@ def helm(cluster: Cluster, *arguments: str) -> str:
 def install(cluster: Cluster, *arguments: str) -> None:
     """Installs or upgrades the operator and waits until it is ready."""
     image = (f"--set=image.repository={PREFIX}/operator", f"--set=image.tag={TAG}")
+    data = (f"--set=data.image={PREFIX}/data:{TAG}", f"--set=data.claim={DATA_CLAIM}")
     chart = REPOSITORY / "charts" / "allranks"
-    helm(cluster, "upgrade", "--install", "allranks", str(chart), "--create-namespace", *image, *arguments, "--wait")
+    helm(
+        cluster,
+        "upgrade",
+        "--install",
+        "allranks",
+        str(chart),
+        "--create-namespace",
+        *image,
+        *data,
+        *arguments,
+        "--wait",
+    )
 
 
 def uninstall(cluster: Cluster) -> None:

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(building.SECONDS)]
 Images = Callable[[str], Image]
 MEGABYTE = 1_000_000
 CHECKPOINTS = "/tmp/checkpoints"
-EVERY_IMAGE = ["operator", "ui", *FRAMEWORKS]
+EVERY_IMAGE = ["operator", "ui", "data", *FRAMEWORKS]
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
@@ -131,6 +131,18 @@ def test_the_uis_image_serves_without_a_cluster_and_holds_no_operator(image: Ima
     assert "name the API server with --api-server URL" in done.stdout
     program = "import allranks.ui.app as app; from allranks.kube.auth import Connection; app.in_cluster(Connection('http://x'))"
     succeeded(built.run("python3", "-c", program, user=any_user()))
+    packages = next((built.root / "opt" / "allranks" / "lib").glob("python3*/site-packages"))
+    assert not {path.name for path in packages.iterdir()} & {"kopf", "kubernetes", "torch", "pip", "cryptography"}
+
+
+# Transfers.
+
+
+def test_the_image_for_data_has_the_clients_of_stores_and_git(image: Images):
+    built = image("data")
+    program = "import s3fs, huggingface_hub, allranks.data.pod; print('ready')"
+    said = succeeded(built.run("sh", "-c", f'git --version && python3 -c "{program}"', user=any_user()))
+    assert said.splitlines()[-1] == "ready"
     packages = next((built.root / "opt" / "allranks" / "lib").glob("python3*/site-packages"))
     assert not {path.name for path in packages.iterdir()} & {"kopf", "kubernetes", "torch", "pip", "cryptography"}
 

@@ -36,7 +36,7 @@ class Behaviour:
 
 
 @contextlib.contextmanager
-def http_server(behaviour: Behaviour) -> Iterator[str]:
+def http_server(behaviour: Behaviour, address: str = "127.0.0.1") -> Iterator[str]:
     """Yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -86,11 +86,11 @@ def http_server(behaviour: Behaviour) -> Iterator[str]:
                     return
                 self.wfile.write(body)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((address, 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://{address}:{server.server_port}"
     finally:
         if behaviour.gate:
             behaviour.gate.set()
@@ -100,11 +100,11 @@ def http_server(behaviour: Behaviour) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[str]:
+def s3_server(address: str = "127.0.0.1") -> Iterator[str]:
     """Yields the URL of a server that speaks the protocol of S3."""
     from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server = ThreadedMotoServer(address, 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     try:

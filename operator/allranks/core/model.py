@@ -259,6 +259,8 @@ class Observed:
     cache_use: CacheUse | None = None
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     """Name of an output -> its upload, if one was begun."""
+    removed: Mapping[str, Pod] = field(default_factory=dict)
+    """Name -> last state of a pod that is gone, if its status said what removes it (condition DisruptionTarget)."""
 
     @property
     def pool_name(self) -> str | None:

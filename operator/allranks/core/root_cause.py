@@ -100,27 +100,41 @@ def failures(
     missing: Iterable[Replica],
     now: datetime,
     platform: Platform = _ELSEWHERE,
+    removed: Mapping[str, Pod] | None = None,
 ) -> Iterator[Failure]:
     """The failures of `pods` (all failed), earliest first, then those of `missing` (replicas whose pod was deleted).
+
+    `removed` (name -> last state) are pods that are gone and whose status says what removed them: a missing replica
+    with such a pod is one of `pods`.
 
     A failure is described when it is taken: often the first one decides.
     """
     framework, ranks = topology.framework_of(job), Ranks(job, status, platform)
-    endings = [_Ending(pod, framework.root_cause(pod.exit.message) if pod.exit else None, now) for pod in pods]
+    gone = {_pod_name(job, status, replica): replica for replica in missing}
+    last = [pod for name in gone if (pod := (removed or {}).get(name)) and failed(pod)]
+    endings = [
+        _Ending(pod, framework.root_cause(pod.exit.message) if pod.exit else None, now) for pod in (*pods, *last)
+    ]
     for ending in sorted(endings, key=lambda e: (*e.order, e.pod.role, e.pod.index)):
         yield _describe(status, ending, ranks)
-    for replica in sorted(missing, key=lambda r: (r.node_rank is None, r.node_rank or 0, r.role, r.index)):
-        restart = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
+    for pod in last:
+        del gone[pod.name]
+    for replica in sorted(gone.values(), key=lambda r: (r.node_rank is None, r.node_rank or 0, r.role, r.index)):
         yield Failure(
             attempt=status.attempt,
             role=replica.role,
             index=replica.index,
             rank=ranks.of(replica.role, replica.index),
-            pod=naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart.count if restart else 0),
+            pod=_pod_name(job, status, replica),
             reason="Deleted",
             message=_DELETED,
             time=now,
         )
+
+
+def _pod_name(job: Job, status: Status, replica: Replica) -> str:
+    restart = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
+    return naming.pod_name(job.name, replica.role, replica.index, status.attempt, restart.count if restart else 0)
 
 
 _DELETED = "the pod was deleted by someone"

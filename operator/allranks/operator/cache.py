@@ -6,7 +6,7 @@ Resource versions are compared as numbers, which Kubernetes guarantees since 1.3
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ JobKey = tuple[str, str]
 """(namespace, name)"""
 
 _TOMBSTONES = 20_000
+_REMOVED = 5_000
 TOMBSTONE_TTL = 120.0
 """Tombstone TTL: four request timeouts, after which no response can still arrive."""
 
@@ -72,6 +73,11 @@ class PodCache:
         self._pods: dict[tuple[str, str], CachedPod] = {}
         self._by_job: defaultdict[JobKey, dict[str, CachedPod]] = defaultdict(dict)
         self._versions = _Versions(tombstone_ttl, clock or Clock())
+        self._removed: defaultdict[str, dict[str, Pod]] = defaultdict(dict)
+        """UID of the owner -> name -> pod that is gone, with the status in its deletion event. The pod garbage
+        collector writes the condition DisruptionTarget and deletes the pod within milliseconds, often before a
+        reconcile reads it."""
+        self._removed_order: deque[tuple[str, str]] = deque()
 
     def __len__(self) -> int:
         return len(self._pods)
@@ -95,6 +101,10 @@ class PodCache:
                 out.append(replace(cached.pod, owned=False))
         return tuple(out)
 
+    def removed(self, uid: str) -> dict[str, Pod]:
+        """Name -> last state of each pod of the job that a disruption removed; of all jobs the newest 5000."""
+        return dict(self._removed.get(uid, {}))
+
     def get(self, namespace: str, name: str) -> CachedPod | None:
         return self._pods.get((namespace, name))
 
@@ -106,7 +116,9 @@ class PodCache:
         if before:
             for name in before.jobs:
                 self._forget((cached.namespace, name), cached.pod.name)
-        if not deleted:
+        if deleted:
+            self._keep_removed(cached)
+        else:
             self._pods[key] = cached
             for name in cached.jobs:
                 self._by_job[(cached.namespace, name)][cached.pod.name] = cached
@@ -126,6 +138,19 @@ class PodCache:
         for key, cached in list(self._pods.items()):
             if key not in names and cached.version <= version and namespace in (None, cached.namespace):
                 self.upsert(cached._replace(version=version), deleted=True)
+
+    def _keep_removed(self, cached: CachedPod) -> None:
+        """Until 5000 others are gone: its job may be reconciled later."""
+        if not cached.owner or not cached.pod.disruption:
+            return
+        self._removed[cached.owner][cached.pod.name] = cached.pod
+        self._removed_order.append((cached.owner, cached.pod.name))
+        if len(self._removed_order) > _REMOVED:
+            owner, name = self._removed_order.popleft()
+            pods = self._removed[owner]
+            pods.pop(name, None)
+            if not pods:
+                del self._removed[owner]
 
     def _forget(self, job: JobKey, pod: str) -> None:
         pods = self._by_job[job]

@@ -139,6 +139,7 @@ class Observer:
             pods=self.pods.for_job(key, metadata["uid"]),
             now=self.clock.now(),
             platform=platform,
+            removed=self.pods.removed(metadata["uid"]),
             refused=rejected,
             reports=self._read_reports(key, metadata["uid"], status),
             refused_deletions=rejected_deletions,

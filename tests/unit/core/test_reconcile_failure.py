@@ -176,6 +176,31 @@ def test_late_consequences_of_a_failure_are_not_a_second_restart():
     assert (life.status.attempt, life.status.restarts.counted) == (1, 1)
 
 
+def test_a_pod_that_was_marked_and_deleted_at_once_is_lost_with_its_node():
+    """The pod garbage collector does it in 20 ms when a node object was deleted: a reconcile may come later."""
+    life = started(job(roles={"master": 1, "worker": 2}))
+    gone = life.pods.pop("job-worker-1-0")
+    words = "PodGC: node no longer exists"
+    marked = replace(gone, phase="Failed", disruption=Disruption("DeletionByPodGC", at(60), words))
+    life.put(failed("master", after=62))  # lost its peer
+    plan = reconcile(replace(life.look(63), removed={marked.name: marked}))
+    assert plan.status is not None
+    found = plan.status.last_failure
+    assert found is not None
+    assert (found.reason, found.pod, found.node, found.message) == ("NodeLost", marked.name, "node-0", words)
+    assert (plan.status.attempt, plan.status.restarts.counted, plan.status.restarts.disruptions) == (1, 0, 1)
+
+
+def test_the_last_state_of_a_pod_of_an_earlier_attempt_explains_no_deletion():
+    life = started(job(roles={"master": 1, "worker": 2}))
+    gone = life.pods.pop("job-worker-1-0")
+    earlier = replace(gone, name="job-worker-1-9", disruption=Disruption("DeletionByPodGC", at(60)))
+    plan = reconcile(replace(life.look(63), removed={earlier.name: earlier}))
+    assert plan.status is not None
+    assert plan.status.last_failure is not None
+    assert plan.status.last_failure.reason == "Deleted"
+
+
 def test_a_pod_that_somebody_deleted_restarts_the_group_uncounted():
     life = started(job(**GROUP))
     del life.pods["job-worker-0-0"]

@@ -44,10 +44,10 @@ def test_the_script_for_frameworks_installs_every_framework():
 
 
 def test_the_script_for_images_builds_one_image_for_each_framework_and_the_operators():
-    assert shell_list("images.sh") == ["operator", "ui", *IMAGES]
+    assert shell_list("images.sh") == ["operator", "ui", "data", *IMAGES]
     script = (ROOT / "tools" / "images.sh").read_text()
     [usage] = re.findall(r"^usage: tools/images.sh \[options\] (.*) \[base\]$", script, re.MULTILINE)
-    names = ["operator", "ui", *IMAGES, "libraries"]  # the last one only by its name
+    names = ["operator", "ui", "data", *IMAGES, "libraries"]  # the last one only by its name
     assert usage == " ".join(f"[{name}]" for name in names)
     assert {path.parent.name for path in ROOT.glob("images/*/Dockerfile")} == set(names)
 

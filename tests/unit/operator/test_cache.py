@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allranks.core.model import Exit
+from allranks.core.model import Disruption, Exit
 from allranks.core.naming import JOB_LABEL
 from allranks.kube.pod_codec import CachedPod, to_cached_pod
 from allranks.kube.raw_pod import Meta, Owner, Raw
@@ -97,6 +97,28 @@ def test_a_pod_that_changes_its_owner_enqueues_both_jobs() -> None:
     cache.upsert(pod("a", 2, owner="u-2", label="next", job="next"))
     assert sorted(enqueued) == [("ns", "demo"), ("ns", "next")]
     assert names(cache) == {}
+
+
+def test_a_deletion_event_keeps_the_status_that_says_what_removed_the_pod() -> None:
+    cache = PodCache(Enqueued())
+    before = pod("a", 1)
+    cache.upsert(before)
+    by_gc = Disruption("DeletionByPodGC", at(60))
+    cache.upsert(before._replace(version=3, pod=replace(before.pod, phase="Failed", disruption=by_gc)), deleted=True)
+    cache.upsert(pod("b", 4))
+    cache.upsert(pod("b", 5), deleted=True)
+    assert names(cache) == {}
+    assert {name: gone.disruption for name, gone in cache.removed("u-1").items()} == {"a": by_gc}
+    assert cache.removed("u-2") == {}
+
+
+def test_of_the_pods_that_are_gone_the_newest_are_kept() -> None:
+    cache = PodCache(Enqueued())
+    for version in range(1, 5_011):
+        each = pod(f"p-{version}", version, owner=f"u-{version % 7}")
+        cache.upsert(each._replace(pod=replace(each.pod, disruption=Disruption("X", NOW))), deleted=True)
+    kept = {name for number in range(7) for name in cache.removed(f"u-{number}")}
+    assert kept == {f"p-{version}" for version in range(11, 5_011)}
 
 
 WELL, BADLY = Exit(0, at(60), "Completed"), Exit(1, at(60))

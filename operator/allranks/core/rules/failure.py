@@ -42,7 +42,9 @@ def handle_failures(snapshot: Snapshot) -> Outcome:
     if not snapshot.failed and not snapshot.deleted_replicas:
         return WaitUntil(snapshot.settles_at) if snapshot.settles_at else None
     evaluation = _Evaluation(snapshot)
-    failures = root_cause.failures(o.job, o.status, snapshot.failed, snapshot.deleted_replicas, o.now, o.platform)
+    failures = root_cause.failures(
+        o.job, o.status, snapshot.failed, snapshot.deleted_replicas, o.now, o.platform, o.removed
+    )
     status, events, kind = o.status, list[Event](), ""
     for failure in islice(failures, MAX_DECISIONS):
         next_kind, after, added = evaluation.decide(status, failure)
