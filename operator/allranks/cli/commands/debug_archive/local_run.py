@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.cli.commands.debug_archive.archive import Archive, DebugError, Log, log_limit
-from allranks.cli.commands.debug_archive.masking import masked, secrets_in
+from allranks.masking import masked, secrets_in
 from allranks.cli.commands.debug_archive.overview import versions
 from allranks.cli.commands.report import rendered
 from allranks.cli.format.yaml import dump

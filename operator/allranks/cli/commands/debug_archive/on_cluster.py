@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from allranks.cli.commands.debug_archive.archive import Archive, Log, log_limit
-from allranks.cli.commands.debug_archive.masking import masked, secrets_in
+from allranks.masking import masked, secrets_in
 from allranks.cli.commands.debug_archive.overview import README, versions
 from allranks.cli.commands.describe import described, events_of
 from allranks.cli.commands.report import rendered
