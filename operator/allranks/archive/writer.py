@@ -4,6 +4,7 @@ but that of the store."""
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -25,6 +26,7 @@ Manifest = dict[str, Any]
 
 MOST_EVENTS = 1000
 """Events of a job that are kept, the newest."""
+_LOCKS = 64
 
 
 class Writer:
@@ -32,12 +34,18 @@ class Writer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        # A call that hung may go on after its time limit: it must not replace what was written later.
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
     def save_job(self, job: Manifest, events: Iterable[Manifest] | None) -> bool:
         """Writes the Events, then the job. Returns whether anything changed. `events` None: they cannot be read.
 
         Earlier Events stay: Kubernetes deletes them after an hour.
         """
+        with self._locks[hash(folder_of(job)) % _LOCKS]:
+            return self._save_job(job, events)
+
+    def _save_job(self, job: Manifest, events: Iterable[Manifest] | None) -> bool:
         folder, secrets = folder_of(job), secrets_in(job)
         changed = False
         if events is not None:

@@ -53,12 +53,13 @@ HIDDEN = {
     "list": "allranks.cli.commands.get:get",
     "operator": "allranks.cli.commands.operator:operator",
     "operator-frontend": "allranks.cli.commands.operator_frontend:operator_frontend",
+    "archiver": "allranks.cli.commands.archiver:archiver",
     "inject": "allranks.cli.commands.inject:inject",
     "ui-server": "allranks.ui.server_command:ui_server",
 }
 """Name -> module:attribute of commands that the help does not list: programs of pods, and another name of get."""
 
-IN_PODS = ("operator", "operator-frontend", "inject", "ui-server")
+IN_PODS = ("operator", "operator-frontend", "archiver", "inject", "ui-server")
 """Commands that images and the chart run. The reference describes them."""
 
 SECTIONS = {
@@ -148,7 +149,7 @@ def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
     if package in ("", "allranks"):
         raise error
     install = install_command(
-        "operator" if command.startswith("operator") else "ui" if command.startswith("ui") else "cli"
+        "operator" if command.startswith(("operator", "archiver")) else "ui" if command.startswith("ui") else "cli"
     )
     raise click.ClickException(
         f"allranks {command} needs the Python package {package}, which is not installed: {install}"
