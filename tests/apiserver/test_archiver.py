@@ -18,6 +18,8 @@ from support.commands import Commands, JobOnCluster, failure, stamp
 from support.kubelet_logs import LogKubelet
 from support.live import eventually
 
+pytestmark = pytest.mark.nightly
+
 
 class Archiver:
     """A running archiver, and what it has written."""
@@ -170,7 +172,7 @@ def test_a_killed_archiver_is_replaced_without_loss_or_repetition(started, job, 
     eventually(lambda: archiver.read(job, log("worker", 0)))
     archiver.kill()
     written = (archiver.archive / namespace / f"{job.name}-{job.uid}" / log("worker", 0)).stat().st_mtime_ns
-    # Ended while nobody read; the pod still exists.
+    # Ended while no archiver read; the pod still exists.
     kubelet.write(namespace, second, "two")
     kubelet.end(namespace, second)
     job.end(second)
@@ -216,11 +218,11 @@ def test_a_log_that_is_lost_is_an_event_of_the_job(started, job, kubelet, namesp
     eventually(lambda: any(request["pod"] == pod for request in kubelet.requests))
     job.delete_pod(pod)
 
-    def told() -> Any:
+    def reported() -> Any:
         events = control_plane.api.list("Event", namespace)
         return [event for event in events if event["reason"] == "NotArchived"]
 
-    (event,) = eventually(told)
+    (event,) = eventually(reported)
     assert event["involvedObject"]["uid"] == job.uid
     assert event["message"] == f"the log of {pod} is not in the archive: the pod was deleted before its log was read"
     assert 'allranks_archive_lost_total{kind="log"} 1.0' in archiver.ask("/metrics")[1]

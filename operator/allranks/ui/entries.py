@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from urllib.parse import quote
 
 from allranks.api.status import FINISHED, Status
 from allranks.kube.job_codec import ranks_of, status_of
+from allranks.kube.label_selectors import label_selection
 from allranks.ui.problems import Problem
 
 Manifest = dict[str, Any]
@@ -98,7 +98,10 @@ def selection(
 
     `text` is a part of the name. Raises Problem for a label selector that is not valid.
     """
-    conditions = _label_conditions(label or "")
+    try:
+        labelled = label_selection(label or "")
+    except ValueError as error:
+        raise Problem(400, f"label: {error}") from error
 
     def selects(entry: Entry) -> bool:
         if namespace and entry.source == "jobs" and entry.group != namespace:
@@ -107,32 +110,6 @@ def selection(
             return False
         if text and text.lower() not in f"{entry.group}/{entry.name}".lower():
             return False
-        labels = entry.metadata.get("labels") or {}
-        return all(condition(labels) for condition in conditions)
+        return labelled(entry.metadata.get("labels") or {})
 
     return selects
-
-
-_CONDITION = re.compile(
-    r"(?P<absent>!\s*)?(?P<key>[A-Za-z0-9][\w./-]*)\s*"
-    r"(?:(?P<operator>==?|!=)\s*(?P<value>[\w.-]*)|\s(?P<set>in|notin)\s*\((?P<values>[\w.,\s-]*)\))?"
-)
-
-
-def _label_conditions(selector: str) -> list[Callable[[Mapping[str, str]], bool]]:
-    """The forms of kubectl: `a=b`, `a!=b`, `a`, `!a`, `a in (b, c)`, `a notin (b, c)`. Raises Problem."""
-    parts = [part.strip() for part in re.split(r",(?![^(]*\))", selector) if part.strip()]
-    return [_label_condition(part) for part in parts]
-
-
-def _label_condition(part: str) -> Callable[[Mapping[str, str]], bool]:
-    found = _CONDITION.fullmatch(part)
-    if not found or (found["absent"] and (found["operator"] or found["set"])):
-        raise Problem(400, f"label: {part!r} is not a label selector: use for example team=nlp,stage!=draft")
-    key, operator = found["key"], found["operator"] or found["set"]
-    if operator is None:
-        wanted = not found["absent"]
-        return lambda labels: (key in labels) == wanted
-    values = {value.strip() for value in (found["values"] or "").split(",")} if found["set"] else {found["value"]}
-    negated = operator in ("!=", "notin")
-    return lambda labels: (labels.get(key) in values) != negated
