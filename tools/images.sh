@@ -4,10 +4,11 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/images.sh [options] [operator] [ui] [pytorch] [tensorflow] [horovod] [jax] [ray] [mpi] [libraries] [base]
+usage: tools/images.sh [options] [operator] [ui] [archiver] [pytorch] [tensorflow] [horovod] [jax] [ray] [mpi] [libraries]
+                       [base]
        tools/images.sh tools
 
-Builds the given images (default: operator, ui, pytorch, tensorflow, horovod, jax, ray, mpi) with docker, podman or
+Builds the given images (default: operator, ui, archiver, pytorch, tensorflow, horovod, jax, ray, mpi) with docker, podman or
 buildah, the first one that is installed, and prints their names on stdout, one per line. Durations and sizes go to stderr. A second call takes
 seconds: layers are cached. `libraries` is PyTorch with Lightning and the libraries of Hugging Face.
 
@@ -40,7 +41,7 @@ USAGE
 
 default_base=python:3.12-slim-bookworm
 test_base=localhost/allranks/test-base:bookworm-1 # increment when `debootstrap_into` changes
-all=(operator ui pytorch tensorflow horovod jax ray mpi) # the operator, the web UI, and allranks.frameworks.FRAMEWORKS with an image
+all=(operator ui archiver pytorch tensorflow horovod jax ray mpi) # the operator, the web UI, the archiver, and allranks.frameworks.FRAMEWORKS with an image
 
 main() {
   local wanted=() base='' without_pull=false arguments=() tar_folder='' into='' tag='' version prefix=ghcr.io/allranks engine='' image

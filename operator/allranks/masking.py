@@ -61,8 +61,8 @@ def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def mask_log(text: str, secrets: Iterable[str] = ()) -> str:
-    """Lines of a log without these values, logins in URLs, tokens of common forms, and values of at least six characters
-    that follow the name of a secret: `API_KEY=...`, `"password": "..."`, `Bearer ...`."""
+    """Lines of a log without these values, logins in URLs, tokens of common forms, and values of at least six
+    characters that follow the name of a secret: `API_KEY=...`, `"password": "..."`, `Bearer ...`."""
     text = mask_text(text, secrets)
     if "=" in text:
         text = _ASSIGNMENT.sub(_masked_long_assignment, text)

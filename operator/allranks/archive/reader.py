@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -73,7 +73,8 @@ class Reader:
         return [
             item
             for item in items or ()
-            if isinstance(item, dict) and all(isinstance(item.get(part), dict) for part in ("metadata", "involvedObject"))
+            if isinstance(item, dict)
+            and all(isinstance(item.get(part), dict) for part in ("metadata", "involvedObject"))
         ]
 
     def logs(self, job: Manifest) -> list[LogName]:
@@ -82,10 +83,16 @@ class Reader:
         found = (log_name(entry.name[len(folder) + 1 :]) for entry in self._store.list(folder))
         return sorted(name for name in found if name)
 
-    def lines(self, job: Manifest, log: LogName) -> Iterator[Line]:
-        """The lines of a log, of which only the packed file is in memory; none if there is no such file."""
-        data = self._store.get(f"{folder_of(job)}/{log.path}")
-        return _lines(data) if data else iter(())
+    def lines(self, job: Manifest, logs: Sequence[LogName]) -> list[Iterator[Line]]:
+        """The lines of each log, of which only the packed files are in memory; none if there is no such file."""
+        folder = folder_of(job)
+        with ThreadPoolExecutor(_THREADS) as threads:
+            packed = list(threads.map(self._store.get, [f"{folder}/{log.path}" for log in logs]))
+        return [_lines(data or b"") for data in packed]
+
+
+def _is_event(item: Any) -> bool:
+    return isinstance(item, dict) and all(isinstance(item.get(part), dict) for part in ("metadata", "involvedObject"))
 
 
 def _is_job_file(name: str) -> bool:
@@ -94,16 +101,20 @@ def _is_job_file(name: str) -> bool:
 
 
 def _lines(data: bytes) -> Iterator[Line]:
-    rest = b""
+    pending: list[bytes] = []
     for chunk in _unpacked(data):
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from map(parse_line, whole)
-    if rest:
-        yield parse_line(rest)
+        head, newline, rest = chunk.rpartition(b"\n")
+        if not newline:
+            pending.append(chunk)  # a long line: joined once, at its end
+            continue
+        yield from map(parse_line, b"".join((*pending, head)).split(b"\n"))
+        pending = [rest] if rest else []
+    if pending:
+        yield parse_line(b"".join(pending))
 
 
 def _unpacked(data: bytes) -> Iterator[bytes]:
-    """At most MOST_LOG_BYTES; of a damaged file, what comes before the damage."""
+    """MOST_LOG_BYTES at most; of a damaged file, what comes before the damage."""
     unpack, size = zlib.decompressobj(wbits=31), 0
     try:
         while data and size < MOST_LOG_BYTES:
