@@ -1,4 +1,4 @@
-"""`allranks archiver` on a real API server, with a simulated kubelet that serves logs."""
+"""`allranks archiver` on a real API server, with the rights of the chart, and a simulated kubelet that serves logs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.commands import Commands, JobOnCluster, failure, stamp
+from support.helm import Helm, built
 from support.kubelet_logs import LogKubelet
 from support.live import eventually
 
@@ -81,12 +82,26 @@ def archive(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.fixture(scope="module")
+def kubeconfig(control_plane, tmp_path_factory) -> Path:
+    """That of the ServiceAccount of the chart, with the rights that the chart gives it."""
+    rendered = Helm(built("helm"), tmp_path_factory.mktemp("helm")).template(
+        {"archive": {"enabled": True, "claim": "history"}}, namespace="default"
+    )
+    own = [one for one in rendered if one["metadata"]["labels"].get("app.kubernetes.io/component") == "archiver"]
+    for one in own:
+        if one["kind"] in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
+            control_plane.api.create(one, one["metadata"].get("namespace"))
+    token = control_plane.kubectl("create", "token", "allranks-archiver", "--namespace=default").stdout.strip()
+    return control_plane.kubeconfig_of("archiver", token)
+
+
 @pytest.fixture
-def started(allranks, archive) -> Iterator[Callable[..., Archiver]]:
+def started(namespace, kubeconfig, archive) -> Iterator[Callable[..., Archiver]]:
     running: list[Archiver] = []
 
     def start(*options: str) -> Archiver:
-        running.append(Archiver(allranks, archive, *options))
+        running.append(Archiver(Commands(kubeconfig, namespace), archive, *options))
         return running[-1]
 
     yield start
@@ -111,7 +126,9 @@ def log(role: str, index: int, attempt: int = 0) -> str:
     return f"attempts/{attempt}/{role}-{index}.log.gz"
 
 
-def test_a_restart_deletes_pods_and_the_archive_has_their_last_lines(started, job, kubelet, namespace, control_plane):
+def test_a_restart_deletes_pods_and_the_archive_has_their_last_lines(
+    started, allranks, job, kubelet, namespace, control_plane
+):
     archiver = started()
     master, first, second = begin(job, kubelet)
     kubelet.write(namespace, first, "ValueError: negative learning rate")
@@ -130,6 +147,16 @@ def test_a_restart_deletes_pods_and_the_archive_has_their_last_lines(started, jo
     for name, pod in ((names[0], master), (names[2], second)):
         assert archiver.texts(job, name) == [f"begin of {pod}", "SIGTERM: saved a checkpoint"]
 
+    # The job exists: commands read the logs of its deleted pods from the archive.
+    place = ("--archive", str(archiver.archive))
+    result = allranks("logs", job.name, "--attempt", "0", "--role", "worker", "--index", "0", *place)
+    assert result.stdout.splitlines() == [
+        f"worker-0 | begin of {first}",
+        "worker-0 | ValueError: negative learning rate",
+    ], result.stderr
+    result = allranks("get", job.name, "--all", *place)
+    assert (result.exit_code, result.stdout.split()[-1]) == (0, "no")
+
     # The job succeeds and is deleted: the archive has its last state.
     pods = begin(job, kubelet, attempt=1)
     for pod in pods:
@@ -144,6 +171,12 @@ def test_a_restart_deletes_pods_and_the_archive_has_their_last_lines(started, jo
     metrics = archiver.ask("/metrics")[1]
     assert 'allranks_archive_written_total{kind="log"} 6.0' in metrics
     assert "allranks_archive_lost_total{" not in metrics
+    result = allranks("logs", job.name, "--index", "1", *place)
+    assert result.stdout.splitlines() == [f"worker-1 | begin of {pods[2]}", "worker-1 | done"], result.stderr
+    result = allranks("get", "--all", *place)
+    assert [line.split()[-1] for line in result.stdout.splitlines()] == ["DELETED", "yes"]
+    assert json.loads(allranks("report", job.name, "-o", "json", *place).stdout)["phase"] == "Succeeded"
+    assert "Succeeded" in allranks("describe", job.name, *place).stdout
 
 
 def test_secrets_of_the_pod_are_masked(started, control_plane, namespace, kubelet):

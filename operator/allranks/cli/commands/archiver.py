@@ -75,10 +75,10 @@ Example:
 @click.option(
     "--max-age-days",
     envvar="ALLRANKS_ARCHIVE_MAX_AGE_DAYS",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(min=0),
     default=90,
     show_default=True,
-    help="Delete jobs that were written last before so many days.",
+    help="Delete jobs that were written last before so many days. 0: keep them.",
 )
 @click.option(
     "--max-bytes",
@@ -153,7 +153,7 @@ def archiver(
         tuple(name for name in namespaces.split(",") if name) or ((where.namespace,) if where.namespace else ()),
         log_bytes or 4 << 20,
         logs,
-        max_age_days * 86_400,
+        max_age_days * 86_400 or None,
         max_bytes,
         spool,
         address,
