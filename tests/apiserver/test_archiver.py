@@ -176,7 +176,7 @@ def test_a_restart_deletes_pods_and_the_archive_has_their_last_lines(
     result = allranks("get", "--all", *place)
     assert [line.split()[-1] for line in result.stdout.splitlines()] == ["DELETED", "yes"]
     assert json.loads(allranks("report", job.name, "-o", "json", *place).stdout)["phase"] == "Succeeded"
-    assert "Succeeded" in allranks("describe", job.name, *place).stdout
+    assert "the job is deleted: this is its last state" in allranks("describe", job.name, *place).stdout
 
 
 def test_secrets_of_the_pod_are_masked(started, control_plane, namespace, kubelet):
