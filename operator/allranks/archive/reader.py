@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import Any
 from allranks.archive.layout import EVENTS_FILE, JOB_FILE, Entry, LogName, log_name
 from allranks.archive.store import Store, open_store
 from allranks.archive.writer import folder_of
+from allranks.kube.bounded_logs import joined
 from allranks.kube.pod_logs import Line, parse_line
 
 Manifest = dict[str, Any]
@@ -20,6 +22,7 @@ MOST_LOG_BYTES = 256 << 20
 _CHUNK = 1 << 16
 _THREADS = 16
 _NAMES = ("name", "namespace", "uid")
+_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]|\.(?!\.))*")
 
 
 class Reader:
@@ -35,25 +38,29 @@ class Reader:
         """`url`: a directory, or an address such as s3://BUCKET/PREFIX. Sends nothing yet."""
         return cls(open_store(url))
 
-    def jobs(self, namespace: str | None = None, names: Iterable[str] = ()) -> list[Manifest]:
+    def jobs(self, namespace: str | None = None, names: Iterable[str] = (), most: int | None = None) -> list[Manifest]:
         """The jobs of a namespace, or of all of them, oldest first. `names` empty: with any name.
 
-        A file that has not changed since an earlier call is not read again.
+        `most`: only so many, those that were written last. A file that has not changed since an earlier call is not
+        read again.
         """
         wanted = set(names)
-        found = {
-            entry.name: entry
+        files = [
+            entry
             for entry in self._store.list(namespace or "")
             if _is_job_file(entry.name)
             if not wanted or any(entry.name.split("/")[1].startswith(f"{name}-") for name in wanted)
-        }
+        ]
+        if most is not None:
+            files = sorted(files, key=lambda entry: entry.modified)[-most:]
+        found = {entry.name: entry for entry in files}
         if not wanted and namespace is None:
             self._read = {name: read for name, read in self._read.items() if name in found}
         news = [entry for name, entry in found.items() if self._read.get(name, (None,))[0] != entry]
         if news:
             with ThreadPoolExecutor(_THREADS) as threads:
                 for entry, data in zip(news, threads.map(self._store.get, [entry.name for entry in news]), strict=True):
-                    self._read[entry.name] = (entry, _job(data))
+                    self._read[entry.name] = (entry, _job(data, entry.name))
         read = [self._read[name][1] for name in found]
         jobs = [job for job in read if job and (not wanted or job["metadata"]["name"] in wanted)]
         return sorted(jobs, key=lambda job: (str(job["metadata"].get("creationTimestamp")), folder_of(job)))
@@ -61,8 +68,15 @@ class Reader:
     def find(self, namespace: str, name: str, uid: str | None = None) -> Manifest | None:
         """The newest job of that name, or the one with that UID."""
         if uid is not None:
-            return None if "/" in uid else _job(self._store.get(f"{namespace}/{name}-{uid}/{JOB_FILE}"))
+            return self.get(namespace, f"{name}-{uid}")
         return next(reversed(self.jobs(namespace, [name])), None)
+
+    def get(self, namespace: str, folder: str) -> Manifest | None:
+        """The job in a folder `NAME-UID` of a namespace."""
+        if not (_PART.fullmatch(namespace) and _PART.fullmatch(folder)):
+            return None  # it would lead elsewhere
+        file = f"{namespace}/{folder}/{JOB_FILE}"
+        return _job(self._store.get(file), file)
 
     def events(self, job: Manifest) -> list[Manifest]:
         """Those of the job and its pods, oldest first."""
@@ -101,16 +115,7 @@ def _is_job_file(name: str) -> bool:
 
 
 def _lines(data: bytes) -> Iterator[Line]:
-    pending: list[bytes] = []
-    for chunk in _unpacked(data):
-        head, newline, rest = chunk.rpartition(b"\n")
-        if not newline:
-            pending.append(chunk)  # a long line: joined once, at its end
-            continue
-        yield from map(parse_line, b"".join((*pending, head)).split(b"\n"))
-        pending = [rest] if rest else []
-    if pending:
-        yield parse_line(b"".join(pending))
+    return map(parse_line, joined(_unpacked(data)))
 
 
 def _unpacked(data: bytes) -> Iterator[bytes]:
@@ -126,7 +131,8 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
         return
 
 
-def _job(data: bytes | None) -> Manifest | None:
+def _job(data: bytes | None, file: str) -> Manifest | None:
+    """None for what is no job, or not that of this file: the names in it lead to its other files."""
     try:
         job = json.loads(data or b"null")
     except ValueError:
@@ -136,4 +142,4 @@ def _job(data: bytes | None) -> Manifest | None:
     metadata = job.get("metadata")
     if not isinstance(metadata, dict) or not all(isinstance(metadata.get(key), str) for key in _NAMES):
         return None
-    return job
+    return job if f"{folder_of(job)}/{JOB_FILE}" == file else None

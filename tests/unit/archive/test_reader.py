@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import itertools
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -106,10 +107,42 @@ def test_damaged_files_are_left_out(tmp_path: Path):
 def test_a_log_that_unpacks_to_too_much_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(readers, "MOST_LOG_BYTES", 1 << 20)
     job, log = a_job("penguins", "Failed"), LogName(0, "master", 0)
-    DirectoryStore(tmp_path).put(f"{folder_of(job)}/{log.path}", gzip.compress(b"x" * 99 + b"\n" + bytes(8 << 20)))
+    text = (b"x" * 1023 + b"\n") * 8192
+    DirectoryStore(tmp_path).put(f"{folder_of(job)}/{log.path}", gzip.compress(text))
     [lines] = Reader.open(str(tmp_path)).lines(job, [log])
-    assert next(lines).text == b"x" * 99
-    assert sum(len(line.text) for line in itertools.islice(lines, 10)) < (1 << 20) + (1 << 16)
+    assert 1024 <= len(list(lines)) <= 1024 + 65
+    DirectoryStore(tmp_path).put(f"{folder_of(job)}/{log.path}", gzip.compress(bytes(8 << 20)))
+    [lines] = Reader.open(str(tmp_path)).lines(job, [log])
+    assert sum(len(line.text) for line in lines) < 17 * 1024
+
+
+@pytest.mark.parametrize("moved", [{"name": "../../secret"}, {"namespace": "other"}, {"uid": "u2"}, {"name": 1}])
+def test_a_job_whose_names_are_not_those_of_its_folder_is_left_out(tmp_path: Path, moved: dict):
+    job = a_job("penguins", "Failed")
+    job["metadata"] |= moved
+    DirectoryStore(tmp_path).put("team/penguins-uid-penguins/job.json", json.dumps(job).encode())
+    reader = Reader.open(str(tmp_path))
+    assert reader.jobs() == []
+    assert reader.find("team", "penguins", "uid-penguins") is None
+
+
+@pytest.mark.parametrize(
+    "place", [("..", "etc"), ("team", ".."), ("team", "a/b"), ("", "a"), ("team", "a\0"), ("a..b", "c")]
+)
+def test_a_name_that_leads_elsewhere_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[str, str]
+):
+    monkeypatch.setattr(DirectoryStore, "get", lambda *_: pytest.fail("a file was read"))
+    assert Reader.open(str(tmp_path)).get(*place) is None
+
+
+def test_only_the_newest_jobs_are_read_if_so_asked(tmp_path: Path):
+    archive, reader = WrittenArchive(tmp_path), Reader.open(str(tmp_path))
+    for number in range(5):
+        archive.job(created(f"job-{number}", f"u{number}", f"2026-03-0{number + 1}T00:00:00Z"))
+        os.utime(tmp_path / f"team/job-{number}-u{number}/job.json", (number, number))
+    assert uids(reader.jobs(most=2)) == ["u3", "u4"]
+    assert uids(reader.jobs(most=10)) == ["u0", "u1", "u2", "u3", "u4"]
 
 
 def test_an_archive_that_does_not_exist_is_an_error(tmp_path: Path):
