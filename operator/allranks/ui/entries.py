@@ -1,4 +1,4 @@
-"""What the server shows: jobs of a cluster and runs of this machine, and how they are selected. Pure."""
+"""What the server shows: jobs of a cluster, runs of this machine, archived jobs, and how they are selected. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allranks.kube.label_selectors import label_selection
 from allranks.ui.problems import Problem
 
 Manifest = dict[str, Any]
-Source = Literal["jobs", "runs"]
+Source = Literal["jobs", "runs", "archive"]
 Key = tuple[Source, str, str]
 
 ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Queued": 2, "Suspended": 2, "Failed": 3, "Interrupted": 3}
@@ -25,19 +25,19 @@ ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Queued": 2, "Suspended": 
 
 @dataclass(frozen=True)
 class Entry:
-    """A job of a cluster (`jobs`), or a run of `allranks run` (`runs`)."""
+    """A job of a cluster (`jobs`), a run of `allranks run` (`runs`), or a deleted job in an archive (`archive`)."""
 
     source: Source
     group: str
-    """The namespace of a job; the name of the job of a run."""
+    """The namespace of a job, also in an archive; the name of the job of a run."""
     name: str
-    """The name of a job; the time of a run, which is the name of its directory."""
+    """The name of a job; the name of the directory of others: the time of a run, NAME-UID of an archived job."""
     manifest: Manifest
     """The job with its status, as `-o json` prints it."""
     directory: Path | None = None
     """Only of a run."""
     active: bool = True
-    """A run whose process has ended is not active."""
+    """Not a run whose process has ended, nor a deleted job."""
 
     @property
     def key(self) -> Key:
@@ -45,12 +45,14 @@ class Entry:
 
     @property
     def path(self) -> str:
-        """`jobs/NAMESPACE/NAME` or `runs/JOB/TIME`, in addresses."""
+        """`jobs/NAMESPACE/NAME`, `runs/JOB/TIME` or `archive/NAMESPACE/NAME-UID`, in addresses."""
         return f"{self.source}/{quote(self.group, safe='')}/{quote(self.name, safe='')}"
 
     @property
     def job(self) -> str:
         """The name of the job."""
+        if self.source == "archive":
+            return str(self.metadata["name"])
         return self.name if self.source == "jobs" else self.group
 
     @property
@@ -69,7 +71,7 @@ class Entry:
 
     @property
     def phase(self) -> str:
-        """`Interrupted` for a run that ended before its job did."""
+        """`Interrupted` for a run that ended before its job did, and a job that was deleted before its end."""
         # Without decoding the status: lists of thousands of jobs need it.
         status = self.manifest.get("status")
         phase = str((status if isinstance(status, dict) else {}).get("phase") or "Pending")
@@ -104,7 +106,7 @@ def selection(
         raise Problem(400, f"label: {error}") from error
 
     def selects(entry: Entry) -> bool:
-        if namespace and entry.source == "jobs" and entry.group != namespace:
+        if namespace and entry.source != "runs" and entry.group != namespace:
             return False
         if phase and entry.phase != phase:
             return False

@@ -91,6 +91,8 @@ async def followed(state: State, entry: Entry, wanted: Wanted) -> AsyncGenerator
 
     An empty batch says that nothing has happened for a while. Raises Problem and ClusterError.
     """
+    if entry.source == "archive":
+        return  # nothing more is written
     wanted = chosen(entry, wanted)
     batches = (
         _of_new_lines(state.cluster(), entry, wanted) if entry.directory is None else _of_run_file(state, entry, wanted)
