@@ -28,6 +28,7 @@ from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOL
 from allranks.errors import ClusterError
 from allranks.kube.bounded_logs import followed
 from allranks.kube.cluster import Cluster
+from allranks.kube.pod_logs import Line
 from allranks.kube.raw_pod import Meta, State
 from allranks.masking import secrets_in
 
@@ -233,19 +234,23 @@ class PodLogs:
         except OSError as error:
             raise ArchiveError(f"the spool cannot be written: {error.strerror}") from error
         try:
-            problem = await self._read(source, tail)
-            if tail.empty:
-                if problem:
-                    self._report_lost(source, problem)
+            answered, problem = await self._read(source, tail)
+            if tail.empty and (problem or not answered):
+                self._report_lost(source, problem or "the pod was deleted before its log was read")
                 return
+            if problem:
+                logger.warning("the end of the log of %s/%s is not archived: %s", source.namespace, source.pod, problem)
+                with contextlib.suppress(OSError):
+                    tail.add([Line(b"", f"[the end is missing: {problem}]".encode())])
             packed = await asyncio.to_thread(tail.packed, source.secrets)
             await self._access.persistent("log", lambda: self._writer.save_log(source.folder, source.log, packed))
             self._metrics.written.labels("log").inc()
         finally:
             tail.close()
 
-    async def _read(self, source: LogSource, tail: Tail) -> str:
-        """Reads until the end. Returns why nothing more can be read."""
+    async def _read(self, source: LogSource, tail: Tail) -> tuple[bool, str]:
+        """Reads until the end. Returns whether there was a log, which may be empty, and why its end cannot be read."""
+        answers: list[None] = []
         lines = followed(
             self._cluster_of(source.namespace),
             source.namespace,
@@ -254,17 +259,18 @@ class PodLogs:
             b"",
             lambda: source.over,
             tail=max(1, self._log_bytes // SHORTEST_LINE),
+            answered=lambda: answers.append(None),
         )
         try:
             async with aclosing(lines):
                 async for some in lines:
                     tail.add(some)
         except ClusterError as error:
-            return str(error)
+            return bool(answers), str(error)
         except OSError as error:
             # What is in the file may be cut in the middle of a line: it is written nevertheless.
-            return f"the spool cannot be written: {error.strerror}"
-        return "the pod was deleted before its log was read"
+            return bool(answers), f"the spool cannot be written: {error.strerror}"
+        return bool(answers), ""
 
     def _report_lost(self, source: LogSource, why: str) -> None:
         self._metrics.lost.labels("log").inc()

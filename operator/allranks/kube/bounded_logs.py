@@ -83,10 +83,12 @@ async def followed(
     after: bytes,
     over: Callable[[], bool],
     tail: int | None = None,
+    answered: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[list[Line]]:
     """The lines of a pod after that time, across lost connections, until `over()`. Raises ClusterError.
 
-    `after` empty: all lines, or the last `tail` lines and what follows.
+    `after` empty: all lines, or the last `tail` lines and what follows. `answered` is called when there is a log, which
+    may be empty.
     """
     while True:
         was_over, begun = over(), after
@@ -101,6 +103,7 @@ async def followed(
                 cluster.stream(path, query, None) as content,
                 aclosing(lines_of(content.iter_any())) as lines,
             ):
+                answered()
                 async for some in lines:
                     # sinceTime has whole seconds: the server repeats lines.
                     fresh = [line for line in map(parse_line, some) if not begun or line.time > begun]

@@ -45,7 +45,7 @@ def test_jobs_are_listed_by_age_and_found_by_name_and_uid(store: Store):
     assert uids([reader.find("team", "penguins", "u1")]) == ["u1"]
     assert reader.find("team", "penguins", "u3") is None
     assert reader.find("team", "penguins", "u1/../../other/penguins-u4") is None
-    assert reader.find("nobody", "penguins") is None
+    assert reader.find("empty", "penguins") is None
 
 
 def test_only_files_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
