@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -199,6 +200,27 @@ def test_the_image_is_that_of_the_values(helm: Helm) -> None:
 def test_bad_values_are_rejected_with_a_message_that_names_them(archive: Manifest, message: str, helm: Helm) -> None:
     with pytest.raises(HelmError, match=message):
         helm.template({"archive": {"enabled": True, **archive}})
+
+
+def test_values_in_the_documentation_are_valid(helm: Helm) -> None:
+    page = (CHART.parents[1] / "docs/platform/archive.md").read_text()
+    [values] = re.findall(r"^```yaml\n(# values\.yaml\n.*?)^```", page, re.M | re.S)
+    made = helm.template(yaml.safe_load(values))
+    assert [one for one in made if one["metadata"]["name"] == NAME and one["kind"] == "Deployment"]
+
+
+def test_the_documentation_lists_the_rights(helm: Helm) -> None:
+    page = (CHART.parents[1] / "docs/platform/archive.md").read_text().partition("its rights | verbs")[2]
+    names = {"jobs": "distributedtrainings", "logs of pods": "pods/log", "Events": "events"}
+    described = {
+        names.get(what, what): set(re.findall(r"`(\w+)`", verbs))
+        for what, verbs in re.findall(r"^\| ([\w ]+) \| ((?:`\w+`(?:, )?)+) \|", page, re.M)
+    }
+    assert described == {
+        resource: set(rule["verbs"])
+        for rule in with_archive(helm)["ClusterRole", "sys:allranks-archiver"]["rules"]
+        for resource in rule["resources"]
+    }
 
 
 def test_the_notes_say_where_the_archive_is(helm4: Helm) -> None:
