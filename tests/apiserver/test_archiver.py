@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.commands import Commands, JobOnCluster, failure, stamp
+from support.data_servers import s3_environment, s3_server
 from support.helm import Helm, built
 from support.kubelet_logs import LogKubelet
 from support.live import eventually
@@ -25,8 +26,8 @@ pytestmark = pytest.mark.nightly
 class Archiver:
     """A running archiver, and what it has written."""
 
-    def __init__(self, commands: Commands, archive: Path, *options: str) -> None:
-        self.archive = archive
+    def __init__(self, commands: Commands, archive: Path | str, *options: str) -> None:
+        self.archive = Path(archive)
         self._namespace = commands.namespace
         self.process = commands.start(
             "archiver", "--archive", str(archive), "--address", "127.0.0.1", "--port", "0", *options
@@ -259,6 +260,34 @@ def test_a_log_that_is_lost_is_an_event_of_the_job(started, job, kubelet, namesp
     assert event["involvedObject"]["uid"] == job.uid
     assert event["message"] == f"the log of {pod} is not in the archive: the pod was deleted before its log was read"
     assert 'allranks_archive_lost_total{kind="log"} 1.0' in archiver.ask("/metrics")[1]
+
+
+def test_an_archive_in_s3_is_written_and_read(kubeconfig, allranks, job, kubelet, namespace, tmp_path, monkeypatch):
+    import boto3
+
+    with s3_server() as url:
+        for name, value in s3_environment(url).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="history")
+        place = ("--archive", "s3://history/team")
+        result = allranks("logs", job.name, "--attempt", "0", *place)
+        assert "the archive s3://history/team does not have their logs" in result.stderr
+        archiver = Archiver(Commands(kubeconfig, namespace), "s3://history/team")
+        with archiver.process:
+            master, *_ = pods = begin(job, kubelet)
+            for pod in pods:
+                kubelet.end(namespace, pod)
+                job.end(pod)
+                job.delete_pod(pod)
+
+            def read() -> str:
+                return allranks("logs", job.name, "--role", "master", *place).stdout
+
+            eventually(lambda: read() == f"master-0 | begin of {master}\n", what="the log in the bucket")
+            assert "allranks_archive_available 1.0" in archiver.ask("/metrics")[1]
+        client.close()
 
 
 def test_it_stops_at_once_on_sigterm(started, job, kubelet):
