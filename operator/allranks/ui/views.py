@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, cast, get_args
 
@@ -105,7 +106,8 @@ async def history(
     runs: Annotated[bool, Query(description="Count runs of this machine as well.")] = False,
 ) -> list[Manifest]:
     entries = filter(selection(namespace or None), await _entries_of_history(state, runs))
-    return [group.as_json() for group in histories.groups((one.manifest for one in entries), by, state.now())]
+    jobs = [one.manifest for one in entries]
+    return [group.as_json() for group in await asyncio.to_thread(histories.groups, jobs, by, state.now())]
 
 
 @pages.get("/history")
@@ -120,8 +122,9 @@ async def history_page(state: StateOf, by: By = "namespace", namespace: str = ""
     jobs = [entry.manifest for entry in selected]
     now = state.now()
     deleted = sorted((one for one in selected if one.source == "archive"), key=_created, reverse=True)
-    found = histories.groups(jobs, by, now)
-    weeks = histories.groups(jobs, "week", now)
+    # Thousands of statuses are decoded: other requests must not wait for it.
+    found = await asyncio.to_thread(histories.groups, jobs, by, now)
+    weeks = await asyncio.to_thread(histories.groups, jobs, "week", now)
     whole = histories.total(found)
     return render(
         "history",
