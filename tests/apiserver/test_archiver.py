@@ -197,13 +197,17 @@ def test_secrets_of_the_pod_are_masked(started, control_plane, namespace, kubele
     assert b"<masked>" in everything
 
 
-def test_a_killed_archiver_is_replaced_without_loss_or_repetition(started, job, kubelet, namespace):
+def test_a_killed_archiver_is_replaced_without_loss_or_repetition(started, allranks, job, kubelet, namespace):
     archiver = started()
     master, first, second = begin(job, kubelet)
     kubelet.write(namespace, first, "one")
     kubelet.end(namespace, first)
     job.end(first)
     eventually(lambda: archiver.read(job, log("worker", 0)))
+    # The pod exists as well: its lines are printed once.
+    place = ("--archive", str(archiver.archive))
+    result = allranks("logs", job.name, "--role", "worker", "--index", "0", *place)
+    assert result.stdout.splitlines() == [f"worker-0 | begin of {first}", "worker-0 | one"], result.stderr
     archiver.kill()
     written = (archiver.archive / namespace / f"{job.name}-{job.uid}" / log("worker", 0)).stat().st_mtime_ns
     # Ended while no archiver read; the pod still exists.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import Callable, Iterator
@@ -12,9 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from allranks.archive.layout import LogName
+from allranks.cli.archived import Archive
+from allranks.cli.commands import logs
 from allranks.cli.commands.report import rendered
 from allranks.cli.job_report.model import last_update
 from allranks.cli.main import cli
+from allranks.core.model import Pod
 from support import reported
 from support.archives import WrittenArchive
 from support.some_api import SomeApi
@@ -227,6 +231,19 @@ def test_logs_of_an_earlier_attempt_of_a_job_that_exists(allranks: Run, archive:
         "worker-1 | ValueError: negative learning rate\n",
         "",
     )
+
+
+@pytest.mark.parametrize(("started_at", "archived"), [(reported.at(0), False), (None, True)])
+def test_a_log_that_the_cluster_has_is_not_read_from_the_archive(
+    archive: WrittenArchive, running: dict[str, Any], started_at: Any, archived: bool
+):
+    archive.log(running, LogName(2, "worker", 1), "from the archive")
+    options = {"roles": (), "ranks": (), "indices": (), "container": "trainer", "previous": False, "tail": None}
+    options |= {"since": None, "timestamps": False, "no_prefix": False, "all_attempts": True, "output": None}
+    view = logs._view(running, attempt=None, **options)
+    pod = Pod("whales-worker-1-2", "u", "worker", 1, 2, started_at=started_at)
+    found = asyncio.run(logs._of_deleted_pods(running, view, Archive(archive.url), [pod]))
+    assert [one.name for one, _ in found] == ["whales-worker-1-2"] * archived
 
 
 def test_logs_and_report_without_a_cluster(archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
