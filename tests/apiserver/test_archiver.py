@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import signal
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -292,6 +294,20 @@ def test_an_archive_in_s3_is_written_and_read(kubeconfig, allranks, job, kubelet
             eventually(lambda: read() == f"master-0 | begin of {master}\n", what="the log in the bucket")
             assert "allranks_archive_available 1.0" in archiver.ask("/metrics")[1]
         client.close()
+
+
+def test_old_jobs_are_deleted_and_those_that_exist_stay(started, archive, job, namespace):
+    long_ago = time.time() - 3 * 86_400
+    own = archive / namespace / f"{job.name}-{job.uid}" / "job.json"
+    other = archive / namespace / "whales-u1" / "job.json"
+    for path in (own, other):
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        os.utime(path, (long_ago, long_ago))
+    archiver = started("--max-age-days", "2")
+    eventually(lambda: not other.parent.exists(), what="the clean-up")
+    assert own.exists()
+    eventually(lambda: "allranks_archive_deleted_jobs_total 1.0" in archiver.ask("/metrics")[1])
 
 
 def test_it_stops_at_once_on_sigterm(started, job, kubelet):
