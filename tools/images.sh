@@ -4,7 +4,8 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-usage: tools/images.sh [options] [operator] [ui] [data] [pytorch] [tensorflow] [horovod] [jax] [ray] [mpi] [libraries] [base]
+usage: tools/images.sh [options] [operator] [ui] [data] [archiver] [pytorch] [tensorflow] [horovod] [jax] [ray] [mpi]
+                       [libraries] [base]
        tools/images.sh tools
 
 Builds the given images (default: all but libraries) with docker, podman or buildah, the first one that is installed, and
@@ -40,7 +41,7 @@ USAGE
 
 default_base=python:3.12-slim-bookworm
 test_base=localhost/allranks/test-base:bookworm-1 # increment when `debootstrap_into` changes
-all=(operator ui data pytorch tensorflow horovod jax ray mpi) # the operator, the web UI, transfers, and allranks.frameworks.FRAMEWORKS with an image
+all=(operator ui data archiver pytorch tensorflow horovod jax ray mpi) # our own, and allranks.frameworks.FRAMEWORKS with an image
 
 main() {
   local wanted=() base='' without_pull=false arguments=() tar_folder='' into='' tag='' version prefix=ghcr.io/allranks engine='' image

@@ -13,7 +13,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-Extra = Literal["cli", "data", "login", "operator", "python", "sweeps", "ui", "watch"]
+Extra = Literal["archive", "cli", "data", "login", "operator", "python", "sweeps", "ui", "watch"]
 
 TOOLS = {"uv-receipt.toml": "uv tool install --force", "pipx_metadata.json": "pipx install --force"}
 """File that a tool leaves in an environment of its own -> its command. Such an environment may have no pip."""

@@ -209,11 +209,12 @@ def test_replicas_can_be_increased_and_decreased(helm: Helm, bare: ControlPlane,
 def test_the_operators_pods_are_admitted_under_the_restricted_standard(
     helm: Helm, bare: ControlPlane, sys_: str
 ) -> None:
-    install(helm, sys_, {"replicas": 2, "ui": {"enabled": True}})
+    install(helm, sys_, {"replicas": 2, "ui": {"enabled": True}, "archive": {"enabled": True, "claim": "a"}})
     operator = deployment(bare, sys_)["spec"]["template"]
+    archiver = deployment(bare, sys_, "allranks-archiver")["spec"]["template"]
     ui = deployment(bare, sys_, "allranks-ui")["spec"]["template"]
     [test] = [hook for hook in yaml.safe_load_all(helm("get", "hooks", "allranks", f"--namespace={sys_}")) if hook]
-    for name, pod in (("operator", operator), ("ui", ui), ("test", test)):
+    for name, pod in (("operator", operator), ("ui", ui), ("archiver", archiver), ("test", test)):
         manifest = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": name}}
         manifest["spec"] = {**manifest["spec"], "serviceAccountName": "allranks"}
         bare.api.create(manifest, sys_)

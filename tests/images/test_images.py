@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(building.SECONDS)]
 Images = Callable[[str], Image]
 MEGABYTE = 1_000_000
 CHECKPOINTS = "/tmp/checkpoints"
-EVERY_IMAGE = ["operator", "ui", "data", *FRAMEWORKS]
+EVERY_IMAGE = ["operator", "ui", "data", "archiver", *FRAMEWORKS]
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
@@ -145,6 +145,19 @@ def test_the_image_for_data_has_the_clients_of_stores_and_git(image: Images):
     assert said.splitlines()[-1] == "ready"
     packages = next((built.root / "opt" / "allranks" / "lib").glob("python3*/site-packages"))
     assert not {path.name for path in packages.iterdir()} & {"kopf", "kubernetes", "torch", "pip", "cryptography"}
+
+
+# The archiver.
+
+
+def test_the_archivers_image_runs_without_a_cluster_and_holds_no_operator(image: Images):
+    built = image("archiver")
+    done = built.run("allranks", "archiver", "--archive", "/tmp", user=any_user())
+    assert "no cluster is configured" in done.stdout
+    program = "import s3fs; from allranks.archive.store import open_store; open_store('s3://bucket/prefix')"
+    succeeded(built.run("python3", "-c", program, user=any_user()))
+    packages = next((built.root / "opt" / "allranks" / "lib").glob("python3*/site-packages"))
+    assert not {path.name for path in packages.iterdir()} & {"kopf", "kubernetes", "torch", "pip", "fastapi"}
 
 
 # PyTorch.

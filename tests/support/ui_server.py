@@ -36,9 +36,15 @@ class UiServer:
     """A context manager. `stop` and `start` play a server that ends and returns on the same port."""
 
     def __init__(
-        self, kubeconfig: Path | str, runs: Path, namespace: str | None = None, *, all_namespaces: bool = False
+        self,
+        kubeconfig: Path | str,
+        runs: Path,
+        namespace: str | None = None,
+        *,
+        all_namespaces: bool = False,
+        archive: str | None = None,
     ) -> None:
-        self._where = Where(namespace, None, str(kubeconfig))
+        self._where, self._archive = Where(namespace, None, str(kubeconfig)), archive
         self._runs, self._all = runs, all_namespaces
         self.port = 0
 
@@ -54,7 +60,7 @@ class UiServer:
         self.stop()
 
     def application(self) -> FastAPI:
-        return application(self._where, all_namespaces=self._all, runs=self._runs, token=TOKEN)
+        return application(self._where, all_namespaces=self._all, runs=self._runs, token=TOKEN, archive=self._archive)
 
     def start(self) -> None:
         self._socket = listen(self.port)

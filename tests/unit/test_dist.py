@@ -101,7 +101,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = clone(tmp_path_factory.mktemp("one") / "allranks", 0o022)
     done = dist(folder, "--images", "none")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "dist: WITHOUT THE IMAGES operator, ui, pytorch, tensorflow, horovod: --images none\n"
+    assert (
+        done.stderr == "dist: WITHOUT THE IMAGES operator, ui, data, archiver, pytorch, tensorflow, horovod: --images none\n"
+    )
     return folder / "dist"
 
 

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from allranks.cli.safe_output import guard_output
 from allranks.cli.suggestions import SuggestingGroup
-from allranks.extras import install_command
+from allranks.extras import Extra, install_command
 from allranks.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -53,12 +53,13 @@ HIDDEN = {
     "list": "allranks.cli.commands.get:get",
     "operator": "allranks.cli.commands.operator:operator",
     "operator-frontend": "allranks.cli.commands.operator_frontend:operator_frontend",
+    "archiver": "allranks.cli.commands.archiver:archiver",
     "inject": "allranks.cli.commands.inject:inject",
     "ui-server": "allranks.ui.server_command:ui_server",
 }
 """Name -> module:attribute of commands that the help does not list: programs of pods, and another name of get."""
 
-IN_PODS = ("operator", "operator-frontend", "inject", "ui-server")
+IN_PODS = ("operator", "operator-frontend", "archiver", "inject", "ui-server")
 """Commands that images and the chart run. The reference describes them."""
 
 SECTIONS = {
@@ -147,9 +148,8 @@ def _explain(command: str, error: ModuleNotFoundError) -> NoReturn:
     package = (error.name or "").partition(".")[0]
     if package in ("", "allranks"):
         raise error
-    install = install_command(
-        "operator" if command.startswith("operator") else "ui" if command.startswith("ui") else "cli"
-    )
+    extras: dict[str, Extra] = {"operator": "operator", "archiver": "archive", "ui": "ui"}
+    install = install_command(extras.get(command.partition("-")[0], "cli"))
     raise click.ClickException(
         f"allranks {command} needs the Python package {package}, which is not installed: {install}"
     ) from error

@@ -27,8 +27,9 @@ class Action:
 
 
 def actions(entry: Entry, now: datetime) -> list[Action]:
-    """What can be done with the job in its present state. Nothing with a run: its terminal controls it."""
-    if entry.source == "runs" or entry.metadata.get("deletionTimestamp"):
+    """What can be done with the job in its present state. Nothing with a run, which its terminal controls, and
+    with a deleted job."""
+    if entry.source != "jobs" or entry.metadata.get("deletionTimestamp"):
         return []
     spec, status = entry.manifest.get("spec") or {}, entry.status
     made = []

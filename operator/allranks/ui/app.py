@@ -14,11 +14,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from allranks.archive.reader import Reader
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
 from allranks.ui import new_job_page, pages, rest, sweeps, views
 from allranks.ui.access import Access
+from allranks.ui.archived_jobs import ArchivedJobs
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
@@ -41,13 +43,19 @@ FILES = {
 """Name in the address -> package, file, type."""
 
 
-def application(where: Where, *, all_namespaces: bool, runs: Path, token: str) -> FastAPI:
-    """The server for a cluster, if there is one, and for the runs below a directory."""
+def application(where: Where, *, all_namespaces: bool, runs: Path, token: str, archive: str | None = None) -> FastAPI:
+    """The server for a cluster, if there is one, for the runs below a directory, and for deleted jobs of an archive.
+
+    Raises ArchiveError if `archive` cannot be the address of one.
+    """
+    reader = Reader.open(archive) if archive else None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         hub = Hub()
         state = app.state.allranks = State(hub, Runs(runs, hub))
+        if reader:
+            state.archive = ArchivedJobs(reader, None if all_namespaces else where.namespace)
         async with contextlib.AsyncExitStack() as stack:
             tasks = [asyncio.create_task(state.runs.run())]
             stack.push_async_callback(_cancel, tasks)
@@ -57,6 +65,8 @@ def application(where: Where, *, all_namespaces: bool, runs: Path, token: str) -
                 state.no_cluster = str(error)
             else:
                 state.jobs = ClusterJobs(cluster, None if all_namespaces else cluster.namespace, hub)
+                if reader:
+                    state.archive = ArchivedJobs(reader, state.jobs.namespace)
                 tasks.append(asyncio.create_task(state.jobs.run()))
                 stack.push_async_callback(state.jobs.close)
                 # Runs first: a watch that is cancelled begins a TLS shutdown, and the loop ends before it completes.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.cli.archived import archive_option
 from allranks.cli.commands.runs import root_option
 from allranks.cli.options import FAILED, cluster_options, print_error
 from allranks.errors import AllranksError
@@ -35,6 +36,7 @@ Examples:
   allranks ui
   allranks ui -n team
   allranks ui -A --no-browser --port 9000
+  allranks ui --archive s3://team/history
 """
 )
 @click.option(
@@ -45,13 +47,23 @@ Examples:
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 @click.option("--path", default="/", metavar="PATH", help="The page to open, for example /runs/penguins.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
+@archive_option
 @root_option
 @cluster_options
-def ui(where: Where, port: int | None, no_browser: bool, path: str, all_namespaces: bool, root: Path) -> None:
+def ui(
+    where: Where,
+    port: int | None,
+    no_browser: bool,
+    path: str,
+    all_namespaces: bool,
+    archive: str | None,
+    root: Path,
+) -> None:
     """Show jobs of the cluster, and runs of this machine, in the browser.
 
     The server uses your kubeconfig and runs until Ctrl-C. It listens on this machine only, and the address has a random
-    token: share neither. Without a cluster it shows only the runs of `allranks run`.
+    token: share neither. Without a cluster it shows only the runs of `allranks run`. With an archive, the
+    history has the jobs that are deleted, with their logs.
     """
     if all_namespaces and where.namespace:
         raise click.UsageError("specify either -n or -A, not both.")
@@ -63,14 +75,14 @@ def ui(where: Where, port: int | None, no_browser: bool, path: str, all_namespac
         raise click.ClickException(
             f"allranks ui needs the Python package {error.name}, which is not installed: {install_command('ui')}"
         ) from error
+    token = secrets.token_urlsafe(24)
     try:
+        app = application(where, all_namespaces=all_namespaces, runs=root, token=token, archive=archive or None)
         listener = listen(port)
     except AllranksError as error:
         print_error(error)
         sys.exit(FAILED)
-    token = secrets.token_urlsafe(24)
     address = f"http://{HOST}:{listener.getsockname()[1]}/{path.lstrip('/')}{'&' if '?' in path else '?'}token={token}"
-    app = application(where, all_namespaces=all_namespaces, runs=root, token=token)
     _serve(app, listener, address, browser=not no_browser)
 
 

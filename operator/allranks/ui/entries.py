@@ -1,8 +1,7 @@
-"""What the server shows: jobs of a cluster and runs of this machine, and how they are selected. Pure."""
+"""What the server shows: jobs of a cluster, runs of this machine, archived jobs, and how they are selected. Pure."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,10 +12,11 @@ from urllib.parse import quote
 
 from allranks.api.status import FINISHED, Status
 from allranks.kube.job_codec import ranks_of, status_of
+from allranks.kube.label_selectors import label_selection
 from allranks.ui.problems import Problem
 
 Manifest = dict[str, Any]
-Source = Literal["jobs", "runs"]
+Source = Literal["jobs", "runs", "archive"]
 Key = tuple[Source, str, str]
 
 ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Queued": 2, "Suspended": 2, "Failed": 3, "Interrupted": 3}
@@ -25,19 +25,19 @@ ORDER = {"Running": 0, "Restarting": 0, "Pending": 1, "Queued": 2, "Suspended": 
 
 @dataclass(frozen=True)
 class Entry:
-    """A job of a cluster (`jobs`), or a run of `allranks run` (`runs`)."""
+    """A job of a cluster (`jobs`), a run of `allranks run` (`runs`), or a deleted job in an archive (`archive`)."""
 
     source: Source
     group: str
-    """The namespace of a job; the name of the job of a run."""
+    """The namespace of a job, also in an archive; the name of the job of a run."""
     name: str
-    """The name of a job; the time of a run, which is the name of its directory."""
+    """The name of a job; the name of the directory of others: the time of a run, NAME-UID of an archived job."""
     manifest: Manifest
     """The job with its status, as `-o json` prints it."""
     directory: Path | None = None
     """Only of a run."""
     active: bool = True
-    """A run whose process has ended is not active."""
+    """Not a run whose process has ended, nor a deleted job."""
 
     @property
     def key(self) -> Key:
@@ -45,12 +45,14 @@ class Entry:
 
     @property
     def path(self) -> str:
-        """`jobs/NAMESPACE/NAME` or `runs/JOB/TIME`, in addresses."""
+        """`jobs/NAMESPACE/NAME`, `runs/JOB/TIME` or `archive/NAMESPACE/NAME-UID`, in addresses."""
         return f"{self.source}/{quote(self.group, safe='')}/{quote(self.name, safe='')}"
 
     @property
     def job(self) -> str:
         """The name of the job."""
+        if self.source == "archive":
+            return str(self.metadata["name"])
         return self.name if self.source == "jobs" else self.group
 
     @property
@@ -69,7 +71,7 @@ class Entry:
 
     @property
     def phase(self) -> str:
-        """`Interrupted` for a run that ended before its job did."""
+        """`Interrupted` for a run that ended before its job did, and a job that was deleted before its end."""
         # Without decoding the status: lists of thousands of jobs need it.
         status = self.manifest.get("status")
         phase = str((status if isinstance(status, dict) else {}).get("phase") or "Pending")
@@ -98,41 +100,18 @@ def selection(
 
     `text` is a part of the name. Raises Problem for a label selector that is not valid.
     """
-    conditions = _label_conditions(label or "")
+    try:
+        labelled = label_selection(label or "")
+    except ValueError as error:
+        raise Problem(400, f"label: {error}") from error
 
     def selects(entry: Entry) -> bool:
-        if namespace and entry.source == "jobs" and entry.group != namespace:
+        if namespace and entry.source != "runs" and entry.group != namespace:
             return False
         if phase and entry.phase != phase:
             return False
         if text and text.lower() not in f"{entry.group}/{entry.name}".lower():
             return False
-        labels = entry.metadata.get("labels") or {}
-        return all(condition(labels) for condition in conditions)
+        return labelled(entry.metadata.get("labels") or {})
 
     return selects
-
-
-_CONDITION = re.compile(
-    r"(?P<absent>!\s*)?(?P<key>[A-Za-z0-9][\w./-]*)\s*"
-    r"(?:(?P<operator>==?|!=)\s*(?P<value>[\w.-]*)|\s(?P<set>in|notin)\s*\((?P<values>[\w.,\s-]*)\))?"
-)
-
-
-def _label_conditions(selector: str) -> list[Callable[[Mapping[str, str]], bool]]:
-    """The forms of kubectl: `a=b`, `a!=b`, `a`, `!a`, `a in (b, c)`, `a notin (b, c)`. Raises Problem."""
-    parts = [part.strip() for part in re.split(r",(?![^(]*\))", selector) if part.strip()]
-    return [_label_condition(part) for part in parts]
-
-
-def _label_condition(part: str) -> Callable[[Mapping[str, str]], bool]:
-    found = _CONDITION.fullmatch(part)
-    if not found or (found["absent"] and (found["operator"] or found["set"])):
-        raise Problem(400, f"label: {part!r} is not a label selector: use for example team=nlp,stage!=draft")
-    key, operator = found["key"], found["operator"] or found["set"]
-    if operator is None:
-        wanted = not found["absent"]
-        return lambda labels: (key in labels) == wanted
-    values = {value.strip() for value in (found["values"] or "").split(",")} if found["set"] else {found["value"]}
-    negated = operator in ("!=", "notin")
-    return lambda labels: (labels.get(key) in values) != negated

@@ -11,8 +11,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from allranks.kube.bounded_logs import LONGEST_LINE, Splitter, joined
 from allranks.ui.entries import Entry
-from allranks.ui.log_lines import LONGEST_LINE, Splitter, joined, matches
+from allranks.ui.log_lines import matches
 
 BLOCK = 256 * 1024
 TAIL_BYTES = 8 * 2**20

@@ -13,6 +13,7 @@ from allranks.cli.live.follow import has_log
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER, replica_key
 from allranks.errors import ClusterError
+from allranks.kube import bounded_logs
 from allranks.kube.job_codec import pods_of
 from allranks.kube.pod_logs import Line
 from allranks.ui import log_files, pod_log_reader
@@ -90,6 +91,8 @@ async def followed(state: State, entry: Entry, wanted: Wanted) -> AsyncGenerator
 
     An empty batch says that nothing has happened for a while. Raises Problem and ClusterError.
     """
+    if entry.source == "archive":
+        return  # nothing more is written
     wanted = chosen(entry, wanted)
     batches = (
         _of_new_lines(state.cluster(), entry, wanted) if entry.directory is None else _of_run_file(state, entry, wanted)
@@ -107,8 +110,8 @@ async def _of_new_lines(jobs: ClusterJobs, entry: Entry, wanted: Wanted) -> Asyn
         return current(jobs, entry).phase in FINISHED
 
     async def read(pod: Pod, after: bytes) -> None:
-        lines = pod_log_reader.followed(
-            jobs.within(entry.group), entry.group, pod, wanted.container, after, lambda: over() or pod.uid in gone
+        lines = bounded_logs.followed(
+            jobs.within(entry.group), entry.group, pod.name, wanted.container, after, lambda: over() or pod.uid in gone
         )
         async with contextlib.aclosing(lines):
             async for some in lines:

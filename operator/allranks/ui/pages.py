@@ -157,7 +157,7 @@ def _about(state: State, entry: Entry, tab: str) -> dict[str, Any]:
         "entry": entry,
         "tab": tab,
         "sweep": (entry.metadata.get("labels") or {}).get(SWEEP_LABEL, ""),
-        "live": stream_address(source=entry.source, group=entry.group, name=entry.name),
+        "live": stream_address(source=entry.source, group=entry.group, name=entry.name) if entry.active else "",
         "warning": state.problem if entry.source == "jobs" else "",
         "actions": actions(entry, state.now()),
     }
@@ -211,7 +211,7 @@ async def logs(
         raise Problem(422, f"attempt: {attempt!r} is not a number")
     number = int(attempt) if attempt else None
     wanted = job_logs.Wanted(replica=replica or None, attempt=number, tail=tail, search=search)
-    found = await job_logs.last_lines(state.jobs, entry, wanted)
+    found = await state.last_lines(entry, wanted)
     if entry.source == "runs":
         attempts = sorted({log.attempt for log in log_files(entry)})
         log = job_logs.file_of(entry, wanted)

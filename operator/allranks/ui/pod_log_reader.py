@@ -1,21 +1,21 @@
-"""The logs of pods, through the API server: the end of each, merged by time, and what follows."""
+"""The ends of the logs of pods, through the API server, merged by time."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 from allranks.cli.live.follow import has_log
 from allranks.core.model import Pod
 from allranks.errors import ClusterError
+from allranks.kube.bounded_logs import lines_of
 from allranks.kube.cluster import Cluster
 from allranks.kube.paths import core_path
-from allranks.kube.pod_logs import RETRY_SECONDS, Line, parse_line
-from allranks.ui.log_lines import lines_of, matches
+from allranks.kube.pod_logs import Line, parse_line
+from allranks.ui.log_lines import matches
 
 if TYPE_CHECKING:
     import aiohttp
@@ -76,34 +76,3 @@ def _with_times(lines: list[tuple[Pod, Line]]) -> list[tuple[bytes, tuple[Pod, L
         time = max(time, line.time)
         out.append((time, (pod, line)))
     return out
-
-
-async def followed(
-    cluster: Cluster, namespace: str, pod: Pod, container: str, after: bytes, over: Callable[[], bool]
-) -> AsyncGenerator[list[Line]]:
-    """The lines of a pod after that time (empty: all), across lost connections, until `over()`. Raises ClusterError."""
-    while True:
-        was_over, begun = over(), after
-        query: dict[str, str | int | None] = {"container": container, "timestamps": "true", "follow": "true"}
-        if after:
-            query["sinceTime"] = after[:19].decode() + "Z"
-        try:
-            path = core_path(namespace, "pods", pod.name, "log")
-            async with (
-                cluster.stream(path, query, None) as content,
-                aclosing(lines_of(content.iter_any())) as lines,
-            ):
-                async for some in lines:
-                    # sinceTime has whole seconds: the server repeats lines.
-                    fresh = [line for line in map(parse_line, some) if not begun or line.time > begun]
-                    after = max((line.time for line in fresh), default=after)
-                    if fresh:
-                        yield fresh
-        except ClusterError as error:
-            if error.status in (401, 403):
-                raise
-            if error.status == 404:
-                return  # the pod is deleted, with its log
-        if was_over:
-            return
-        await asyncio.sleep(RETRY_SECONDS)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from allranks.archive.store import ArchiveError
 from allranks.control_sequences import clean_text
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
 
@@ -48,6 +49,8 @@ def status_of(error: Exception) -> int:
         return 503 if error.status or error.reason else 409
     if isinstance(error, InvalidManifest):
         return 422
+    if isinstance(error, ArchiveError):
+        return 503
     return 409 if isinstance(error, AllranksError) else 500
 
 

@@ -48,7 +48,7 @@ Phase = Annotated[str | None, Query(description="Only jobs in this phase.")]
 Label = Annotated[str | None, Query(description="Only jobs with these labels, for example team=nlp,stage!=draft.")]
 Object = dict[str, Any]
 Item = "/{source}/{group}/{name}"
-"""`jobs/NAMESPACE/NAME`, or `runs/JOB/TIME` for a run of `allranks run`."""
+"""`jobs/NAMESPACE/NAME`, `runs/JOB/TIME` for a run of `allranks run`, or `archive/NAMESPACE/NAME-UID`."""
 
 
 class ObjectList(BaseModel):
@@ -94,6 +94,12 @@ async def jobs(state: StateOf, namespace: Namespace = None, phase: Phase = None,
 @router.get("/runs", response_model=ObjectList, summary="Runs of `allranks run` on this machine")
 async def runs(state: StateOf, phase: Phase = None, label: Label = None) -> Any:
     return await _list(state, "runs", None, phase, label)
+
+
+@router.get("/archive", response_model=ObjectList, summary="Deleted jobs, from the archive")
+async def archive(state: StateOf, namespace: Namespace = None, phase: Phase = None, label: Label = None) -> Any:
+    state.archived()
+    return await _list(state, "archive", namespace, phase, label)
 
 
 async def _list(state: State, source: Source, namespace: str | None, phase: str | None, label: str | None) -> Object:
@@ -226,7 +232,7 @@ async def logs(
         return StreamingResponse(
             _followed(state, entry, job_logs.chosen(entry, wanted)), media_type="text/event-stream"
         )
-    found = await job_logs.last_lines(state.jobs, entry, wanted)
+    found = await state.last_lines(entry, wanted)
     return LogLines(lines=found.lines, notes=found.notes, after=found.after)
 
 
@@ -250,6 +256,8 @@ Uid = Annotated[
 
 def _job_of(state: State, entry: Entry, uid: str | None) -> Manifest:
     """Raises Problem."""
+    if entry.source == "archive":
+        raise Problem(409, f"{entry.job} is deleted: only the archive has it")
     if entry.source == "runs":
         raise Problem(409, "a run of this machine cannot be changed here: Ctrl-C in its terminal ends it")
     state.cluster()

@@ -1,4 +1,4 @@
-"""The data of a server: jobs of a cluster, runs of this machine, and the viewers."""
+"""The data of a server: jobs of a cluster, runs of this machine, archived jobs, and the viewers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import NamedTuple
 from allranks.cli.job_report.model import JobReport, build_report, last_update
 from allranks.cli.job_report.run_files import read_run_files
 from allranks.errors import ClusterError
+from allranks.ui.archived_jobs import ArchivedJobs
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry, Manifest, Source
+from allranks.ui.logs import Found, Wanted, last_lines
 from allranks.ui.problems import Problem
 from allranks.ui.ranks import Rank, ranks
 from allranks.ui.runs import Runs
@@ -43,6 +45,7 @@ class State:
     runs: Runs
     jobs: ClusterJobs | None = None
     """None without a cluster."""
+    archive: ArchivedJobs | None = None
     no_cluster: str = ""
     """Why there is none."""
     choices: tuple[str, ...] | None = None
@@ -60,10 +63,21 @@ class State:
             raise Problem(404, self.no_cluster or "there is no cluster")
         return self.jobs
 
+    def archived(self) -> ArchivedJobs:
+        """Raises Problem without an archive."""
+        if self.archive is None:
+            raise Problem(404, "there is no archive: allranks ui --archive names one")
+        return self.archive
+
     async def entries(self, source: Source) -> list[Entry]:
-        """All jobs, or all runs. Raises Problem if the cluster has not been read yet."""
+        """All jobs, all runs, or deleted jobs of the archive. Raises Problem if the cluster has not been read yet, and
+        ArchiveError."""
         if source == "runs":
             return await self.runs.all()
+        if source == "archive":
+            there = {entry.metadata.get("uid") for entry in await self.entries("jobs")}
+            found = await self.archive.all() if self.archive else []
+            return [entry for entry in found if entry.metadata.get("uid") not in there]
         if self.jobs is None:
             return []
         try:
@@ -76,17 +90,31 @@ class State:
         """Raises Problem."""
         if source == "runs":
             return await self.runs.get(group, name)
+        if source == "archive":
+            return await self.archived().get(group, name)
         jobs = self.cluster()
         await self.entries("jobs")
         return jobs.get(group, name)
 
     async def pods(self, entry: Entry) -> list[Manifest]:
-        """None for a run. Raises ClusterError."""
-        return [] if entry.source == "runs" else await self.cluster().pods(entry)
+        """None for a run and a deleted job. Raises ClusterError."""
+        return await self.cluster().pods(entry) if entry.source == "jobs" else []
 
     async def events(self, entry: Entry) -> list[Manifest]:
-        """None for a run. Raises ClusterError."""
+        """None for a run. Raises ClusterError and ArchiveError."""
+        if entry.source == "archive":
+            return await self.archived().events(entry)
         return [] if entry.source == "runs" else await self.cluster().events(entry)
+
+    async def last_lines(self, entry: Entry, wanted: Wanted) -> Found:
+        """The end of the logs, of an archive if the pods are deleted. Raises Problem, ClusterError and ArchiveError."""
+        if entry.source == "archive":
+            return await self.archived().last_lines(entry, wanted)
+        found = await last_lines(self.jobs, entry, wanted)
+        if entry.source == "runs" or found.lines or self.archive is None:
+            return found
+        kept = await self.archive.last_lines(entry, wanted)
+        return replace(kept, notes=["from the archive", *kept.notes]) if kept.lines else found
 
     async def ranks(self, entry: Entry) -> tuple[list[Rank], str]:
         """The ranks, and why their pods are not shown."""
@@ -96,7 +124,9 @@ class State:
             return ranks(entry, []), str(error)
 
     async def report(self, entry: Entry) -> JobReport:
-        """The report on a job until now; on a run that has ended, until its end."""
+        """The report on a job until now; on a run that has ended and on a deleted job, until its end."""
+        if entry.source == "archive":
+            return build_report(entry.manifest, last_update(entry.manifest) or self.now())
         if entry.directory is None:
             return build_report(entry.manifest, self.now())
         files = replace(await asyncio.to_thread(read_run_files, entry.directory), logs=())

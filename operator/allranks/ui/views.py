@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, Response
 
+from allranks.archive.store import ArchiveError
 from allranks.cli.format import cost as costs
 from allranks.cli.format import progress as progress_text
 from allranks.cli.format.duration import elapsed
 from allranks.errors import ClusterError
 from allranks.ui import compare as comparison
 from allranks.ui import history as histories
-from allranks.ui.entries import Entry, Manifest, in_order, selection
+from allranks.ui import job_rows
+from allranks.ui.entries import Entry, Manifest, Source, in_order, selection
 from allranks.ui.history import By, Group
 from allranks.ui.nodes import Node, nodes
 from allranks.ui.pages import render, stream_address
@@ -25,10 +28,17 @@ from allranks.ui.state import State
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
+MOST_DELETED = 200
+"""Deleted jobs that the page of the history lists."""
 MOST_CHOICES = 100
 """Jobs that the page of the comparison offers."""
 Jobs = Annotated[
-    list[str], Query(alias="job", max_length=comparison.MOST_JOBS, description="jobs/NAMESPACE/NAME or runs/JOB/TIME.")
+    list[str],
+    Query(
+        alias="job",
+        max_length=comparison.MOST_JOBS,
+        description="jobs/NAMESPACE/NAME, runs/JOB/TIME or archive/NAMESPACE/NAME-UID.",
+    ),
 ]
 
 
@@ -82,10 +92,10 @@ async def nodes_page(state: StateOf) -> Response:
 # --- history and cost ------------------------------------------------------------------------------------------------
 
 
-async def _selected(state: State, namespace: str, runs: bool) -> list[Entry]:
-    selects = selection(namespace or None)
-    jobs = [entry for entry in await state.entries("jobs") if selects(entry)]
-    return [*jobs, *(await state.entries("runs") if runs else [])]
+async def _entries_of_history(state: State, runs: bool) -> list[Entry]:
+    """Jobs of the cluster, deleted ones of an archive, and runs. Raises Problem and ArchiveError."""
+    sources: tuple[Source, ...] = ("jobs", "archive", "runs") if runs else ("jobs", "archive")
+    return [entry for source in sources for entry in await state.entries(source)]
 
 
 @api.get("/history", summary="GPU-hours, money and goodput of all jobs, by group")
@@ -95,18 +105,26 @@ async def history(
     namespace: Annotated[str, Query(description="Only jobs of this namespace.")] = "",
     runs: Annotated[bool, Query(description="Count runs of this machine as well.")] = False,
 ) -> list[Manifest]:
-    entries = await _selected(state, namespace, runs)
-    return [group.as_json() for group in histories.groups((one.manifest for one in entries), by, state.now())]
+    entries = filter(selection(namespace or None), await _entries_of_history(state, runs))
+    jobs = [one.manifest for one in entries]
+    return [group.as_json() for group in await asyncio.to_thread(histories.groups, jobs, by, state.now())]
 
 
 @pages.get("/history")
 async def history_page(state: StateOf, by: By = "namespace", namespace: str = "", runs: bool = False) -> Response:
     """What jobs used and lost, by group, and the trend by week."""
-    every = await state.entries("jobs")
-    jobs = [entry.manifest for entry in await _selected(state, namespace, runs)]
+    note = ""
+    try:
+        every = await _entries_of_history(state, runs)
+    except ArchiveError as error:
+        note, every = str(error), [*await state.entries("jobs"), *(await state.entries("runs") if runs else [])]
+    selected = list(filter(selection(namespace or None), every))
+    jobs = [entry.manifest for entry in selected]
     now = state.now()
-    found = histories.groups(jobs, by, now)
-    weeks = histories.groups(jobs, "week", now)
+    deleted = sorted((one for one in selected if one.source == "archive"), key=_created, reverse=True)
+    # Thousands of statuses are decoded: other requests must not wait for it.
+    found = await asyncio.to_thread(histories.groups, jobs, by, now)
+    weeks = await asyncio.to_thread(histories.groups, jobs, "week", now)
     whole = histories.total(found)
     return render(
         "history",
@@ -116,13 +134,21 @@ async def history_page(state: StateOf, by: By = "namespace", namespace: str = ""
         by=by,
         kinds=["namespace", "team", "pool", "week"],
         namespace=namespace,
-        namespaces=sorted({entry.group for entry in every}),
+        namespaces=sorted({entry.group for entry in every if entry.source != "runs"}),
         runs=runs,
         rows=list(map(_row, found)),
         total=_row(whole) if len(found) > 1 else None,
         weeks=[(week.name, week.goodput, progress_text.percent(week.goodput), week.jobs) for week in weeks],
         lost=[(reason, costs.hours(value)) for reason, value in whole.lost_by.items()],
+        archive=state.archive,
+        archive_note=note,
+        deleted=[job_rows.job_row(entry, now) for entry in deleted[:MOST_DELETED]],
+        deleted_count=len(deleted),
     )
+
+
+def _created(entry: Entry) -> str:
+    return str(entry.metadata.get("creationTimestamp") or "")
 
 
 def _row(group: Group) -> tuple[str, ...]:
@@ -152,9 +178,9 @@ async def _entries_of(state: State, paths: Sequence[str]) -> list[Entry]:
     for path in dict.fromkeys(paths):
         source, _, rest = path.partition("/")
         group, _, name = rest.partition("/")
-        if source not in ("jobs", "runs") or not group or not name:
-            raise Problem(422, f"job: {path!r} is not jobs/NAMESPACE/NAME or runs/JOB/TIME")
-        found.append(await state.find("jobs" if source == "jobs" else "runs", group, name))
+        if source not in get_args(Source) or not group or not name:
+            raise Problem(422, f"job: {path!r} is not jobs/NAMESPACE/NAME, runs/JOB/TIME or archive/NAMESPACE/NAME-UID")
+        found.append(await state.find(cast("Source", source), group, name))
     return found
 
 

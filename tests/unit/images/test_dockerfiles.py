@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from allranks.frameworks import IMAGES as FRAMEWORKS
 
 ROOT = Path(__file__).parents[3]
-IMAGES = ["operator", "ui", "data", *FRAMEWORKS, "libraries"]
+IMAGES = ["operator", "ui", "data", "archiver", *FRAMEWORKS, "libraries"]
 BASE = "ARG BASE_IMAGE=python:3.12-slim-bookworm"
 LABELS = ["title", "description", "url", "licenses", "version", "revision", "created", "base.name"]
 
@@ -178,7 +178,8 @@ def test_examples_find_their_programs_and_their_image(image):
 
 
 @pytest.mark.parametrize(
-    ("image", "extras"), [("operator", ["operator"]), ("ui", ["cli", "ui"]), ("data", ["cli", "data"])]
+    ("image", "extras"),
+    [("operator", ["operator"]), ("ui", ["cli", "ui"]), ("data", ["cli", "data"]), ("archiver", ["archive"])],
 )
 def test_an_image_has_the_packages_of_its_extras_and_no_client(image, extras):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -193,10 +194,11 @@ def test_an_image_has_the_packages_of_its_extras_and_no_client(image, extras):
             f"{pin} is not {requirement}: generate the file again, as it describes"
         )
     assert not set(pins) & {"kubernetes", "torch", "tensorflow", "tensorflow-cpu", "horovod"}
-    assert ("fastapi" in pins, "kopf" in pins) == (image == "ui", image == "operator")
+    own = {"operator": {"kopf"}, "ui": {"fastapi"}, "data": {"s3fs"}, "archiver": {"s3fs"}}
+    assert set(pins) & {"kopf", "fastapi", "s3fs"} == own[image]
 
 
-@pytest.mark.parametrize("image", ["operator", "ui", "data"])
+@pytest.mark.parametrize("image", ["operator", "ui", "data", "archiver"])
 def test_pins_of_our_own_images_have_hashes(image):
     text = (ROOT / "images" / image / "requirements.txt").read_text()
     pins = re.findall(r"^\S+==", text, re.MULTILINE)

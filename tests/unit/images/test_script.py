@@ -71,9 +71,9 @@ def test_without_names_all_images_are_built(builders):
     builders.add("docker")
     builders.run()
     files = [line.split("--file images/")[1].split("/")[0] for line in builders.calls("docker build")]
-    assert files == ["operator", "ui", "data", *FRAMEWORKS]
+    assert files == ["operator", "ui", "data", "archiver", *FRAMEWORKS]
     # buildah does not find a stage whose name contains an argument without a value.
-    assert "--build-arg WHEEL=built" in builders.calls("docker build")[5]
+    assert "--build-arg WHEEL=built" in builders.calls("docker build")[6]
 
 
 def test_a_builder_that_does_not_work_is_skipped(builders):

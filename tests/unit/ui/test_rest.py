@@ -369,6 +369,7 @@ def test_the_openapi_document_describes_each_route(server):
     parts = ("attempts", "ranks", "pods", "events", "report", "report.html", "logs")
     assert routes == {
         *(("GET", f"/api/v1/{name}") for name in ("jobs", "runs", "stream", "queues", "nodes", "history", "compare")),
+        ("GET", "/api/v1/archive"),
         ("GET", item),
         ("DELETE", item),
         *(("GET", f"{item}/{part}") for part in parts),

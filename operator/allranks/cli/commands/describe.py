@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from allranks.api.status import Status
+from allranks.cli.archived import Archive, archive_options, find_job, without_cluster
 from allranks.cli.completers import complete_jobs
 from allranks.cli.format import cost as costs
 from allranks.cli.format import gpus, outcome
@@ -19,14 +21,14 @@ from allranks.cli.format.events import EventGroup, group_events
 from allranks.cli.format.objects import DATA_OUTPUTS, render_data
 from allranks.cli.format.table import Grid, cell
 from allranks.cli.live.terminal import terminal
-from allranks.cli.options import OK, get_job, name_callback, on_cluster
+from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.cli.safe_output import use_colour
 from allranks.control_sequences import clean
 from allranks.core.model import Pod
 from allranks.core.naming import JOB_LABEL, TRAINER, replica_key
 from allranks.core.root_cause import describe_failure
-from allranks.errors import ClusterError
-from allranks.kube.cluster import Cluster, Manifest
+from allranks.errors import AllranksError, ClusterError
+from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import pods_of, ranks_of, status_of
 from allranks.kube.paths import core_path
 
@@ -40,16 +42,36 @@ Examples:
   allranks describe penguins
   allranks describe dt/penguins -n team
   allranks describe penguins -o json | jq '.pods[].spec.nodeName'
+  allranks describe penguins --archive s3://team/history
 """
 )
 @click.argument("name", callback=name_callback, shell_complete=complete_jobs)
 @click.option(
     "-o", "--output", type=click.Choice(DATA_OUTPUTS), help="Print job, pods and events as objects, in this format."
 )
-@on_cluster
-async def describe(cluster: Cluster, name: str, output: str | None) -> int:
+@archive_options
+@cluster_options
+def describe(where: Where, name: str, output: str | None, archive: Archive) -> None:
     """Show details of a job: its spec and status, ranks, past attempts, last failure and events."""
-    job = await get_job(cluster, name)
+
+    async def on_cluster(cluster: Cluster) -> int:
+        job, exists = await find_job(cluster, name, archive)
+        return await _describe(cluster, job, output) if exists else await _describe_archived(job, archive, output)
+
+    def otherwise(error: AllranksError) -> int:
+        try:
+            if job := without_cluster(error, where, name, archive):
+                return asyncio.run(_describe_archived(job, archive, output))
+        except AllranksError as broken:
+            error = broken
+        print_error(error)
+        return FAILED
+
+    sys.exit(run_on_cluster(on_cluster, where, {}, otherwise))
+
+
+async def _describe(cluster: Cluster, job: Manifest, output: str | None) -> int:
+    name = job["metadata"]["name"]
     manifests: list[Manifest] = []
     hidden = ""
     try:
@@ -59,10 +81,23 @@ async def describe(cluster: Cluster, name: str, output: str | None) -> int:
         if error.status != 403:
             raise
         hidden = str(error)
-    events = await events_of(cluster, job)
+    _write(job, manifests, hidden, await events_of(cluster, job), output)
+    return OK
+
+
+async def _describe_archived(job: Manifest, archive: Archive, output: str | None) -> int:
+    """Raises ArchiveError."""
+    events = await asyncio.to_thread(archive.reader.events, job)
+    _write(job, [], f"the job is deleted: this is its last state in the archive {archive.url}", events, output)
+    return OK
+
+
+def _write(
+    job: Manifest, manifests: list[Manifest], hidden: str, events: list[Manifest] | str, output: str | None
+) -> None:
     if output:
         click.echo(render_data(_data(job, manifests, hidden, events), output), nl=False)
-        return OK
+        return
     console = terminal(sys.stdout, use_colour(sys.stdout))
     for item in described(job, manifests, hidden, events, datetime.now(UTC)):
         if isinstance(item, str):
@@ -71,7 +106,6 @@ async def describe(cluster: Cluster, name: str, output: str | None) -> int:
             console.print(item.rich(wrap=True))
         else:
             click.echo("\n".join(item.plain()))
-    return OK
 
 
 def _data(job: Manifest, manifests: list[Manifest], hidden: str, events: list[Manifest] | str) -> dict[str, Any]:

@@ -9,13 +9,26 @@ from typing import Any
 
 import click
 
+from allranks.cli import archived
+from allranks.cli.archived import ARCHIVED, VARIABLE, Archive, archive_option
 from allranks.cli.completers import complete_jobs
 from allranks.cli.format.objects import OBJECT_OUTPUTS, render_objects
 from allranks.cli.format.table import Table
-from allranks.cli.options import OK, get_job, names_callback, on_cluster, with_suggestion
-from allranks.errors import ClusterError
+from allranks.cli.options import (
+    FAILED,
+    OK,
+    cluster_options,
+    get_job,
+    names_callback,
+    print_error,
+    print_problem,
+    run_on_cluster,
+    with_suggestion,
+)
+from allranks.errors import AllranksError, ClusterError
 from allranks.kube import paths
-from allranks.kube.cluster import TABLE, Change, Cluster, Manifest, Watch, metadata
+from allranks.kube.cluster import TABLE, Change, Cluster, Manifest, Watch, Where, metadata
+from allranks.kube.label_selectors import label_selection
 from allranks.kube.paths import job_path
 
 OUTPUTS = ("wide", *OBJECT_OUTPUTS)
@@ -29,6 +42,7 @@ Examples:
   allranks get -A -l team=nlp -o wide
   allranks get penguins -o json | jq -r .status.phase
   allranks get --sweeps -w
+  allranks get --all --archive s3://team/history
 \b
 Exit status:
   0 printed, also when there are no jobs, 1 a named job does not exist or the API server rejected the request.
@@ -41,16 +55,30 @@ Exit status:
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
 @click.option("--sweeps", is_flag=True, help="Print sweeps instead of jobs.")
 @click.option("--no-headers", is_flag=True, help="Print the table without headers.")
-@on_cluster
-async def get(cluster: Cluster, names: tuple[str, ...], all_namespaces: bool, **options: Any) -> int:
-    """Print the named jobs, or all jobs of the namespace."""
+@click.option("--all", "deleted", is_flag=True, help="Print deleted jobs as well, from the archive.")
+@archive_option
+@cluster_options
+def get(
+    where: Where, names: tuple[str, ...], all_namespaces: bool, deleted: bool, archive: str | None, **options: Any
+) -> None:
+    """Print the named jobs, or all jobs of the namespace.
+
+    With --all, jobs that are deleted and in the archive come first. The column Deleted marks them, and in YAML and
+    JSON the annotation allranks.dev/archived-in.
+    """
     if names and all_namespaces:
         raise click.UsageError("a job name needs one namespace: use -n, not -A.")
     if names and options["selector"]:
         raise click.UsageError("specify either names or a selector, not both.")
     if len(names) > 1 and options["watch"]:
         raise click.UsageError("--watch supports one name, a selector, or all jobs.")
-    return await print_jobs(cluster, names, None if all_namespaces else cluster.namespace, **options)
+    if deleted:
+        sys.exit(_get_all(where, names, all_namespaces, archive, **options))
+
+    async def command(cluster: Cluster) -> int:
+        return await print_jobs(cluster, names, None if all_namespaces else cluster.namespace, **options)
+
+    sys.exit(run_on_cluster(command, where, {}))
 
 
 async def print_jobs(
@@ -110,6 +138,78 @@ async def _rows(
         columns = answer["columnDefinitions"]
         rows += answer.get("rows") or []
     return columns, rows
+
+
+def _get_all(
+    where: Where,
+    names: tuple[str, ...],
+    all_namespaces: bool,
+    archive: str | None,
+    *,
+    selector: str | None,
+    output: str | None,
+    watch: bool,
+    no_headers: bool,
+    sweeps: bool,
+) -> int:
+    """Prints deleted jobs of the archive, and those of the cluster if there is one. Returns the exit status."""
+    if not archive:
+        raise click.UsageError(f"--all reads an archive: name it with --archive or {VARIABLE}.")
+    if watch or sweeps:
+        raise click.UsageError("--all can be combined neither with --watch nor with --sweeps.")
+    try:
+        selects = label_selection(selector or "")
+    except ValueError as error:
+        raise click.UsageError(f"--selector: {error}") from error
+
+    def write(live: list[Manifest], namespace: str | None, mark: str = "yes") -> int:
+        there = {metadata(job)["uid"] for job in live}
+        gone = [
+            job
+            for job in Archive(archive).reader.jobs(namespace, names)
+            if metadata(job)["uid"] not in there and selects(metadata(job).get("labels") or {})
+        ]
+        found = {metadata(job)["name"] for job in (*live, *gone)}
+        if missing := [name for name in names if name not in found]:
+            text = f"there is no job {missing[0]}, neither on the cluster nor in the archive {archive}"
+            raise ClusterError(text, 404, "NotFound")
+        if output in OBJECT_OUTPUTS:
+            jobs = [*(_marked(job, str(archive)) for job in gone), *live]
+            click.echo(render_objects(jobs, output, single=len(names) == len(jobs) == 1), nl=False)
+        elif found:
+            titles = [*archived.columns(), {"name": "Deleted", "priority": 0}]
+            shown = _Rows(titles, wide=output == "wide", namespaces=namespace is None, headers=not no_headers)
+            rows = [archived.row(job, titles, {"Deleted": mark}) for job in gone]
+            rows += [archived.row(job, titles, {"Deleted": "no"}) for job in live]
+            for line in shown.lines(rows):
+                click.echo(line)
+        else:
+            click.echo("No jobs, neither on the cluster nor in the archive.", err=True)
+        return OK
+
+    async def on_cluster(cluster: Cluster) -> int:
+        namespace = None if all_namespaces else cluster.namespace
+        live = (await cluster.get(job_path(namespace), {"labelSelector": selector}))["items"]
+        return write([job for job in live if not names or metadata(job)["name"] in names], namespace)
+
+    def without_cluster(error: AllranksError) -> int:
+        if not isinstance(error, ClusterError) or error.status:
+            print_error(error)
+            return FAILED
+        print_problem("warning", f"{error}. Only jobs of the archive are printed")
+        try:
+            return write([], None if all_namespaces else where.namespace or "default", "unknown")
+        except AllranksError as broken:
+            print_error(broken)
+            return FAILED
+
+    return run_on_cluster(on_cluster, where, {}, without_cluster)
+
+
+def _marked(job: Manifest, archive: str) -> Manifest:
+    """A copy with an annotation that names the archive."""
+    annotations = {**(metadata(job).get("annotations") or {}), ARCHIVED: archive}
+    return {**job, "metadata": {**metadata(job), "annotations": annotations}}
 
 
 class _Rows:

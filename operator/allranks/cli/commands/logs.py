@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
 from allranks.api.status import FINISHED, Status
+from allranks.cli.archived import (
+    Archive,
+    archive_options,
+    archived_logs,
+    find_job,
+    in_batches,
+    place_of,
+    without_cluster,
+)
 from allranks.cli.completers import complete_jobs
-from allranks.cli.format.log_lines import label, prefixed
-from allranks.cli.format.outcome import failure_line
 from allranks.cli.format.progress import pod_state
 from allranks.cli.live.follow import Deleted, Follower, has_log
-from allranks.cli.options import FAILED, OK, Count, Duration, get_job, name_callback, on_cluster
+from allranks.cli.log_printers import JsonPrinter, Printer
+from allranks.cli.options import (
+    FAILED,
+    OK,
+    Count,
+    Duration,
+    cluster_options,
+    name_callback,
+    print_error,
+    run_on_cluster,
+)
 from allranks.cli.rank_pods import check_rank, check_role
-from allranks.cli.safe_output import use_colour
-from allranks.control_sequences import clean
 from allranks.core.model import Pod
 from allranks.core.naming import TRAINER, replica_key
-from allranks.errors import ClusterError
-from allranks.kube.cluster import Cluster, Manifest
+from allranks.errors import AllranksError, ClusterError
+from allranks.kube.cluster import Cluster, Manifest, Where
 from allranks.kube.job_codec import ranks_of, status_of
 from allranks.kube.pod_logs import Line, Wanted, merged, read
 from allranks.open_files import raise_open_files
@@ -60,6 +75,7 @@ Examples:
   allranks logs penguins --all-attempts --index 0 --index 1
   allranks logs penguins -o json | jq -r 'select(.rank == 0).line'
   allranks logs penguins --rank 0 --no-prefix > rank0.log
+  allranks logs penguins --attempt 0 --archive s3://team/history
 \b
 Exit status:
   0 a log was read, 1 no log was read or the API server rejected the request,
@@ -79,7 +95,7 @@ Exit status:
     help="Print only this index in its role. Repeatable.",
 )
 @click.option("--attempt", type=Count(0), metavar="N", help="Print this attempt. [default: the current one]")
-@click.option("--all-attempts", is_flag=True, help="Print all attempts whose pods still exist.")
+@click.option("--all-attempts", is_flag=True, help="Print all attempts whose pods or archived logs exist.")
 @click.option("-c", "--container", default=TRAINER, show_default=True, metavar="NAME", help="The container.")
 @click.option("-p", "--previous", is_flag=True, help="Print the previous run of the container (OnFailure).")
 @click.option("--tail", type=Count(0), metavar="LINES", help="Print the last LINES of each log. [default: all]")
@@ -87,11 +103,53 @@ Exit status:
 @click.option("--timestamps", is_flag=True, help="Print the time (UTC) of each line.")
 @click.option("--no-prefix", is_flag=True, help="Print lines without the rank in front.")
 @click.option("-o", "--output", type=click.Choice(["json"]), help="Print each line as a JSON object.")
-@on_cluster
-async def logs(
-    cluster: Cluster,
-    name: str,
-    follow: bool,
+@archive_options
+@cluster_options
+def logs(where: Where, name: str, archive: Archive, follow: bool, **options: Any) -> None:
+    """Print the logs of all ranks of a job, merged by time, each line with its rank in front.
+
+    Logs are read from the existing pods. A restart deletes the pods of the attempt, and their logs with them: an
+    archive has the ends of these logs, also when the job is deleted. `allranks run` keeps the logs of all attempts
+    (allranks runs logs).
+
+    With -o json, each line is an object with time, role, index, rank, attempt and line. The rank is null for earlier
+    attempts, which may have had another number of ranks.
+    """
+    if options["all_attempts"] and options["attempt"] is not None:
+        raise click.UsageError("specify either --attempt or --all-attempts, not both.")
+    if follow and options["previous"]:
+        raise click.UsageError("a previous run has ended and cannot be followed: specify either -f or -p.")
+
+    async def on_cluster(cluster: Cluster) -> int:
+        job, exists = await find_job(cluster, name, archive)
+        view = _view(job, **options)
+        return await (_logs(cluster, job, view, archive, follow) if exists else _archived(job, view, archive))
+
+    def otherwise(error: AllranksError) -> int:
+        try:
+            if job := without_cluster(error, where, name, archive):
+                return asyncio.run(_archived(job, _view(job, **options), archive))
+        except AllranksError as broken:
+            error = broken
+        print_error(error)
+        return FAILED
+
+    sys.exit(run_on_cluster(on_cluster, where, {}, otherwise))
+
+
+@dataclass(frozen=True)
+class View:
+    """What is printed, and how."""
+
+    selected: Selection
+    wanted: Wanted
+    printer: Printer
+    all_attempts: bool
+
+
+def _view(
+    job: Manifest,
+    *,
     roles: tuple[str, ...],
     ranks: tuple[int, ...],
     indices: tuple[int, ...],
@@ -104,50 +162,74 @@ async def logs(
     no_prefix: bool,
     all_attempts: bool,
     output: str | None,
-) -> int:
-    """Print the logs of all ranks of a job, merged by time, each line with its rank in front.
-
-    Logs are read from the existing pods. A restart deletes the pods of the attempt, and their logs with them: collect
-    the logs of the cluster to keep them. `allranks run` keeps the logs of all attempts (allranks runs logs).
-
-    With -o json, each line is an object with time, role, index, rank, attempt and line. The rank is null for earlier
-    attempts, which may have had another number of ranks.
-    """
-    if all_attempts and attempt is not None:
-        raise click.UsageError("specify either --attempt or --all-attempts, not both.")
-    if follow and previous:
-        raise click.UsageError("a previous run has ended and cannot be followed: specify either -f or -p.")
-    job = await get_job(cluster, name)
-    status = status_of(job)
-    first = 0 if all_attempts else status.attempt
+) -> View:
+    """Raises UsageError for a role or a rank that the job does not have."""
+    current = status_of(job).attempt
+    first = 0 if all_attempts else current
     selected = Selection(attempt, frozenset(roles), frozenset(ranks), frozenset(indices), ranks_of(job), first)
-    _check(name, selected)
-    raise_open_files()
-    wanted = Wanted(container, previous, tail, since)
+    _check(job["metadata"]["name"], selected)
     printer = (
-        JsonPrinter(container, selected.rank_of, status.attempt)
+        JsonPrinter(container, selected.rank_of, current)
         if output
         else Printer(container, timestamps=timestamps, prefix=not no_prefix, attempts=all_attempts)
     )
+    return View(selected, Wanted(container, previous, tail, since), printer, all_attempts)
+
+
+async def _logs(cluster: Cluster, job: Manifest, view: View, archive: Archive, follow: bool) -> int:
+    """Those of the pods that exist, and of an archive for the others. Returns the exit status."""
+    name, status = job["metadata"]["name"], status_of(job)
+    selected, wanted, printer = view.selected, view.wanted, view.printer
+    raise_open_files()
     follower = Follower(cluster, job, printer, wanted, selected)
     await follower.list_pods()
     pods = [pod for pod in follower.pods if selected(pod)]
-    printer.add_labels(follower.pods)
-    if all_attempts and (gone := _deleted_attempts(follower.pods, status)):
-        printer.message(_no_logs_of(name, gone))
-    complete = await _history(cluster, job, pods, wanted, printer, follower.after, quiet=follow)
+    archived = [] if follow else await _of_deleted_pods(job, view, archive, pods)
+    pods = [pod for pod in pods if place_of(pod) not in {place_of(one) for one, _ in archived}]
+    every = [*follower.pods, *(pod for pod, _ in archived)]
+    printer.add_labels(every)
+    if view.all_attempts and (gone := _deleted_attempts(every, status)):
+        printer.message(_no_logs_of(name, gone, archive))
+    complete = await _history(cluster, job, pods, wanted, printer, follower.after, archived, quiet=follow)
     if not follow or (status.phase in FINISHED and complete):
-        if not printer.printed and not pods:
-            raise ClusterError(_no_pods(name, status, attempt))
-        return OK if printer.printed or any(has_log(pod, container) for pod in pods) else FAILED
+        if not printer.printed and not pods and not archived:
+            raise ClusterError(_no_pods(name, status, selected.attempt, archive))
+        return OK if printer.printed or any(has_log(pod, wanted.container) for pod in pods) else FAILED
     cluster.interrupted = f"{name} continues"
-    if not pods or not all(has_log(pod, container) for pod in pods):
+    if not pods or not all(has_log(pod, wanted.container) for pod in pods):
         printer.message(f"{name} is {status.phase}, {status.ready or '0'} pods running: waiting for the ranks")
     try:
         await follower.follow(lambda now: now.phase in FINISHED)
     except Deleted:
         click.echo(f"{name} was deleted", err=True)
         return FAILED
+    return OK
+
+
+Archived = Sequence[tuple[Pod, Iterable[Line]]]
+
+
+async def _of_deleted_pods(job: Manifest, view: View, archive: Archive, pods: Sequence[Pod]) -> Archived:
+    """The archived logs of pods that are deleted, or have no log. Raises ArchiveError if there is no other log."""
+    if not archive.url:
+        return []
+    there = {place_of(pod) for pod in pods if has_log(pod, view.wanted.container)}
+    try:
+        return await asyncio.to_thread(archived_logs, archive.reader, job, view.wanted, view.selected, there)
+    except AllranksError as error:
+        if not there:
+            raise
+        view.printer.message(f"logs of deleted pods cannot be read: {error}")
+        return []
+
+
+async def _archived(job: Manifest, view: View, archive: Archive) -> int:
+    """Prints the logs of a deleted job. Returns the exit status. Raises AllranksError."""
+    found = await asyncio.to_thread(archived_logs, archive.reader, job, view.wanted, view.selected)
+    if not found:
+        raise ClusterError(f"the archive {archive.url} has none of the selected logs", 404, "NotFound")
+    view.printer.add_labels([pod for pod, _ in found])
+    await _print(view.printer, [pod for pod, _ in found], [in_batches(lines) for _, lines in found], {})
     return OK
 
 
@@ -159,14 +241,20 @@ def _check(name: str, selected: Selection) -> None:
         check_rank(name, selected.rank_of, rank)
 
 
-def _no_pods(name: str, status: Status, attempt: int | None) -> str:
+def _no_pods(name: str, status: Status, attempt: int | None, archive: Archive) -> str:
+    if archive.url and (status.phase in FINISHED or attempt is not None):
+        return f"the selected pods of {name} are deleted, and the archive {archive.url} does not have their logs"
     if attempt is not None and attempt != status.attempt:
         return (
             f"the pods of attempt {attempt} are deleted, and their logs with them (the job is in attempt "
-            f"{status.attempt}): allranks describe {name} prints the last lines of the rank that failed"
+            f"{status.attempt}): allranks describe {name} prints the last lines of the rank that failed, and --archive "
+            "reads the logs of an archive"
         )
     if status.phase in FINISHED:
-        return f"{name} is {status.phase} and the selected pods are deleted: spec.cleanPodPolicy: None keeps pods"
+        return (
+            f"{name} is {status.phase} and the selected pods are deleted: spec.cleanPodPolicy: None keeps pods, and "
+            "--archive reads the logs of an archive"
+        )
     return f"{name} is {status.phase} and the selected pods do not exist yet: -f waits for them"
 
 
@@ -175,8 +263,10 @@ def _deleted_attempts(pods: Sequence[Pod], status: Status) -> list[int]:
     return sorted(set(range(status.attempt)) - {pod.attempt for pod in pods})
 
 
-def _no_logs_of(name: str, attempts: list[int]) -> str:
+def _no_logs_of(name: str, attempts: list[int], archive: Archive) -> str:
     which = f"attempt {attempts[0]}" if len(attempts) == 1 else f"{len(attempts)} earlier attempts"
+    if archive.url:
+        return f"{which}: no logs, neither of pods nor in the archive {archive.url}"
     return (
         f"{which}: no logs, because a restart deletes the pods: allranks describe {name} prints the last lines of the "
         "rank that failed"
@@ -190,10 +280,11 @@ async def _history(
     wanted: Wanted,
     printer: Printer,
     after: dict[str, bytes],
+    archived: Archived = (),
     *,
     quiet: bool,
 ) -> bool:
-    """Prints the existing logs in the order of time. Returns whether they are complete.
+    """Prints the existing logs and archived ones in the order of time. Returns whether they are complete.
 
     `after` gets the time of the last printed line of each pod.
     """
@@ -218,96 +309,21 @@ async def _history(
             if not quiet:
                 why = pod.waiting_reason or pod_state(pod)
                 printer.message(f"{replica_key(pod.role, pod.index)} has no log: {why}")
+    sources = [*map(one, readable), *(in_batches(lines) for _, lines in archived)]
+    await _print(printer, [*readable, *(pod for pod, _ in archived)], sources, after)
+    return complete[0]
+
+
+async def _print(
+    printer: Printer, pods: Sequence[Pod], sources: Sequence[AsyncIterator[list[Line]]], after: dict[str, bytes]
+) -> None:
+    """Prints the lines of all pods in the order of time. `after` gets the time of the last line of each pod."""
     gathered: list[tuple[Pod, Line]] = []
-    async for place, line in merged([one(pod) for pod in readable]):
-        pod = readable[place]
+    async for place, line in merged(sources):
+        pod = pods[place]
         after[pod.uid] = max(line.time, after.get(pod.uid, b""))
         gathered.append((pod, line))
         if len(gathered) >= 500:
             printer.write(gathered)
             gathered = []
     printer.write(gathered)
-    return complete[0]
-
-
-class Printer:
-    """Prints the lines of all ranks on stdout, and messages on stderr."""
-
-    def __init__(self, container: str, *, timestamps: bool, prefix: bool, attempts: bool = False) -> None:
-        """`attempts`: the label has the attempt."""
-        self._container = container
-        self._attempts = attempts
-        self._timestamps = timestamps
-        self._prefix = prefix
-        self._colour = use_colour(sys.stdout)
-        self._width = 0
-        self._places: dict[str, int] = {}
-        self._attempt: int | None = None
-        self.printed = False
-
-    def add_labels(self, pods: Sequence[Pod]) -> None:
-        """Makes the labels as wide as the widest of these pods."""
-        for pod in pods:
-            self._places.setdefault(replica_key(pod.role, pod.index), len(self._places))
-            self._width = max(self._width, len(self._label(pod)))
-
-    def _label(self, pod: Pod) -> str:
-        return f"{label(pod, self._container)} attempt {pod.attempt}" if self._attempts else label(pod, self._container)
-
-    def write(self, lines: Sequence[tuple[Pod, Line]]) -> None:
-        if lines:
-            self.printed = True
-            sys.stdout.write("".join(f"{self._formatted(pod, line)}\n" for pod, line in lines))
-            sys.stdout.flush()
-
-    def _formatted(self, pod: Pod, line: Line) -> str:
-        # A progress bar redraws its line after \r: only the last state is printed.
-        text = clean(line.text.rstrip(b"\r").rpartition(b"\r")[2], self._colour)
-        if self._timestamps:
-            text = f"{line.time[:23].decode()}Z {text}" if line.time else text
-        if not self._prefix:
-            return text
-        place = self._places.get(replica_key(pod.role, pod.index), 0)
-        return prefixed(self._label(pod), self._width, place, text, colour=self._colour)
-
-    # Called by Follower.
-
-    def status(self, status: Status, pods: Sequence[Pod]) -> None:
-        self.add_labels(pods)
-        if self._attempt is not None and status.attempt > self._attempt:
-            failure = status.last_failure
-            ended = failure is not None and failure.attempt == self._attempt
-            why = f" ({failure_line(failure)})" if failure and ended else ""
-            self.message(f"attempt {status.attempt} started{why}")
-        self._attempt = status.attempt
-
-    def lines(self, pod: Pod, lines: list[Line]) -> None:
-        self.write([(pod, line) for line in lines])
-
-    def message(self, text: str) -> None:
-        click.echo(click.style(text, dim=True), err=True)
-
-
-class JsonPrinter(Printer):
-    """Prints each line as a JSON object. The text is complete: JSON escapes its control characters."""
-
-    def __init__(self, container: str, rank_of: dict[str, int | None], attempt: int) -> None:
-        super().__init__(container, timestamps=True, prefix=False)
-        self._rank_of, self._current = rank_of, attempt
-
-    def _formatted(self, pod: Pod, line: Line) -> str:
-        rank = self._rank_of.get(replica_key(pod.role, pod.index)) if pod.attempt == self._current else None
-        return json.dumps(
-            {
-                "time": line.time.decode() or None,
-                "role": pod.role,
-                "index": pod.index,
-                "rank": rank,
-                "attempt": pod.attempt,
-                "line": line.text.decode("utf-8", errors="replace"),
-            }
-        )
-
-    def status(self, status: Status, pods: Sequence[Pod]) -> None:
-        super().status(status, pods)
-        self._current = status.attempt

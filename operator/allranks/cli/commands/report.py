@@ -15,8 +15,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from allranks.api.job import KIND
+from allranks.cli.archived import Archive, archive_options, find_job, without_cluster
 from allranks.cli.completers import complete_files, complete_jobs_and_runs
-from allranks.cli.options import FAILED, OK, cluster_options, get_job, name_callback, print_error, run_on_cluster
+from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.cli.sweep_objects import sweep_instead
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.cluster import Cluster, Manifest, Where
@@ -82,6 +83,7 @@ Examples:
   allranks report penguins -n team -o penguins.html
   allranks report --run-dir runs/penguins -o json
   kubectl get dt penguins -o yaml | allranks report -f - -o json
+  allranks report penguins --archive s3://team/history
 \b
 Exit status:
   0 printed, also for a failed job, 1 the job does not exist or cannot be read.
@@ -103,6 +105,7 @@ Exit status:
     shell_complete=complete_files,
     help="Report on a job in FILE, the output of kubectl get dt JOB -o yaml or json; - for standard input.",
 )
+@archive_options
 @cluster_options
 def report(
     where: Where,
@@ -110,20 +113,24 @@ def report(
     output: Output,
     run_dir: Path | None,
     source: str | None,
+    archive: Archive,
 ) -> None:
     """Print a one-page report on a job: attempts, progress, throughput, lost time, restarts and outcome; or on a sweep:
     trials, the best one, the importance of parameters, and parallel coordinates.
 
     The report is text, one self-contained HTML file, or JSON. For an unfinished job on a cluster it covers the time
-    until now, for a job in a file the time until the last timestamp in the file.
+    until now, for a job in a file or in an archive the time until its last timestamp.
     """
     if run_dir and source:
         raise click.UsageError("specify either --run-dir or -f, not both.")
     if not (name or run_dir or source):
         raise click.UsageError("specify a job name, --run-dir DIR or -f FILE.")
     if name and not (run_dir or source):
-        options = {"name": name, "output": output}
-        sys.exit(run_on_cluster(_from_cluster, where, options, lambda error: _from_runs(error, name, output)))
+
+        def otherwise(error: AllranksError) -> int:
+            return _without_cluster(error, where, name, output, archive)
+
+        sys.exit(run_on_cluster(_from_cluster, where, {"name": name, "output": output, "archive": archive}, otherwise))
     try:
         if run_dir:
             write_of_run(run_dir, output, name)
@@ -134,14 +141,32 @@ def report(
         sys.exit(FAILED)
 
 
-async def _from_cluster(cluster: Cluster, name: str, output: Output) -> int:
+async def _from_cluster(cluster: Cluster, name: str, output: Output, archive: Archive) -> int:
+    from allranks.cli.job_report.model import last_update
+
     try:
-        write(await get_job(cluster, name), output)
+        job, exists = await find_job(cluster, name, archive)
     except ClusterError as error:
         if (sweep := await sweep_instead(cluster, name, error)) is None:
             raise
         _write_sweep(sweep, output)
+    else:
+        write(job, output, None if exists else last_update(job))
     return OK
+
+
+def _without_cluster(error: AllranksError, where: Where, name: str, output: Output, archive: Archive) -> int:
+    """Reports on an archived job, or on a local run, if the cluster has none. Returns the exit status."""
+    from allranks.cli.job_report.model import last_update
+
+    try:
+        if job := without_cluster(error, where, name, archive):
+            write(job, output, last_update(job))
+            return OK
+    except AllranksError as broken:
+        print_error(broken)
+        return FAILED
+    return _from_runs(error, name, output)
 
 
 def _from_runs(error: AllranksError, name: str, output: Output) -> int:

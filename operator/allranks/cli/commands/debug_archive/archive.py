@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from allranks.cli.commands.debug_archive.masking import mask_text
 from allranks.control_sequences import clean, clean_text
 from allranks.errors import AllranksError
+from allranks.masking import mask_text
 
 LOG_BYTES = 5 << 20
 """Of each log, the end."""

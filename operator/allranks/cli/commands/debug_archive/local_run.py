@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from allranks.cli.commands.debug_archive.archive import Archive, DebugError, Log, log_limit
-from allranks.cli.commands.debug_archive.masking import masked, secrets_in
 from allranks.cli.commands.debug_archive.overview import versions
 from allranks.cli.commands.report import rendered
 from allranks.cli.format.yaml import dump
 from allranks.cli.job_report.model import last_update
 from allranks.cli.job_report.run_files import read_run_files
 from allranks.local.run_directories import CODE_FILE, PROGRESS_FILE, RUN_FILE
+from allranks.masking import masked, secrets_in
 
 PROGRESS_BYTES = 5 << 20
 

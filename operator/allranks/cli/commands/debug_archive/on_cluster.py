@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 
 from allranks.cli.commands.debug_archive.archive import Archive, Log, log_limit
-from allranks.cli.commands.debug_archive.masking import masked, secrets_in
 from allranks.cli.commands.debug_archive.overview import README, versions
 from allranks.cli.commands.describe import described, events_of
 from allranks.cli.commands.report import rendered
@@ -19,6 +18,7 @@ from allranks.kube.cluster import Cluster, Manifest
 from allranks.kube.job_codec import pods_of
 from allranks.kube.paths import core_path
 from allranks.kube.pod_logs import Wanted, read
+from allranks.masking import masked, secrets_in
 
 CONCURRENT_LOGS = 16
 

@@ -12,6 +12,16 @@ _WORDS = r"(?:TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|KEY)"
 _SECRET_NAME = re.compile(rf"(?:^|_|-){_WORDS}(?:$|_|-)|{_WORDS}$", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)=(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\";&|]+)")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+_PAIR = re.compile(
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?P<between>[\"']?\s*:\s*)(?P<quote>[\"'])(?P<value>[^\"']+)(?P=quote)"
+)
+_BEARER = re.compile(r"(?<=\bBearer )[A-Za-z0-9._~+/=-]{16,}", re.IGNORECASE)
+_TOKENS = re.compile(
+    r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}"  # AWS
+    r"|gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,}|glpat-[A-Za-z0-9_-]{20,}"
+    r"|hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|xox[abprs]-[A-Za-z0-9-]{10,}"
+    r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+)"  # JWT, such as tokens of service accounts
+)
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SHORTEST = 6
 """A shorter value, such as `1` or `true`, also occurs where it is no secret."""
@@ -50,6 +60,26 @@ def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
     return _URL_LOGIN.sub(MASK, text) if "://" in text else text
 
 
+def mask_log(text: str, secrets: Iterable[str] = ()) -> str:
+    """Lines of a log without these values, logins in URLs, tokens of common forms, and values of at least six
+    characters that follow the name of a secret: `API_KEY=...`, `"password": "..."`, `Bearer ...`."""
+    text = mask_text(text, secrets)
+    if "=" in text:
+        text = _ASSIGNMENT.sub(_masked_long_assignment, text)
+    if ":" in text:
+        text = _PAIR.sub(_masked_pair, text)
+    return _TOKENS.sub(MASK, _BEARER.sub(MASK, text))
+
+
+def mask_all(value: Any, secrets: Iterable[str]) -> Any:
+    """A copy of an object whose strings are all masked as lines of a log are."""
+    if isinstance(value, dict):
+        return {key: mask_all(item, secrets) for key, item in value.items()}
+    if isinstance(value, list):
+        return [mask_all(item, secrets) for item in value]
+    return mask_log(value, secrets) if isinstance(value, str) else value
+
+
 def _masked_words(words: list[Any]) -> list[Any]:
     """The words of a command line: `--token=abc`, `--token abc` and `sh -c "API_KEY=abc train"`."""
     out: list[Any] = []
@@ -70,6 +100,16 @@ def _takes_secret(option: str) -> bool:
 
 def _masked_assignment(match: re.Match[str]) -> str:
     return f"{match['name']}={MASK}" if is_secret_name(match["name"]) else match[0]
+
+
+def _masked_long_assignment(match: re.Match[str]) -> str:
+    return _masked_assignment(match) if len(match["value"].strip("'\"")) >= _SHORTEST else match[0]
+
+
+def _masked_pair(match: re.Match[str]) -> str:
+    if len(match["value"]) < _SHORTEST or not is_secret_name(match["name"]):
+        return match[0]
+    return f"{match['name']}{match['between']}{match['quote']}{MASK}{match['quote']}"
 
 
 def _secrets(value: Any) -> Iterator[str]:

@@ -1,0 +1,52 @@
+{{/* Names, labels, metadata and rules of the archiver. */}}
+
+{{- define "allranks.archiverName" -}}
+{{- printf "%s-archiver" (include "allranks.fullname" .) }}
+{{- end }}
+
+{{- define "allranks.archiverSelectorLabels" -}}
+app.kubernetes.io/name: {{ include "allranks.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: archiver
+{{- end }}
+
+{{/* From (list $ namespace its-own-annotations). Without a namespace: of a cluster-scoped object. */}}
+{{- define "allranks.archiverMetadata" -}}
+{{- $root := index . 0 }}
+{{- with index . 1 }}
+name: {{ include "allranks.archiverName" $root }}
+namespace: {{ . }}
+{{- else }}
+name: {{ include "allranks.clusterName" $root }}-archiver
+{{- end }}
+labels:
+  {{- include "allranks.labels" $root | nindent 2 }}
+  app.kubernetes.io/component: archiver
+{{- with include "allranks.annotations" (list $root (index . 2)) }}
+{{ . }}
+{{- end }}
+{{- end }}
+
+{{/* It reads jobs, pods, their logs and Events, and changes none of them. */}}
+{{- define "allranks.archiverRules" -}}
+- apiGroups: [allranks.dev]
+  resources: [distributedtrainings]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+# create and patch: the Event NotArchived of a job whose log is lost.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, create, patch]
+{{- end }}
+
+{{- define "allranks.archiverSubjects" -}}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "allranks.archiverName" . }}
+    namespace: {{ .Release.Namespace }}
+{{- end }}

@@ -1,0 +1,289 @@
+"""Follows the log of each pod while it runs, and writes its end to the archive when the pod has ended.
+
+The operator deletes the pods of an attempt as soon as it fails. A log that is followed has all lines by then: the
+kubelet sends the last ones when the container ends, which is before the pod is deleted. The number of logs that are
+read at the same time is limited; pods beyond it are read when they end or are about to be deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.archive.access import Access
+from allranks.archive.layout import LogName, job_folder
+from allranks.archive.metrics import Metrics
+from allranks.archive.store import ArchiveError
+from allranks.archive.tail import Tail
+from allranks.archive.writer import Writer
+from allranks.core.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, RESTART_LABEL, ROLE_LABEL, TRAINER
+from allranks.errors import ClusterError
+from allranks.kube.bounded_logs import followed
+from allranks.kube.cluster import Cluster
+from allranks.kube.pod_logs import Line
+from allranks.kube.raw_pod import Meta, State
+from allranks.masking import secrets_in
+
+logger = logging.getLogger("allranks.archiver")
+
+SHORTEST_LINE = 32
+"""Bytes of a line in the archive: its time and a newline. So many lines are read at first that they fill the limit."""
+SELECTOR = f"{JOB_LABEL},{ROLE_LABEL}!={PLACEHOLDER}"
+
+
+class _Container(msgspec.Struct, rename="camel"):
+    name: str = ""
+    state: State = msgspec.field(default_factory=State)
+    last_state: State = msgspec.field(default_factory=State)
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    containers: list[dict[str, Any]] = []
+    init_containers: list[dict[str, Any]] = []
+    restart_policy: str = "Never"
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    phase: str = "Pending"
+    container_statuses: list[_Container] | None = None
+
+
+class RawPod(msgspec.Struct, rename="camel"):
+    """The fields of a pod that the archiver decodes."""
+
+    metadata: Meta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+@dataclass(eq=False)
+class LogSource:
+    """A pod whose log is kept."""
+
+    uid: str
+    namespace: str
+    pod: str
+    job: str
+    job_uid: str
+    folder: str
+    log: LogName
+    secrets: frozenset[str]
+    over: bool = False
+    """Its containers have ended, or it is gone."""
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Over, or about to be deleted."""
+
+
+def source_of(pod: RawPod) -> LogSource | None:
+    """None for a pod that belongs to no job, or whose labels are not those of the operator."""
+    metadata = pod.metadata
+    labels = metadata.labels or {}
+    owner = next((owner for owner in metadata.owner_references if owner.controller), None)
+    try:
+        numbers = [int(labels[name]) for name in (ATTEMPT_LABEL, INDEX_LABEL)]
+        restart = int(labels.get(RESTART_LABEL) or 0)
+        role, job = labels[ROLE_LABEL], labels[JOB_LABEL]
+    except (KeyError, ValueError):
+        return None
+    # Anybody may set labels: they must not lead to a path outside of the folder of the job.
+    if owner is None or owner.name != job or not (role.isascii() and role.isalnum()) or "/" in owner.uid:
+        return None
+    if min(*numbers, restart) < 0:
+        return None
+    log = LogName(numbers[0], role, numbers[1], restart)
+    folder = job_folder(metadata.namespace, job, owner.uid)
+    secrets = frozenset(secrets_in([*pod.spec.containers, *pod.spec.init_containers]))
+    return LogSource(metadata.uid, metadata.namespace, metadata.name, job, owner.uid, folder, log, secrets)
+
+
+def has_log(pod: RawPod) -> bool:
+    """Whether the training container has started."""
+    states = [
+        state
+        for container in pod.status.container_statuses or ()
+        if container.name == TRAINER
+        for state in (container.state, container.last_state)
+    ]
+    return any(state.running or state.terminated for state in states)
+
+
+class PodLogs:
+    """`listed` and `changed` take what a watch of pods shows. `lost(source, why)` is called for a log that is lost."""
+
+    def __init__(
+        self,
+        cluster_of: Callable[[str], Cluster],
+        access: Access,
+        writer: Writer,
+        metrics: Metrics,
+        *,
+        spool: Path,
+        log_bytes: int,
+        most: int,
+        lost: Callable[[LogSource, str], None],
+    ) -> None:
+        """`most`: logs that are read at the same time. A quarter of them is for pods that end."""
+        self._cluster_of, self._access, self._writer, self._metrics = cluster_of, access, writer, metrics
+        self._spool, self._log_bytes, self._lost = spool, log_bytes, lost
+        self._ending = asyncio.Semaphore(max(1, most // 4))
+        self._following = asyncio.Semaphore(max(1, most - most // 4))
+        self._sources: dict[str, LogSource] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._done: set[str] = set()
+
+    @property
+    def idle(self) -> bool:
+        return not self._tasks
+
+    def listed(self, pods: Sequence[RawPod], namespace: str | None) -> None:
+        """All pods of a namespace, or of all of them."""
+        for pod in pods:
+            self.changed(pod, False)
+        there = {pod.metadata.uid for pod in pods}
+        for uid, source in list(self._sources.items()):
+            if uid not in there and namespace in (None, source.namespace):
+                self._gone(source)
+
+    def changed(self, pod: RawPod, deleted: bool) -> None:
+        uid = pod.metadata.uid
+        source = self._sources.get(uid)
+        if source is None:
+            source = None if deleted else source_of(pod)
+            if source is None:
+                return
+            self._sources[uid] = source
+        if deleted:
+            self._gone(source)
+            return
+        source.over = pod.status.phase in ("Succeeded", "Failed") or _trainer_ended(pod)
+        if source.over or pod.metadata.deletion_timestamp is not None:
+            source.closing.set()
+        if uid not in self._tasks and uid not in self._done and has_log(pod):
+            task = asyncio.create_task(self._collect(source), name=f"log of {source.pod}")
+            self._tasks[uid] = task
+            task.add_done_callback(lambda _: self._finished(source))
+
+    def _gone(self, source: LogSource) -> None:
+        source.over = True
+        source.closing.set()
+        self._sources.pop(source.uid, None)
+        self._done.discard(source.uid)
+
+    def _finished(self, source: LogSource) -> None:
+        self._tasks.pop(source.uid, None)
+        if source.uid in self._sources:
+            self._done.add(source.uid)
+
+    async def close(self) -> None:
+        """Ends without writing: the next archiver reads the logs of pods that still exist."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _collect(self, source: LogSource) -> None:
+        slots = await self._slot(source)
+        self._metrics.followed.inc()
+        try:
+            await self._keep(source)
+        except ArchiveError as error:
+            self._report_lost(source, str(error))
+        except Exception as error:
+            logger.exception("the log of %s is not archived", source.pod)
+            self._report_lost(source, str(error))
+        finally:
+            self._metrics.followed.dec()
+            slots.release()
+
+    async def _slot(self, source: LogSource) -> asyncio.Semaphore:
+        """One for following; if there is none until the pod ends, one for pods that end."""
+        if source.closing.is_set():
+            await self._ending.acquire()
+            return self._ending
+        free = asyncio.ensure_future(self._following.acquire())
+        closing = asyncio.ensure_future(source.closing.wait())
+        try:
+            await asyncio.wait({free, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if free.done():
+                return self._following
+        except BaseException:
+            if free.done() and not free.cancelled():
+                self._following.release()
+            raise
+        finally:
+            free.cancel()
+            closing.cancel()
+        await self._ending.acquire()
+        return self._ending
+
+    async def _keep(self, source: LogSource) -> None:
+        """Raises ArchiveError."""
+        if source.over and await self._access.persistent(
+            "log", lambda: self._writer.has_log(source.folder, source.log)
+        ):
+            return  # written before a restart of the archiver
+        try:
+            tail = Tail(self._spool / source.uid.replace("/", "_"), self._log_bytes)
+        except OSError as error:
+            raise ArchiveError(f"the spool cannot be written: {error.strerror}") from error
+        try:
+            answered, problem = await self._read(source, tail)
+            if tail.empty and (problem or not answered):
+                self._report_lost(source, problem or "the pod was deleted before its log was read")
+                return
+            if problem:
+                logger.warning("the end of the log of %s/%s is not archived: %s", source.namespace, source.pod, problem)
+                with contextlib.suppress(OSError):
+                    tail.add([Line(b"", f"[the end is missing: {problem}]".encode())])
+            packed = await asyncio.to_thread(tail.packed, source.secrets)
+            await self._access.persistent("log", lambda: self._writer.save_log(source.folder, source.log, packed))
+            self._metrics.written.labels("log").inc()
+        finally:
+            tail.close()
+
+    async def _read(self, source: LogSource, tail: Tail) -> tuple[bool, str]:
+        """Reads until the end. Returns whether there was a log, which may be empty, and why its end cannot be read."""
+        answers: list[None] = []
+        lines = followed(
+            self._cluster_of(source.namespace),
+            source.namespace,
+            source.pod,
+            TRAINER,
+            b"",
+            lambda: source.over,
+            tail=max(1, self._log_bytes // SHORTEST_LINE),
+            answered=lambda: answers.append(None),
+        )
+        try:
+            async with aclosing(lines):
+                async for some in lines:
+                    tail.add(some)
+        except ClusterError as error:
+            return bool(answers), str(error)
+        except OSError as error:
+            # What is in the file may be cut in the middle of a line: it is written nevertheless.
+            return bool(answers), f"the spool cannot be written: {error.strerror}"
+        return bool(answers), ""
+
+    def _report_lost(self, source: LogSource, why: str) -> None:
+        self._metrics.lost.labels("log").inc()
+        with contextlib.suppress(Exception):
+            self._lost(source, why)
+        logger.warning("the log of %s/%s is not archived: %s", source.namespace, source.pod, why)
+
+
+def _trainer_ended(pod: RawPod) -> bool:
+    """Whether the training container has ended for good: its kubelet does not restart it in place. Sidecars may run."""
+    status = next((one for one in pod.status.container_statuses or () if one.name == TRAINER), None)
+    if status is None or status.state.terminated is None:
+        return False
+    container = next((one for one in pod.spec.containers if one.get("name") == TRAINER), {})
+    policy = container.get("restartPolicy") or pod.spec.restart_policy
+    return policy != "OnFailure" or status.state.terminated.exit_code == 0 or bool(pod.metadata.deletion_timestamp)

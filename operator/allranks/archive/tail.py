@@ -1,0 +1,89 @@
+"""The end of a log while it arrives, in a file of bounded size."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from allranks.control_sequences import clean
+from allranks.kube.pod_logs import Line
+from allranks.masking import mask_log
+
+_BATCH = 1 << 16
+
+
+class Tail:
+    """The last `limit` bytes of a log, in whole lines. The file has at most twice as many, and a batch of lines."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        """Raises OSError."""
+        self.dropped = 0
+        """Bytes of earlier lines that were left out."""
+        self._path, self._limit = path, limit
+        # Logs are not masked yet.
+        self._file = open(path, "w+b", opener=_private)  # noqa: SIM115
+        self._size = 0
+
+    @property
+    def empty(self) -> bool:
+        return not self._size and not self.dropped
+
+    def add(self, lines: Iterable[Line]) -> None:
+        """Raises OSError."""
+        data = b"".join(_stored(line) for line in lines)
+        self._file.write(data)
+        self._size += len(data)
+        if self._size > 2 * self._limit:
+            self._cut()
+
+    def _cut(self) -> None:
+        kept = self._end()
+        self._file.seek(0)
+        self._file.write(kept)
+        self._file.truncate()
+        self._size = len(kept)
+
+    def _end(self) -> bytes:
+        """The last bytes, from the beginning of a line."""
+        self._file.flush()
+        self._file.seek(max(0, self._size - self._limit))
+        kept = self._file.read()
+        if len(kept) < self._size:
+            # A single line may be longer: lines have at most LONGEST_LINE bytes, so something stays.
+            kept = kept[kept.find(b"\n") + 1 :]
+            self.dropped += self._size - len(kept)
+        return kept
+
+    def packed(self, secrets: Iterable[str]) -> bytes:
+        """The end of the log as gzip, masked, and without control sequences. The same lines give the same bytes."""
+        self._cut()
+        secrets = sorted(secrets)
+        out = io.BytesIO()
+        with gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=0) as zipped:
+            if self.dropped:
+                zipped.write(f"[{self.dropped} bytes before this are left out]\n".encode())
+            self._file.seek(0)
+            while lines := self._file.readlines(_BATCH):
+                text = "\n".join(clean(line.rstrip(b"\n"), colour=False) for line in lines)
+                zipped.write(f"{mask_log(text, secrets)}\n".encode())
+        return out.getvalue()
+
+    def close(self) -> None:
+        """Deletes the file."""
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+
+def _stored(line: Line) -> bytes:
+    # A progress bar redraws its line after \r: only the last state is kept.
+    text = line.text.rstrip(b"\r").rpartition(b"\r")[2]
+    return line.time + b" " + text + b"\n" if line.time else text + b"\n"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

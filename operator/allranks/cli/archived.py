@@ -1,0 +1,201 @@
+"""What commands share that read an archive: the options, jobs that are deleted, and their logs."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from allranks.cli.format.duration import age
+from allranks.cli.options import get_job
+from allranks.core.model import Pod
+from allranks.core.naming import TRAINER, pod_name
+from allranks.errors import AllranksError, ClusterError
+from allranks.kube.cluster import Cluster, Manifest, Where
+
+if TYPE_CHECKING:
+    from allranks.archive.reader import Reader
+    from allranks.kube.pod_logs import Line, Wanted
+
+ARCHIVED = "allranks.dev/archived-in"
+"""Annotation of jobs that `get --all` prints and that are deleted: the address of the archive."""
+VARIABLE = "ALLRANKS_ARCHIVE"
+_BATCH = 500
+
+Place = tuple[str, int, int, int]
+"""Role, index, attempt and restart of a pod."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The archive that the user named, if any."""
+
+    url: str | None
+    uid: str | None = None
+    """Of the job, if several jobs had its name."""
+
+    @functools.cached_property
+    def reader(self) -> Reader:
+        """Raises ArchiveError if this cannot be an archive."""
+        from allranks.archive.reader import Reader
+
+        return Reader.open(self.url or "")
+
+    def find(self, namespace: str, name: str) -> Manifest | None:
+        """The newest archived job of that name, or that with the UID; says so on stderr. None without one, or without
+        an archive. Raises ArchiveError."""
+        job = self.reader.find(namespace, name, self.uid) if self.url else None
+        if job is not None:
+            metadata = job["metadata"]
+            created = metadata.get("creationTimestamp") or "at an unknown time"
+            text = f"{name} is shown from the archive {self.url} (created {created}, UID {metadata['uid']})"
+            click.echo(click.style(text, dim=True), err=True)
+        return job
+
+
+archive_option = click.option(
+    "--archive",
+    envvar=VARIABLE,
+    metavar="DIR|URL",
+    help=f"The archive of deleted jobs: a directory, or an address such as s3://BUCKET/PREFIX. [default: ${VARIABLE}]",
+)
+_uid_option = click.option(
+    "--uid", metavar="UID", help="Read the job with this UID from the archive. [default: the newest of that name]"
+)
+
+
+def archive_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that select an archive, and a job in it, to `command(archive, **options)`."""
+
+    @_uid_option
+    @archive_option
+    @functools.wraps(command)
+    def run(archive: str | None, uid: str | None, **options: Any) -> None:
+        if uid and not archive:
+            raise click.UsageError(f"--uid selects a job of an archive: name it with --archive or {VARIABLE}.")
+        command(archive=Archive(archive or None, uid), **options)
+
+    return run
+
+
+async def find_job(cluster: Cluster, name: str, archive: Archive) -> tuple[Manifest, bool]:
+    """The job, and whether it exists: otherwise the archive has it. Raises AllranksError."""
+    if archive.uid:
+        return _required(archive, cluster.namespace, name), False
+    try:
+        return await get_job(cluster, name), True
+    except ClusterError as error:
+        gone = archive.find(cluster.namespace, name) if error.status == 404 else None
+        if gone is None:
+            raise
+        return gone, False
+
+
+def without_cluster(error: AllranksError, where: Where, name: str, archive: Archive) -> Manifest | None:
+    """The job from the archive, if `error` is that no cluster is configured, or that it does not answer.
+
+    Raises AllranksError.
+    """
+    if not isinstance(error, ClusterError) or error.status:
+        return None
+    # Without a kubeconfig nothing else says the namespace.
+    namespace = where.namespace or "default"
+    return _required(archive, namespace, name) if archive.uid else archive.find(namespace, name)
+
+
+def _required(archive: Archive, namespace: str, name: str) -> Manifest:
+    if job := archive.find(namespace, name):
+        return job
+    text = f"the archive {archive.url} has no job {name} with UID {archive.uid} in namespace {namespace}"
+    raise ClusterError(text, 404, "NotFound")
+
+
+# --- rows of `get` ---------------------------------------------------------------------------------------------------
+
+
+def columns() -> list[dict[str, Any]]:
+    """The columns of the CRD of this version, in the form of a table of the API server."""
+    from allranks.api.crd import RESOURCES
+    from allranks.api.job import KIND
+
+    found: list[dict[str, Any]] = [{"name": "Name", "priority": 0}]
+    return found + [{"name": name, "priority": priority} for name, _, _, _, priority in RESOURCES[KIND].columns]
+
+
+def row(job: Manifest, titles: Sequence[Mapping[str, Any]], extra: Mapping[str, str]) -> Manifest:
+    """A row of a table, as the API server makes one. `extra`: cells of further columns."""
+    from allranks.api.crd import RESOURCES
+    from allranks.api.job import KIND
+
+    paths = {name: path for name, _, path, _, _ in RESOURCES[KIND].columns}
+    cells = [
+        extra[title["name"]] if title["name"] in extra else _cell(job, title["name"], paths.get(title["name"], ""))
+        for title in titles
+    ]
+    return {"cells": cells, "object": {"metadata": job["metadata"]}}
+
+
+def _cell(job: Manifest, name: str, path: str) -> Any:
+    if name == "Name":
+        return job["metadata"]["name"]
+    if name == "Age":
+        return age(job["metadata"].get("creationTimestamp"))
+    value: Any = job
+    if "[?" in path:  # .status.conditions[?(@.type=="Running")].reason
+        wanted, field = path.partition('=="')[2].partition('"')[0], path.rpartition(".")[2]
+        conditions = (job.get("status") or {}).get("conditions") or []
+        return next((each.get(field) for each in conditions if each.get("type") == wanted), None)
+    for part in path.strip(".").split("."):
+        value = value.get(part) if isinstance(value, dict) and part else None
+    return value
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+def place_of(pod: Pod) -> Place:
+    return pod.role, pod.index, pod.attempt, pod.restart
+
+
+def archived_logs(
+    reader: Reader,
+    job: Manifest,
+    wanted: Wanted,
+    selected: Callable[[Pod], bool],
+    present: Collection[Place] = (),
+) -> list[tuple[Pod, Iterable[Line]]]:
+    """The selected logs, as pods and their lines, which can be read once. `present`: pods to leave out.
+
+    Only the training container has logs in an archive. Blocks. Raises ArchiveError.
+    """
+    if wanted.container != TRAINER or wanted.previous:
+        return []
+    logs, pods = [], []
+    for log in reader.logs(job):
+        name = pod_name(job["metadata"]["name"], log.role, log.index, log.attempt, log.restart)
+        pod = Pod(name, f"archived/{log.path}", log.role, log.index, log.attempt, log.restart, phase="Succeeded")
+        if selected(pod) and place_of(pod) not in present:
+            logs.append(log)
+            pods.append(pod)
+    return [(pod, _wanted(lines, wanted)) for pod, lines in zip(pods, reader.lines(job, logs), strict=True)]
+
+
+def _wanted(lines: Iterator[Line], wanted: Wanted) -> Iterable[Line]:
+    if wanted.since_seconds is not None:
+        then = datetime.now(UTC) - timedelta(seconds=wanted.since_seconds)
+        since = then.strftime("%Y-%m-%dT%H:%M:%S").encode()
+        lines = (line for line in lines if line.time >= since)
+    return lines if wanted.tail is None else deque(lines, maxlen=wanted.tail)
+
+
+async def in_batches(lines: Iterable[Line]) -> AsyncIterator[list[Line]]:
+    """As `merged` takes them."""
+    rest = iter(lines)
+    while some := list(islice(rest, _BATCH)):
+        yield some

@@ -1,0 +1,36 @@
+"""Label selectors, in the forms that kubectl accepts, for objects that no API server selects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+Condition = Callable[[Mapping[str, str]], bool]
+
+_CONDITION = re.compile(
+    r"(?P<absent>!\s*)?(?P<key>[A-Za-z0-9][\w./-]*)\s*"
+    r"(?:(?P<operator>==?|!=)\s*(?P<value>[\w.-]*)|\s(?P<set>in|notin)\s*\((?P<values>[\w.,\s-]*)\))?"
+)
+
+
+def label_selection(selector: str) -> Condition:
+    """Whether labels are selected by `a=b`, `a!=b`, `a`, `!a`, `a in (b, c)`, `a notin (b, c)`, or several of these.
+
+    Empty: all are. Raises ValueError with a sentence.
+    """
+    parts = [part.strip() for part in re.split(r",(?![^(]*\))", selector) if part.strip()]
+    conditions = [_condition(part) for part in parts]
+    return lambda labels: all(condition(labels) for condition in conditions)
+
+
+def _condition(part: str) -> Condition:
+    found = _CONDITION.fullmatch(part)
+    if not found or (found["absent"] and (found["operator"] or found["set"])):
+        raise ValueError(f"{part!r} is not a label selector: use for example team=nlp,stage!=draft")
+    key, operator = found["key"], found["operator"] or found["set"]
+    if operator is None:
+        wanted = not found["absent"]
+        return lambda labels: (key in labels) == wanted
+    values = {value.strip() for value in (found["values"] or "").split(",")} if found["set"] else {found["value"]}
+    negated = operator in ("!=", "notin")
+    return lambda labels: (labels.get(key) in values) != negated

@@ -1,0 +1,108 @@
+"""The deleted jobs of an archive, as the server shows them: read in threads, and again after a while."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections import deque
+from itertools import islice
+
+from allranks.archive.layout import LogName
+from allranks.archive.reader import Reader
+from allranks.archive.writer import folder_of
+from allranks.core.naming import TRAINER, replica_key
+from allranks.kube.pod_logs import Line
+from allranks.ui.entries import Entry, Manifest
+from allranks.ui.log_lines import LogLine, matches, shown
+from allranks.ui.logs import Found, Wanted, chosen
+from allranks.ui.pod_log_reader import MOST_PODS
+from allranks.ui.problems import Problem
+
+FRESH_SECONDS = 30.0
+"""How old the list may be. An object store is asked for all its files."""
+MOST_JOBS = 2000
+"""Jobs of the archive that are listed, those that were written last. Each is found by its address."""
+
+
+class ArchivedJobs:
+    """All methods raise ArchiveError."""
+
+    def __init__(self, reader: Reader, namespace: str | None = None) -> None:
+        """`namespace`: only its jobs."""
+        self._reader, self._namespace = reader, namespace
+        self._entries: list[Entry] = []
+        self._read_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    @property
+    def url(self) -> str:
+        return self._reader.url
+
+    async def all(self) -> list[Entry]:
+        """MOST_JOBS jobs at most, whether or not they exist on the cluster."""
+        async with self._lock:
+            if time.monotonic() - self._read_at >= FRESH_SECONDS:
+                jobs = await asyncio.to_thread(self._reader.jobs, self._namespace, most=MOST_JOBS)
+                self._entries, self._read_at = list(map(_entry, jobs)), time.monotonic()
+            return self._entries
+
+    async def get(self, namespace: str, folder: str) -> Entry:
+        """`folder`: NAME-UID. Raises Problem."""
+        job = None
+        if self._namespace in (None, namespace):
+            job = await asyncio.to_thread(self._reader.get, namespace, folder)
+        if job is None:
+            raise Problem(404, f"the archive {self.url} has no job {folder} in namespace {namespace}")
+        return _entry(job)
+
+    async def events(self, entry: Entry) -> list[Manifest]:
+        return await asyncio.to_thread(self._reader.events, entry.manifest)
+
+    async def last_lines(self, entry: Entry, wanted: Wanted) -> Found:
+        """The end of the logs of an attempt. Raises Problem."""
+        return await asyncio.to_thread(self._last_lines, entry, chosen(entry, wanted))
+
+    def _last_lines(self, entry: Entry, wanted: Wanted) -> Found:
+        attempt = entry.status.attempt if wanted.attempt is None else wanted.attempt
+        logs = [
+            log
+            for log in self._reader.logs(entry.manifest)
+            if log.attempt == attempt and wanted.replica in (None, "", replica_key(log.role, log.index))
+        ]
+        if not logs or wanted.container != TRAINER:
+            return Found([], [f"the archive has no such log of attempt {attempt}"])
+        notes = [] if len(logs) <= MOST_PODS else [f"only {MOST_PODS} of {len(logs)} logs are shown: choose a rank"]
+        logs, search = logs[:MOST_PODS], wanted.search.lower().encode()
+        ends = [
+            (log, deque((line for line in lines if matches(line.text, search)), maxlen=wanted.tail + 1))
+            for log, lines in zip(logs, self._reader.lines(entry.manifest, logs), strict=True)
+        ]
+        found = _merged(ends, wanted.tail + 1)
+        if len(found) > wanted.tail:
+            notes.append("the archive has more lines before these")
+        return Found([_log_line(entry, log, line) for log, line in found[-wanted.tail :]], notes)
+
+
+def _merged(ends: list[tuple[LogName, deque[Line]]], tail: int) -> list[tuple[LogName, Line]]:
+    """The last lines of all logs in the order of their times."""
+    sources = [[(line.time, place, line) for line in lines] for place, (_, lines) in enumerate(ends)]
+    merged = heapq.merge(*sources, key=lambda item: item[:2])
+    count = sum(map(len, sources))
+    return [(ends[place][0], line) for _, place, line in islice(merged, max(0, count - tail), None)]
+
+
+def _entry(job: Manifest) -> Entry:
+    namespace, _, folder = folder_of(job).partition("/")
+    return Entry("archive", namespace, folder, job, active=False)
+
+
+def _log_line(entry: Entry, log: LogName, line: Line) -> LogLine:
+    return LogLine(
+        time=line.time.decode() or None,
+        role=log.role,
+        index=log.index,
+        rank=entry.ranks.get(replica_key(log.role, log.index)) if log.attempt == entry.status.attempt else None,
+        attempt=log.attempt,
+        line=shown(line.text),
+    )

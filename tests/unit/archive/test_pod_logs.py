@@ -1,0 +1,321 @@
+"""Which logs are read and written: those of pods of jobs, each once, within limits; what is lost is said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from allranks.archive import pod_logs
+from allranks.archive.access import Access
+from allranks.archive.layout import LogName
+from allranks.archive.metrics import Metrics
+from allranks.archive.pod_logs import LogSource, PodLogs, RawPod, source_of
+from allranks.archive.store import ArchiveError, DirectoryStore
+from allranks.archive.writer import Writer
+from allranks.errors import ClusterError
+from allranks.kube import bounded_logs
+
+STAMP = b"2026-03-04T10:00:00.000000000Z "
+FOLDER = "team/penguins-u1"
+
+
+def pod(index: int = 0, *, attempt: int = 0, state: dict[str, Any] | None = None, **changed: Any) -> RawPod:
+    """A pod whose training container runs, or is in another state."""
+    name = f"penguins-worker-{index}-{attempt}"
+    manifest = {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-of-{name}",
+            "labels": {
+                "allranks.dev/job-name": "penguins",
+                "allranks.dev/role": "worker",
+                "allranks.dev/index": str(index),
+                "allranks.dev/attempt": str(attempt),
+                **changed.pop("labels", {}),
+            },
+            "ownerReferences": [{"kind": "DistributedTraining", "name": "penguins", "uid": "u1", "controller": True}],
+            **changed.pop("metadata", {}),
+        },
+        "spec": {"containers": [{"name": "trainer"}], "restartPolicy": "Never", **changed.pop("spec", {})},
+        "status": {"containerStatuses": [{"name": "trainer", "state": state or {"running": {}}}]},
+    }
+    return msgspec.convert(manifest, RawPod)
+
+
+ENDED = {"terminated": {"exitCode": 0}}
+WAITING = {"waiting": {"reason": "ContainerCreating"}}
+
+
+class Logs:
+    """A cluster with the logs of pods. `release` ends those that are followed."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes | ClusterError] = {}
+        self.open = 0
+        self.most_open = 0
+        self.requests: list[str] = []
+        self.ended = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def stream(self, path: str, _query: Any, _silence: Any) -> AsyncIterator[Any]:
+        name = path.split("/")[-2]
+        self.requests.append(name)
+        answer = self.answers.get(name, ClusterError("no such pod", 404, "NotFound"))
+        if isinstance(answer, ClusterError):
+            raise answer
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            yield _Content(answer, self.ended)
+        finally:
+            self.open -= 1
+
+
+class _Content:
+    def __init__(self, data: bytes, ended: asyncio.Event) -> None:
+        self._data, self._ended = data, ended
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        if self._data:
+            yield self._data
+        await self._ended.wait()
+
+
+class World:
+    """A cluster, an archive and what follows the logs of the one into the other."""
+
+    def __init__(self, folder: Path, most: int = 8) -> None:
+        self.cluster, self.metrics = Logs(), Metrics()
+        self.lost: list[tuple[str, str]] = []
+        for name in ("archive", "spool"):
+            (folder / name).mkdir()
+        self.store, self.spool = DirectoryStore(folder / "archive"), folder / "spool"
+        self._access = Access(self.metrics, call_seconds=20, give_up_seconds=0)
+
+        def lost(source: LogSource, why: str) -> None:
+            self.lost.append((source.pod, why))
+
+        self.logs = PodLogs(
+            lambda _namespace: self.cluster,  # type: ignore[arg-type,return-value]
+            self._access,
+            Writer(self.store),
+            self.metrics,
+            spool=self.spool,
+            log_bytes=1 << 16,
+            most=most,
+            lost=lost,
+        )
+
+    def text(self, log: LogName) -> str | None:
+        data = self.store.get(f"{FOLDER}/{log.path}")
+        return None if data is None else gzip.decompress(data).decode()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def all_written(self) -> None:
+        await self.until(lambda: self.logs.idle)
+        assert list(self.spool.iterdir()) == []
+
+    async def close(self) -> None:
+        await self.logs.close()
+        self._access.close()
+
+
+def run(folder: Path, scenario: Callable[[World], Any], most: int = 8) -> World:
+    async def whole() -> World:
+        world = World(folder, most)
+        try:
+            await scenario(world)
+        finally:
+            await world.close()
+        return world
+
+    return asyncio.run(whole())
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_logs, "RETRY_SECONDS", 0.0)
+
+
+def test_a_log_is_followed_while_the_pod_runs_and_written_when_it_has_ended(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step 1\n" + STAMP + b"step 2\n"
+        world.logs.changed(pod(), False)
+        await world.until(lambda: world.cluster.open == 1)
+        assert world.store.list() == []
+        world.logs.changed(pod(state=ENDED), False)
+        world.cluster.ended.set()
+        await world.all_written()
+        world.logs.changed(pod(state=ENDED), False)  # the pod changes again
+        assert world.logs.idle
+
+    world = run(tmp_path, scenario)
+    assert world.text(LogName(0, "worker", 0)) == f"{STAMP.decode()}step 1\n{STAMP.decode()}step 2\n"
+    assert world.lost == []
+
+
+def test_a_program_that_prints_nothing_has_an_empty_log_and_is_not_lost(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.answers["penguins-worker-0-0"] = b""
+        world.logs.changed(pod(), False)
+        await world.until(lambda: world.cluster.open == 1)
+        del world.cluster.answers["penguins-worker-0-0"]
+        world.logs.changed(pod(), True)
+        world.cluster.ended.set()
+        await world.all_written()
+
+    world = run(tmp_path, scenario)
+    assert world.text(LogName(0, "worker", 0)) == ""
+    assert world.lost == []
+
+
+def test_a_log_of_a_pod_that_is_deleted_before_it_is_read_is_lost(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.logs.changed(pod(state=ENDED), False)
+        world.logs.changed(pod(state=ENDED), True)
+        await world.all_written()
+
+    world = run(tmp_path, scenario)
+    assert world.lost == [("penguins-worker-0-0", "the pod was deleted before its log was read")]
+    assert world.store.list() == []
+
+
+def test_without_the_right_to_read_logs_they_are_lost_with_the_reason(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.answers["penguins-worker-0-0"] = ClusterError("you may not get pods/log", 403, "Forbidden")
+        world.logs.changed(pod(state=ENDED), False)
+        await world.all_written()
+
+    assert run(tmp_path, scenario).lost == [("penguins-worker-0-0", "you may not get pods/log")]
+
+
+def test_a_log_whose_end_cannot_be_read_says_so_in_its_last_line(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step 1\n"
+        world.logs.changed(pod(), False)
+        await world.until(lambda: world.cluster.open == 1)
+        world.cluster.answers["penguins-worker-0-0"] = ClusterError("you may not get pods/log", 403, "Forbidden")
+        world.cluster.ended.set()  # the connection is lost
+        await world.all_written()
+
+    world = run(tmp_path, scenario)
+    text = f"{STAMP.decode()}step 1\n[the end is missing: you may not get pods/log]\n"
+    assert world.text(LogName(0, "worker", 0)) == text
+    assert world.lost == []
+
+
+def test_a_log_that_an_earlier_archiver_has_written_is_not_read_again(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        world.store.put(f"{FOLDER}/{LogName(0, 'worker', 0).path}", gzip.compress(b"before\n"))
+        world.logs.changed(pod(state=ENDED), False)
+        await world.all_written()
+
+    world = run(tmp_path, scenario)
+    assert world.cluster.requests == []
+    assert world.text(LogName(0, "worker", 0)) == "before\n"
+
+
+def test_logs_that_are_read_at_the_same_time_are_limited_and_pods_that_end_have_room(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        pods = [pod(index) for index in range(12)]
+        for each in pods:
+            world.cluster.answers[each.metadata.name] = STAMP + each.metadata.name.encode() + b"\n"
+            world.logs.changed(each, False)
+        await world.until(lambda: world.cluster.open == 6)  # three quarters of 8
+        # One beyond them ends, while the others still run.
+        world.logs.changed(pod(11, state=ENDED), False)
+        await world.until(lambda: world.cluster.open == 7)
+        for index in range(11):
+            world.logs.changed(pod(index, state=ENDED), False)
+        world.cluster.ended.set()
+        await world.all_written()
+
+    world = run(tmp_path, scenario)
+    assert 7 <= world.cluster.most_open <= 8
+    assert [world.text(LogName(0, "worker", index)) is not None for index in range(12)] == [True] * 12
+    assert world.lost == []
+
+
+def test_pods_that_are_missing_in_a_new_list_have_ended(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        for index in (0, 1):
+            world.cluster.answers[f"penguins-worker-{index}-0"] = STAMP + b"step\n"
+        world.logs.listed([pod(0), pod(1)], None)
+        await world.until(lambda: world.cluster.open == 2)
+        world.logs.listed([pod(1)], "other")
+        world.logs.listed([pod(1)], "team")
+        del world.cluster.answers["penguins-worker-0-0"]
+        world.cluster.ended.set()
+        await world.until(lambda: world.text(LogName(0, "worker", 0)) is not None)
+        assert world.text(LogName(0, "worker", 1)) is None
+
+    run(tmp_path, scenario)
+
+
+def test_an_archive_that_fails_for_too_long_loses_the_log_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: Any) -> None:
+        raise ArchiveError("/archive: no space left on device")
+
+    monkeypatch.setattr(DirectoryStore, "put", full)
+
+    async def scenario(world: World) -> None:
+        world.cluster.answers["penguins-worker-0-0"] = STAMP + b"step\n"
+        world.cluster.ended.set()
+        world.logs.changed(pod(state=ENDED), False)
+        await world.all_written()
+        assert world.metrics.problem == "/archive: no space left on device"
+
+    assert run(tmp_path, scenario).lost == [("penguins-worker-0-0", "/archive: no space left on device")]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"labels": {"allranks.dev/role": "../x"}},
+        {"labels": {"allranks.dev/index": "-1"}},
+        {"labels": {"allranks.dev/attempt": "one"}},
+        {"labels": {"allranks.dev/job-name": "whales"}},
+        {"metadata": {"ownerReferences": []}},
+        {"metadata": {"ownerReferences": [{"name": "penguins", "uid": "../u", "controller": True}]}},
+    ],
+)
+def test_a_pod_whose_labels_are_not_those_of_the_operator_is_left_out(changed: dict[str, Any]):
+    assert source_of(pod(**changed)) is None
+
+
+def test_the_log_has_the_name_of_the_pod_and_its_secrets_are_found():
+    env = [{"name": "DB_PASSWORD", "value": "correct-horse"}, {"name": "STEPS", "value": "100000"}]
+    found = source_of(
+        pod(2, attempt=3, labels={"allranks.dev/restart": "4"}, spec={"containers": [{"name": "trainer", "env": env}]})
+    )
+    assert found is not None
+    assert (found.folder, found.log) == (FOLDER, LogName(3, "worker", 2, 4))
+    assert found.secrets == {"correct-horse"}
+
+
+@pytest.mark.parametrize(
+    ("state", "spec", "over"),
+    [
+        (WAITING, {}, False),
+        ({"running": {}}, {}, False),
+        ({"terminated": {"exitCode": 1}}, {}, True),
+        ({"terminated": {"exitCode": 1}}, {"restartPolicy": "OnFailure"}, False),
+        ({"terminated": {"exitCode": 0}}, {"restartPolicy": "OnFailure"}, True),
+    ],
+)
+def test_a_container_that_its_kubelet_restarts_has_not_ended(state: dict[str, Any], spec: dict[str, Any], over: bool):
+    assert pod_logs._trainer_ended(pod(state=state, spec=spec)) is over
