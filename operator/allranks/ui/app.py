@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from allranks.errors import AllranksError, ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, Where
-from allranks.ui import new_job_page, pages, rest, sweeps, views
+from allranks.ui import new_job_page, pages, rest, stack_routes, sweeps, views
 from allranks.ui.access import Access
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
@@ -114,7 +114,9 @@ def build(lifespan: Callable[[FastAPI], contextlib.AbstractAsyncContextManager[N
         docs_url=None,  # it would load scripts of another host
         redoc_url=None,
     )
-    for router in (sweeps.rest, views.api, rest.router, sweeps.pages, views.pages, pages.router, new_job_page.router):
+    for router in (sweeps.rest, views.api, stack_routes.api, rest.router):
+        app.include_router(router)
+    for router in (sweeps.pages, views.pages, stack_routes.pages, pages.router, new_job_page.router):
         app.include_router(router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
     app.add_api_route("/favicon.ico", icon, include_in_schema=False)

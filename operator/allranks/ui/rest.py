@@ -253,9 +253,14 @@ def _job_of(state: State, entry: Entry, uid: str | None) -> Manifest:
     if entry.source == "runs":
         raise Problem(409, "a run of this machine cannot be changed here: Ctrl-C in its terminal ends it")
     state.cluster()
+    unchanged(entry, uid)
+    return entry.manifest
+
+
+def unchanged(entry: Entry, uid: str | None) -> None:
+    """Raises Problem if the page showed another job."""
     if uid and entry.metadata.get("uid") != uid:
         raise Problem(409, f"{entry.name} is another job than the one that the page showed: load the page again")
-    return entry.manifest
 
 
 @router.post("/jobs", status_code=201, response_model=Answer, summary="Create a job")
